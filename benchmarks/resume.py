@@ -20,7 +20,7 @@ import psutil
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.records.record import Status
-from tasks.campaign.ledger import places, read_ledger
+from tasks.campaign.ledger import planned_repeats, read_ledger
 
 STUDY = Path(__file__).parents[1] / "benchmarks" / "studies" / "bench_resume.yaml"
 _LATEST_KILL_SECONDS = 14.0
@@ -54,7 +54,7 @@ def findings(run: RunPaths) -> list[str]:
     ledger = read_ledger(run)
     wrong = list(ledger.set_aside)
     reached = Counter[str]()
-    for place in places(plan):
+    for place in planned_repeats(plan):
         entries = ledger.entries.get(place, [])
         if [entry.status for entry in entries] != [Status.COMPLETED]:
             wrong.append(f"{place}: {[f'{entry.status} at attempt {entry.attempt}' for entry in entries]}")
@@ -91,7 +91,7 @@ def main() -> int:
         runs.mkdir(parents=True, exist_ok=True)
         run = kill_and_resume(runs, arguments.kills, arguments.seed)
         wrong = findings(run)
-        total = len(places(Plan.model_validate_json(run.plan.read_bytes())))
+        total = len(planned_repeats(Plan.model_validate_json(run.plan.read_bytes())))
         print("\n".join(wrong) or f"{total} of {total} repeats measured exactly once, no process left")
     return 1 if wrong else 0
 

@@ -36,7 +36,7 @@ from flows.server.settings import api_named_by_environment
 from reports.numbers.statistics import Estimate, estimate
 from slurm.lab import cluster
 from slurm.lab.plan import LabPlan, LabRequest
-from tasks.campaign.ledger import places, read_ledger
+from tasks.campaign.ledger import planned_repeats, read_ledger
 
 _LOOK_SECONDS = 0.1
 _POLL_SECONDS = 2.0
@@ -148,7 +148,7 @@ class Observed:
         plan = Plan.model_validate_json(self.run.plan.read_bytes())
         ledger = read_ledger(self.run)
         found = []
-        for place in places(plan):
+        for place in planned_repeats(plan):
             entry = ledger.decisive(place)
             if entry is None or entry.status is not Status.COMPLETED:
                 raise RuntimeError(f"{self.name}: {place} is {entry.status if entry else 'lost'}")

@@ -1,4 +1,4 @@
-"""Arguments and results of a workload: `Context` and `Outcome`.
+"""Arguments and results of a workload: `Context` and `RankResult`.
 
 A workload is a plain function `(measurement, context) -> Outcome`, listed in `engine.worker`. It
 never writes a record: the worker does, when the function returns or raises.
@@ -83,11 +83,11 @@ class Context:
 
 
 @dataclass
-class Outcome:
+class RankResult:
     """Figures (units in their names) and one-dimensional columns of raw samples of one rank."""
 
     figures: dict[str, Figure] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
 
 
-WorkloadFunction = Callable[[Measurement, Context], Outcome]
+WorkloadFunction = Callable[[Measurement, Context], RankResult]

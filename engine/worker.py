@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from configs.plans.paths import JobPaths
     from configs.records.record import Failure, Figure, RankPart
     from configs.spec.cell import Cell
-    from engine.context import Context, Outcome, Samples, WorkloadFunction
+    from engine.context import Context, RankResult, Samples, WorkloadFunction
 
 # Module with a function `run(measurement, context) -> Outcome`, by kind of workload; then of the cells of other
 # engines.
@@ -106,7 +106,7 @@ def make_measurement(
         "environment": environment,
     }
     failure: Failure | None = None
-    outcome: Outcome | None = None
+    outcome: RankResult | None = None
     try:
         outcome, memory = run_workload(measurement, context, workload)
         figures = {**outcome.figures, **meter.figures(), **memory}
@@ -166,7 +166,7 @@ def keep_flight_recorder(measurement: "Measurement", context: "Context") -> None
 
 def run_workload(
     measurement: "Measurement", context: "Context", workload: "WorkloadFunction"
-) -> "tuple[Outcome, dict[str, Figure]]":
+) -> "tuple[RankResult, dict[str, Figure]]":
     """Return the workload's outcome; in the memory pass also its peak memory.
 
     After loading a model, a workload resets the peak, and reports that of the loading as a figure.
@@ -209,7 +209,7 @@ def run_workload(
 
 def timed_measurement(
     measurement: "Measurement", context: "Context", workload: "WorkloadFunction"
-) -> "tuple[Outcome, dict[str, Figure]]":
+) -> "tuple[RankResult, dict[str, Figure]]":
     """Return the workload's outcome; on a GPU also its name, clocks, power and temperature."""
     if context.device.type != "cuda":
         return workload(measurement, context), {}

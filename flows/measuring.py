@@ -22,7 +22,7 @@ from flows.outcomes import collect, row_of
 from reports.render import preload_reports
 from tasks.adopt import adopt_jobs
 from tasks.campaign.graph import RunGraph
-from tasks.campaign.ledger import missing_measurements, places, set_aside_damaged
+from tasks.campaign.ledger import missing_measurements, planned_repeats, set_aside_damaged
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
@@ -89,7 +89,7 @@ def _missing(session: Session, only_failed: bool) -> list[Launch]:
             if not is_made(measurement)
         ]
         launches += pack_launches(measurements, measuring_pass, plan.measuring.seed, plan.pack)
-    run_progress.total = len(places(plan))
+    run_progress.total = len(planned_repeats(plan))
     run_progress.done = run_progress.total - sum(len(launch.measurements) for launch in launches) - len(under_way)
     return launches
 

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import read_plan
-from tasks.prefect_api.api import await_api, one_line, tag_run
+from tasks.prefect_api.api import api_error_text, await_api, tag_run
 from tasks.publish import publish
 
 
@@ -36,5 +36,5 @@ def publish_run(folder: Path, wait_seconds: float = 0.0) -> str | None:
         try:
             publish_study(folder)
         except Exception as error:  # whatever Prefect raises: the files stand without it
-            return one_line(error)
+            return api_error_text(error)
     return why

@@ -17,7 +17,7 @@ from configs.plans.plan import Plan
 from configs.spec.study import StudySpec
 from flows.publishing import publish_run
 from flows.scaling_study import Handover, RunSummary, handed_over, scaling_study
-from tasks.prefect_api.api import one_line
+from tasks.prefect_api.api import api_error_text
 
 _END_SECONDS = 10.0
 """So long a run that has its report waits for an API that went away."""
@@ -68,7 +68,7 @@ def _as_flow(handover: Handover, study: StudySpec, *parameters: Any) -> str | No
     try:
         state = scaling_study(study, *parameters, return_state=True)
     except Exception as error:  # the API's; the study's own are in the handover
-        return one_line(error)
+        return api_error_text(error)
     if not handover.began:  # ended through the API before it began
         handover.began, handover.result = True, state
     return None

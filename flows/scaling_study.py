@@ -29,7 +29,7 @@ from configs.targets.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
 from tasks.analyze import analyze
-from tasks.campaign.graph import Done, RunGraph
+from tasks.campaign.graph import RunGraph, StageEnd
 from tasks.campaign.live_credentials import live_credentials
 from tasks.campaign.progress import RunProgress, new_progress
 from tasks.campaign.run_lock import run_lock
@@ -37,7 +37,7 @@ from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
 from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
-from tasks.prefect_api.api import await_api, end_lost_run, one_line, tag_run
+from tasks.prefect_api.api import api_error_text, await_api, end_lost_run, tag_run
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.stages import in_flow_run, run_logger
@@ -217,11 +217,11 @@ def _run(
 
 def _resolved(
     study: StudySpec, run: RunPaths, run_progress: RunProgress, base: Path, cache: Path, checked: Plan | None
-) -> tuple[Plan, Done]:
+) -> tuple[Plan, StageEnd]:
     """Fetch the models and make the plan."""
     run_progress.stage = "resolving"
     before = EarlierPlan(earlier_plan(run))
-    fetched: list[Done] = []
+    fetched: list[StageEnd] = []
 
     def fetch(spec: ModelSpec, position: int) -> PlannedModel:
         model, done = fetch_model.after()(spec, position, cache, base, before)
@@ -239,7 +239,7 @@ def _resolved(
     return plan, resolved
 
 
-def _measured_there(session: Session, resolved: Done, only_failed: bool, accept_environment: bool) -> int:
+def _measured_there(session: Session, resolved: StageEnd, only_failed: bool, accept_environment: bool) -> int:
     """Rent what is to be rented, prepare and test the machines, measure. Returns how much was measured before."""
     session.rentals.begin()
     rented = [rent_nodes.after(resolved)(session, name)[1] for name in session.rentals.rentals]
@@ -253,12 +253,12 @@ def _measured_there(session: Session, resolved: Done, only_failed: bool, accept_
         return measure_missing(session, only_failed)
 
 
-def _publish(study: str, run: RunPaths, rendered: Done) -> bool:
+def _publish(study: str, run: RunPaths, rendered: StageEnd) -> bool:
     """Artifacts are a copy for the UI: the report stands without them. Returns whether they are there."""
     try:
         publish.after(rendered)(study, run)
     except Exception as error:
-        run_logger().warning("artifacts not published: %s", one_line(error))
+        run_logger().warning("artifacts not published: %s", api_error_text(error))
         return False
     return True
 

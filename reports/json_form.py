@@ -107,7 +107,7 @@ class MissingCell(Frozen):
     reason: str | None
 
 
-class Answers(Frozen):
+class OpeningAnswers(Frozen):
     """Everything that the opening of a report rests on."""
 
     version: int = ANSWERS_VERSION
@@ -121,7 +121,7 @@ class Answers(Frozen):
     next: tuple[str, ...] = Field(description="sentences on what a further measurement would settle")
 
 
-def run_answers(study: StudyResult) -> Answers:
+def run_answers(study: StudyResult) -> OpeningAnswers:
     """The answers of a study as read."""
     experiments = [one for one in study.plan.experiments if one.points]
     judged: list[tuple[str, JudgedCell]] = []
@@ -130,7 +130,7 @@ def run_answers(study: StudyResult) -> Answers:
             base, items = judge_experiment(study, experiment)
             judged += [(base.model, item) for item in items]
     decisions = decide(study, cell_costs(study), judge_objectives(study), judged)
-    return Answers(
+    return OpeningAnswers(
         study=study.plan.study,
         decisions=tuple(_decision(study.folder, one) for one in decisions),
         scaling=tuple(_scaling(study, one) for one in experiments if one.kind in ("strong", "weak")),

@@ -22,7 +22,7 @@ from reports.correctness.section import JudgedCell, judge_experiment
 from reports.document.album import Album
 from reports.document.assemble import assemble, rentals_section
 from reports.document.cells import cells_data
-from reports.document.html import Live, report_page
+from reports.document.html import LiveHeader, report_page
 from reports.document.paper import compile_paper, paper_text, paper_time
 from reports.document.structure import Document, as_markdown
 from reports.export import cells_csv, records_parquet
@@ -121,7 +121,7 @@ def render_report(run: RunPaths) -> ReportSummary:
     return render_analysis(run, analyze_run(run))
 
 
-def render_page(run: RunPaths, live: Live | None = None) -> str:
+def render_page(run: RunPaths, live: LiveHeader | None = None) -> str:
     """The report as one HTML page; writes nothing. Raises as `analyze_run`."""
     analysis = analyze_run(run, draws=False)
     return report_page(analysis.document, cells_data(analysis.study), live)

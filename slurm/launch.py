@@ -31,7 +31,7 @@ from configs.targets.resources import ClusterTarget
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end
-from slurm.launcher.machine_lock import POLL_SECONDS, launch_lock
+from slurm.launcher.machine_lock import LOCK_POLL_SECONDS, launch_lock
 from slurm.launcher.node import GIVEN, JobNode, given_node, node_of, pbs_node, rank_under, restarts, under_pbs
 from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of, free_port
 from slurm.launcher.ranks import RankSupervisor
@@ -161,7 +161,7 @@ def _in_turn(running: RankSupervisor, node: JobNode) -> JobVerdict:
                     f"{node.name}: the other hosts of the job were not free within {RELEASE_SECONDS / 60:g} minutes"
                 )
                 return JobVerdict(status=Status.LOST, kind="NotReleased", message=message)
-            time.sleep(POLL_SECONDS)
+            time.sleep(LOCK_POLL_SECONDS)
         return _with_other_nodes(running, node)
 
 

@@ -13,7 +13,7 @@ from configs.plans.preflight import Preflight, TargetPreflight
 from configs.targets.resources import ClusterTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
-from tasks.campaign.ledger import places, set_aside_damaged
+from tasks.campaign.ledger import planned_repeats, set_aside_damaged
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import Observer, check_nodes, settings_of
 from tasks.planning.predictions import with_predictions
@@ -60,7 +60,7 @@ def wanted(session: Session) -> list[ClusterTarget]:
     ledger = set_aside_damaged(session.run)
     session.run_progress.notes += ledger.set_aside
     nodes: dict[str, int] = {}
-    for place in places(session.plan):
+    for place in planned_repeats(session.plan):
         if ledger.decisive(place) is None:
             cell = session.plan.cells[place[0]]
             nodes[cell.target] = max(cell.nodes, nodes.get(cell.target, 1))

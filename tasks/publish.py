@@ -26,12 +26,12 @@ from prefect.client.schemas.filters import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from configs.common.files.reading import PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
+from configs.common.files.reading import MIB, PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
-from reports.text import MIB, UNKNOWN, number
+from reports.text import UNKNOWN, number
 from tasks.campaign.progress import RunProgress
-from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.api import api_error_text, quick_client
 from tasks.prefect_api.stages import stage
 
 _MOST_ROWS = 500
@@ -79,7 +79,7 @@ def begin_progress(run_progress: RunProgress) -> UUID | None:
             0.0, key=f"progress-{artifact_key(run_progress.study)}", description=run_progress.description
         )
     except Exception as error:
-        get_run_logger().warning("progress artifact not published: %s", one_line(error))
+        get_run_logger().warning("progress artifact not published: %s", api_error_text(error))
         return None
     return created if isinstance(created, UUID) else None
 
@@ -91,7 +91,7 @@ def begin_jobs(study: str) -> UUID | None:
             [], key=f"jobs-{artifact_key(study)}", description=f"Study {study}: jobs that wait in the queue or run now"
         )
     except Exception as error:
-        get_run_logger().warning("table of jobs not published: %s", one_line(error))
+        get_run_logger().warning("table of jobs not published: %s", api_error_text(error))
         return None
     return created if isinstance(created, UUID) else None
 

@@ -19,7 +19,7 @@ from configs.plans.plan import read_plan
 from configs.plans.rentals import Rentals
 from configs.records.record import Record, Status, read_record
 from flows.folders import rented_folder
-from tasks.campaign.ledger import places as places_of
+from tasks.campaign.ledger import planned_repeats as places_of
 from tasks.providers.leases import read_entries
 
 STUDY = {

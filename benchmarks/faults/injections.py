@@ -32,7 +32,7 @@ def kill_slurmd(scene: Scenario) -> None:
     try:
         scene.await_end_of(victim)
     finally:
-        daemons.start(lab, slurmd)
+        daemons.start_daemon(lab, slurmd)
         daemons.wait_until_it_works(lab, slurmd)
 
 
@@ -46,7 +46,7 @@ def kill_node(scene: Scenario) -> None:
     try:
         scene.await_end_of(victim)
     finally:
-        daemons.start(lab, daemons.slurmd(lab, node))
+        daemons.start_daemon(lab, daemons.slurmd(lab, node))
         daemons.wait_until_it_works(lab, daemons.slurmd(lab, node))
 
 
@@ -99,7 +99,7 @@ def stop_slurmdbd(scene: Scenario) -> None:
     try:
         scene.await_flow()
     finally:
-        daemons.start(scene.lab, database)
+        daemons.start_daemon(scene.lab, database)
         daemons.wait_until_it_works(scene.lab, database)
 
 
@@ -107,7 +107,7 @@ def _away(scene: Scenario, program: str) -> None:
     daemon = daemons.find_daemon(scene.lab, program)
     daemons.stop(scene.lab, daemon)
     time.sleep(_AWAY_SECONDS)
-    daemons.start(scene.lab, daemon)
+    daemons.start_daemon(scene.lab, daemon)
     daemons.wait_until_it_works(scene.lab, daemon)
 
 

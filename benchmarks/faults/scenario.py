@@ -25,7 +25,7 @@ from configs.plans.plan import Plan
 from configs.records.record import Record, Status
 from slurm.lab import members
 from slurm.lab.plan import LabPlan
-from tasks.campaign.ledger import places, read_ledger
+from tasks.campaign.ledger import planned_repeats, read_ledger
 
 VICTIM = "victim"
 _STUDY = "faults"
@@ -248,7 +248,7 @@ def judge(scene: Scenario) -> Row:
     attempts: tuple[Record, ...] = ()
     others: list[Status | None] = []
     shared: list[str] = []
-    for place in places(plan):
+    for place in planned_repeats(plan):
         entries = sorted(ledger.entries.get(place, []), key=lambda entry: entry.attempt)
         label, decisive = getattr(plan.cells[place[0]].workload, "label", ""), ledger.decisive(place)
         if label == VICTIM:

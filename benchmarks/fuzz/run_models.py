@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.common.files.safetensors_header import stored_tensors
+from configs.common.files.safetensors_header import header_tensors
 from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import WEIGHT_INDEX
@@ -29,7 +29,7 @@ def targets() -> dict[str, Callable[[bytes], object]]:
     return {
         "models.config": lambda data: ModelConfig.parse(_read_config(data)).tensor_shapes(),
         "models.planned": lambda data: read_architecture(_read_config(data), "model"),
-        "models.file": lambda data: stored_tensors(_written(data, "model.safetensors")),
+        "models.file": lambda data: header_tensors(_written(data, "model.safetensors")),
         "models.header": _read_header,
         "models.index": _read_index,
         "models.tokenizer": _read_tokenizer,
@@ -71,7 +71,7 @@ def _read_header(data: bytes) -> None:
         size = min(int(said), _MAX_DATA_BYTES)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
         size = 0
-    stored_tensors(_written(len(data).to_bytes(8, "little") + data + bytes(max(0, size)), "header.safetensors"))
+    header_tensors(_written(len(data).to_bytes(8, "little") + data + bytes(max(0, size)), "header.safetensors"))
 
 
 def _read_index(data: bytes) -> None:

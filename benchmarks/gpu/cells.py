@@ -19,7 +19,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import ActivationCheckpointing, TrainWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.rank.host_usage import peak_memory_bytes, reset_peak_memory
 from engine.worker import load_workload
 
@@ -52,7 +52,7 @@ def training_cell(
 
 def measure(
     bench: Bench, cell: Cell, config: dict[str, Any], measuring_pass: MeasuringPass = "timed"
-) -> tuple[Outcome, int | None]:
+) -> tuple[RankResult, int | None]:
     """Measure a cell in this process, as `engine.worker` does; return its outcome and the peak memory of the device.
 
     On a GPU the peak is the allocator's, on a CPU the process's (None where the kernel does not tell).

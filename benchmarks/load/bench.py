@@ -25,7 +25,7 @@ from configs.common.arrays import Floats
 from configs.load.arrivals import PoissonArrivals
 from configs.load.job import Contents, Endpoint, LoadJob
 from configs.load.samples import JOB_FILE
-from reports.load.metrics import WARM_UP_SHARE, measured
+from reports.load.metrics import WARM_UP_SHARE, serving_metrics
 from reports.load.samples import read_load_run
 from reports.load.search import FoundRate, RateSearch, SearchGoal
 from reports.load.verdict import judged
@@ -84,7 +84,7 @@ def lateness(rounds: int, seconds: float, rate: float) -> tuple[Table, bool]:
             row = (*bare, *late, quantiles(sent, (SHARE,))[0], run.facts.cpu_share)
             for name, value in zip(found, row, strict=True):
                 found[name].append(value)
-            verdicts.append(str(judged(run, measured(run)).verdict))
+            verdicts.append(str(judged(run, serving_metrics(run)).verdict))
     more = [late - bare for late, bare in zip(found["sent99"], found["bare99"], strict=True)]
     rows = [(name, estimate_cell(estimate(values), 1000)) for name, values in (
         ("bare loop, P50, ms", found["bare50"]), ("bare loop, P99, ms", found["bare99"]),

@@ -16,13 +16,13 @@ import numpy as np
 from configs.common.arrays import Floats
 from engine.planner.check.generation import measured_points
 from engine.planner.check.table import read_published_rows
-from engine.planner.engines.calibrated import calibrate
-from engine.planner.engines.point import Point
+from engine.planner.engines.calibrated import fit_engines
+from engine.planner.engines.point import BatchPoint
 
 FILE = "inference_throughput.csv"
 PUBLISHED = Path("docs/measurements/published")
 
-Key = Callable[[Point], Hashable]
+Key = Callable[[BatchPoint], Hashable]
 
 
 def main(published: Path) -> None:
@@ -45,18 +45,18 @@ def main(published: Path) -> None:
             _print(f"  {name}", errors[inside], held[inside])
 
 
-def left_out(points: Sequence[Point], measured: Floats, key: Key) -> tuple[Floats, Floats]:
+def left_out(points: Sequence[BatchPoint], measured: Floats, key: Key) -> tuple[Floats, Floats]:
     """Return the relative error of each row's tokens/s without the rows of its key, and 1 where the interval held."""
     errors, held = np.zeros(len(points)), np.zeros(len(points))
     for kept, left in _folds(points, key):
-        calibrated = calibrate([points[at] for at in kept], measured[kept])
+        calibrated = fit_engines([points[at] for at in kept], measured[kept])
         for at, forecast in zip(left, calibrated.forecast([points[at] for at in left]), strict=True):
             errors[at] = abs(measured[at] / forecast.seconds - 1)
             held[at] = forecast.low <= measured[at] <= forecast.high
     return errors, held
 
 
-def nearest(points: Sequence[Point], measured: Floats, key: Key) -> Floats:
+def nearest(points: Sequence[BatchPoint], measured: Floats, key: Key) -> Floats:
     """Return the errors of the nearest other row's seconds per new token and sequence position."""
     places = np.array([_place(point) for point in points])
     errors = np.zeros(len(points))
@@ -69,7 +69,7 @@ def nearest(points: Sequence[Point], measured: Floats, key: Key) -> Floats:
     return errors
 
 
-def constant_bandwidth(points: Sequence[Point], measured: Floats, key: Key) -> Floats:
+def constant_bandwidth(points: Sequence[BatchPoint], measured: Floats, key: Key) -> Floats:
     """Return the errors of reading weights and cache in each step at the median share of bandwidth of other rows."""
     ideal = np.array([_reading_seconds(point) for point in points])
     errors = np.zeros(len(points))
@@ -79,19 +79,19 @@ def constant_bandwidth(points: Sequence[Point], measured: Floats, key: Key) -> F
     return errors
 
 
-def _reading_seconds(point: Point) -> float:
+def _reading_seconds(point: BatchPoint) -> float:
     mean = point.prompt_tokens + point.new_tokens / 2
     moved = point.weight_bytes + point.batch * mean * point.cache_bytes_per_token
     return point.new_tokens * moved / point.machine.accelerator.bytes_per_second
 
 
-def _place(point: Point) -> list[float]:
+def _place(point: BatchPoint) -> list[float]:
     numbers = (point.batch, point.prompt_tokens, point.tp, point.architecture.parameters)
     return [*(float(np.log2(number)) for number in numbers), 4.0 * (point.engine == "vllm"),
             2.0 * float(np.log2(point.machine.accelerator.bytes_per_second))]  # fmt: skip
 
 
-def _folds(points: Sequence[Point], key: Key) -> list[tuple[list[int], list[int]]]:
+def _folds(points: Sequence[BatchPoint], key: Key) -> list[tuple[list[int], list[int]]]:
     """Return the rows kept and left out for each key."""
     keys = [key(point) for point in points]
     return [

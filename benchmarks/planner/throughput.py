@@ -22,7 +22,7 @@ from configs.hardware.catalog import accelerator
 from engine.planner.check.rows import PublishedRow
 from engine.planner.check.table import read_published_rows
 from engine.planner.check.throughput import MEASURED, calibrated_on, predict, setup_of
-from engine.planner.timing.constants import LEARNT, Constants, prior_for
+from engine.planner.timing.constants import LEARNT, DeviceConstants, prior_for
 from engine.planner.timing.fitting import OF_A_DEVICE, SHARED
 from engine.planner.timing.training import step_time
 
@@ -195,7 +195,7 @@ def _print_constants(rows: Sequence[PublishedRow]) -> None:
     print("  " + ", ".join(f"{name} {whole.shared[name]:.3f} ({LEARNT.get(name, 1.0):g})" for name in SHARED))
 
 
-def _value(constants: Constants, name: str) -> float:
+def _value(constants: DeviceConstants, name: str) -> float:
     return float(getattr(constants, name))
 
 

@@ -22,10 +22,10 @@ from configs.plans.job import Measurement
 from configs.spec.cell import Cell
 from configs.workloads.train import TrainWorkload
 from engine import worker
-from engine.context import Context, Outcome, WorkloadFunction
+from engine.context import Context, RankResult, WorkloadFunction
 from engine.models.weights import required_manifest
 from engine.rank.processes import leave
-from engine.training.live import Live
+from engine.training.live import LiveStreams
 from engine.training.schedule import learning_rate
 from engine.training.steps import Stopwatch, one_step, train
 from engine.workloads import train as ours
@@ -35,7 +35,7 @@ TimedStep = Callable[[], float]
 _KEPT = "apart"
 
 
-class Turns(Live):
+class Turns(LiveStreams):
     """Listens to our loop after each step, as a live stream does, and lets the partner make one."""
 
     def __init__(self, step: TimedStep, barrier: Callable[[], None]) -> None:
@@ -100,7 +100,7 @@ PARTNERS: dict[str, Callable[[Measurement, TrainWorkload, Context], TimedStep]] 
 def in_turn(partner: str) -> Callable[[Cell], WorkloadFunction]:
     """What `engine.worker.load_workload` is replaced by: measurements with `step_seconds` and `partner_seconds`."""
 
-    def run(measurement: Measurement, context: Context) -> Outcome:
+    def run(measurement: Measurement, context: Context) -> RankResult:
         work, warmup = measurement.cell.workload, context.job.measuring.warmup
         assert isinstance(work, TrainWorkload)
         running = ours.prepare(measurement, work, context)
@@ -112,7 +112,7 @@ def in_turn(partner: str) -> Callable[[Cell], WorkloadFunction]:
             "step_seconds": np.array(running.columns.step[warmup:]),
             "partner_seconds": np.array(turns.seconds[warmup:]),
         }
-        return Outcome({"tokens_per_step": running.step_tokens}, samples)
+        return RankResult({"tokens_per_step": running.step_tokens}, samples)
 
     return lambda cell: run
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.families.family import PAGE, REQUIRED, Family, Key
 from configs.families.keys import check_keys
-from configs.families.numbers import MAX_LAYERS, MAX_SIZE, check_finite, real_number, shortened, whole_number
+from configs.families.numbers import MAX_LAYERS, MAX_SIZE, check_finite, real_number, short_value, size_of
 from configs.families.plans import check_parallel_plan
 from configs.families.rope import Rope, parse_rope
 from configs.families.sizes import Activation, ModelSizes
@@ -103,7 +103,7 @@ def _sizes(family: Family, said: dict[str, Any]) -> tuple[int, int, int, int, in
         said.pop(name, None)
     for name in ("relative_buckets", "relative_distance", "token_types", "start_token"):
         if isinstance(family.options.get(name), Key):
-            said[name] = whole_number(said[name], _name_of(family, name), MAX_SIZE, smallest=0)
+            said[name] = size_of(said[name], _name_of(family, name), MAX_SIZE, smallest=0)
     return layers, hidden, heads, kv_heads, head_dim
 
 
@@ -112,7 +112,7 @@ def _size(family: Family, said: dict[str, Any], field: str, largest: int = MAX_S
     value = said.get(field)
     if value is None and absent is not None:
         return absent
-    return whole_number(value, _name_of(family, field), largest)
+    return size_of(value, _name_of(family, field), largest)
 
 
 def _name_of(family: Family, field: str) -> str:
@@ -129,7 +129,7 @@ def _said(data: dict[str, Any], key: Key) -> Any:
     value = next(given, key.default)
     if isinstance(key.default, bool):
         if value not in (True, False, None):
-            raise ValueError(f"config.json: {key.name} {shortened(value)}, expected true or false")
+            raise ValueError(f"config.json: {key.name} {short_value(value)}, expected true or false")
         value = bool(value)
     if key.values is None:
         return value
@@ -145,7 +145,7 @@ def _checked_family(data: dict[str, Any]) -> Family:
     family = family_of(kind)
     if family is None:
         raise ValueError(
-            f"config.json: model_type {shortened(kind)} is not implemented; use one of: {', '.join(families())} "
+            f"config.json: model_type {short_value(kind)} is not implemented; use one of: {', '.join(families())} "
             f"({PAGE} says how to add one)"
         )
     required = [key.name for key in family.options.values() if isinstance(key, Key) and key.default is REQUIRED]
@@ -158,7 +158,7 @@ def _checked_family(data: dict[str, Any]) -> Family:
         value = data.get(name, computed[0])
         if value not in computed:
             raise ValueError(
-                f"config.json: {name} {shortened(value)} is not implemented; "
+                f"config.json: {name} {short_value(value)} is not implemented; "
                 + ("leave it out" if computed == (None,) else f"use {' or '.join(map(repr, computed))}")
             )
     for name, field in family.equal.items():
@@ -167,7 +167,7 @@ def _checked_family(data: dict[str, Any]) -> Family:
         used = data.get(key.name, key.default)
         if data.get(name) is not None and data[name] != used:
             raise ValueError(
-                f"config.json: {name} {shortened(data[name])} is not implemented; use {key.name}, {shortened(used)}"
+                f"config.json: {name} {short_value(data[name])} is not implemented; use {key.name}, {short_value(used)}"
             )
     check_keys(data, family)
     return family
@@ -187,7 +187,7 @@ def _activation(data: dict[str, Any], family: Family, named: Any, gated: bool | 
     if name not in ACTIVATIONS:
         where = "dense_act_fn" if family.gate_keys and "dense_act_fn" in data else _name_of(family, "activation")
         raise ValueError(
-            f"config.json: {where} {shortened(named)} is not implemented; use one of: {', '.join(ACTIVATIONS)}"
+            f"config.json: {where} {short_value(named)} is not implemented; use one of: {', '.join(ACTIVATIONS)}"
         )
     return ACTIVATIONS[name], gated
 
@@ -216,11 +216,11 @@ def _windows(data: dict[str, Any], family: Family, layers: int) -> tuple[int | N
     types = data.get("layer_types") if family.layer_types else None
     if types is None:
         first = data.get("max_window_layers", family.max_window_layers) if family.slides == "upper" else 0
-        first = whole_number(first, "max_window_layers", MAX_SIZE, smallest=0)
+        first = size_of(first, "max_window_layers", MAX_SIZE, smallest=0)
         slides = [layer >= first for layer in range(layers)]
     else:
         if not isinstance(types, list):
-            raise ValueError(f"config.json: layer_types {shortened(types)}, expected a list of names")
+            raise ValueError(f"config.json: layer_types {short_value(types)}, expected a list of names")
         slides = [kind == "sliding_attention" for kind in types]
         # "attention": the former name of full_attention.
         unknown = {str(kind) for kind in types} - {"sliding_attention", "full_attention", "attention"}
@@ -235,5 +235,5 @@ def _windows(data: dict[str, Any], family: Family, layers: int) -> tuple[int | N
             )
     if window is None:
         return (None,) * layers
-    tokens = whole_number(window, "sliding_window", MAX_SIZE)
+    tokens = size_of(window, "sliding_window", MAX_SIZE)
     return tuple(tokens if slide else None for slide in slides)

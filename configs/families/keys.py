@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.common.printable import printable
 from configs.families.family import PAGE, Family, Key
-from configs.families.numbers import shortened
+from configs.families.numbers import short_value
 
 HARMLESS = (
     # Origin and form of the files.
@@ -58,7 +58,7 @@ def check_keys(data: Mapping[str, Any], family: Family) -> None:
             continue
         if name in read or any(fnmatch.fnmatchcase(name, pattern) for pattern in (*HARMLESS, *family.harmless)):
             continue
-        shown = f"{printable(name, 80)} {shortened(value)}"
+        shown = f"{printable(name, 80)} {short_value(value)}"
         raise ValueError(
             f"config.json: {shown} is not implemented for {data.get('model_type')} models and may change the result; "
             f"use a model without it ({PAGE} lists the keys that are read and ignored)"

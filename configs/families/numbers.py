@@ -25,13 +25,13 @@ def check_finite(data: Mapping[str, Any], where: str = "config.json") -> None:
             raise ValueError(f"{where}: {printable(dotted, 80)} is {said}, expected a finite number")
 
 
-def whole_number(value: Any, name: str, largest: int, smallest: int = 1) -> int:
+def size_of(value: Any, name: str, largest: int, smallest: int = 1) -> int:
     """Return a size stated in a config.json. Raises ValueError naming the key."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        raise ValueError(f"config.json: {name} {shortened(value)}, expected a whole number")
+        raise ValueError(f"config.json: {name} {short_value(value)}, expected a whole number")
     if not smallest <= value <= largest:
         raise ValueError(
-            f"config.json: {name} {shortened(value)}, expected a whole number from {smallest} to {largest:,}"
+            f"config.json: {name} {short_value(value)}, expected a whole number from {smallest} to {largest:,}"
         )
     return int(value)
 
@@ -39,14 +39,14 @@ def whole_number(value: Any, name: str, largest: int, smallest: int = 1) -> int:
 def real_number(value: Any, name: str) -> float:
     """Return a number stated in a config.json. Raises ValueError naming the key."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"config.json: {name} {shortened(value)}, expected a number")
+        raise ValueError(f"config.json: {name} {short_value(value)}, expected a number")
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"config.json: {name} {shortened(value)} is too large") from None
+        raise ValueError(f"config.json: {name} {short_value(value)} is too large") from None
 
 
-def shortened(value: Any) -> str:
+def short_value(value: Any) -> str:
     """Return a value of a config.json for a message, of bounded length."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,10 +12,10 @@ from typing import Any
 
 from configs.common.printable import printable
 from configs.families.family import PAGE
-from configs.families.numbers import shortened
+from configs.families.numbers import short_value
 from configs.families.sizes import ModelSizes
 from configs.families.table import FAMILIES
-from configs.families.tensors import ROLES, WeightSplit, stacks_of
+from configs.families.tensors import ROLES, WeightSplit, layer_stacks
 
 STYLES: dict[str, tuple[WeightSplit, ...]] = {
     "colwise": ("rows",),
@@ -40,7 +40,7 @@ def splits_of(config: ModelSizes) -> dict[str, WeightSplit]:
     found: dict[str, WeightSplit] = {}
     for slot, name in family.tables.items():
         found[name] = "words" if slot == "embedding" else "whole"
-    for stack in stacks_of(config):
+    for stack in layer_stacks(config):
         place = family.stacks[stack]
         for name, roles in place.names.items():
             found[place.layers.format("*") + name] = ROLES[roles[0]].split
@@ -66,7 +66,7 @@ def check_parallel_plan(data: dict[str, Any], config: ModelSizes) -> None:
             if ours[module] not in STYLES.get(str(style), ()):
                 fitting = ", ".join(one for one, splits in STYLES.items() if ours[module] in splits)
                 raise ValueError(
-                    f"config.json: {where} has {shown}: {shortened(style)}, but it is split by {ours[module]} here; "
+                    f"config.json: {where} has {shown}: {short_value(style)}, but it is split by {ours[module]} here; "
                     f"use one of: {fitting}, or leave the plan out"
                 )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from configs.common.printable import printable
-from configs.families.numbers import real_number, shortened
+from configs.families.numbers import real_number, short_value
 
 RopeKind = Literal["default", "linear", "llama3"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3")
@@ -53,13 +53,13 @@ def parse_rope(
     name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
     rope: dict[str, Any] = data.get(name) or {}
     if not isinstance(rope, dict):
-        raise ValueError(f"config.json: {name} {shortened(rope)}, expected an object")
+        raise ValueError(f"config.json: {name} {short_value(rope)}, expected an object")
     if any(isinstance(value, dict) for value in rope.values()):
         raise ValueError(f"config.json: {name} differs by kind of layer, which is not implemented; use one for all")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPE_KINDS:
         raise ValueError(
-            f"config.json: {name}.rope_type {shortened(kind)} is not implemented; use one of: {', '.join(ROPE_KINDS)}"
+            f"config.json: {name}.rope_type {short_value(kind)} is not implemented; use one of: {', '.join(ROPE_KINDS)}"
         )
     unknown = [key for key, value in rope.items() if key not in _KEYS and value is not None]
     if unknown:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from configs.families.rope import Rope
 
-Kind = Literal["decoder", "encoder", "encoder_decoder"]
+ModelForm = Literal["decoder", "encoder", "encoder_decoder"]
 NormKind = Literal["rms", "layer"]
 Order = Literal["pre", "post", "parallel"]
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_tanh", "relu"]
@@ -49,7 +49,7 @@ class ModelSizes:
     tied: bool
     initializer_range: float
     family: str = "llama"
-    kind: Kind = "decoder"
+    kind: ModelForm = "decoder"
     encoder_layers: int = 0
     norm: NormKind = "rms"
     norm_bias: bool = False

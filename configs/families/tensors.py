@@ -85,7 +85,7 @@ def tensor_shapes(config: ModelSizes) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for tensor in stored_weights(config)}
 
 
-def stacks_of(config: ModelSizes) -> dict[StackName, int]:
+def layer_stacks(config: ModelSizes) -> dict[StackName, int]:
     """Layers of each of the model's stacks, in the order in which they are computed."""
     if config.kind == "encoder_decoder":
         return {"encoder": config.encoder_layers, "decoder": config.layers}
@@ -96,7 +96,7 @@ def stored_weights(config: ModelSizes) -> Iterator[StoredWeight]:
     """Each tensor of a checkpoint that is read, in the order of the computation."""
     family = FAMILIES[config.family]
     yield from _tables(config, family)
-    for stack, layers in stacks_of(config).items():
+    for stack, layers in layer_stacks(config).items():
         place = family.stacks[stack]
         for layer in range(layers):
             yield from layer_weights(config, stack, layer)

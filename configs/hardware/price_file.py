@@ -22,7 +22,7 @@ from configs.common.files.reading import brief
 from configs.hardware.prices import Market, Offer, Price
 from configs.spec.study import StudyError, read_mapping, suggestion
 
-Provider = Literal["azure", "aws"]
+PricedProvider = Literal["azure", "aws"]
 """Clouds whose price lists can be fetched (`tasks.providers.price_lists`)."""
 
 

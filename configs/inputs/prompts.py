@@ -14,7 +14,7 @@ from configs.common.files.reading import TEXT_BYTES, brief, read_bytes
 from configs.common.printable import printable
 
 
-class Prompt(NamedTuple):
+class PromptLine(NamedTuple):
     """One prompt and its line number in the file, from 1.
 
     tokens: the line gives token ids, which need no tokenizer; the text is then these numbers.
@@ -30,7 +30,7 @@ def read_prompts(path: Path, variant: str | None = None, limit: int | None = Non
     return [prompt.text for prompt in numbered_prompts(path, variant, limit)]
 
 
-def numbered_prompts(path: Path, variant: str | None = None, limit: int | None = None) -> list[Prompt]:
+def numbered_prompts(path: Path, variant: str | None = None, limit: int | None = None) -> list[PromptLine]:
     """Return the first `limit` prompts with this `variant` (None: all), in the file's order.
 
     Raises ValueError naming the file, and the line if one is invalid: an unreadable or empty file, a line that
@@ -40,7 +40,7 @@ def numbered_prompts(path: Path, variant: str | None = None, limit: int | None =
         data = read_bytes(path, TEXT_BYTES)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    selected: list[Prompt] = []
+    selected: list[PromptLine] = []
     variants: set[str] = set()
     # Not splitlines(): it also splits at characters that JSON allows inside a string.
     for number, line in enumerate(data.split(b"\n"), start=1):
@@ -50,7 +50,7 @@ def numbered_prompts(path: Path, variant: str | None = None, limit: int | None =
         if name is not None:
             variants.add(name)
         if variant is None or name == variant:
-            selected.append(Prompt(number, text, tokens))
+            selected.append(PromptLine(number, text, tokens))
     if not selected and variant is not None and data.strip():
         known = f"use one of: {printable(', '.join(sorted(variants)), 300)}" if variants else "no line has a variant"
         raise ValueError(f"{path}: unknown variant {brief(variant)}; {known}")

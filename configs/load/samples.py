@@ -39,10 +39,10 @@ CHUNK_COLUMN = "chunk_seconds"
 LAG_COLUMN = "lag_seconds"
 """How late the generator's own timer fired, every `LAG_EVERY_SECONDS`: it shows a generator short of CPU."""
 LAG_EVERY_SECONDS = 0.02
-COLUMNS = (*REQUEST_COLUMNS, CHUNK_COLUMN, LAG_COLUMN)
+SAMPLE_COLUMNS = (*REQUEST_COLUMNS, CHUNK_COLUMN, LAG_COLUMN)
 
 
-class Outcome(IntEnum):
+class RequestOutcome(IntEnum):
     """How a request ended."""
 
     COMPLETED = 0
@@ -53,7 +53,7 @@ class Outcome(IntEnum):
     DROPPED = 5  # not sent: too many in flight
 
 
-class Finish(IntEnum):
+class FinishCode(IntEnum):
     """Why the server ended an answer (`finish_reason`)."""
 
     UNKNOWN = 0

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from configs.common.execution import Layout
 from configs.plans.answered import answering_drafts, kept_answers, used_workloads
-from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedModel, Point
+from configs.plans.plan import CellPoint, ConsideredLayout, Plan, PlannedExperiment, PlannedModel
 from configs.plans.points import CountPrompts, PointBuilder
 from configs.plans.prediction import Prediction
 from configs.plans.refusals import CHOICES, unmeasurable_reason, why_none
@@ -25,8 +25,8 @@ from configs.spec.experiments import (
     Correctness,
     Experiment,
     Layouts,
-    Load,
     Optimization,
+    ServerLoad,
     StrongScaling,
     Sweep,
     WeakScaling,
@@ -148,7 +148,7 @@ class _Builder(PointBuilder):
 
     def checked_points(
         self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
-    ) -> tuple[list[Point], list[Candidate]]:
+    ) -> tuple[list[CellPoint], list[ConsideredLayout]]:
         """The points of an experiment; none, and the problems noted, where its fields are wrong."""
         try:
             return self.points(name, experiment, model, target)
@@ -162,7 +162,7 @@ class _Builder(PointBuilder):
 
     def points(
         self, name: str, experiment: Experiment, model: PlannedModel | None, target: Target
-    ) -> tuple[list[Point], list[Candidate]]:
+    ) -> tuple[list[CellPoint], list[ConsideredLayout]]:
         """The points of an experiment, and where it chooses among layouts the candidates."""
         where = f"experiments.{name}"
         draft = self._draft(model, target)
@@ -174,7 +174,7 @@ class _Builder(PointBuilder):
             return self._scaling(where, experiment, draft), []
         if isinstance(experiment, Sweep):
             return self._sweep(where, experiment, draft), []
-        if isinstance(experiment, Load):
+        if isinstance(experiment, ServerLoad):
             return self._load(where, experiment, draft), []
         if isinstance(experiment, Optimization):
             return self._optimization(where, experiment, draft), []
@@ -184,7 +184,7 @@ class _Builder(PointBuilder):
             return self._compression(where, experiment, draft), []
         return self._correctness(where, experiment, draft), []
 
-    def _scaling(self, where: str, experiment: StrongScaling | WeakScaling, draft: Draft) -> list[Point]:
+    def _scaling(self, where: str, experiment: StrongScaling | WeakScaling, draft: Draft) -> list[CellPoint]:
         points = []
         degrees = experiment.degrees
         for position, degree in enumerate(degrees):
@@ -210,7 +210,7 @@ class _Builder(PointBuilder):
             self._equal_work(where, points)
         return points
 
-    def _equal_work(self, where: str, points: list[Point]) -> None:
+    def _equal_work(self, where: str, points: list[CellPoint]) -> None:
         """Note a problem where the points of strong scaling do not do the same work, as far as their fields say."""
         works = {point.label: self.cells[point.cell].workload for point in points}
         stated = {
@@ -249,7 +249,7 @@ class _Builder(PointBuilder):
             count = Layout.model_validate(draft["layout"]).ranks
         return f"{count} {'node' if grow == 'nodes' else 'rank'}{'s' if count > 1 else ''}"
 
-    def _load(self, where: str, experiment: Load, draft: Draft) -> list[Point]:
+    def _load(self, where: str, experiment: ServerLoad, draft: Draft) -> list[CellPoint]:
         """The points of a grid, or the only one; what a point sets replaces the same kind of traffic of the study."""
         if not STUDIED[draft["workload"]["kind"]].starts_server:
             serving = " or ".join(kinds_with("starts_server"))
@@ -264,8 +264,8 @@ class _Builder(PointBuilder):
             return self._sweep(where, experiment, draft)
         return self._point(where, draft, {}, draft["workload"].get("find") or "load", baseline=True)
 
-    def _sweep(self, where: str, experiment: Sweep | Load, draft: Draft) -> list[Point]:
-        points: list[Point] = []
+    def _sweep(self, where: str, experiment: Sweep | ServerLoad, draft: Draft) -> list[CellPoint]:
+        points: list[CellPoint] = []
         for values in itertools.product(*experiment.over.values()):
             chosen = dict(zip(experiment.over, values, strict=True))
             cell_draft = copied(draft)
@@ -276,7 +276,7 @@ class _Builder(PointBuilder):
             points.extend(self._point(spot, cell_draft, chosen, label, not points, refusable))
         return points
 
-    def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[Point]:
+    def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[CellPoint]:
         if not self._override(draft, experiment.baseline, f"{where}.baseline"):
             return []
         points = self._point(f"{where}.baseline", draft, {"variant": "baseline"}, "baseline", baseline=True)
@@ -290,7 +290,7 @@ class _Builder(PointBuilder):
                 points.extend(self._point(spot, cell_draft, {"variant": variant}, variant, False, refusable))
         return points
 
-    def _correctness(self, where: str, experiment: Correctness, draft: Draft) -> list[Point]:
+    def _correctness(self, where: str, experiment: Correctness, draft: Draft) -> list[CellPoint]:
         work = draft["workload"]
         known = STUDIED[work["kind"]]
         if known.answers is None:
@@ -307,7 +307,7 @@ class _Builder(PointBuilder):
             self._problem(f"{where}.reference: {experiment.reference}: {error}")
             return []
         several = len(experiment.engines) > 1 or bool(draft.get("compression"))
-        points: list[Point] = []
+        points: list[CellPoint] = []
         for each in drafts:
             refusable = several and not each.baseline
             points += self._point(
@@ -315,7 +315,7 @@ class _Builder(PointBuilder):
             )
         return points
 
-    def _compression(self, where: str, experiment: CompressionPasses, draft: Draft) -> list[Point]:
+    def _compression(self, where: str, experiment: CompressionPasses, draft: Draft) -> list[CellPoint]:
         """For the uncompressed model and each pass, in each precision: a cell for its speed, one for its answers."""
         if not self._override(draft, experiment.baseline, f"{where}.baseline"):
             return []
@@ -324,11 +324,11 @@ class _Builder(PointBuilder):
             compressible = " or ".join(kind for kind in kinds_with("compressible") if STUDIED[kind].answers)
             self._problem(f"{where}: compression requires a workload of kind {compressible}")
             return []
-        points: list[Point] = []
+        points: list[CellPoint] = []
         dtypes = experiment.dtypes or [draft["dtype"]]
         for dtype, one in itertools.product(dict.fromkeys(dtypes), ["none", *experiment.passes]):
             label = f"{'uncompressed' if one == 'none' else one}, {dtype}"
-            found: list[Point] = []
+            found: list[CellPoint] = []
             for answers in (False, True):
                 cell_draft = copied(draft) | {"dtype": dtype, "compression": one}
                 if answers:
@@ -343,8 +343,8 @@ class _Builder(PointBuilder):
             points += found
         return points
 
-    def _communication(self, where: str, experiment: Communication, draft: Draft) -> list[Point]:
-        points: list[Point] = []
+    def _communication(self, where: str, experiment: Communication, draft: Draft) -> list[CellPoint]:
+        points: list[CellPoint] = []
         for ranks, transport in itertools.product(experiment.ranks, experiment.transports):
             cell_draft = copied(draft) | {"model": None, "layout": Layout(tp=ranks).model_dump(), "engine": "rankwise"}
             cell_draft["workload"] = {
@@ -360,7 +360,7 @@ class _Builder(PointBuilder):
 
     def _layouts(
         self, where: str, experiment: Layouts, draft: Draft, target: Target
-    ) -> tuple[list[Point], list[Candidate]]:
+    ) -> tuple[list[CellPoint], list[ConsideredLayout]]:
         """The candidates in the order of the prediction; a point for each of the first that can be measured."""
         work = draft["workload"]
         known = STUDIED[work["kind"]]
@@ -380,7 +380,7 @@ class _Builder(PointBuilder):
         base = self._cell(where, draft)
         if base is None:
             return [], []
-        points: list[Point] = []
+        points: list[CellPoint] = []
         candidates = []
         for layout, prediction in self.layout_choice.ranked(base, ranks):
             label = str(layout) if layout.strategy == "none" else f"{layout} ({layout.strategy})"
@@ -392,7 +392,9 @@ class _Builder(PointBuilder):
                 found = self._point(f"{where} at {label}", drawn, {"layout": label}, label, baseline=not points)
                 key = found[0].cell if found else None
                 points += found
-            candidates.append(Candidate(label=label, layout=layout, prediction=prediction, cell=key, reason=reason))
+            candidates.append(
+                ConsideredLayout(label=label, layout=layout, prediction=prediction, cell=key, reason=reason)
+            )
         if not points:
             self._problem(f"{where}: {why_none(candidates, ranks)}")
         return points, candidates

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from configs.common.base import SCHEMA_VERSION, Frozen
-from configs.records.record import FILE_NAME, MeasuringPass, Moment, Status
+from configs.records.record import FILE_NAME_PATTERN, MeasuringPass, Status, Timestamp
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.measuring import Measuring
@@ -43,7 +43,7 @@ class Job(Frozen):
     """Everything that a launch needs to know. All measurements share one pack key."""
 
     schema_version: int = SCHEMA_VERSION
-    name: str = Field(pattern=FILE_NAME)
+    name: str = Field(pattern=FILE_NAME_PATTERN)
     study: str
     measuring_pass: MeasuringPass
     measuring: Measuring
@@ -110,7 +110,7 @@ class Submission(Frozen):
     """Written when a scheduler took the job: by what name to ask for it from any process."""
 
     job_id: str = Field(description="as the scheduler writes it: 123, or 123_4 for a task of an array")
-    submitted_at: Moment
+    submitted_at: Timestamp
 
 
 class SrunProcess(Frozen):
@@ -125,7 +125,7 @@ class HostPlacement(Frozen):
     """Written before anything of a job is carried to hosts: which ones it has, and its folder's name on them."""
 
     hosts: tuple[str, ...] = Field(min_length=1, description="names, by node rank")
-    folder: str = Field(pattern=FILE_NAME, description="below `jobs` of the run's folder on each of them")
+    folder: str = Field(pattern=FILE_NAME_PATTERN, description="below `jobs` of the run's folder on each of them")
 
 
 class QueueState(Frozen):
@@ -143,8 +143,8 @@ class Launcher(Frozen):
     pid: int
     pid_started: int
     host: str
-    started_at: Moment
-    lock_acquired_at: Moment | None = Field(
+    started_at: Timestamp
+    lock_acquired_at: Timestamp | None = Field(
         None, description="since when it has the machine for itself; none: it waits"
     )
     restarts: int = Field(0, ge=0, description="how often the scheduler had started the job before")
@@ -168,4 +168,4 @@ class JobEnd(Frozen):
     rank: int | None = Field(None, description="the rank that failed first, where known")
     kind: str | None = None
     message: str | None = None
-    finished_at: Moment
+    finished_at: Timestamp

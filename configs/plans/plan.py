@@ -32,7 +32,7 @@ ExperimentKind = Literal[
 ]
 
 
-Name = Annotated[str, AfterValidator(printable)]
+PrintableName = Annotated[str, AfterValidator(printable)]
 """Shown in tables, plots and on terminals; whoever wrote it, no control character of it gets there."""
 
 
@@ -40,14 +40,14 @@ def _printable_values(values: dict[str, Any]) -> dict[str, Any]:
     return {printable(key): printable(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
-Values = Annotated[dict[str, Any], AfterValidator(_printable_values)]
+PointValues = Annotated[dict[str, Any], AfterValidator(_printable_values)]
 """What tells the points of an experiment apart."""
 
 
 class PlannedModel(Frozen):
     """A model after its identity was resolved."""
 
-    name: Name
+    name: PrintableName
     identity: str
     manifest: str = Field(description="path of the manifest.json; empty: on a hub, not fetched yet")
 
@@ -64,27 +64,27 @@ class UnusableModel(Frozen):
     reason: str
 
 
-class Point(Frozen):
+class CellPoint(Frozen):
     """One cell's place in an experiment."""
 
     cell: str
-    values: Values
-    label: Name
+    values: PointValues
+    label: PrintableName
     baseline: bool = False
 
 
 class RefusedPoint(Frozen):
     """A point of a grid that this version cannot measure, such as an engine in a layout that it does not have."""
 
-    label: Name
-    values: Values
-    reason: Name
+    label: PrintableName
+    values: PointValues
+    reason: PrintableName
 
 
-class Candidate(Frozen):
+class ConsideredLayout(Frozen):
     """A layout that was considered, with what the planner said of it."""
 
-    label: Name
+    label: PrintableName
     layout: Layout
     prediction: Prediction
     cell: str | None = Field(None, description="key of the cell that measures it; none: it is not measured")
@@ -110,12 +110,12 @@ class PlannedExperiment(Frozen):
     been points, had the engine or the pass been able to.
     """
 
-    name: Name
+    name: PrintableName
     kind: ExperimentKind
-    model: Name | None
+    model: PrintableName | None
     grow: str | None = None
-    points: tuple[Point, ...]
-    candidates: tuple[Candidate, ...] = ()
+    points: tuple[CellPoint, ...]
+    candidates: tuple[ConsideredLayout, ...] = ()
     refused: tuple[RefusedPoint, ...] = ()
     reference: str | None = Field(None, description="name in the inputs of a saved reference, for correctness")
 
@@ -124,7 +124,7 @@ class Plan(Frozen):
     """What is to be measured: every cell, how often, and for which experiments."""
 
     schema_version: int = SCHEMA_VERSION
-    study: Name
+    study: PrintableName
     models: tuple[PlannedModel, ...]
     unusable: tuple[UnusableModel, ...] = Field((), description="models of the study without cells, and why")
     targets: tuple[Target, ...]

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.common.execution import Layout
-from configs.plans.plan import PlannedModel, Point, RefusedPoint
+from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
 from configs.plans.refusals import refusal
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft, override
@@ -40,7 +40,7 @@ class PointBuilder:
     """In the order in which they were found, each once."""
     refused: list[RefusedPoint] = field(default_factory=list)
 
-    def refused_points(self, where: str, points: list[Point]) -> tuple[RefusedPoint, ...]:
+    def refused_points(self, where: str, points: list[CellPoint]) -> tuple[RefusedPoint, ...]:
         """What the last experiment's grid could not have; a grid of nothing else is a problem of the study."""
         refused, self.refused = tuple(self.refused), []
         if refused and not points:
@@ -68,7 +68,7 @@ class PointBuilder:
         label: str,
         baseline: bool = False,
         refusable: bool = False,
-    ) -> list[Point]:
+    ) -> list[CellPoint]:
         """One point, or none and a problem noted; of a grid that may be refused points, none and the reason kept."""
         reason = refusal(draft) if refusable else None
         if reason is not None:
@@ -78,7 +78,7 @@ class PointBuilder:
         if cell is None:
             return []
         self.cells.setdefault(cell.key, cell)
-        return [Point(cell=cell.key, values=values, label=label, baseline=baseline)]
+        return [CellPoint(cell=cell.key, values=values, label=label, baseline=baseline)]
 
     def _cell(self, where: str, draft: Draft) -> Cell | None:
         """The cell of a draft, its inputs by their names in the folder; None, and a problem noted, if it is wrong."""

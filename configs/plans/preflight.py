@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from configs.common.base import SCHEMA_VERSION, Frozen
-from configs.records.record import Moment
+from configs.records.record import Timestamp
 
 MOST_ROUNDS = 7
 """Up to 8 nodes every pair is measured; of more nodes each has this many partners."""
@@ -41,7 +41,7 @@ class TargetPreflight(Frozen):
 
     target: str
     settings: str
-    at: Moment
+    at: Timestamp
     ranks_per_node: PositiveInt
     nodes: tuple[NodeFigures, ...] = ()
     pairs: tuple[PairFigures, ...] = ()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from configs.common.execution import Layout
-from configs.plans.plan import Candidate
+from configs.plans.plan import ConsideredLayout
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft, copied
@@ -44,7 +44,7 @@ def unmeasurable_reason(draft: Draft, layout: Layout, prediction: Prediction) ->
     return None
 
 
-def why_none(candidates: Sequence[Candidate], ranks: int) -> str:
+def why_none(candidates: Sequence[ConsideredLayout], ranks: int) -> str:
     """Return why no layout is left to measure."""
     limit = f"{ranks} rank{'s' if ranks > 1 else ''}"
     if not candidates:

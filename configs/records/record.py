@@ -23,7 +23,7 @@ from configs.spec.cell import Cell
 MAX_RECORD_BYTES = 8192
 """Without what is listed by rank, which grows with the job."""
 
-FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
+FILE_NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
 """Of jobs and environments, which name files of the run folder."""
 
 
@@ -33,14 +33,14 @@ def _moment(text: str) -> str:
     return text
 
 
-Moment = Annotated[str, AfterValidator(_moment)]
+Timestamp = Annotated[str, AfterValidator(_moment)]
 """A time as `configs.common.base.utc_now` writes it."""
 
 MAX_AMOUNT = 1e15
 Amount = Annotated[float, Field(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
 """Seconds or joules: so many that sums of them stay numbers."""
 
-Host = Annotated[str, AfterValidator(partial(printable, max_characters=255))]
+HostName = Annotated[str, AfterValidator(partial(printable, max_characters=255))]
 """A host's name, whatever its owner called it, as one line of text."""
 
 Figure = bool | int | float | str | None
@@ -98,10 +98,10 @@ class RankPart(Frozen):
     schema_version: int = SCHEMA_VERSION
     measurement: str
     rank: int
-    host: Host
+    host: HostName
     status: Status
-    started_at: Moment
-    finished_at: Moment
+    started_at: Timestamp
+    finished_at: Timestamp
     failure: Failure | None = None
     environment: dict[str, Any] = Field({}, description="given by rank 0")
     figures: dict[str, Figure] = {}
@@ -117,15 +117,15 @@ class Record(Frozen):
     repeat: int = Field(ge=0)
     attempt: int = Field(ge=1)
     status: Status
-    job: str = Field(pattern=FILE_NAME)
+    job: str = Field(pattern=FILE_NAME_PATTERN)
     position: int = Field(ge=0, description="place of the measurement in its launch, from 0")
-    started_at: Moment | None
-    finished_at: Moment | None
+    started_at: Timestamp | None
+    finished_at: Timestamp | None
     failure: Failure | None = None
     environment: str | None = Field(
-        None, pattern=FILE_NAME, description="hash; the text is in environments/<hash>.json"
+        None, pattern=FILE_NAME_PATTERN, description="hash; the text is in environments/<hash>.json"
     )
-    hosts: list[Host] = []
+    hosts: list[HostName] = []
     accounting: Accounting | None = Field(None, description="of the job; every measurement of a job carries the same")
     figures: dict[str, Figure] = Field({}, description="of rank 0, and those that are of the whole job")
     rank_figures: dict[str, list[Figure]] = Field({}, description="figure -> value by rank, where ranks differ")

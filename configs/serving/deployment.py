@@ -3,8 +3,8 @@
     bundle = read_model(folder / "bundle.json", ServingBundle, PLAN_BYTES)
     deployment = read_model(folder / "deployment.json", Deployment)
 
-`Service` is one process that a supervisor keeps running (`slurm.supervision`), `FrontConfig` the address before one or
-several servers (`engine.routing`).
+`SupervisedProcess` is one process that a supervisor keeps running (`slurm.supervision`), `FrontConfig` the address
+before one or several servers (`engine.routing`).
 """
 
 from typing import Literal
@@ -78,7 +78,7 @@ class ServingBundle(Frozen):
         return next((check for check in self.checks if check.level == self.level), None)
 
 
-class Service(Frozen):
+class SupervisedProcess(Frozen):
     """A process that is kept running. `{port}` in argv is replaced by the port.
 
     Standard output and error go to server.log. settings: file in the folder whose `port` is set too.
@@ -107,7 +107,7 @@ class ServiceState(Frozen):
     reason: str = Field("", description="why the process ended last")
 
 
-class Backend(Frozen):
+class RoutedServer(Frozen):
     """One server behind a front. usd_per_hour: None for own machines, which are asked first.
 
     max_in_flight: requests at once before the next backend is asked. draining: gets no new requests.
@@ -126,7 +126,7 @@ class FrontConfig(Frozen):
 
     key: str | None = None
     host: str = "127.0.0.1"
-    backends: tuple[Backend, ...] = ()
+    backends: tuple[RoutedServer, ...] = ()
     body_seconds: PositiveFloat = Field(15.0, description="time in which a request's body must have arrived")
     wait_seconds: PositiveFloat = Field(30.0, description="how long a request waits for a backend that is ready")
 
@@ -155,7 +155,7 @@ class FrontState(Frozen):
     failed: NonNegativeInt = Field(0, description="answered with 502 or 503 by the front itself")
 
 
-class Placed(Frozen):
+class PlacedServer(Frozen):
     """One server of a deployment. folder: of the service on the target; tunnel: of its tunnel on this machine."""
 
     generation: PositiveInt
@@ -181,7 +181,7 @@ class Deployment(Frozen):
     key_file: str
     bundle: str
     previous: tuple[str, ...] = Field((), description="bundles that it served before")
-    servers: tuple[Placed, ...] = ()
+    servers: tuple[PlacedServer, ...] = ()
     rental: str | None = None
     hosts: str | None = Field(None, description="the target's hosts as JSON (`SshTarget`); none: this machine")
     usd_per_hour: float | None = Field(None, description="of all nodes; none: unknown, as of own machines")

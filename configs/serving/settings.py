@@ -23,7 +23,7 @@ class ServingLimits(Frozen):
     drain_seconds: NonNegativeFloat = Field(30.0, description="time for requests in progress after SIGTERM")
 
 
-class Rendezvous(Frozen):
+class ServerRendezvous(Frozen):
     """Where the ranks of one server meet that are on several nodes; each node has as many of them.
 
     node: this one's number; the HTTP process runs on node 0. address: node 0's, as the others reach it.
@@ -58,4 +58,4 @@ class ServingSettings(Frozen):
     batch_invariant: bool = Field(False, description="refuse to start where company could change a request's bits")
     group_timeout_seconds: PositiveFloat = Field(20.0, description="silence after which a rank counts as lost")
     limits: ServingLimits = ServingLimits()
-    rendezvous: Rendezvous | None = Field(None, description="none: all ranks are on this machine")
+    rendezvous: ServerRendezvous | None = Field(None, description="none: all ranks are on this machine")

@@ -12,7 +12,7 @@ _MAX_NAMES = 20
 """Of a dotted key; the deepest field of a study has 6."""
 
 
-def assign(data: dict[str, Any], assignment: str) -> None:
+def set_dotted(data: dict[str, Any], assignment: str) -> None:
     """Set a dotted key of plain data. Raises ValueError naming the key."""
     dotted, equals, value = assignment.partition("=")
     *parents, last = names = dotted.split(".")

@@ -186,7 +186,7 @@ class Communication(_Experiment):
         return (len(self.ranks), len(self.transports))
 
 
-class Load(_Experiment):
+class ServerLoad(_Experiment):
     """Requests against a server: latencies over rates or users, or the highest rate under objectives.
 
     Its fields are those of the workload `serve`, and set them for this experiment.
@@ -209,7 +209,7 @@ class Load(_Experiment):
     max_runs: PositiveInt | None = Field(None, description="runs of a search")
 
     @model_validator(mode="after")
-    def _objectives_have_bounds(self) -> "Load":
+    def _objectives_have_bounds(self) -> "ServerLoad":
         if self.share is not None and self.objectives is None:
             raise ValueError("share: expected objectives beside it, for example {ttft_seconds: 0.5}")
         if self.objectives is not None:
@@ -251,6 +251,6 @@ Experiment = Annotated[
     | CompressionPasses
     | Communication
     | Layouts
-    | Load,
+    | ServerLoad,
     Field(discriminator="kind"),
 ]

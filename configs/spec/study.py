@@ -19,7 +19,7 @@ from configs.common.files.reading import brief, read_text
 from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.secrets import secret_fields
-from configs.spec.assignments import assign
+from configs.spec.assignments import set_dotted
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.experiments import (
     Communication,
@@ -27,8 +27,8 @@ from configs.spec.experiments import (
     Correctness,
     Experiment,
     Layouts,
-    Load,
     Optimization,
+    ServerLoad,
     StrongScaling,
     Sweep,
     WeakScaling,
@@ -193,7 +193,7 @@ def load_study(path: Path, assignments: list[str] | None = None) -> StudySpec:
     data = read_mapping(path, str(path), "expected a mapping of keys to values")
     try:
         for assignment in assignments or []:
-            assign(data, assignment)
+            set_dotted(data, assignment)
     except ValueError as error:
         raise StudyError([str(error)]) from error
     return parse_study(data)
@@ -245,7 +245,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "communication": Communication,
         "compression": CompressionPasses,
         "layouts": Layouts,
-        "load": Load,
+        "load": ServerLoad,
     },
     "targets": {
         "local": LocalTarget,
@@ -336,9 +336,9 @@ def study_yaml(study: StudySpec) -> str:
         data["experiments"][name]["kind"] = experiment.kind
     for place, target in enumerate(study.targets if "targets" in data else []):
         data["targets"][place]["kind"] = target.kind
-    return yaml_text(data)
+    return study_text(data)
 
 
-def yaml_text(data: dict[str, Any]) -> str:
+def study_text(data: dict[str, Any]) -> str:
     """Return a mapping as YAML, in its own order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.workloads.descriptor import Latency, ShownTime
+from configs.workloads.descriptor import ComparedLatency, ShownTime
 from configs.workloads.prompted import PromptedWorkload, prompted_descriptor
 
 Pooling = Literal["mean", "first"]
@@ -30,7 +30,7 @@ DESCRIPTOR = prompted_descriptor(
     throughput="embeddings_per_second",
     columns=("pass_seconds", "request_seconds", "batch_sequences"),
     latencies={"request": "request_seconds"},
-    latency=Latency("latency_seconds", "ms a request", waited_for="request"),
+    latency=ComparedLatency("latency_seconds", "ms a request", waited_for="request"),
     times=(ShownTime("latency_seconds", "ms a request"),),
     predicted=("embeddings_per_second",),
     model_form="encoder",

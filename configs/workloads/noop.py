@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from configs.common.execution import Layout
-from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency
+from configs.workloads.descriptor import BaseWorkload, ComparedLatency, Descriptor
 
 Fault = Literal["raise", "kill", "hang", "out_of_memory"]
 
@@ -61,7 +61,7 @@ DESCRIPTOR = Descriptor(
     throughput="items_per_second",
     columns=("pass_seconds",),
     latencies={"pass": "pass_seconds"},
-    latency=Latency("latency_seconds", "ms a pass", waited_for="pass", awaited=False),
+    latency=ComparedLatency("latency_seconds", "ms a pass", waited_for="pass", awaited=False),
     predicted=("items_per_second",),
     grows="items",
     batch_fields=("items",),

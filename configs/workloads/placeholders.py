@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from configs.common.printable import printable
 
-Scalar = bool | int | float | str
+ParameterValue = bool | int | float | str
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_-]+)*)\}")
 _MAX_CHARACTERS = 400
 _MAX_NUMBER = 1e15
@@ -27,24 +27,24 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 _FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max}
 
 
-def named(*texts: str) -> set[str]:
+def names_in(*texts: str) -> set[str]:
     """The names of all placeholders in texts. Other braces, as of JSON, are text."""
     return {name for text in texts for name in _PLACEHOLDER.findall(text)}
 
 
-def filled(text: str, values: Mapping[str, Scalar | None]) -> str:
+def filled_text(text: str, values: Mapping[str, ParameterValue | None]) -> str:
     """The text with each placeholder's value. Raises KeyError with the name of one that has none."""
 
     def value(match: re.Match[str]) -> str:
         found = values.get(match[1])
         if found is None:
             raise KeyError(match[1])
-        return shown(found)
+        return argument_text(found)
 
     return _PLACEHOLDER.sub(value, text)
 
 
-def shown(value: Scalar) -> str:
+def argument_text(value: ParameterValue) -> str:
     """A value as a script reads it: whole numbers without a point, true and false in lower case."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveInt
 
 from configs.common.execution import Dtype, Layout
-from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency, ShownTime
+from configs.workloads.descriptor import BaseWorkload, ComparedLatency, Descriptor, ShownTime
 
 RANDOM_PROMPT_TOKENS = 32
 """Length of random prompts where a study gives none."""
@@ -39,7 +39,7 @@ decoding_descriptor = partial(
     throughput="tokens_per_second",
     columns=("pass_seconds", "ttft_seconds", "request_seconds", "gap_seconds", "batch_sequences"),
     latencies={"request": "request_seconds", "ttft": "ttft_seconds", "token": "gap_seconds"},
-    latency=Latency("time_per_output_token_seconds", "ms TPOT", waited_for="request"),
+    latency=ComparedLatency("time_per_output_token_seconds", "ms TPOT", waited_for="request"),
     times=(
         ShownTime("time_per_output_token_seconds", "ms TPOT"),
         ShownTime("ttft_seconds", "ms TTFT", extra=True),

@@ -17,8 +17,8 @@ from configs.common.base import Frozen
 from configs.common.execution import Layout
 from configs.common.files.reading import brief
 from configs.common.secrets import holds_secret
-from configs.workloads.descriptor import BaseWorkload, Combination, Descriptor, Latency, ShownTime
-from configs.workloads.placeholders import Scalar, arithmetic, filled, named, shown
+from configs.workloads.descriptor import BaseWorkload, Combination, ComparedLatency, Descriptor, ShownTime
+from configs.workloads.placeholders import ParameterValue, argument_text, arithmetic, filled_text, names_in
 from configs.workloads.script_figures import (
     PRESETS,
     RANK_RATE,
@@ -74,7 +74,9 @@ class ScriptWorkload(BaseWorkload):
     arguments: dict[str, dict[str, tuple[Argument, ...]]] = Field(
         {}, description="field -> value -> arguments to append: {strategy: {fsdp: [--fsdp, full_shard]}}"
     )
-    params: dict[ParameterName, Scalar] = Field({}, description="free parameters, {params.name} in a placeholder")
+    params: dict[ParameterName, ParameterValue] = Field(
+        {}, description="free parameters, {params.name} in a placeholder"
+    )
     micro_batch_size: PositiveInt | None = Field(None, description="sequences that a rank computes at once")
     accumulation_steps: PositiveInt | None = Field(None, description="micro-batches of a rank in a step")
     sequence_length: PositiveInt | None = None
@@ -152,11 +154,13 @@ class ScriptWorkload(BaseWorkload):
         """Names that reach the script by arguments, environment or configuration files."""
         texts = [*self.command, *self.environment.values(), *_leaves(self.config_files)]
         texts += [text for chosen in self.arguments.values() for words in chosen.values() for text in words]
-        return named(*texts) | set(self.arguments)
+        return names_in(*texts) | set(self.arguments)
 
-    def values(self, layout: Layout, more: dict[str, Scalar | None] | None = None) -> dict[str, Scalar | None]:
+    def values(
+        self, layout: Layout, more: dict[str, ParameterValue | None] | None = None
+    ) -> dict[str, ParameterValue | None]:
         """Value of each placeholder; None for a field that the cell does not set."""
-        found: dict[str, Scalar | None] = {name: getattr(self, name) for name in FIELDS}
+        found: dict[str, ParameterValue | None] = {name: getattr(self, name) for name in FIELDS}
         found |= {f"params.{name}": value for name, value in self.params.items()}
         found |= {"dp": layout.dp, "tp": layout.tp, "pp": layout.pp, "strategy": layout.strategy}
         return found | {"ranks": layout.ranks} | (more or {})
@@ -168,7 +172,7 @@ class ScriptWorkload(BaseWorkload):
         if given is None or isinstance(given, int):
             return given
         try:
-            value = arithmetic(filled(given, self.values(layout)))
+            value = arithmetic(filled_text(given, self.values(layout)))
         except KeyError as error:
             raise ValueError(f"workload.{field}: {{{error.args[0]}}} {self._why_empty(error.args[0])}") from error
         except ValueError as error:
@@ -177,14 +181,14 @@ class ScriptWorkload(BaseWorkload):
             raise ValueError(f"workload.{field}: {given} is {value:g}, expected a whole number of at least 1")
         return int(value)
 
-    def argv(self, values: dict[str, Scalar | None]) -> list[str]:
+    def argv(self, values: dict[str, ParameterValue | None]) -> list[str]:
         """The command with its placeholders filled. Raises KeyError for one without a value."""
-        words = [filled(word, values) for word in self.command]
+        words = [filled_text(word, values) for word in self.command]
         for field, chosen in self.arguments.items():
             value = values.get(field)
             if value is None:
                 raise KeyError(field)
-            words += [filled(word, values) for word in chosen.get(shown(value), ())]
+            words += [filled_text(word, values) for word in chosen.get(argument_text(value), ())]
         return words
 
     @property
@@ -216,7 +220,7 @@ class ScriptWorkload(BaseWorkload):
             first = first if "-c" in rest else next(named_one, first)
         words = [PurePosixPath(first).name]
         words += [f"micro batch {self.micro_batch_size}"] if self.micro_batch_size else []
-        words += [f"{name} {shown(value)}" for name, value in self.params.items()]
+        words += [f"{name} {argument_text(value)}" for name, value in self.params.items()]
         words += [f"accumulation {self.accumulation_steps}"] if self.accumulation_steps else []
         words += [f"{self.activation_checkpointing} checkpointing"] if self.activation_checkpointing else []
         return ", ".join(words)[:200]
@@ -261,7 +265,7 @@ class ScriptWorkload(BaseWorkload):
 
     def check(self, layout: Layout) -> None:
         known = set(self.values(layout)) | set(CELL_FIELDS) | {"workdir"}
-        for name in sorted(self.placeholders() | named(*map(str, (self.tokens_per_step, self.items_per_step)))):
+        for name in sorted(self.placeholders() | names_in(*map(str, (self.tokens_per_step, self.items_per_step)))):
             if name not in known:
                 raise ValueError(
                     f"workload.command: {{{name}}} {self._why_empty(name)}\n  use one of: {', '.join(sorted(known))}"
@@ -296,7 +300,7 @@ DESCRIPTOR = Descriptor(
     throughput="tokens_per_second",
     columns=("step_seconds", "step_units"),
     latencies={"step": "step_seconds"},
-    latency=Latency("step_seconds", "ms a step", waited_for="step"),
+    latency=ComparedLatency("step_seconds", "ms a step", waited_for="step"),
     times=(ShownTime("step_seconds", "ms a step"),),
     predicted=("tokens_per_second",),
     series="step_seconds",

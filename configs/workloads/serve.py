@@ -13,14 +13,14 @@ from configs.load.arrivals import Arrivals, ClosedLoop, ConstantArrivals, GammaA
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.lengths import Lengths, LognormalLengths, UniformLengths
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import COLUMNS
+from configs.load.samples import SAMPLE_COLUMNS
 from configs.load.search import SearchRequest
 from configs.workloads.descriptor import BaseWorkload, Descriptor
 
 DEFAULT_RATE = 1.0
 MIN_RATE, MAX_RATE = 0.01, 10_000.0
 """Bounds of a search for the highest rate, where the target has no cap."""
-START_SECONDS = 300.0
+MAX_START_SECONDS = 300.0
 """Time in which a server must be ready."""
 RUN_COLUMNS = ("run_rate", "run_issuing_seconds", "run_wall_seconds", "run_requests", "run_lag_samples")
 """Of each run of the generator: one, or those of a search, in order. Rates are requests per second, NaN: none."""
@@ -129,7 +129,7 @@ class ServeWorkload(BaseWorkload):
     @property
     def min_timeout_seconds(self) -> float:
         runs = self.max_runs if self.find is not None else 1
-        return START_SECONDS + runs * (1.5 * self.duration_seconds + 10) + 30 * self.judged_requests
+        return MAX_START_SECONDS + runs * (1.5 * self.duration_seconds + 10) + 30 * self.judged_requests
 
     def scaled(self, factor: int) -> Self:
         """Traffic is not a rank's work: it stays."""
@@ -206,7 +206,7 @@ DESCRIPTOR = Descriptor(
     model=ServeWorkload,
     unit="token",
     throughput="tokens_per_second",
-    columns=("pass_seconds", *COLUMNS, *RUN_COLUMNS, *PROBE_COLUMNS, *STATE_COLUMNS),
+    columns=("pass_seconds", *SAMPLE_COLUMNS, *RUN_COLUMNS, *PROBE_COLUMNS, *STATE_COLUMNS),
     latencies={},
     latency=None,
     axes=("dp", "tp", "pp"),

@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from configs.common.base import Period
 from configs.common.execution import Layout, Strategy
-from configs.workloads.descriptor import BaseWorkload, Descriptor, Latency, ShownTime
+from configs.workloads.descriptor import BaseWorkload, ComparedLatency, Descriptor, ShownTime
 
 TrainingTask = Literal["causal_lm", "masked_lm", "seq2seq", "text_classification", "image_classification"]
 ActivationCheckpointing = Literal["none", "selective", "full"]
@@ -199,7 +199,7 @@ DESCRIPTOR = Descriptor(
     throughput="tokens_per_second",
     columns=("step_seconds", *TRAINING_PARTS),
     latencies={"step": "step_seconds"},
-    latency=Latency("step_seconds", "ms a step", waited_for="step"),
+    latency=ComparedLatency("step_seconds", "ms a step", waited_for="step"),
     times=(ShownTime("step_seconds", "ms a step"),),
     predicted=("tokens_per_second",),  # the step takes the inverse of it: it would count twice
     series="step_seconds",

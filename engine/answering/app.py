@@ -6,7 +6,6 @@ Completions are greedy: `temperature` other than 0 is refused, as is every field
 """
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,26 +17,25 @@ from starlette.exceptions import HTTPException
 
 from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
-from engine.serving.http.admission import authorise, read_body
+from engine.serving.http.admission import Handler, authorise, read_body
 from engine.serving.http.errors import ApiError
 from engine.serving.http.model import ServedModel
 from engine.serving.http.schema import ApiRequest, TokenId, read_request
 
-Handler = Callable[[Request], Awaitable[Response]]
-Prompt = str | list[str] | Annotated[list[TokenId], Field(min_length=1)] | list[list[TokenId]]
+RequestPrompt = str | list[str] | Annotated[list[TokenId], Field(min_length=1)] | list[list[TokenId]]
 
 
 class EmbeddingRequest(ApiRequest):
     """Texts or token ids, one or several."""
 
-    input: Prompt
+    input: RequestPrompt
     encoding_format: Literal["float"] | None = "float"
 
 
 class SourceRequest(ApiRequest):
     """Sources of an encoder-decoder. ignore_eos: exactly max_tokens tokens."""
 
-    prompt: Prompt
+    prompt: RequestPrompt
     max_tokens: int | None = Field(16, ge=1)
     temperature: float | None = Field(0.0, ge=0, le=0)
     ignore_eos: bool | None = False
@@ -73,7 +71,7 @@ class Figures:
 
 
 @dataclass
-class Service:
+class AnsweringServer:
     """A running server. encodes: it answers with vectors; draining: it takes no more."""
 
     settings: ServingSettings
@@ -86,7 +84,7 @@ class Service:
     in_progress: int = 0
 
 
-def make_app(service: Service) -> FastAPI:
+def answering_app(service: AnsweringServer) -> FastAPI:
     """Return the application."""
     app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
 
@@ -132,7 +130,7 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
-async def _embed(body: bytes, service: Service) -> dict[str, object]:
+async def _embed(body: bytes, service: AnsweringServer) -> dict[str, object]:
     wanted = read_request(body, EmbeddingRequest)
     prompts = _prompts(wanted.model, wanted.input, service, "input", 0)
     vectors: list[list[float]] = []
@@ -143,7 +141,7 @@ async def _embed(body: bytes, service: Service) -> dict[str, object]:
     return {"object": "list", "model": service.model.name, "data": data, "usage": _usage(prompts, [])}
 
 
-async def _complete(body: bytes, service: Service) -> dict[str, object]:
+async def _complete(body: bytes, service: AnsweringServer) -> dict[str, object]:
     wanted = read_request(body, SourceRequest)
     count = wanted.max_tokens or 16
     prompts = _prompts(wanted.model, wanted.prompt, service, "prompt", count)
@@ -172,7 +170,9 @@ def _usage(prompts: list[list[int]], answers: list[list[int]]) -> dict[str, int]
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _prompts(model: str, given: Prompt, service: Service, field: str, new_tokens: int) -> list[list[int]]:
+def _prompts(
+    model: str, given: RequestPrompt, service: AnsweringServer, field: str, new_tokens: int
+) -> list[list[int]]:
     """Return token ids of all prompts. Raises ApiError 400, 404."""
     if model != service.model.name:
         raise ApiError(404, f"model {model!r} is not served here; {service.model.name} is", "model", "model_not_found")
@@ -191,7 +191,7 @@ def _prompts(model: str, given: Prompt, service: Service, field: str, new_tokens
     return found
 
 
-def _told(handler: Handler, service: Service) -> Handler:
+def _told(handler: Handler, service: AnsweringServer) -> Handler:
     async def answer(request: Request) -> Response:
         try:
             return await handler(request)
@@ -208,7 +208,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return JSONResponse(body, error.status_code)
 
 
-async def _admitted(request: Request, service: Service) -> bytes:
+async def _admitted(request: Request, service: AnsweringServer) -> bytes:
     """Return the body of a request that may be answered. Raises ApiError 401, 408, 413, 503."""
     authorise(request, service.api_key)
     if service.draining:

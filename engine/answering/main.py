@@ -22,7 +22,7 @@ from configs.common.system.proc import end_with_parent
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import read_model_manifest
 from configs.serving.settings import ServingSettings
-from engine.answering.app import Figures, Service, make_app
+from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes
 from engine.serving.http.model import ServedModel
@@ -41,8 +41,8 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     computing = Computing(path, Path(settings.folder) / "rank.log", limits.max_queue, limits.request_seconds)
     key = os.environ.get("RANKWISE_API_KEY") or None
     model, figures = ServedModel.read(settings), Figures(settings.name)
-    service = Service(settings, model, computing, figures, key, encodes=encodes(config))
-    http = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", access_log=False, lifespan="off"))
+    service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config))
+    http = uvicorn.Server(uvicorn.Config(answering_app(service), log_level="warning", access_log=False, lifespan="off"))
     stop, now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from configs.serving.settings import ServingSettings
     from engine.context import Context
 
-Answer = Callable[[list[list[int]], int], dict[str, Any]]
+AnswerPrompts = Callable[[list[list[int]], int], dict[str, Any]]
 
 
 def encodes(config: "ModelConfig") -> bool:
     """Return whether a model answers with vectors, as encoders without a decoder do."""
-    from configs.families.tensors import stacks_of
+    from configs.families.tensors import layer_stacks
 
-    return "decoder" not in stacks_of(config)
+    return "decoder" not in layer_stacks(config)
 
 
-def encoder_answers(settings: "ServingSettings", context: "Context") -> Answer:
+def encoder_answers(settings: "ServingSettings", context: "Context") -> AnswerPrompts:
     """Return what answers with vectors."""
     from configs.workloads.encode import EncodeWorkload
     from engine.inference.weights import finalize_weights, load_shard
     from engine.models.weights import DTYPES
-    from engine.prompts.tokens import filled
+    from engine.prompts.tokens import padded_batch
     from engine.workloads.encode import Encoder
 
     shard = load_shard(context, DTYPES[settings.dtype])
@@ -43,7 +43,7 @@ def encoder_answers(settings: "ServingSettings", context: "Context") -> Answer:
     encoder = Encoder(shard, context.communicators.pipeline, settings.max_sequences, EncodeWorkload())
 
     def answer(tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
-        vectors = encoder.encode(filled(tokens, context.device))[0].vectors
+        vectors = encoder.encode(padded_batch(tokens, context.device))[0].vectors
         assert vectors is not None
         if not bool(vectors.isfinite().all()):
             raise FloatingPointError("the model's vectors are not finite")
@@ -52,12 +52,12 @@ def encoder_answers(settings: "ServingSettings", context: "Context") -> Answer:
     return answer
 
 
-def seq2seq_answers(settings: "ServingSettings", context: "Context") -> Answer:
+def seq2seq_answers(settings: "ServingSettings", context: "Context") -> AnswerPrompts:
     """Return what answers with greedy tokens."""
     from engine.inference.pipeline import Replica
     from engine.inference.weights import finalize_weights, load_stacks
     from engine.models.weights import DTYPES
-    from engine.prompts.tokens import filled
+    from engine.prompts.tokens import padded_batch
 
     encoder, decoder = load_stacks(context, DTYPES[settings.dtype])
     finalize_weights(context)
@@ -65,7 +65,7 @@ def seq2seq_answers(settings: "ServingSettings", context: "Context") -> Answer:
     replica = Replica(decoder, context.communicators.pipeline, size, size, settings.max_length, encoder)
 
     def answer(tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
-        found = replica.decode(filled(tokens, context.device), new_tokens)
+        found = replica.decode(padded_batch(tokens, context.device), new_tokens)
         rows = [row for decoded in found for row in decoded.tokens.tolist()]
         if any(token < 0 for row in rows for token in row):
             raise FloatingPointError("the model's logits are not finite")

@@ -20,7 +20,7 @@ from configs.families.checkpoint import check_tensors, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.tensors import names_in_file, stored_weights
 from configs.plans.model_manifest import ModelManifest
-from engine.loading import LoadReport, Piece, read_pieces, stored_tensors
+from engine.loading import LoadReport, TensorSlice, read_pieces, tensor_locations
 from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces
 from engine.models.weights import weight_files
@@ -62,7 +62,7 @@ class DistributedCheckpointLoader:
         self.grid = Grid(dp=1, tp=world_size, pp=1, rank=rank)
         manifest = ModelManifest(identity="folder:unknown", source="folder", folder=str(folder), files={}, config=found)
         self.files = weight_files(manifest)
-        stored = stored_tensors(self.files)
+        stored = tensor_locations(self.files)
         self.config = with_stored_head(self.config, stored)
         check_tensors(self.config, stored)
         self._names = names_in_file(self.config, stored)
@@ -93,6 +93,6 @@ class DistributedCheckpointLoader:
         """Return all of this rank's tensors, on the device and in `dtype` (None: as stored)."""
         return {name: tensor.to(device, dtype or tensor.dtype) for name, tensor in self}
 
-    def _pieces_of(self, rank: int) -> list[Piece]:
+    def _pieces_of(self, rank: int) -> list[TensorSlice]:
         pieces = wanted_pieces(self.config, Grid(dp=1, tp=self.grid.tp, pp=1, rank=rank))
         return [replace(piece, name=self._names[piece.name]) for piece in pieces]

@@ -41,7 +41,7 @@ from configs.common.base import write_atomically
 from configs.records.record import Figure
 from engine.context import Context, Samples
 from engine.prompts.tokenizer import load_tokenizer
-from engine.prompts.tokens import Batch, Prompts, filled, tokenizer_path
+from engine.prompts.tokens import PromptBatch, Prompts, padded_batch, tokenizer_path
 
 MAX_LOGIT_BYTES = 64 * 1024 * 1024
 """Maximum bytes of logits in a record over all ranks, including those through the cache."""
@@ -69,10 +69,10 @@ class Scorer(Protocol):
     timed decode, and serve batches of different lengths.
     """
 
-    def prefill(self, batch: Batch, consume: Consume) -> None:
+    def prefill(self, batch: PromptBatch, consume: Consume) -> None:
         """Compute logits of all columns, by one prefill of the batch."""
 
-    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+    def cached(self, batch: PromptBatch, steps: int, consume: Consume) -> None:
         """Compute logits of the last `steps` columns: the others are prefilled, then one token a call."""
 
 
@@ -164,7 +164,7 @@ class Scores:
                 self.logit_positions.append(position)
 
 
-def read_prefill(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], total: int) -> list[Scores]:
+def read_prefill(scorer: Scorer, sequences: list[Sequence], pieces: list[PromptBatch], total: int) -> list[Scores]:
     """Return scores of each sequence, prompt and decoded tokens, by prefill.
 
     `pieces` are batches of the prompts, in order.
@@ -182,16 +182,16 @@ def read_prefill(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch],
     return scores
 
 
-def fed_batch(part: list[Sequence], piece: Batch) -> Batch:
+def fed_batch(part: list[Sequence], piece: PromptBatch) -> PromptBatch:
     """Return the input that gives logits after every token of these sequences but the last."""
     if part[0].source is not None:
-        found = filled([each.ids + each.decoded[:-1] for each in part], piece.tokens.device)
+        found = padded_batch([each.ids + each.decoded[:-1] for each in part], piece.tokens.device)
         return replace(found, source=piece)
     decoded = torch.tensor([each.decoded[:-1] for each in part], dtype=torch.int64)
     return replace(piece, tokens=torch.cat([piece.tokens, decoded.to(piece.tokens.device)], dim=1))
 
 
-def read_cached(scorer: Scorer, sequences: list[Sequence], pieces: list[Batch], total: int) -> list[Scores]:
+def read_cached(scorer: Scorer, sequences: list[Sequence], pieces: list[PromptBatch], total: int) -> list[Scores]:
     """Return scores of the last positions of each prompt through the cache: as many as tokens were decoded, and no less
     than CACHED_STEPS; fewer for short prompts.
 
@@ -228,7 +228,7 @@ def _of_similar_length(part: list[Sequence], most: int) -> list[list[int]]:
     return [rows for rows in groups.values() if rows]
 
 
-def _reader(scores: list[Scores], part: list[Sequence], piece: Batch, total: int, cached: bool) -> Consume:
+def _reader(scores: list[Scores], part: list[Sequence], piece: PromptBatch, total: int, cached: bool) -> Consume:
     """Return a function that assigns a batch's logits to positions of its sequences. total: of all prompts; 0: no row
     is kept.
     """
@@ -252,7 +252,7 @@ def collect_answers(
     prompts: Prompts,
     tokens: Tensor,
     scorer: Scorer,
-    pieces: list[Batch],
+    pieces: list[PromptBatch],
     context: Context,
     start_token: int | None = None,
     through_cache: bool = True,

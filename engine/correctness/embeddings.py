@@ -25,13 +25,13 @@ from configs.records.record import Figure
 from configs.workloads.encode import Pooling
 from engine.context import Context, Samples
 from engine.correctness.answers import Rows, kept_positions
-from engine.prompts.tokens import Batch, Prompts
+from engine.prompts.tokens import PromptBatch, Prompts
 
 
 class EncodeScorer(Protocol):
     """Interface of an engine for scoring hidden states. Batches are padded at the left."""
 
-    def states(self, batch: Batch) -> Tensor | None:
+    def states(self, batch: PromptBatch) -> Tensor | None:
         """Return last hidden states [rows, length, hidden]; None on ranks without them. Padding is undefined."""
 
 
@@ -63,7 +63,7 @@ def pooled(states: Tensor, padding: Tensor | None, pooling: Pooling, normalize: 
     return functional.normalize(vectors, dim=1) if normalize else vectors
 
 
-def read_states(scorer: EncodeScorer, prompts: Prompts, pieces: list[Batch]) -> list[KeptStates]:
+def read_states(scorer: EncodeScorer, prompts: Prompts, pieces: list[PromptBatch]) -> list[KeptStates]:
     """Return the kept hidden states of each prompt; `pieces` are batches of the prompts, in order."""
     found: list[KeptStates] = []
     place = 0
@@ -85,7 +85,7 @@ def kept_states(prompt: int, states: Tensor, total: int) -> KeptStates:
 
 
 def collect_embeddings(
-    prompts: Prompts, vectors: Tensor | None, scorer: EncodeScorer, pieces: list[Batch], context: Context
+    prompts: Prompts, vectors: Tensor | None, scorer: EncodeScorer, pieces: list[PromptBatch], context: Context
 ) -> tuple[dict[str, Figure], Samples]:
     """Return figures and columns of one rank. vectors [P, hidden]: of the timed pass; None if the rank has none."""
     kept = read_states(scorer, prompts, pieces)

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.correctness.answers import Scorer, Sequence, fed_batch
 from engine.kernels.rows import NO_WORD
 from engine.prompts.decoded import Decoded, Encoded
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 _REMEDY = "Check the weights and config.json of the model; in 16 bits, try dtype float32"
 
@@ -29,7 +29,7 @@ def check_tokens(results: Rows[Decoded]) -> None:
     _fail(step)
 
 
-def check_logits(scorer: Scorer, sequences: list[Sequence], piece: Batch) -> None:
+def check_logits(scorer: Scorer, sequences: list[Sequence], piece: PromptBatch) -> None:
     """Raise FloatingPointError for the first step of a batch at which a logit is NaN or infinite.
 
     The prompts and their answers are scored by one prefill, then the answers token by token through the cache. Ranks

@@ -40,7 +40,7 @@ from engine.correctness.answers import Scorer, Scores, Sequence
 from engine.correctness.embeddings import EncodeScorer, KeptStates, pooled
 from engine.correctness.reordered import Reordered
 from engine.models.weights import DTYPES
-from engine.prompts.tokens import Batch, Prompts, filled
+from engine.prompts.tokens import PromptBatch, Prompts, padded_batch
 
 
 def measure_noise(
@@ -122,7 +122,7 @@ def _scored(scorer: Scorer, sequence: Sequence, base: Scores, device: torch.devi
     leads: list[np.ndarray] = []
     tokens = torch.from_numpy(np.concatenate(base.top_tokens)).to(device)
     values = torch.from_numpy(np.concatenate(base.top_logits)).to(device)
-    source = None if sequence.source is None else filled([sequence.source], device)
+    source = None if sequence.source is None else padded_batch([sequence.source], device)
 
     def reader(part: Sequence, keep: set[int]) -> Callable[[int, Tensor], None]:
         start = len(part.ids) - 1
@@ -139,7 +139,7 @@ def _scored(scorer: Scorer, sequence: Sequence, base: Scores, device: torch.devi
 
     for number, part in enumerate(sequence.parts()):
         fed = torch.tensor([part.ids + part.decoded[:-1]], device=device)
-        scorer.prefill(Batch(fed, None, source), reader(part, set() if number else set(base.logit_positions)))
+        scorer.prefill(PromptBatch(fed, None, source), reader(part, set() if number else set(base.logit_positions)))
     return scores, np.concatenate(leads)
 
 
@@ -179,7 +179,7 @@ def _one_state_order(
     moved, vectors = [], []
     with Reordered(order, rounded_scores=order % 2 == 1) as mode:
         for ids, base in zip(prompts.tokens, kept, strict=True):
-            states = scorer.states(filled([ids], device))
+            states = scorer.states(padded_batch([ids], device))
             assert states is not None
             moved.append(states[0, base.positions].float().cpu().numpy())
             vectors.append(pooled(states, None, workload.pooling, workload.normalize).cpu().numpy())

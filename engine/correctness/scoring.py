@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.correctness.answers import Consume
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 _PIECE_BYTES = 32 * 1024 * 1024  # of float32 logits passed on at once
 
@@ -28,11 +28,11 @@ class ModelScorer:
         self.model = model
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
-    def prefill(self, batch: Batch, consume: Consume) -> None:
+    def prefill(self, batch: PromptBatch, consume: Consume) -> None:
         """Compute logits of all columns, by one prefill of the batch."""
         give_in_pieces(self._run(batch.tokens, batch.padding, None, cache=False).logits, 0, consume)
 
-    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+    def cached(self, batch: PromptBatch, steps: int, consume: Consume) -> None:
         """Compute logits of the last `steps` columns: the others are prefilled, then one token a call."""
         length = batch.tokens.shape[1]
         first = self._run(batch.tokens[:, : length - steps], batch.padding, None, cache=True)
@@ -75,11 +75,11 @@ class Seq2SeqScorer:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def prefill(self, batch: Batch, consume: Consume) -> None:
+    def prefill(self, batch: PromptBatch, consume: Consume) -> None:
         """Compute logits of all columns, by one prefill of the batch."""
         give_in_pieces(self._run(batch.tokens, batch, self._encoded(batch), None).logits, 0, consume)
 
-    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+    def cached(self, batch: PromptBatch, steps: int, consume: Consume) -> None:
         """Compute logits of the last `steps` columns: the others are prefilled, then one token a call."""
         length, encoded = batch.tokens.shape[1], self._encoded(batch)
         past = self._run(batch.tokens[:, : length - steps], batch, encoded, None, cache=True).past_key_values
@@ -88,11 +88,11 @@ class Seq2SeqScorer:
             past = found.past_key_values
             give_in_pieces(found.logits, column, consume)
 
-    def _encoded(self, batch: Batch) -> Any:
+    def _encoded(self, batch: PromptBatch) -> Any:
         assert batch.source is not None
         return self.model.get_encoder()(input_ids=batch.source.tokens, attention_mask=_mask(batch.source))
 
-    def _run(self, tokens: Tensor, batch: Batch, encoded: Any, past: Any, cache: bool = False) -> Any:
+    def _run(self, tokens: Tensor, batch: PromptBatch, encoded: Any, past: Any, cache: bool = False) -> Any:
         """Run the decoder on tokens that follow those of `past`."""
         assert batch.source is not None
         seen = None
@@ -116,7 +116,7 @@ class ModelEncodeScorer:
     def __init__(self, model: Any) -> None:
         self.model = model
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: PromptBatch) -> Tensor:
         """Return last hidden states [rows, length, hidden] in float32."""
         if batch.padding is None:
             states: Tensor = self.model(input_ids=batch.tokens).last_hidden_state
@@ -129,5 +129,5 @@ class ModelEncodeScorer:
         return states.float()
 
 
-def _mask(batch: Batch) -> Tensor | None:
+def _mask(batch: PromptBatch) -> Tensor | None:
     return None if batch.padding is None else batch.real.long()

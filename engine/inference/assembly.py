@@ -20,7 +20,7 @@ from configs.families.tensors import StackName
 from engine.compression import Compressor
 from engine.inference.layer import LayerWeights, Norm, StackWeights
 from engine.kernels.linear import PackedLinear, Packing, pack_linear
-from engine.loading import Piece
+from engine.loading import TensorSlice
 from engine.models.slots import Slot
 from engine.models.stages import own_layers
 from engine.models.weights import HashedWeights
@@ -65,7 +65,7 @@ class Assembly:
             memory_mapped,
         )
         self._compressor = compressor
-        self._slots: defaultdict[Piece, list[Slot]] = defaultdict(list)
+        self._slots: defaultdict[TensorSlice, list[Slot]] = defaultdict(list)
         self._products: defaultdict[str, list[Slot]] = defaultdict(list)
         for slot in slots:
             self._slots[slot.piece].append(slot)
@@ -80,11 +80,11 @@ class Assembly:
         self._hashed = HashedWeights()
         self.nbytes = self.plain_bytes = 0
 
-    def put(self, piece: Piece, tensor: Tensor) -> None:
+    def put(self, piece: TensorSlice, tensor: Tensor) -> None:
         """Add one piece, in any dtype."""
         tensor = tensor.to(self._device, self._dtype)
         self.nbytes += tensor.nbytes
-        whole = piece == Piece(piece.name)
+        whole = piece == TensorSlice(piece.name)
         self._hashed.add(piece.name, tensor, "" if whole else f"{piece.rows}{piece.columns}")
         for slot in self._slots[piece]:
             part = slot.of(tensor)

@@ -23,12 +23,12 @@ from engine.inference.model import Shard
 from engine.inference.recorded import DecodePath, decode_step, path_of
 from engine.parallel.communicator import Communicator
 from engine.prompts.decoded import Decoded, synchroniser
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 _LOGITS_BYTES = 32 << 20  # of logits alive at once while prompts are scored
 
 
-def micro_batches(batch: Batch, size: int) -> list[Batch]:
+def micro_batches(batch: PromptBatch, size: int) -> list[PromptBatch]:
     """Split a batch into parts of at most `size` rows, in order."""
     return [batch.rows(slice(start, start + size)) for start in range(0, batch.tokens.shape[0], size)]
 
@@ -54,7 +54,7 @@ class PipelineStage:
         self.pipeline.send(hidden, self.pipeline.index + 1)
         return None
 
-    def states(self, pieces: list[Batch]) -> list[Tensor]:
+    def states(self, pieces: list[PromptBatch]) -> list[Tensor]:
         """Return an encoder's last hidden states of micro-batches that pass through the stages in sequence.
 
         Only the last stage returns states; the others have passed theirs on.
@@ -91,7 +91,7 @@ class Replica:
         self._scored = 0
 
     @torch.inference_mode()
-    def decode(self, batch: Batch, new_tokens: int) -> list[Decoded]:
+    def decode(self, batch: PromptBatch, new_tokens: int) -> list[Decoded]:
         """Decode `new_tokens` tokens greedily after each prompt; yield one result for each micro-batch."""
         pieces = micro_batches(batch, self.micro_batch_size)
         run = _Run(self, [self._opening(piece) for piece in pieces], new_tokens)
@@ -113,13 +113,13 @@ class Replica:
             else "steps"
         )
 
-    def _opening(self, piece: Batch) -> Batch:
+    def _opening(self, piece: PromptBatch) -> PromptBatch:
         """Return the decoder's first input: the prompts, or the start token of an encoder-decoder."""
         if self._encoder is None:
             return piece
-        return Batch(torch.full_like(piece.tokens[:, :1], self.shard.config.start_token), None, piece)
+        return PromptBatch(torch.full_like(piece.tokens[:, :1], self.shard.config.start_token), None, piece)
 
-    def _read_sources(self, sources: list[Batch], caches: list[KeyValueCache]) -> None:
+    def _read_sources(self, sources: list[PromptBatch], caches: list[KeyValueCache]) -> None:
         """Encode micro-batches and set the source of each cache, on every stage."""
         assert self._encoder is not None
         found = self._encoder.states(sources)
@@ -129,12 +129,12 @@ class Replica:
             states = found[place] if found else torch.empty(shape, dtype=self.shard.dtype, device=self.shard.device)
             cache.set_source(self.pipeline.broadcast(states, self.pipeline.size - 1), source.padding)
 
-    def prefill(self, batch: Batch, consume: Consume) -> None:
+    def prefill(self, batch: PromptBatch, consume: Consume) -> None:
         """Compute logits of all positions of prompts [rows, length], at most a micro-batch, from one prefill."""
         cache = self._next_cache(batch)
         self._score(batch.tokens, cache, batch.padding, 0, consume)
 
-    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+    def cached(self, batch: PromptBatch, steps: int, consume: Consume) -> None:
         """Compute logits of the last `steps` positions: the rest is prefilled, these are decoded one by one."""
         cache = self._next_cache(batch)
         length = batch.tokens.shape[1]
@@ -143,7 +143,7 @@ class Replica:
         for position in range(length - steps, length):
             self._score(batch.tokens[:, position : position + 1], cache, batch.padding, position, consume)
 
-    def _next_cache(self, batch: Batch) -> KeyValueCache:
+    def _next_cache(self, batch: PromptBatch) -> KeyValueCache:
         """Return the caches in turn, so that each is reused after other prompts."""
         cache = self._caches[self._scored % len(self._caches)]
         self._scored += 1
@@ -182,7 +182,7 @@ class Replica:
 class _Run:
     """One batch in progress: this rank's known tokens, and their times."""
 
-    def __init__(self, replica: Replica, pieces: list[Batch], new_tokens: int) -> None:
+    def __init__(self, replica: Replica, pieces: list[PromptBatch], new_tokens: int) -> None:
         self.replica, self.pieces, self.steps = replica, pieces, new_tokens
         self.stamps = [np.zeros(new_tokens) for _ in pieces]
         self.tokens = [torch.empty((piece.tokens.shape[0], new_tokens), dtype=torch.int64) for piece in pieces]

@@ -27,7 +27,7 @@ from engine.parallel.transports import SharedTransport
 if TYPE_CHECKING:
     from engine.inference.model import Shard
 
-AnyStep = CacheStep | KernelStep | PagedStep
+RecordableStep = CacheStep | KernelStep | PagedStep
 DecodePath = Literal["recorded", "steps"]
 
 _CHECKED_STEPS = 2
@@ -94,7 +94,7 @@ class RecordedStep:
         """Whether steps are replayed from the recording."""
         return self._program is not None and self._left_to_check == 0
 
-    def __call__(self, inputs: Tensor, step: AnyStep, slots: Slots) -> Tensor:
+    def __call__(self, inputs: Tensor, step: RecordableStep, slots: Slots) -> Tensor:
         """See `decode_step`. slots: where the step writes."""
         self._inputs.copy_(inputs)
         # A listener of the group must receive each all-reduce.
@@ -103,7 +103,7 @@ class RecordedStep:
             return self._output
         return self._prove(step, slots)
 
-    def _prove(self, step: AnyStep, slots: Slots) -> Tensor:
+    def _prove(self, step: RecordableStep, slots: Slots) -> Tensor:
         """Run an ordinary step, and beside it the recording, or a comparison with it."""
         if self.refusals or self.is_trusted or self._shard.weights.memory_mapped:
             return compute_step(self._shard, self._inputs, step)
@@ -113,7 +113,7 @@ class RecordedStep:
             return compute_step(self._shard, self._inputs, step)
         return self._record(step) if self._program is None else self._compare(step, slots)
 
-    def _record(self, step: AnyStep) -> Tensor:
+    def _record(self, step: RecordableStep) -> Tensor:
         with Recording() as recording:
             output = compute_step(self._shard, self._inputs, step)
         self.refusals |= recording.refusals
@@ -121,7 +121,7 @@ class RecordedStep:
             self._program, self._output = recording.program(), output
         return output
 
-    def _compare(self, step: AnyStep, slots: Slots) -> Tensor:
+    def _compare(self, step: RecordableStep, slots: Slots) -> Tensor:
         """Run the recorded step first, over memory cleared of other steps, then the ordinary one."""
         assert self._program is not None
         slots.fill(float("nan"))
@@ -162,7 +162,7 @@ class RecordedStep:
             raise_for(code)
 
 
-def compute_step(shard: "Shard", inputs: Tensor, step: AnyStep) -> Tensor:
+def compute_step(shard: "Shard", inputs: Tensor, step: RecordableStep) -> Tensor:
     """Compute one more position of each sequence on this stage: token ids [sequences] on the last stage, else hidden
     states.
     """

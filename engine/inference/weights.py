@@ -23,7 +23,7 @@ from torch import Tensor
 
 from configs.families.checkpoint import check_tensors, with_stored_head
 from configs.families.config import ModelConfig
-from configs.families.tensors import StackName, names_in_file, stacks_of
+from configs.families.tensors import StackName, layer_stacks, names_in_file
 from configs.plans.job import Measurement
 from configs.plans.model_manifest import ModelManifest
 from configs.records.record import Figure
@@ -32,7 +32,7 @@ from engine.context import Context
 from engine.inference.assembly import Assembly
 from engine.inference.model import Shard
 from engine.kernels.linear import pack_linear
-from engine.loading import LoadReport, Piece, network_file_system, read_pieces, stored_tensors
+from engine.loading import LoadReport, TensorSlice, network_file_system, read_pieces, tensor_locations
 from engine.loading.prepared import prepare_files
 from engine.models.sharding import check_degrees
 from engine.models.slots import wanted_pieces, wanted_slots
@@ -176,7 +176,7 @@ def read_shard(
     files, stored = [], {}
     if manifest.synthetic_seed is None:
         files = weight_files(manifest)
-        stored = stored_tensors(files)
+        stored = tensor_locations(files)
         config = with_stored_head(config, stored)
     slots = wanted_slots(config, grid)
     wanted = list(dict.fromkeys(slot.piece for slot in slots))
@@ -245,16 +245,16 @@ def _read(
     config: ModelConfig,
     grid: Grid,
     files: list[Path],
-    wanted: Sequence[Piece],
+    wanted: Sequence[TensorSlice],
     names: dict[str, str],
     local: tuple[int, int],
     report: LoadReport,
     lend: bool,
-) -> Iterator[tuple[Piece, Tensor]]:
+) -> Iterator[tuple[TensorSlice, Tensor]]:
     """Read the wanted pieces by our names; the file's names may differ."""
     place, ranks = local
     neighbours = [replace(grid, rank=grid.rank - place + other) for other in range(ranks)]
-    ours: defaultdict[Piece, list[Piece]] = defaultdict(list)
+    ours: defaultdict[TensorSlice, list[TensorSlice]] = defaultdict(list)
     for piece in wanted:
         ours[replace(piece, name=names[piece.name])].append(piece)
     for read, tensor in read_pieces(
@@ -274,17 +274,17 @@ def _read(
             yield piece, tensor
 
 
-def _made(config: ModelConfig, seed: int, wanted: Sequence[Piece]) -> Iterator[tuple[Piece, Tensor]]:
+def _made(config: ModelConfig, seed: int, wanted: Sequence[TensorSlice]) -> Iterator[tuple[TensorSlice, Tensor]]:
     """Create each tensor whole, so that it is the same for every layout, and cut it."""
     shapes = config.tensor_shapes()
     for name, pieces in groupby(wanted, key=lambda piece: piece.name):
         whole = synthetic_tensor(config, name, shapes[name], seed)
         for piece in pieces:
             # A copy: a view would keep the whole tensor alive if it is not packed.
-            yield piece, whole if piece == Piece(name) else cut(whole, piece).clone()
+            yield piece, whole if piece == TensorSlice(name) else cut(whole, piece).clone()
 
 
-def cut(whole: Tensor, piece: Piece) -> Tensor:
+def cut(whole: Tensor, piece: TensorSlice) -> Tensor:
     """Return the piece of a tensor, as a view."""
     part = whole if piece.rows is None else whole[slice(*piece.rows)]
     return part if piece.columns is None else part[:, slice(*piece.columns)]
@@ -311,5 +311,5 @@ def _shards(config: ModelConfig, grid: Grid, group: Communicator, assembly: Asse
     """Return a shard for each stack, the main one last."""
     return {
         stack: Shard(config, grid, group, assembly.weights(stack), stack, own_layers(config, grid, stack))
-        for stack in stacks_of(config)
+        for stack in layer_stacks(config)
     }

@@ -16,7 +16,7 @@ from time import monotonic
 from urllib.parse import urlsplit
 
 from configs.load.job import Endpoint
-from configs.load.samples import Outcome
+from configs.load.samples import RequestOutcome
 from engine.load.replies import Reply
 from engine.load.responses import NotHttpError, ResponseReader
 
@@ -64,7 +64,7 @@ class _Connection(asyncio.Protocol):
         try:
             body = reader.feed(data)
         except NotHttpError as error:
-            reply.fail(Outcome.MALFORMED, f"not HTTP/1.1: {error}")
+            reply.fail(RequestOutcome.MALFORMED, f"not HTTP/1.1: {error}")
             self._finish()
             self.close()
             return
@@ -90,7 +90,7 @@ class _Connection(asyncio.Protocol):
             return
         reader.end_of_connection()
         self._take(reader, reply, b"", monotonic())
-        reply.fail(Outcome.CONNECTION, f"connection lost: {error or 'closed by the server'}")
+        reply.fail(RequestOutcome.CONNECTION, f"connection lost: {error or 'closed by the server'}")
         self._finish()
 
     def _finish(self) -> None:
@@ -149,7 +149,7 @@ class ConnectionPool:
             try:
                 connection, idle = await self._connection(used_again, deadline)
             except OSError as error:
-                reply.fail(Outcome.CONNECTION, f"no connection: {error.strerror or error}")
+                reply.fail(RequestOutcome.CONNECTION, f"no connection: {error.strerror or error}")
                 return reply, sent
             waiter = connection.send(request, reply)
             sent = monotonic()
@@ -159,7 +159,7 @@ class ConnectionPool:
             finally:
                 timer.cancel()
                 self._give_back(connection)
-            if not (idle and reply.outcome == Outcome.CONNECTION and not connection.answered):
+            if not (idle and reply.outcome == RequestOutcome.CONNECTION and not connection.answered):
                 break
             reply = Reply(keep_text)
         return reply, sent
@@ -198,7 +198,7 @@ class ConnectionPool:
 
     @staticmethod
     def _time_out(connection: _Connection, reply: Reply, seconds: float) -> None:
-        reply.fail(Outcome.TIMEOUT, f"no complete answer within {seconds:g} s")
+        reply.fail(RequestOutcome.TIMEOUT, f"no complete answer within {seconds:g} s")
         connection.close()
 
     def close(self) -> None:

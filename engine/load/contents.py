@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.inputs.prompts import Prompt, numbered_prompts
+from configs.inputs.prompts import PromptLine, numbered_prompts
 from configs.load.job import Contents, LoadJob
 from configs.load.lengths import Lengths
 from engine.load.arrivals import TraceRow
@@ -23,7 +23,7 @@ _CONVERSATION, _PREFIX = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RequestContent:
     """One request: a text or token ids, and the tokens to ask for. prompt_tokens: None where it is a text."""
 
     prompt: str | list[int]
@@ -70,12 +70,12 @@ class Conversation:
         self._turns = 0
         self._history: str | list[int] = ""
 
-    def first(self) -> Turn:
+    def first(self) -> RequestContent:
         """The first request."""
         self._history = self._own_part() if self._source.prompts else self._source.prefix(self._rng) + self._random()
         return self._turn()
 
-    def following(self, answer: str, answer_tokens: int) -> Turn:
+    def following(self, answer: str, answer_tokens: int) -> RequestContent:
         """The next request, after an answer.
 
         A text is continued by the answer itself. Token ids are continued by as many random ids as the answer had,
@@ -90,10 +90,10 @@ class Conversation:
             self._history = history + self._source.random_ids(answer_tokens, self._rng) + self._random()
         return self._turn()
 
-    def _turn(self) -> Turn:
+    def _turn(self) -> RequestContent:
         self._turns += 1
         asked = self._row.new_tokens if self._row else None
-        return Turn(self._history, asked or self._drawn(self._source.contents.new_tokens))
+        return RequestContent(self._history, asked or self._drawn(self._source.contents.new_tokens))
 
     def _own_part(self) -> str | list[int]:
         """A prompt of the file: all in turn, so that each is asked equally often."""
@@ -110,7 +110,7 @@ class Conversation:
         return draw_length(lengths, self._rng)
 
 
-def _prompts(path: Path, turns: int) -> list[Prompt]:
+def _prompts(path: Path, turns: int) -> list[PromptLine]:
     prompts = numbered_prompts(path)
     tokens = next((prompt for prompt in prompts if prompt.tokens is not None), None)
     if turns > 1 and tokens is not None:
@@ -118,7 +118,7 @@ def _prompts(path: Path, turns: int) -> list[Prompt]:
     return prompts
 
 
-def body_of(turn: Turn, job: LoadJob) -> bytes:
+def body_of(turn: RequestContent, job: LoadJob) -> bytes:
     """The JSON body of a streamed completion request."""
     contents = job.contents
     fields: dict[str, object] = {

@@ -19,11 +19,11 @@ import numpy as np
 from configs.common.base import utc_now
 from configs.load.arrivals import ClosedLoop, TraceArrivals
 from configs.load.job import LoadJob
-from configs.load.samples import LAG_EVERY_SECONDS, LoadFacts, Outcome
+from configs.load.samples import LAG_EVERY_SECONDS, LoadFacts, RequestOutcome
 from engine.load.arrivals import TraceRow, arrival_seconds, read_trace
 from engine.load.connections import ConnectionPool
-from engine.load.contents import Conversation, RequestSource, Turn, body_of
-from engine.load.recorder import Recorder
+from engine.load.contents import Conversation, RequestContent, RequestSource, body_of
+from engine.load.recorder import RequestRecorder
 from engine.load.replies import Reply
 
 _ARRIVALS, _THINKING = 3, 4
@@ -49,7 +49,7 @@ class Generator:
         self._trace = _trace_of(job)
         self._pool = ConnectionPool(job.endpoint, token)
         self._thinking = np.random.default_rng((job.seed, _THINKING))
-        self._recorder = Recorder(0.0)
+        self._recorder = RequestRecorder(0.0)
         self._due_requests = 0
         self._last_due = 0.0
         self._asked_tokens = 0
@@ -69,7 +69,7 @@ class Generator:
         gc.freeze()
         gc.set_threshold(*_FEW_COLLECTIONS)
         started_at, cpu_seconds = utc_now(), process_time()
-        self._recorder = Recorder(monotonic() + _LEAD_SECONDS)
+        self._recorder = RequestRecorder(monotonic() + _LEAD_SECONDS)
         lag = asyncio.create_task(self._watch_lag())
         arrivals = self.job.arrivals
         await (self._closed_loop(arrivals) if isinstance(arrivals, ClosedLoop) else self._open_loop())
@@ -124,7 +124,7 @@ class Generator:
         times = arrival_seconds(job.arrivals, job.duration_seconds, job.max_requests, rng)
         return (TraceRow(float(seconds)) for seconds in times)
 
-    def _spawn(self, talk: _Talk, turn: Turn, body: bytes, due: float) -> None:
+    def _spawn(self, talk: _Talk, turn: RequestContent, body: bytes, due: float) -> None:
         task = asyncio.create_task(self._converse(talk, turn, body, due, self.job.contents.think_seconds))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -145,7 +145,9 @@ class Generator:
             due = await self._converse(talk, turn, body, due, think_seconds)
             due += self._thought(think_seconds)
 
-    async def _converse(self, talk: _Talk, turn: Turn, body: bytes, due: float, think_seconds: float) -> float:
+    async def _converse(
+        self, talk: _Talk, turn: RequestContent, body: bytes, due: float, think_seconds: float
+    ) -> float:
         """Send all turns of a conversation; the end of its last response, in seconds since the run's start."""
         turns = self.job.contents.turns
         place = 0
@@ -153,7 +155,7 @@ class Generator:
             reply = await self._request(turn, body, due, (talk.number, place))
             ended, place = self._now(), place + 1
             due = ended + self._thought(think_seconds)
-            if place == turns or reply.outcome is not Outcome.COMPLETED or self._over(due):
+            if place == turns or reply.outcome is not RequestOutcome.COMPLETED or self._over(due):
                 return ended
             answered = reply.new_tokens if reply.new_tokens is not None else len(reply.chunk_seconds)
             turn = talk.talk.following("".join(reply.text), answered)
@@ -161,12 +163,12 @@ class Generator:
             if not await self._wait_until(due) or not self._allowed(turn, due):
                 return ended
 
-    async def _request(self, turn: Turn, body: bytes, due: float, place: tuple[int, int]) -> Reply:
+    async def _request(self, turn: RequestContent, body: bytes, due: float, place: tuple[int, int]) -> Reply:
         started = monotonic()
         caps = self.job.caps
         if self._in_flight >= caps.max_in_flight:
             reply, sent = Reply(), None
-            reply.fail(Outcome.DROPPED, f"not sent: {caps.max_in_flight:,} requests in flight")
+            reply.fail(RequestOutcome.DROPPED, f"not sent: {caps.max_in_flight:,} requests in flight")
         else:
             self._in_flight += 1
             try:
@@ -183,7 +185,7 @@ class Generator:
         duration = self.job.duration_seconds
         return self._capped is not None or (duration is not None and due >= duration)
 
-    def _allowed(self, turn: Turn, due: float) -> bool:
+    def _allowed(self, turn: RequestContent, due: float) -> bool:
         """Count a request that is about to be sent; False where it would pass the bounds of the job."""
         job = self.job
         if self._capped is not None or (job.max_requests is not None and self._due_requests >= job.max_requests):

@@ -15,15 +15,15 @@ from configs.load.samples import (
     REQUEST_COLUMNS,
     SAMPLES_FILE,
     LoadFacts,
-    Outcome,
+    RequestOutcome,
 )
-from engine.load.contents import Turn
+from engine.load.contents import RequestContent
 from engine.load.replies import Reply
 
 _MAX_MESSAGES = 20
 
 
-class Recorder:
+class RequestRecorder:
     """Samples of the requests in the order in which they ended. Times are given on the clock that began at `origin`."""
 
     def __init__(self, origin: float) -> None:
@@ -37,8 +37,8 @@ class Recorder:
         return len(self._columns["outcome"])
 
     def add(
-        self, turn: Turn, place: tuple[int, int], due: float, started: float, sent: float | None, ended: float,
-        reply: Reply,
+        self, turn: RequestContent, place: tuple[int, int], due: float, started: float, sent: float | None,
+        ended: float, reply: Reply,
     ) -> None:  # fmt: skip
         """Add a request. place: (conversation, turn); `due` counts from the run's start, the others on the clock."""
         assert reply.outcome is not None
@@ -63,7 +63,7 @@ class Recorder:
         for name, value in zip(REQUEST_COLUMNS, values, strict=True):
             self._columns[name].append(value)
         self._chunks.extend(chunk - self.origin for chunk in chunks)
-        if reply.outcome is not Outcome.COMPLETED:
+        if reply.outcome is not RequestOutcome.COMPLETED:
             known = reply.message in self.errors or len(self.errors) < _MAX_MESSAGES
             message = reply.message if known else "other errors"
             self.errors[message] = self.errors.get(message, 0) + 1

@@ -13,12 +13,12 @@ from typing import Any
 
 from configs.common.files.reading import parse_json
 from configs.common.printable import printable
-from configs.load.samples import Finish, Outcome
+from configs.load.samples import FinishCode, RequestOutcome
 
 _MAX_EVENT_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 1 << 16
 _SHOWN = 160
-_FINISH = {"length": Finish.LENGTH, "stop": Finish.STOP}
+_FINISH = {"length": FinishCode.LENGTH, "stop": FinishCode.STOP}
 
 
 class MalformedReplyError(ValueError):
@@ -60,12 +60,12 @@ class Reply:
     )  # fmt: skip
 
     def __init__(self, keep_text: bool = False) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: RequestOutcome | None = None
         self.message = ""
         self.http_status: int | None = None
         self.prompt_tokens: int | None = None
         self.new_tokens: int | None = None
-        self.finish = Finish.UNKNOWN
+        self.finish = FinishCode.UNKNOWN
         self.chunk_seconds: list[float] = []
         self.text: list[str] = []
         self._keep_text = keep_text
@@ -88,22 +88,24 @@ class Reply:
             for data in self._events.feed(piece):
                 self._take(data, now)
         except ValueError as error:
-            self.fail(Outcome.MALFORMED, str(error))
+            self.fail(RequestOutcome.MALFORMED, str(error))
 
     def end(self) -> None:
         """Take the end of the response; afterwards `outcome` is known."""
         if self.outcome is not None:
             return
         if not self._streams:
-            kind = Outcome.MALFORMED if self.http_status == 200 else Outcome.REFUSED
+            kind = RequestOutcome.MALFORMED if self.http_status == 200 else RequestOutcome.REFUSED
             text = self._error_body.decode("utf-8", "replace")
-            self.fail(kind, f"HTTP {self.http_status}: {text}" if kind == Outcome.REFUSED else f"not a stream: {text}")
-        elif not self._done and self.finish == Finish.UNKNOWN:
-            self.fail(Outcome.CONNECTION, "the stream ended before the answer did")
+            self.fail(
+                kind, f"HTTP {self.http_status}: {text}" if kind == RequestOutcome.REFUSED else f"not a stream: {text}"
+            )
+        elif not self._done and self.finish == FinishCode.UNKNOWN:
+            self.fail(RequestOutcome.CONNECTION, "the stream ended before the answer did")
         else:
-            self.outcome = Outcome.COMPLETED
+            self.outcome = RequestOutcome.COMPLETED
 
-    def fail(self, outcome: Outcome, message: str) -> None:
+    def fail(self, outcome: RequestOutcome, message: str) -> None:
         """Record the first error."""
         if self.outcome is None:
             self.outcome, self.message = outcome, printable(" ".join(message[: 4 * _SHOWN].split()), _SHOWN)
@@ -116,7 +118,7 @@ class Reply:
         if not isinstance(event, dict):
             raise MalformedReplyError(f"event: got {type(event).__name__}, expected an object")
         if event.get("error"):
-            self.fail(Outcome.REFUSED, f"error in the stream: {event['error']}")
+            self.fail(RequestOutcome.REFUSED, f"error in the stream: {event['error']}")
             return
         self._take_usage(event.get("usage"))
         choices = event.get("choices")
@@ -143,4 +145,4 @@ class Reply:
                 self.text.append(text)
         reason = choice.get("finish_reason")
         if reason is not None:
-            self.finish = _FINISH.get(reason, Finish.OTHER) if isinstance(reason, str) else Finish.OTHER
+            self.finish = _FINISH.get(reason, FinishCode.OTHER) if isinstance(reason, str) else FinishCode.OTHER

@@ -8,21 +8,21 @@ report.asked_bytes, report.device_bytes, report.seconds
 """
 
 from engine.loading.access import network_file_system
-from engine.loading.header import StoredTensor, stored_tensors
+from engine.loading.header import TensorLocation, tensor_locations
 from engine.loading.page_cache import cached_share, evict, raw_read_seconds, warm
-from engine.loading.pieces import Piece
+from engine.loading.pieces import TensorSlice
 from engine.loading.reader import read_pieces
 from engine.loading.report import LoadReport
 
 __all__ = [
     "LoadReport",
-    "Piece",
-    "StoredTensor",
+    "TensorLocation",
+    "TensorSlice",
     "cached_share",
     "evict",
     "network_file_system",
     "raw_read_seconds",
     "read_pieces",
-    "stored_tensors",
+    "tensor_locations",
     "warm",
 ]

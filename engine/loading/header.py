@@ -30,7 +30,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class TensorLocation:
     """Location of one tensor: `nbytes` bytes from `offset` of the file, row after row."""
 
     file: Path
@@ -45,13 +45,13 @@ class StoredTensor:
         return self.dtype.is_floating_point and self.dtype.itemsize >= 2
 
 
-def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
+def tensor_locations(files: Iterable[Path]) -> dict[str, TensorLocation]:
     """Return all tensors of the files by name, in file order.
 
     Raises ValueError, naming the file, for one that is missing, damaged or truncated, or if two files hold the same
     tensor.
     """
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, TensorLocation] = {}
     for path in files:
         for name, tensor in _tensors_of(path).items():
             if name in found:
@@ -60,9 +60,9 @@ def stored_tensors(files: Iterable[Path]) -> dict[str, StoredTensor]:
     return found
 
 
-def _tensors_of(path: Path) -> dict[str, StoredTensor]:
+def _tensors_of(path: Path) -> dict[str, TensorLocation]:
     try:
-        header = safetensors_header.stored_tensors(path)
+        header = safetensors_header.header_tensors(path)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; fetch the model again") from error
     found = {}
@@ -72,5 +72,5 @@ def _tensors_of(path: Path) -> dict[str, StoredTensor]:
             raise ValueError(
                 f"{path}: tensor {brief(name)}: unknown dtype {brief(entry.dtype)}; use one of: {', '.join(DTYPES)}"
             )
-        found[name] = StoredTensor(path, dtype, entry.shape, entry.offset, entry.nbytes)
+        found[name] = TensorLocation(path, dtype, entry.shape, entry.offset, entry.nbytes)
     return found

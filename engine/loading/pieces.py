@@ -8,13 +8,13 @@ place.nbytes, place.extent
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.loading.header import StoredTensor
+from engine.loading.header import TensorLocation
 
 Extent = tuple[int, int]  # first byte of the file, and the first one after
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorSlice:
     """Rows [start, stop) of dimension 0 and columns [start, stop) of dimension 1; None: all of them."""
 
     name: str
@@ -26,8 +26,8 @@ class Piece:
 class FileRanges:
     """A piece in its file: `count` ranges of `width` bytes, one every `stride` bytes from `offset` on."""
 
-    piece: Piece
-    stored: StoredTensor
+    piece: TensorSlice
+    stored: TensorLocation
     shape: tuple[int, ...]
     offset: int
     count: int
@@ -35,7 +35,7 @@ class FileRanges:
     stride: int
 
     @classmethod
-    def of(cls, piece: Piece, stored: StoredTensor) -> "FileRanges":
+    def of(cls, piece: TensorSlice, stored: TensorLocation) -> "FileRanges":
         """Locate a piece. Raises ValueError, naming tensor and file, if the tensor has no such rows or columns."""
         shape = list(stored.shape)
         element = stored.dtype.itemsize

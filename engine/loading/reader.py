@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from engine.loading.access import OpenFile
-from engine.loading.header import StoredTensor, stored_tensors
+from engine.loading.header import TensorLocation, tensor_locations
 from engine.loading.page_cache import state_of
-from engine.loading.pieces import Extent, FileRanges, Piece, merged_extents
+from engine.loading.pieces import Extent, FileRanges, TensorSlice, merged_extents
 from engine.loading.read_ahead import ReadAhead
 from engine.loading.report import LoadReport
 
@@ -33,16 +33,16 @@ _LEAST_REUSED_BYTES = 64 << 10
 
 def read_pieces(
     files: Iterable[Path],
-    pieces: Iterable[Piece],
+    pieces: Iterable[TensorSlice],
     *,
     local_rank: int = 0,
     local_ranks: int = 1,
-    host_pieces: Iterable[Piece] | None = None,
+    host_pieces: Iterable[TensorSlice] | None = None,
     read_ahead: bool = True,
     mapped: bool | None = None,
     lend: bool = False,
     report: LoadReport | None = None,
-) -> Iterator[tuple[Piece, Tensor]]:
+) -> Iterator[tuple[TensorSlice, Tensor]]:
     """Yield the pieces in file order, each in the stored dtype, in memory of this process, or with `lend` in pages of
     the page cache (`OpenFile.lend`), columns then as a view of whole rows.
 
@@ -52,7 +52,7 @@ def read_pieces(
     damaged or missing one and for a tensor or a part of one that is not there.
     """
     files = list(files)
-    tensors = stored_tensors(files)
+    tensors = tensor_locations(files)
     places = _places(pieces, tensors)
     if report is None:
         report = LoadReport.before(files)
@@ -64,7 +64,7 @@ def read_pieces(
     report.end()
 
 
-def _places(pieces: Iterable[Piece], tensors: dict[str, StoredTensor]) -> list[FileRanges]:
+def _places(pieces: Iterable[TensorSlice], tensors: dict[str, TensorLocation]) -> list[FileRanges]:
     """Return the places of the pieces, in the order of `tensors`."""
     order = {name: number for number, name in enumerate(tensors)}
     places = []
@@ -78,9 +78,9 @@ def _places(pieces: Iterable[Piece], tensors: dict[str, StoredTensor]) -> list[F
 
 def _plan(
     files: Sequence[Path],
-    tensors: dict[str, StoredTensor],
+    tensors: dict[str, TensorLocation],
     places: Sequence[FileRanges],
-    host_pieces: Iterable[Piece] | None,
+    host_pieces: Iterable[TensorSlice] | None,
     local_ranks: int,
 ) -> list[tuple[Path, list[Extent]]]:
     """Return the extents of each file that the ranks of this host need."""
@@ -101,7 +101,7 @@ def _read(
     ahead: ReadAhead | None,
     mapped: bool | None,
     report: LoadReport,
-) -> Iterator[tuple[Piece, Tensor]]:
+) -> Iterator[tuple[TensorSlice, Tensor]]:
     memory = _Memory()
     position_of = _positions(plan)
     for path, here in groupby(places, key=lambda place: place.stored.file):
@@ -120,7 +120,7 @@ def _read(
                 del tensor
 
 
-def _lend(places: Sequence[FileRanges], report: LoadReport) -> Iterator[tuple[Piece, Tensor]]:
+def _lend(places: Sequence[FileRanges], report: LoadReport) -> Iterator[tuple[TensorSlice, Tensor]]:
     for path, here in groupby(places, key=lambda place: place.stored.file):
         with OpenFile(path) as file:
             for place in here:

@@ -11,7 +11,7 @@ holds the keys and values of its queries; with more ranks than key and value hea
 from dataclasses import dataclass
 
 from configs.families.config import ModelConfig
-from configs.families.tensors import stacks_of
+from configs.families.tensors import layer_stacks
 
 
 def even_share(count: int, parts: int, index: int) -> range:
@@ -44,7 +44,7 @@ def check_degrees(config: ModelConfig, tp: int, pp: int) -> None:
             f"({config.feed_forward}) that they share; use one of: "
             f"{', '.join(str(one) for one in degrees if one <= min(config.vocabulary, config.feed_forward))}"
         )
-    layers = min(stacks_of(config).values())
+    layers = min(layer_stacks(config).values())
     if pp > layers:
         raise ValueError(f"layout.pp: {pp} stages need a layer each, but the model has {layers}; use 1 to {layers}")
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from configs.families.config import ModelConfig
-from configs.families.tensors import ROLES, SlotPlace, StoredWeight, WeightSplit, stacks_of, stored_weights
-from engine.loading import Piece
+from configs.families.tensors import ROLES, SlotPlace, StoredWeight, WeightSplit, layer_stacks, stored_weights
+from engine.loading import TensorSlice
 from engine.models.sharding import Share
 from engine.models.stages import own_layers
 from engine.parallel.grid import Grid
@@ -34,7 +34,7 @@ class Slot:
     """
 
     name: str
-    piece: Piece
+    piece: TensorSlice
     transposed: bool = False
     part: tuple[int, int] | None = None
     turned: tuple[int, int] | None = None
@@ -76,7 +76,7 @@ def wanted_slots(config: ModelConfig, grid: Grid) -> list[Slot]:
     read by the first stage and by the last, which use it as the head.
     """
     share = Share.of(config, grid.tp, grid.tp_rank)
-    own: dict[str, range] = {stack: own_layers(config, grid, stack) for stack in stacks_of(config)}
+    own: dict[str, range] = {stack: own_layers(config, grid, stack) for stack in layer_stacks(config)}
     slots: list[Slot] = []
     for weight in stored_weights(config):
         if weight.layer is not None:
@@ -87,7 +87,7 @@ def wanted_slots(config: ModelConfig, grid: Grid) -> list[Slot]:
     return slots
 
 
-def wanted_pieces(config: ModelConfig, grid: Grid) -> list[Piece]:
+def wanted_pieces(config: ModelConfig, grid: Grid) -> list[TensorSlice]:
     """Return the pieces that a rank reads of a checkpoint, each once."""
     return list(dict.fromkeys(slot.piece for slot in wanted_slots(config, grid)))
 
@@ -97,9 +97,9 @@ def _other_slots(config: ModelConfig, share: Share, weight: StoredWeight, grid: 
     [held] = weight.held
     if held.role == "relative":
         columns = _span(share.heads, config.heads)
-        yield Slot(held.slot, Piece(weight.name, columns=columns), transposed=True)
+        yield Slot(held.slot, TensorSlice(weight.name, columns=columns), transposed=True)
     elif held.slot in ("embedding.weight", "head.weight", "head.bias"):
-        piece = Piece(weight.name, rows=_span(share.vocabulary, config.vocabulary))
+        piece = TensorSlice(weight.name, rows=_span(share.vocabulary, config.vocabulary))
         if held.slot != "embedding.weight":
             if grid.is_last_stage:
                 yield Slot(held.slot, piece)
@@ -109,7 +109,7 @@ def _other_slots(config: ModelConfig, share: Share, weight: StoredWeight, grid: 
         if grid.is_last_stage and config.tied and config.kind != "encoder":
             yield Slot("head.weight", piece)
     elif grid.is_last_stage if weight.stack else grid.is_first_stage:
-        yield Slot(held.slot, Piece(weight.name))
+        yield Slot(held.slot, TensorSlice(weight.name))
 
 
 def _layer_slots(config: ModelConfig, share: Share, weight: StoredWeight, first: bool) -> Iterator[Slot]:
@@ -122,9 +122,9 @@ def _layer_slots(config: ModelConfig, share: Share, weight: StoredWeight, first:
         turns = held.role in _TURNED and 0 < config.rotary_dim < config.head_dim
         yield Slot(
             name=held.slot,
-            piece=Piece(weight.name, rows=columns, columns=rows)
+            piece=TensorSlice(weight.name, rows=columns, columns=rows)
             if weight.transposed
-            else Piece(weight.name, rows=rows, columns=columns),
+            else TensorSlice(weight.name, rows=rows, columns=columns),
             transposed=weight.transposed,
             part=(place, len(weight.held)) if weight.by_head else None,
             turned=(config.head_dim, config.rotary_dim) if turns else None,

@@ -13,7 +13,7 @@ from math import prod
 
 from configs.common.execution import StageBalance
 from configs.families.config import ModelConfig
-from configs.families.tensors import StackName, layer_weights, stacks_of
+from configs.families.tensors import StackName, layer_stacks, layer_weights
 from engine.parallel.grid import Grid
 from engine.planner.stages import balanced_stages
 
@@ -35,7 +35,7 @@ def stage_layers(
     first = table if balance == "memory" else 0
     last = 0 if config.kind == "encoder" else table
     layer = sum(prod(weight.shape) for weight in layer_weights(config, stack, 0) if weight.layer is not None)
-    return balanced_stages(stacks_of(config)[stack], pp, layer, first, last)
+    return balanced_stages(layer_stacks(config)[stack], pp, layer, first, last)
 
 
 def own_layers(config: ModelConfig, grid: Grid, stack: StackName | None = None) -> range:

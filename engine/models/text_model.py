@@ -6,7 +6,7 @@ which only transformers runs.
 
 from typing import Protocol
 
-from configs.families.sizes import Kind, Positions
+from configs.families.sizes import ModelForm, Positions
 from configs.records.record import Figure
 
 
@@ -22,7 +22,7 @@ class TextModel(Protocol):
         """The `model_type` of config.json."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ModelForm:
         """Decoder, encoder or encoder-decoder."""
 
     @property

@@ -28,7 +28,7 @@ from configs.families.tensors import embedding_name
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
 from configs.records.record import Figure
 from engine.context import Context
-from engine.loading import Piece, read_pieces, stored_tensors
+from engine.loading import TensorSlice, read_pieces, tensor_locations
 from engine.models.llama import Llama
 from engine.rank.host_usage import take_peak
 
@@ -131,12 +131,12 @@ def build_model(manifest: ModelManifest, dtype: torch.dtype, device: torch.devic
         }
     else:
         files = weight_files(manifest)
-        stored = stored_tensors(files)
+        stored = tensor_locations(files)
         said, config = config, with_stored_head(config, stored)
         file_bytes = check_tensors(config, stored)
         tensors = {
             piece.name: tensor.to(device, dtype)
-            for piece, tensor in read_pieces(files, map(Piece, config.tensor_shapes()))
+            for piece, tensor in read_pieces(files, map(TensorSlice, config.tensor_shapes()))
         }
         if said.tied and not config.tied and torch.equal(tensors[_HEAD], tensors[embedding_name(config)]):
             # A copy of the embedding: tied, and so trained as one.

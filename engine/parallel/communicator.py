@@ -126,7 +126,7 @@ class Communicator:
     def _timed(self, operation: str, size_bytes: int, call: Callable[..., None], *arguments: object) -> None:
         self._sequence += 1
         began = time.perf_counter()
-        entry = flight.begin(operation, self.ranks, self._sequence, size_bytes, began)
+        entry = flight.record_start(operation, self.ranks, self._sequence, size_bytes, began)
         try:
             call(*arguments)
         except WaitError as error:

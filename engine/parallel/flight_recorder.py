@@ -26,7 +26,7 @@ def turn_on() -> None:
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_TORCH_ENTRIES))
 
 
-def begin(operation: str, ranks: tuple[int, ...], sequence: int, size_bytes: int, began: float) -> FlightEntry:
+def record_start(operation: str, ranks: tuple[int, ...], sequence: int, size_bytes: int, began: float) -> FlightEntry:
     """Record the start of an operation; the caller writes its end into the last element of the result."""
     entry: FlightEntry = [operation, ranks, sequence, size_bytes, began, None]
     _entries.append(entry)

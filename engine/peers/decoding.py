@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine.prompts.decoded import Decode, Decoded, synchroniser
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 Settings = Callable[[Any, int, int], dict[str, Any]]
 
@@ -42,7 +42,7 @@ def generate_decoder(
         def end(self) -> None:
             pass
 
-    def decode(batch: Batch) -> list[Decoded]:
+    def decode(batch: PromptBatch) -> list[Decoded]:
         clock = Clock()
         chosen = settings(model, len(batch.tokens), capacity)
         synchronise()

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.families.config import ModelConfig
-from configs.families.sizes import Kind, Positions
+from configs.families.sizes import ModelForm, Positions
 from engine.context import Context
 from engine.models.text_model import TextModel
 from engine.models.weights import check_kind, required_manifest
 from engine.peers.folder_model import WorkKind
 
-_KINDS: dict[WorkKind, Kind] = {"generate": "decoder", "seq2seq": "encoder_decoder", "encode": "encoder"}
+_KINDS: dict[WorkKind, ModelForm] = {"generate": "decoder", "seq2seq": "encoder_decoder", "encode": "encoder"}
 _LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _MAX_REASON = 200
 
@@ -26,7 +26,7 @@ class PeerModel:
     """`engine.models.text_model.TextModel` by transformers' configuration; what it does not say is no limit."""
 
     family: str
-    kind: Kind
+    kind: ModelForm
     vocabulary: int
     positions: Positions
     max_positions: int

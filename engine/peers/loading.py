@@ -35,7 +35,7 @@ _KEPT = "peer"
 _PAGE_BYTES = 4096
 _SHAPES = ("mat1 and mat2 shapes", "is invalid for input of size", "must match the size of tensor")
 
-Load = Callable[[Path, torch.dtype], Any]
+LoadModel = Callable[[Path, torch.dtype], Any]
 """Loads the folder's model for this rank and returns it."""
 
 
@@ -47,7 +47,7 @@ class Start:
     mode; else without gradients only. before: called once, untimed, before loading.
     """
 
-    load: Load
+    load: LoadModel
     settings: Callable[[Any, int, int], dict[str, Any]] = lambda model, rows, capacity: {}
     inference_mode: bool = True
     before: Callable[[], None] = lambda: None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from configs.common.system.memory import host_memory_available
-from engine.loading import stored_tensors
+from engine.loading import tensor_locations
 from engine.peers.folder_model import WorkKind, from_folder
 from engine.planner.memory.reference import USED_SHARE, ReferenceMemory, reference_memory
 
@@ -70,7 +70,7 @@ def place(folder: Path, files: list[Path], device: torch.device, positions: int,
     """
     from transformers import AutoConfig
 
-    stored = stored_tensors(files)
+    stored = tensor_locations(files)
     text = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     sizes = {name: getattr(text, name, None) or 0 for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
     need = reference_memory(

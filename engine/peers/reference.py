@@ -21,7 +21,7 @@ from configs.records.record import Figure
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.correctness.answers import read_prefill, sequences_of
 from engine.correctness.embeddings import pooled, read_states
 from engine.correctness.noise import converted, measure_noise, measure_state_noise
@@ -51,7 +51,7 @@ def load_reference(measurement: Measurement, context: Context) -> LoadedWork:
     return replace(loaded, figures=loaded.figures | figures, untimed=untimed)
 
 
-def add_noise(outcome: Outcome, workload: PromptedWorkload, config: TextModel, context: Context) -> None:
+def add_noise(outcome: RankResult, workload: PromptedWorkload, config: TextModel, context: Context) -> None:
     """Measure what the order of reduction changes in the answers that `outcome` holds, where the workload asks for it.
 
     Called after `load_reference`. A model of which layers are read from disk is given up: no other measurement of the
@@ -69,7 +69,7 @@ def add_noise(outcome: Outcome, workload: PromptedWorkload, config: TextModel, c
 
 
 def _add_noise(
-    outcome: Outcome, loaded: "_Kept", config: TextModel, workload: PromptedWorkload, context: Context
+    outcome: RankResult, loaded: "_Kept", config: TextModel, workload: PromptedWorkload, context: Context
 ) -> None:
     model = loaded.model
     prompts = prompts_of_rank(workload, context, config)

@@ -20,7 +20,7 @@ from engine.models.text_model import TextModel
 from engine.peers.decoding import generate_decoder
 from engine.peers.loading import Peer
 from engine.prompts.decoded import Decode
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 
 class Work(Protocol):
@@ -29,7 +29,7 @@ class Work(Protocol):
     def decoder(self, new_tokens: int, capacity: int) -> Decode:
         """Greedy decoding; capacity: positions of the longest sequence, or source."""
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: PromptBatch) -> Tensor:
         """Last hidden states [rows, length, hidden]; at filling anything."""
 
     def scorer(self) -> Any:
@@ -67,7 +67,7 @@ class ModelWork:
         """Its own `generate`."""
         return generate_decoder(self._peer.model, new_tokens, capacity, self._device, self._peer.start.settings)
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: PromptBatch) -> Tensor:
         """Its own forward pass."""
         states: Tensor = self._scorer.states(batch)
         return states

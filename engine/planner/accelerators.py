@@ -68,10 +68,10 @@ def unusable_reason(devices: Sequence[LocalAccelerator], torch_version: str | No
     build = {"cu": "cuda"}.get(built[0], built[0]) if built else ""
     if build not in ("cpu", "cuda", "rocm", "xpu") or build == devices[0].kind:
         return None
-    return f"torch {torch_version} cannot use {described(devices)}"
+    return f"torch {torch_version} cannot use {device_text(devices)}"
 
 
-def described(devices: Sequence[LocalAccelerator]) -> str:
+def device_text(devices: Sequence[LocalAccelerator]) -> str:
     """`8 x NVIDIA H100 80GB HBM3`; several names in the order of the devices."""
     names = dict.fromkeys(device.name for device in devices)
     return ", ".join(f"{sum(device.name == name for device in devices)} x {name}" for name in names)

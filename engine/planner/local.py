@@ -21,7 +21,7 @@ from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, 
 from configs.spec.cell import Cell
 from configs.targets.resources import Resources
 from configs.workloads import descriptor_of
-from engine.planner.accelerators import LocalAccelerator, described, local_accelerators
+from engine.planner.accelerators import LocalAccelerator, device_text, local_accelerators
 
 REMEDY = "`rankwise doctor --calibrate` measures it in a quarter of a minute"
 _OPERATOR_SECONDS = 5e-6
@@ -190,7 +190,7 @@ def machine_of_devices(devices: Sequence[LocalAccelerator], ranks: int, host_mem
     Raises ValueError for more ranks than devices, and for a device that the catalog does not have.
     """
     if ranks > len(devices):
-        raise ValueError(f"{ranks} ranks, but this machine has {described(devices)}, one for each rank")
+        raise ValueError(f"{ranks} ranks, but this machine has {device_text(devices)}, one for each rank")
     device = accelerator(devices[0].name)
     if devices[0].memory_bytes is not None:
         device = device.model_copy(update={"memory_bytes": devices[0].memory_bytes})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from configs.plans.job import Job, Measurement
     from configs.plans.paths import JobPaths
-    from engine.context import Context, Outcome, WorkloadFunction
+    from engine.context import Context, RankResult, WorkloadFunction
     from engine.rank.processes import RankPlace
 
 UNDER_NSYS = "RANKWISE_UNDER_NSYS"
@@ -46,17 +46,17 @@ def gpus(visible: str | None, devices: Path = Path("/dev")) -> int:
     return there if visible is None else min(there, len([name for name in visible.split(",") if name.strip()]))
 
 
-def nsys_measurement(measurement: "Measurement", context: "Context", workload: "WorkloadFunction") -> "Outcome":
+def nsys_measurement(measurement: "Measurement", context: "Context", workload: "WorkloadFunction") -> "RankResult":
     """Run the workload; on a GPU the report holds its marked region.
 
     Raises NotImplementedError if the workload marks no region.
     """
-    from engine.context import Outcome
+    from engine.context import RankResult
     from engine.profiling.region import run_recorded
 
     seconds: list[float] = []
     outcome = run_recorded(measurement, context, workload, lambda: _recorded(context, seconds))
-    return Outcome(outcome.figures | {"nsys_wall_seconds": seconds[0]})
+    return RankResult(outcome.figures | {"nsys_wall_seconds": seconds[0]})
 
 
 @contextmanager

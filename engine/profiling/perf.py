@@ -24,7 +24,7 @@ from typing import NamedTuple
 from configs.common.files.reading import read_text
 from configs.plans.job import Measurement
 from configs.records.record import Figure
-from engine.context import Context, Outcome, WorkloadFunction
+from engine.context import Context, RankResult, WorkloadFunction
 from engine.profiling.region import run_recorded
 from engine.prompts.decoded import synchroniser
 
@@ -47,14 +47,14 @@ _BUILD = re.compile(r"-[0-9a-f]{32}\.so$")
 """Suffix of a library's name added by `engine.kernels.build`."""
 
 
-def perf_measurement(measurement: Measurement, context: Context, workload: WorkloadFunction) -> Outcome:
+def perf_measurement(measurement: Measurement, context: Context, workload: WorkloadFunction) -> RankResult:
     """Run the workload under perf in its marked region. Figures are perf's and the workload's.
 
     Raises NotImplementedError if perf may not observe a process here, or if no region is marked.
     """
     recorder = _Recorder(measurement, context)
     outcome = run_recorded(measurement, context, workload, recorder.record)
-    return Outcome(outcome.figures | recorder.figures)
+    return RankResult(outcome.figures | recorder.figures)
 
 
 class _Recorder:

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from configs.plans.job import Measurement
 from configs.records.record import Figure
-from engine.context import Context, Outcome, WorkloadFunction
+from engine.context import Context, RankResult, WorkloadFunction
 from engine.profiling.collectives import collectives, columns
 from engine.profiling.communicators import Listening
 from engine.profiling.events import REGION, read_events
@@ -27,7 +27,7 @@ from engine.profiling.trace import write_trace
 from engine.prompts.decoded import synchroniser
 
 
-def profiled_measurement(measurement: Measurement, context: Context, workload: WorkloadFunction) -> Outcome:
+def profiled_measurement(measurement: Measurement, context: Context, workload: WorkloadFunction) -> RankResult:
     """Run the workload and split the time of its marked region.
 
     Figures are the workload's and the split's; samples are the collectives alone, because times under a profiler are
@@ -36,14 +36,14 @@ def profiled_measurement(measurement: Measurement, context: Context, workload: W
     recorder = _Recorder(context, context.paths.trace(measurement.name, context.rank))
     outcome = run_recorded(measurement, context, workload, recorder.record)
     assert recorder.outcome is not None
-    return Outcome(outcome.figures | recorder.outcome.figures, recorder.outcome.samples)
+    return RankResult(outcome.figures | recorder.outcome.figures, recorder.outcome.samples)
 
 
 class _Recorder:
     """Profiles one region of a measurement."""
 
     def __init__(self, context: Context, trace: Path) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: RankResult | None = None
         self._context = context
         self._trace = trace
 
@@ -71,7 +71,7 @@ class _Recorder:
                 ended = time.perf_counter_ns()
         self.outcome = self._read(profiler, listening, began, ended, epoch)
 
-    def _read(self, profiler: profile, listening: Listening, began: int, ended: int, epoch: int) -> Outcome:
+    def _read(self, profiler: profile, listening: Listening, began: int, ended: int, epoch: int) -> RankResult:
         """Return figures, columns and the trace. Nanoseconds of perf_counter; with `epoch` added they are Unix time."""
         assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
         seen = profiler.profiler.kineto_results.events()
@@ -91,4 +91,4 @@ class _Recorder:
             "communication_bytes": sum(sizes) if sizes or not found else None,
         }
         write_trace(profiler, self._trace, reported, began + epoch)
-        return Outcome(figures, columns(found))
+        return RankResult(figures, columns(found))

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from configs.plans.job import Measurement
 from configs.workloads import kinds_with
-from engine.context import Context, Outcome, WorkloadFunction
+from engine.context import Context, RankResult, WorkloadFunction
 
 
 def run_recorded(
@@ -13,7 +13,7 @@ def run_recorded(
     context: Context,
     workload: WorkloadFunction,
     record: Callable[[], AbstractContextManager[None]],
-) -> Outcome:
+) -> RankResult:
     """Run a workload with its first marked region inside `record()`; later regions are not recorded.
 
     Raises NotImplementedError where the workload marks no region.

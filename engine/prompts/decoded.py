@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Decoded:
     tokens: torch.Tensor
 
 
-Decode = Callable[[Batch], list[Decoded]]
+Decode = Callable[[PromptBatch], list[Decoded]]
 """Decodes a batch: one result, or one for each micro-batch, in the order of its rows."""
 
 
@@ -42,7 +42,7 @@ class Encoded:
     rows: int
 
 
-Encode = Callable[[Batch], list[Encoded]]
+Encode = Callable[[PromptBatch], list[Encoded]]
 """Encodes a batch: one result."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from configs.spec.measuring import Measuring
 from engine.context import Context, Samples
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 from engine.rank.agreement import max_over_ranks_of, raise_on_all_ranks
 
 _Result = TypeVar("_Result")
@@ -41,8 +41,8 @@ class Passes(Generic[_Result]):
 
 
 def measured_passes(
-    requests: list[Batch],
-    work: Callable[[Batch], list[_Result]],
+    requests: list[PromptBatch],
+    work: Callable[[PromptBatch], list[_Result]],
     context: Context,
     check: Callable[[list[_Result]], None],
 ) -> Passes[_Result]:
@@ -65,7 +65,7 @@ def measured_passes(
     return found
 
 
-def unmeasured(requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context) -> bool:
+def unmeasured(requests: list[PromptBatch], work: Callable[[PromptBatch], list[_Result]], context: Context) -> bool:
     """Run the work of a launch without timing: the largest request for memory, a profiler's pass; else False."""
     if context.measuring_pass == "memory":
         context.barrier()
@@ -81,7 +81,7 @@ def unmeasured(requests: list[Batch], work: Callable[[Batch], list[_Result]], co
 
 
 def one_pass(
-    requests: list[Batch], work: Callable[[Batch], list[_Result]], context: Context
+    requests: list[PromptBatch], work: Callable[[PromptBatch], list[_Result]], context: Context
 ) -> tuple[float, list[_Result]]:
     """Run one pass; return seconds and results. All ranks begin together."""
     context.barrier()

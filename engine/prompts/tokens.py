@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from configs.common.files.reading import brief, read_json_object
-from configs.inputs.prompts import Prompt, numbered_prompts
+from configs.inputs.prompts import PromptLine, numbered_prompts
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.context import Context
@@ -41,7 +41,7 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PromptBatch:
     """Prompts of one request: tokens [batch, length], padded at the left with `padding` [batch] positions.
 
     `padding` is None if all prompts have the same length. source: the encoder's input, if the tokens are those of an
@@ -50,12 +50,12 @@ class Batch:
 
     tokens: torch.Tensor
     padding: torch.Tensor | None
-    source: "Batch | None" = None
+    source: "PromptBatch | None" = None
 
-    def rows(self, chosen: list[int] | slice) -> "Batch":
+    def rows(self, chosen: list[int] | slice) -> "PromptBatch":
         """Return only these rows, padding and source included."""
         padding = None if self.padding is None else self.padding[chosen]
-        return Batch(self.tokens[chosen], padding, self.source and self.source.rows(chosen))
+        return PromptBatch(self.tokens[chosen], padding, self.source and self.source.rows(chosen))
 
     @property
     def real(self) -> torch.Tensor:
@@ -65,20 +65,20 @@ class Batch:
         return columns >= (0 if self.padding is None else self.padding[:, None])
 
 
-def filled(rows: list[list[int]], device: torch.device) -> Batch:
+def padded_batch(rows: list[list[int]], device: torch.device) -> PromptBatch:
     """Return rows of ids as one batch, padded at the left."""
     longest = max(len(row) for row in rows)
     padding = [longest - len(row) for row in rows]
     tokens = torch.tensor([[0] * fill + row for fill, row in zip(padding, rows, strict=True)], device=device)
-    return Batch(tokens, torch.tensor(padding, device=device) if any(padding) else None)
+    return PromptBatch(tokens, torch.tensor(padding, device=device) if any(padding) else None)
 
 
-def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[Batch]:
+def batches(prompts: list[list[int]], size: int, device: torch.device) -> list[PromptBatch]:
     """Return the prompts in order, `size` at a time; the last batch may be smaller."""
-    return [filled(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
+    return [padded_batch(prompts[start : start + size], device) for start in range(0, len(prompts), size)]
 
 
-def batches_of_tokens(prompts: list[list[int]], tokens: int, device: torch.device) -> list[Batch]:
+def batches_of_tokens(prompts: list[list[int]], tokens: int, device: torch.device) -> list[PromptBatch]:
     """Return the prompts in order, as many at a time as have at most so many tokens with their padding."""
     found: list[list[list[int]]] = []
     for ids in prompts:
@@ -87,7 +87,7 @@ def batches_of_tokens(prompts: list[list[int]], tokens: int, device: torch.devic
             found[-1].append(ids)
         else:
             found.append([ids])
-    return [filled(rows, device) for rows in found]
+    return [padded_batch(rows, device) for rows in found]
 
 
 def tokenizer_path(context: Context, sha256: str | None = None) -> Path | None:
@@ -103,7 +103,7 @@ class Requests:
     """Prompts of this rank's replica and the batches that one pass makes of them. `seconds`: what that took."""
 
     prompts: Prompts
-    batches: list["Batch"]
+    batches: list["PromptBatch"]
     seconds: float
 
     @property
@@ -160,7 +160,7 @@ def prompts_of_rank(workload: PromptedWorkload, context: Context, config: TextMo
     return Prompts(mine.start, tokens, [prompt.text for prompt in chosen], count, truncated)
 
 
-def _extent(prompt: Prompt) -> int:
+def _extent(prompt: PromptLine) -> int:
     """Return a length by which prompts of one file compare: characters, or tokens."""
     return len(prompt.text) if prompt.tokens is None else len(prompt.tokens)
 
@@ -178,7 +178,7 @@ def _tokenizer(workload: PromptedWorkload, context: Context, config: TextModel) 
     return tokenizer
 
 
-def _ids(prompt: Prompt, tokenizer: Tokenizer | None, where: str) -> tuple[list[int], bool]:
+def _ids(prompt: PromptLine, tokenizer: Tokenizer | None, where: str) -> tuple[list[int], bool]:
     """Return the token ids of a prompt, and whether it was cut."""
     if prompt.tokens is not None:
         return list(prompt.tokens), False

@@ -44,7 +44,7 @@ def obstacle(kernel: str, call: AttentionCall, gpu: Gpu) -> str | None:
     return _cudnn(call, gpu) if kernel == "cudnn_attention" else None
 
 
-def explain(chosen: str, order: Sequence[str], call: AttentionCall, gpu: Gpu) -> str:
+def explain_attention(chosen: str, order: Sequence[str], call: AttentionCall, gpu: Gpu) -> str:
     """Return why torch takes `chosen`: it is the first of `order`, or what is wrong with those before it."""
     before = list(order[: order.index(chosen)]) if chosen in order else []
     if not before:

@@ -13,7 +13,7 @@ from configs.families.config import ModelConfig
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from engine.parallel.transports import graph_obstacle
-from engine.rank.attention_rule import AttentionCall, Gpu, explain
+from engine.rank.attention_rule import AttentionCall, Gpu, explain_attention
 
 Pass = Literal["prefill", "decode", "training"]
 
@@ -52,7 +52,7 @@ def computing_environment(
         said[f"attention_{name}"] = chosen
         if on_gpu and chosen is not None and config is not None:
             call = AttentionCall(cell.dtype, config.head_dim, masked=name == "decode", trains=name == "training")
-            said[f"attention_{name}_why"] = explain(chosen, _order(), call, _gpu(device))
+            said[f"attention_{name}_why"] = explain_attention(chosen, _order(), call, _gpu(device))
     return said
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from configs.common.system.lock_files import open_lock_file
-from engine.planner.accelerators import described, local_accelerators
+from engine.planner.accelerators import device_text, local_accelerators
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def claim_device(wanted: str | None, accelerators: Sequence[VisibleDevice] | Non
         listed = local_accelerators() if accelerators is None else ()
         if listed:
             raise ValueError(
-                f"device: this machine has {described(listed)}, but torch {torch.__version__} finds no GPU. Install "
+                f"device: this machine has {device_text(listed)}, but torch {torch.__version__} finds no GPU. Install "
                 "the build of torch for them, or use device='cpu'"
             )
         return Claim(torch.device("cpu"))

@@ -45,14 +45,14 @@ def _own_gpu(place: RankPlace, expected: bool | None, dtype: str) -> "torch.devi
     """Return None on a node without GPUs."""
     import torch
 
-    from engine.planner.accelerators import described, local_accelerators
+    from engine.planner.accelerators import device_text, local_accelerators
 
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not found:
         listed = local_accelerators() if expected is None else ()
         if not listed and not expected:
             return None
-        there = f"this node has {described(listed)}" if listed else "the target asks for GPUs"
+        there = f"this node has {device_text(listed)}" if listed else "the target asks for GPUs"
         raise DeviceError(
             f"device: {there}, but torch {torch.__version__} finds no GPU. Install the build of torch for them, "
             f"{_ON_THE_CPU}"

@@ -9,11 +9,11 @@ have is passed over while another has room, so that peaks go to the next.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from configs.serving.deployment import Backend
+from configs.serving.deployment import RoutedServer
 
 
 @dataclass
-class Load:
+class BackendLoad:
     """What is known of a backend now."""
 
     ready: bool = False
@@ -22,7 +22,9 @@ class Load:
     failures: int = 0
 
 
-def choose(backends: Sequence[Backend], loads: Mapping[str, Load], tried: Collection[str] = ()) -> Backend | None:
+def next_backend(
+    backends: Sequence[RoutedServer], loads: Mapping[str, BackendLoad], tried: Collection[str] = ()
+) -> RoutedServer | None:
     """Return the backend for the next request; None where none that is ready is left."""
     able = [
         backend
@@ -32,7 +34,7 @@ def choose(backends: Sequence[Backend], loads: Mapping[str, Load], tried: Collec
     if not able:
         return None
 
-    def rank(backend: Backend) -> tuple[bool, float, float, str]:
+    def rank(backend: RoutedServer) -> tuple[bool, float, float, str]:
         load = loads[backend.name]
         full = load.in_flight >= backend.max_in_flight
         share = load.in_flight / backend.max_in_flight

@@ -21,8 +21,8 @@ import httpx
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import read_bytes, read_model
-from configs.serving.deployment import Backend, BackendState, FrontConfig, FrontState
-from engine.routing.choosing import Load, choose
+from configs.serving.deployment import BackendState, FrontConfig, FrontState, RoutedServer
+from engine.routing.choosing import BackendLoad, next_backend
 
 MAX_BODY_BYTES = 4 << 20
 _LOOK_SECONDS, _HEALTH_SECONDS, _AGAIN_SECONDS = 0.1, 0.5, 0.05
@@ -54,7 +54,7 @@ class Front:
         self._config_path, self._state_path = config, state
         self._raw = b""
         self.config = FrontConfig()
-        self.loads: dict[str, Load] = {}
+        self.loads: dict[str, BackendLoad] = {}
         self._counts = {"requests": 0, "failed": 0}
         self._told: FrontState | None = None
         self._client = httpx.AsyncClient(
@@ -88,7 +88,7 @@ class Front:
         elif not self._is_allowed(scope):
             await _answer(send, 401, _error("the Authorization header needs this address's bearer token"))
         elif scope["path"] == "/readyz":
-            ready = choose(self.config.backends, self.loads) is not None
+            ready = next_backend(self.config.backends, self.loads) is not None
             await _answer(send, 200 if ready else 503, self._state().model_dump())
         else:
             try:
@@ -118,7 +118,7 @@ class Front:
         tried: set[str] = set()
         refusal: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
         while True:
-            backend = choose(self.config.backends, self.loads, tried)
+            backend = next_backend(self.config.backends, self.loads, tried)
             if backend is None:
                 if time.monotonic() > deadline or (refusal is not None and refusal[0] == 429):
                     break
@@ -136,7 +136,7 @@ class Front:
             await _answer(send, 503, _error("no server of this address is ready"), retry_after=5)
 
     async def _try(
-        self, backend: Backend, scope: Message, body: bytes, receive: Receive, send: Send
+        self, backend: RoutedServer, scope: Message, body: bytes, receive: Receive, send: Send
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
         """Have a backend answer; returns None when the client has its answer, else why another is to be asked."""
         load = self.loads[backend.name]
@@ -206,7 +206,7 @@ class Front:
             return
         self.config, self._raw = read_model(self._config_path, FrontConfig), raw
         names = [backend.name for backend in self.config.backends]
-        self.loads |= {name: Load() for name in names if name not in self.loads}
+        self.loads |= {name: BackendLoad() for name in names if name not in self.loads}
         for name in [name for name, load in self.loads.items() if name not in names and not load.in_flight]:
             del self.loads[name]
 
@@ -220,7 +220,7 @@ class Front:
         return FrontState(config_id=self.config.id, backends=listed, **self._counts)
 
     async def _watch_health(self) -> None:
-        async def look(backend: Backend) -> None:
+        async def look(backend: RoutedServer) -> None:
             headers = {"Authorization": f"Bearer {backend.key}"} if backend.key else {}
             try:
                 answer = await self._client.get(f"{backend.url}/readyz", headers=headers, timeout=3.0)

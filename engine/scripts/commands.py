@@ -37,7 +37,7 @@ class NodePlace:
         return range(self.node_rank * self.ranks_per_node, (self.node_rank + 1) * self.ranks_per_node)
 
 
-def interpreter(work: ScriptWorkload) -> str:
+def script_interpreter(work: ScriptWorkload) -> str:
     """The Python of a .py command and of its launcher."""
     return work.python or sys.executable
 
@@ -46,9 +46,9 @@ def program(work: ScriptWorkload, words: list[str]) -> list[str]:
     """The command of one rank: a .py file is run by the interpreter, `python` means that interpreter."""
     if words[0].endswith(".py"):
         inserted = [f"--local_rank={LOCAL_RANK}"] if work.launcher == "deepspeed" else []
-        return [interpreter(work), "-u", words[0], *inserted, *words[1:]]
+        return [script_interpreter(work), "-u", words[0], *inserted, *words[1:]]
     if words[0] in ("python", "python3"):
-        return [interpreter(work), *words[1:]]
+        return [script_interpreter(work), *words[1:]]
     return words
 
 
@@ -58,7 +58,7 @@ def node_command(work: ScriptWorkload, words: list[str], place: NodePlace, logs:
     Raises ValueError naming the field where the launcher is not there or cannot start these ranks.
     """
     rank = [sys.executable, "-I", str(RANK_START), *program(work, words)]
-    python = [interpreter(work), "-P"] if _has_safe_path(work) else [interpreter(work)]
+    python = [script_interpreter(work), "-P"] if _has_safe_path(work) else [script_interpreter(work)]
     if work.launcher == "torchrun":
         return [*python, "-m", "torch.distributed.run", *_torchrun_options(place, logs), "--no-python", *rank]
     if work.launcher == "deepspeed":

@@ -15,19 +15,19 @@ from itertools import pairwise
 from pathlib import Path
 
 from configs.common.files.reading import open_regular
-from engine.scripts.series import Series
+from engine.scripts.series import StepSeries
 
 MAX_BYTES = 512 << 20
 _MAX_RECORD = 16 << 20
 _MAX_FILES = 200
 _FLOAT_TENSOR, _DOUBLE_TENSOR = 1, 2
 
-Scalar = tuple[int, float, float]
+LoggedScalar = tuple[int, float, float]
 
 
-def scalars(folder: Path, tag: str) -> list[Scalar]:
+def scalars(folder: Path, tag: str) -> list[LoggedScalar]:
     """(step, seconds since the epoch, value) of a tag in all event files below a folder, in order of step."""
-    found: dict[int, Scalar] = {}
+    found: dict[int, LoggedScalar] = {}
     files = sorted(path for path in folder.rglob("*tfevents*") if not path.is_symlink())
     for path in files[:_MAX_FILES]:
         with suppress(OSError, ValueError, struct.error, IndexError):
@@ -37,9 +37,9 @@ def scalars(folder: Path, tag: str) -> list[Scalar]:
     return [found[step] for step in sorted(found)]
 
 
-def read_series(folder: Path, tag: str, loss_tag: str | None) -> Series:
+def series_of_events(folder: Path, tag: str, loss_tag: str | None) -> StepSeries:
     """Steps between the scalars: each lasts from the one before, divided by the steps between."""
-    series = Series()
+    series = StepSeries()
     points = scalars(folder, tag)
     loss_of = {step: value for step, _, value in (scalars(folder, loss_tag) if loss_tag else [])}
     if loss_tag is None and tag.lower().endswith("loss"):

@@ -11,12 +11,12 @@ from typing import Any
 from configs.common.files.reading import MIB, parse_json, read_json
 from configs.records.record import Figure
 from configs.workloads.script_figures import RATE, SECONDS, UNITS, JsonFigures
-from engine.scripts.series import NoFiguresError, Series
+from engine.scripts.series import NoFiguresError, StepSeries
 
 _MAX_BYTES = 16 * MIB
 
 
-def read_series(asked: JsonFigures, folder: Path, standard: bytes, wall_seconds: float) -> Series:
+def series_of_json(asked: JsonFigures, folder: Path, standard: bytes, wall_seconds: float) -> StepSeries:
     """One step for the whole run: its seconds, where the document has none, are those of the process.
 
     Raises NoFiguresError naming the path that is not in the document.
@@ -36,7 +36,7 @@ def read_series(asked: JsonFigures, folder: Path, standard: bytes, wall_seconds:
     units, rate = _number(figures.get(UNITS)), _number(figures.get(RATE))
     if units is None and rate is not None:
         units = rate * seconds
-    series = Series(figures={name: value for name, value in figures.items() if name not in (SECONDS, UNITS)})
+    series = StepSeries(figures={name: value for name, value in figures.items() if name not in (SECONDS, UNITS)})
     series.add(seconds, units)
     return series
 

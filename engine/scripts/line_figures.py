@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from configs.workloads.script_figures import LOSS, RANK_RATE, RATE, SECONDS, STEP, UNIT_SECONDS, UNITS, LinePattern
 from engine.scripts.outputs import Line
-from engine.scripts.series import Series
+from engine.scripts.series import StepSeries
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 _NUMBER = re.compile(
@@ -39,7 +39,7 @@ class LineReader:
         self._read_at: tuple[float, float] | None = None
         self._steps_of_read = 0
         self._rate: float | None = None
-        self.series = Series()
+        self.series = StepSeries()
         self.seen = 0
         self.broken = 0
         self.steps = 0

@@ -26,16 +26,16 @@ from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.spec.cell import Cell
-from configs.workloads.placeholders import Scalar, filled
+from configs.workloads.placeholders import ParameterValue, filled_text
 from configs.workloads.script import ScriptWorkload
 from engine.scripts import event_files, json_output, probe_samples
 from engine.scripts.commands import NodePlace, node_command, rank_variables, started_ranks
 from engine.scripts.line_figures import LineReader
 from engine.scripts.outputs import Outputs
-from engine.scripts.series import NoFiguresError, Series
-from engine.scripts.signs import RankEnd, rank_end, shown
+from engine.scripts.series import NoFiguresError, StepSeries
+from engine.scripts.signs import RankEnd, rank_end, recorded_line
 from engine.scripts.stacks import STACKS_SIGNAL, stacks_of
-from engine.scripts.workdir import prepare
+from engine.scripts.workdir import fill_workdir
 
 PROBE = Path(__file__).parents[1] / "probe"
 _POLL_SECONDS = 0.05
@@ -84,7 +84,7 @@ class NodeRun:
         self._enough_at: float | None = None
         self._failed_at: float | None = None
         self.began = time.monotonic()
-        prepare(work, Path(job.inputs), self.workdir, self.values)
+        fill_workdir(work, Path(job.inputs), self.workdir, self.values)
         self._start(measurement)
 
     def _start(self, measurement: Measurement) -> None:
@@ -121,7 +121,7 @@ class NodeRun:
             found["RANKWISE_INSTRUMENT"] = self.work.measure
         paths = [str(PROBE / "injected"), str(PROBE), os.environ.get("PYTHONPATH", "")]
         found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        return found | {name: filled(value, self.values) for name, value in self.work.environment.items()}
+        return found | {name: filled_text(value, self.values) for name, value in self.work.environment.items()}
 
     def watch(self) -> NodeEnd:
         """Wait until the ranks have ended, hang, or have made the steps that were asked for."""
@@ -274,28 +274,28 @@ class NodeRun:
             self.outputs.logs[self.ranks[0]].add(b"\nlauncher's output:\n" + tail.encode())
             words = [line.strip() for line in tail.splitlines() if line.strip()]
             told = [line for line in words if "rror" in line] or words
-            said = f": {shown(told[-1])}" if told else ""
+            said = f": {recorded_line(told[-1])}" if told else ""
         return f"{self.work.launcher} exited with code {code} before the rank had begun{said}"
 
-    def series(self, rank: int, wall_seconds: float) -> Series:
+    def series(self, rank: int, wall_seconds: float) -> StepSeries:
         """Steps of a rank. Raises NoFiguresError, OSError and ValueError."""
         work = self.work
         if work.measure in _BY_HOOKS:
-            return probe_samples.read_series(self.samples, rank)
+            return probe_samples.series_of_probe(self.samples, rank)
         if self.lines is not None:
             self.lines.fill_single(wall_seconds)
             self.lines.series.figures |= {"broken_lines": self.lines.broken, "lines": self.lines.seen}
             return self.lines.series
         if work.measure == "tensorboard":
             asked = work.tensorboard
-            return event_files.read_series(self.workdir / asked.folder, asked.tag, asked.loss_tag)
+            return event_files.series_of_events(self.workdir / asked.folder, asked.tag, asked.loss_tag)
         if work.measure == "json":
             if work.json_figures is None:
                 raise NoFiguresError("workload.json_figures: missing")
-            return json_output.read_series(
+            return json_output.series_of_json(
                 work.json_figures, self.workdir, bytes(self.outputs.standard[rank]), wall_seconds
             )
-        series = Series()
+        series = StepSeries()
         series.add(wall_seconds)
         return series
 
@@ -352,12 +352,12 @@ class NodeRun:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def cell_values(measurement: Measurement, ranks_per_node: int) -> dict[str, Scalar | None]:
+def cell_values(measurement: Measurement, ranks_per_node: int) -> dict[str, ParameterValue | None]:
     """Value of each placeholder of a cell."""
     cell: Cell = measurement.cell
     work = cell.workload
     assert isinstance(work, ScriptWorkload)
-    more: Mapping[str, Scalar | None] = {
+    more: Mapping[str, ParameterValue | None] = {
         "dtype": cell.dtype,
         "nodes": cell.nodes,
         "ranks_per_node": ranks_per_node,

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.common.files.reading import open_regular, read_bytes
-from engine.scripts.series import Series
+from engine.scripts.series import StepSeries
 
 MAGIC = b"RWPROBE1"
 HEADER, ROWS, COLUMNS, MARKS = 65536, 8192, 13, 8
@@ -42,11 +42,11 @@ def ended_in_order(folder: Path, rank: int) -> bool:
     return False
 
 
-def read_series(folder: Path, rank: int) -> Series:
+def series_of_probe(folder: Path, rank: int) -> StepSeries:
     """All steps of a rank; none where it left nothing. Raises OSError and ValueError."""
     found = max(_files(folder, rank), key=lambda item: item[1], default=None)
     if found is None:
-        return Series()
+        return StepSeries()
     path, count = found
     data = read_bytes(path, MAX_BYTES)
     pages = [
@@ -54,7 +54,7 @@ def read_series(folder: Path, rank: int) -> Series:
         for page in range(min(-(-count // ROWS), (len(data) - HEADER) // PAGE))
     ]
     if not pages:
-        return Series()
+        return StepSeries()
     rows = np.concatenate(pages, axis=1)[:, :count]
     series = _series(rows)
     series.device_clock = data[16] == 1
@@ -65,7 +65,7 @@ def read_series(folder: Path, rank: int) -> Series:
     return series
 
 
-def _series(rows: np.ndarray) -> Series:
+def _series(rows: np.ndarray) -> StepSeries:
     """Seconds of a step: on a device from the end of the step before to its own, else as the rank saw it."""
     begin, end, tokens, losses, device = rows[:5]
     known = losses.view(np.uint64) != UNKNOWN
@@ -75,7 +75,7 @@ def _series(rows: np.ndarray) -> Series:
         # Of a `with` block the time between blocks is not the step's.
         if called[place] and np.isfinite(before) and np.isfinite(now):
             seconds[place] = max(0.0, float(now - before))
-    series = Series()
+    series = StepSeries()
     for place, value in enumerate(seconds):
         units = float(tokens[place]) if np.isfinite(tokens[place]) else None
         series.add(value, units, float(losses[place]) if known[place] else None)

@@ -21,7 +21,7 @@ class NoFiguresError(ValueError):
 
 
 @dataclass
-class Series:
+class StepSeries:
     """One entry a step. None: the source does not say."""
 
     seconds: list[float | None] = field(default_factory=list)
@@ -46,10 +46,10 @@ class Series:
         if name in self.marks or len(self.marks) < _MAX_FIGURES:
             self.marks.setdefault(name, []).append(value)
 
-    def cut(self, warmup_steps: int, steps: int | None) -> "Series":
+    def cut(self, warmup_steps: int, steps: int | None) -> "StepSeries":
         """Without warm-up, and without what came after the number of steps that was asked for."""
         kept = slice(min(warmup_steps, max(0, len(self) - 1)), steps)
-        return Series(
+        return StepSeries(
             self.seconds[kept], self.units[kept], self.losses[kept], self.marks, self.figures, self.device_clock
         )
 

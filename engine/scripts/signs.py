@@ -72,14 +72,14 @@ def _exception(tail: bytes) -> tuple[str, str] | None:
         return None
     kind = found[-1][1].decode("utf-8", "replace").rpartition(".")[2]
     message = " ".join(found[-1][2].decode("utf-8", "replace").split())
-    return kind, shown(f"{kind}: {message}" if message else kind)
+    return kind, recorded_line(f"{kind}: {message}" if message else kind)
 
 
 def _last_line(text: str) -> str:
-    return shown(next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""))
+    return recorded_line(next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""))
 
 
-def shown(text: str) -> str:
+def recorded_line(text: str) -> str:
     """A text of a script as a record keeps it: one line, without secrets."""
     return printable(redacted(text), _MESSAGE)
 

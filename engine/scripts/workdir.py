@@ -12,13 +12,13 @@ from typing import Any
 
 from configs.common.files.reading import check_regular, read_text
 from configs.common.files.yaml_text import yaml_text
-from configs.workloads.placeholders import Scalar, filled, named
+from configs.workloads.placeholders import ParameterValue, filled_text, names_in
 from configs.workloads.script import ScriptWorkload
 
 _TEMPLATE_BYTES = 4 << 20
 
 
-def prepare(work: ScriptWorkload, inputs: Path, folder: Path, values: dict[str, Scalar | None]) -> None:
+def fill_workdir(work: ScriptWorkload, inputs: Path, folder: Path, values: dict[str, ParameterValue | None]) -> None:
     """Fill the folder. Raises OSError, and ValueError naming the field."""
     folder.mkdir(parents=True, exist_ok=True)
     for digest in work.inputs:
@@ -35,14 +35,14 @@ def prepare(work: ScriptWorkload, inputs: Path, folder: Path, values: dict[str, 
         path.write_text(json.dumps(whole, indent=1) if path.suffix == ".json" else yaml_text(whole))
 
 
-def template_values(values: dict[str, Scalar | None]) -> dict[str, Any]:
+def template_values(values: dict[str, ParameterValue | None]) -> dict[str, Any]:
     """Values as a Jinja template sees them: `params.lr` is an entry of `params`."""
     found: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
     params = {name.partition(".")[2]: value for name, value in values.items() if name.startswith("params.")}
     return found | {"params": params}
 
 
-def _render(folder: Path, name: str, values: dict[str, Scalar | None]) -> None:
+def _render(folder: Path, name: str, values: dict[str, ParameterValue | None]) -> None:
     """Render a template beside itself, in a sandbox: its text came with the study."""
     from jinja2 import StrictUndefined, TemplateError
     from jinja2.sandbox import SandboxedEnvironment
@@ -57,7 +57,7 @@ def _render(folder: Path, name: str, values: dict[str, Scalar | None]) -> None:
         raise ValueError(f"workload.templates: {name}: {error}") from error
 
 
-def _with_values(content: Any, values: dict[str, Scalar | None]) -> Any:
+def _with_values(content: Any, values: dict[str, ParameterValue | None]) -> Any:
     """Nested data with placeholders filled; a text that is one placeholder becomes the value, a number stays one."""
     if isinstance(content, dict):
         return {key: _with_values(value, values) for key, value in content.items()}
@@ -65,7 +65,7 @@ def _with_values(content: Any, values: dict[str, Scalar | None]) -> Any:
         return [_with_values(value, values) for value in content]
     if not isinstance(content, str):
         return content
-    names = named(content)
+    names = names_in(content)
     if len(names) == 1 and content == f"{{{next(iter(names))}}}":
         return values[next(iter(names))]
-    return filled(content, values)
+    return filled_text(content, values)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine.inference.paged import PagedSizes
     from engine.serving.channel import Channel
     from engine.serving.sampling import Chosen
-    from engine.serving.scheduling import Batch, Scheduler
+    from engine.serving.scheduling import ScheduledStep, Scheduler
     from engine.serving.step_message import StepMessage
     from engine.serving.stepping import StepRunner
 
@@ -84,7 +84,7 @@ class FirstRank:
         self._cancelled = False
         self._ended = time.perf_counter()
 
-    def next_step(self) -> "Batch | None":
+    def next_step(self) -> "ScheduledStep | None":
         """Take requests until there is a step, and write it; None if there is nothing to do for a while.
 
         Raises ChannelClosedError when the HTTP process is gone, EOFError when it says that the server ends.
@@ -104,7 +104,7 @@ class FirstRank:
         self._message.write(batch, full_logits)
         return batch
 
-    def finish(self, batch: "Batch", found: "Tensor | None", compute_seconds: float) -> None:
+    def finish(self, batch: "ScheduledStep", found: "Tensor | None", compute_seconds: float) -> None:
         """Choose tokens, note them and send them. found: token ids [rows], or logits [rows, vocabulary]."""
         chosen = self._chosen(batch, found)
         cached = self._newly_started(batch)
@@ -144,15 +144,15 @@ class FirstRank:
         )
         self._ended, self._cancelled = now, False
 
-    def _newly_started(self, batch: "Batch") -> dict[str, int]:
+    def _newly_started(self, batch: "ScheduledStep") -> dict[str, int]:
         """Return how many tokens of a prompt were in the cache, for the answers that begin with this step."""
         new = [piece.key for piece in batch.choosing if piece.key not in self._started]
         self._started.update(new)
         return {key: self._scheduler.cached_tokens(key) for key in new}
 
-    def _chosen(self, batch: "Batch", found: "Tensor | None") -> "dict[str, Chosen | None]":
+    def _chosen(self, batch: "ScheduledStep", found: "Tensor | None") -> "dict[str, Chosen | None]":
         """Return the token of each choosing sequence; None where the logits are not finite."""
-        from engine.serving.sampling import Chosen, choose
+        from engine.serving.sampling import Chosen, next_token
 
         if found is None:
             return {}
@@ -166,7 +166,7 @@ class FirstRank:
         for piece, logits in zip(pieces, found.cpu().numpy(), strict=True):
             wanted = self._wanted[piece.key]
             try:
-                chosen[piece.key] = choose(logits, wanted.sampling, wanted.prompt, self._answers[piece.key])
+                chosen[piece.key] = next_token(logits, wanted.sampling, wanted.prompt, self._answers[piece.key])
             except FloatingPointError:
                 chosen[piece.key] = None
         return chosen

@@ -17,7 +17,7 @@ from types import FrameType
 
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
-from configs.serving.settings import Rendezvous, ServingSettings
+from configs.serving.settings import ServerRendezvous, ServingSettings
 from engine.rank.processes import LAUNCHER_VARIABLE
 
 _LOOK_SECONDS, _PAUSE_SECONDS, _END_SECONDS = 0.1, 1.0, 5.0
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _start(settings: ServingSettings, meeting: Rendezvous, path: Path) -> "list[subprocess.Popen[bytes]]":
+def _start(settings: ServingSettings, meeting: ServerRendezvous, path: Path) -> "list[subprocess.Popen[bytes]]":
     world = settings.layout.tp * settings.layout.pp
     here = world // meeting.nodes
     processes = []

@@ -57,7 +57,7 @@ class Chosen:
     top: tuple[tuple[int, float], ...] = field(default=())
 
 
-def choose(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]) -> Chosen:
+def next_token(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]) -> Chosen:
     """Return the next token after `prompt` and `answer`. Raises FloatingPointError for logits that are not finite."""
     if not np.isfinite(logits).all():
         raise FloatingPointError("the model's logits are not finite")

@@ -73,7 +73,7 @@ class _Sequence:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenRun:
     """Consecutive tokens of one sequence: `length` from position `first`. chooses: whether the last chooses a token."""
 
     key: str
@@ -84,15 +84,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ScheduledStep:
     """A step: its pieces and their tokens in order; new entries (slot, place, block) of the tables."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TokenRun, ...]
     tokens: tuple[int, ...]
     assigned: tuple[tuple[int, int, int], ...]
 
     @property
-    def choosing(self) -> tuple[Piece, ...]:
+    def choosing(self) -> tuple[TokenRun, ...]:
         """Pieces that choose a token, in order."""
         return tuple(piece for piece in self.pieces if piece.chooses)
 
@@ -158,11 +158,11 @@ class Scheduler:
             self._leave(sequence)
         return True
 
-    def next_batch(self) -> Batch | None:
+    def next_batch(self) -> ScheduledStep | None:
         """Choose the next step, and take its blocks; None if nothing is to be done."""
         room = self.limits.max_step_tokens
         assigned: list[tuple[int, int, int]] = []
-        pieces: list[Piece] = []
+        pieces: list[TokenRun] = []
         decoding = [one for one in self._running if len(one.tokens) - one.computed == 1]
         prompts = [one for one in self._running if len(one.tokens) - one.computed > 1]
         for sequence in (*decoding, *prompts):
@@ -188,9 +188,9 @@ class Scheduler:
             for piece in pieces
             for token in self._by_key[piece.key].tokens[piece.first : piece.first + piece.length]
         ]
-        return Batch(tuple(pieces), tuple(tokens), tuple(entry for entry in assigned if entry[0] in slots))
+        return ScheduledStep(tuple(pieces), tuple(tokens), tuple(entry for entry in assigned if entry[0] in slots))
 
-    def advance(self, batch: Batch, chosen: Mapping[str, int]) -> dict[str, FinishReason]:
+    def advance(self, batch: ScheduledStep, chosen: Mapping[str, int]) -> dict[str, FinishReason]:
         """Note that a step was computed, and the token that each choosing piece's sequence chose, by key.
 
         Returns the sequences that have ended. Sequences cancelled since then are left out.
@@ -212,7 +212,7 @@ class Scheduler:
                 self._leave(sequence)
         return ended
 
-    def _piece(self, sequence: _Sequence, room: int, assigned: list[tuple[int, int, int]]) -> Piece | None:
+    def _piece(self, sequence: _Sequence, room: int, assigned: list[tuple[int, int, int]]) -> TokenRun | None:
         """Take blocks for the next tokens of a running sequence, at most `room`; None if it was preempted itself."""
         assert sequence.slot is not None
         length = min(len(sequence.tokens) - sequence.computed, room)
@@ -228,7 +228,7 @@ class Scheduler:
             assigned.append((sequence.slot, len(sequence.blocks), block))
             sequence.blocks.append(block)
         first = sequence.computed
-        return Piece(sequence.request.key, sequence.slot, first, length, end == len(sequence.tokens))
+        return TokenRun(sequence.request.key, sequence.slot, first, length, end == len(sequence.tokens))
 
     def _admit(self, assigned: list[tuple[int, int, int]]) -> bool:
         """Start the first request of the queue if the cache holds its tokens, those it shares included."""
@@ -288,7 +288,7 @@ def _reason(sequence: _Sequence) -> FinishReason | None:
     return "length" if answered >= request.max_tokens else None
 
 
-def positions_of(pieces: Sequence[Piece]) -> tuple[list[int], list[int], list[int]]:
+def positions_of(pieces: Sequence[TokenRun]) -> tuple[list[int], list[int], list[int]]:
     """Return slot and position of each token of a step, and the row of the token that each choosing piece ends with."""
     slots: list[int] = []
     positions: list[int] = []

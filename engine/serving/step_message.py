@@ -12,14 +12,14 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from engine.serving.scheduling import Batch, positions_of
+from engine.serving.scheduling import ScheduledStep, positions_of
 
 _HEADER = 8
 _STEP, _IDLE, _END = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Step:
+class TokenStep:
     """Tokens of a step with their slots and positions, int32 [tokens]; rows [choosing] of tokens that choose the next.
 
     assigned: new entries (slot, place, block) of the tables, [3, n]. full_logits: whether all logits are needed.
@@ -43,7 +43,7 @@ class StepMessage:
         self._host = torch.zeros(size, dtype=torch.int32)
         self.tensor = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.int32, device=device)
 
-    def write(self, batch: Batch, full_logits: bool) -> None:
+    def write(self, batch: ScheduledStep, full_logits: bool) -> None:
         """Write a step."""
         slots, positions, rows = positions_of(batch.pieces)
         assigned = [number for entry in batch.assigned for number in entry]
@@ -62,7 +62,7 @@ class StepMessage:
         self._host[0] = _END
         self._send()
 
-    def read(self) -> Step | None:
+    def read(self) -> TokenStep | None:
         """Return the step. None: the server ends. A step without tokens: nothing to do."""
         if self.tensor is not self._host:
             self._host.copy_(self.tensor)
@@ -73,7 +73,7 @@ class StepMessage:
             tokens = rows = assigned = 0
         ends = [_HEADER + count for count in accumulate([0, tokens, tokens, tokens, rows, 3 * assigned])]
         parts = [self._host[start:end] for start, end in pairwise(ends)]
-        return Step(parts[0], parts[1], parts[2], parts[3], parts[4].view(assigned, 3).T, bool(full))
+        return TokenStep(parts[0], parts[1], parts[2], parts[3], parts[4].view(assigned, 3).T, bool(full))
 
     def _send(self) -> None:
         if self.tensor is not self._host:

@@ -12,7 +12,7 @@ from engine.inference.paged import PagedCache
 from engine.inference.pipeline import PipelineStage
 from engine.inference.recorded import STEPS_BEFORE_TRUST, paged_decode_step
 from engine.parallel.communicator import Communicator
-from engine.serving.step_message import Step
+from engine.serving.step_message import TokenStep
 
 _MAX_WARM_SIZES = 64
 
@@ -25,7 +25,7 @@ class StepRunner:
         self._stage = PipelineStage(shard, pipeline)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Tensor | None:
+    def run(self, step: TokenStep) -> Tensor | None:
         """Compute a step; return what the rows chose on the first stage, None on others and where none chooses."""
         shard, cache = self._shard, self._cache
         if step.assigned.shape[1]:
@@ -56,11 +56,11 @@ class StepRunner:
         for count in range(1, min(sizes.sequences, sizes.blocks, _MAX_WARM_SIZES) + 1):
             numbers = torch.arange(count, dtype=torch.int32)
             places = torch.zeros(count, dtype=torch.int32)
-            step = Step(places, numbers, places, numbers, torch.stack([numbers, places, numbers]), False)
+            step = TokenStep(places, numbers, places, numbers, torch.stack([numbers, places, numbers]), False)
             for _ in range(STEPS_BEFORE_TRUST):
                 self.run(step)
 
-    def _choices(self, hidden: Tensor, step: Step) -> Tensor:
+    def _choices(self, hidden: Tensor, step: TokenStep) -> Tensor:
         shard = self._shard
         if not len(step.rows):
             return hidden

@@ -48,13 +48,13 @@ def main(arguments: list[str]) -> int:
     """Write the calibration of this machine. Returns 0, or 1 if a rank failed."""
     quick = "--quick" in arguments
     target = Path(next(argument for argument in arguments if not argument.startswith("--")))
-    calibration = calibrate(quick)
+    calibration = measure_operators(quick)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, calibration.model_dump_json(indent=1))
     return 0
 
 
-def calibrate(quick: bool = False) -> Calibration:
+def measure_operators(quick: bool = False) -> Calibration:
     """Start one rank per core and wait for their figures. Raises RuntimeError with the output of a failed rank."""
     cores = len(os.sched_getaffinity(0))
     ranks = max(1, min(cores, _MOST_RANKS, host_usage.machine_memory_bytes() // _RANK_BYTES))

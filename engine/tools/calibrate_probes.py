@@ -37,7 +37,7 @@ from engine.tools.calibration_figures import (
     feed_forward_size,
 )
 
-Probe = Callable[[], object]
+OperatorProbe = Callable[[], object]
 
 
 def measure_rank(sizes: Sizes, wait: Callable[[], None]) -> dict[str, list[float]]:
@@ -54,7 +54,7 @@ def measure_rank(sizes: Sizes, wait: Callable[[], None]) -> dict[str, list[float
     return derived_figures(raw, sizes)
 
 
-def _median_seconds(probe: Probe, seconds: float) -> float:
+def _median_seconds(probe: OperatorProbe, seconds: float) -> float:
     """Return the median of the calls within `seconds` of CPU time, at least two."""
     taken: list[float] = []
     began = now = time.thread_time()
@@ -66,7 +66,7 @@ def _median_seconds(probe: Probe, seconds: float) -> float:
     return statistics.median(taken)
 
 
-def _probes(sizes: Sizes) -> Iterator[tuple[str, Probe]]:
+def _probes(sizes: Sizes) -> Iterator[tuple[str, OperatorProbe]]:
     """Yield name and probe; the figures are derived from these in `derived_figures`."""
     yield "operator", _inference(_small_linear())
     yield "read", _inference(_reader(sizes.read_bytes))
@@ -94,7 +94,7 @@ def _probes(sizes: Sizes) -> Iterator[tuple[str, Probe]]:
     yield "parameter", _optimizer(sizes)
 
 
-def _inference(probe: Probe) -> Probe:
+def _inference(probe: OperatorProbe) -> OperatorProbe:
     def run() -> object:
         with torch.inference_mode():
             return probe()
@@ -102,12 +102,12 @@ def _inference(probe: Probe) -> Probe:
     return run
 
 
-def _small_linear() -> Probe:
+def _small_linear() -> OperatorProbe:
     weight, row = torch.randn(HEAD_DIM, HEAD_DIM), torch.randn(1, 1, HEAD_DIM)
     return lambda: functional.linear(row, weight)
 
 
-def _reader(size: int) -> Probe:
+def _reader(size: int) -> OperatorProbe:
     data = torch.ones(size // 4)
     return lambda: data.sum()
 
@@ -128,7 +128,7 @@ def _filled(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.to(dtype)
 
 
-def _decode(sizes: Sizes, layers: int) -> Probe:
+def _decode(sizes: Sizes, layers: int) -> OperatorProbe:
     """Return one decode step of a model so narrow that issuing operators takes most of its time."""
     config = _config(sizes.shallow, feed_forward_size(sizes.shallow), layers, 64)
     shard = _shard(config, torch.float32)
@@ -143,7 +143,7 @@ def _decode(sizes: Sizes, layers: int) -> Probe:
     return step
 
 
-def _recorded(sizes: Sizes, layers: int) -> Probe:
+def _recorded(sizes: Sizes, layers: int) -> OperatorProbe:
     """Return the same step, recorded as one call."""
     shard = _shard(_config(sizes.shallow, feed_forward_size(sizes.shallow), layers, 64), torch.float32)
     cache = shard.new_cache(1, 40)
@@ -170,7 +170,7 @@ def _shard(config: ModelConfig, dtype: torch.dtype, stages: int = 1, stage: int 
     return shard
 
 
-def _square(size: int, dtype: torch.dtype) -> Probe:
+def _square(size: int, dtype: torch.dtype) -> OperatorProbe:
     left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
     return lambda: left @ right
 
@@ -180,7 +180,7 @@ def _weights(shape: tuple[int, int], held: int, dtype: torch.dtype) -> list[Pack
     return [pack_linear(torch.full(shape, 0.01, dtype=dtype)) for _ in range(count)]
 
 
-def _linear(weights: list[PackedLinear], rows: int) -> Probe:
+def _linear(weights: list[PackedLinear], rows: int) -> OperatorProbe:
     """Return products with one weight after the other, together larger than any cache."""
     hidden = torch.randn(1, rows, weights[0].in_features).to(weights[0].dtype)
     turn = 0
@@ -193,14 +193,14 @@ def _linear(weights: list[PackedLinear], rows: int) -> Probe:
     return call
 
 
-def _attention(sizes: Sizes, dtype: torch.dtype) -> Probe:
+def _attention(sizes: Sizes, dtype: torch.dtype) -> OperatorProbe:
     heads = max(2, sizes.hidden // HEAD_DIM)
     shape = (1, heads, sizes.prompt, sizes.hidden // heads)
     queries, keys, values = (torch.randn(shape).to(dtype) for _ in range(3))
     return lambda: functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
 
 
-def _context(sizes: Sizes, dtype: torch.dtype) -> Probe:
+def _context(sizes: Sizes, dtype: torch.dtype) -> OperatorProbe:
     """Return attention of one new token, two query heads per key-value head, grouped as in the engine."""
     heads, tokens = context_heads(sizes)
     queries = torch.randn(1, heads, 2, HEAD_DIM).to(dtype)
@@ -213,7 +213,7 @@ def _rotary(tokens: int, config: ModelConfig) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def _layer(sizes: Sizes, dtype: torch.dtype) -> Probe:
+def _layer(sizes: Sizes, dtype: torch.dtype) -> OperatorProbe:
     """Return a layer of a prompt's prefill: the one of the middle stage of three."""
     config = _config(sizes.hidden, feed_forward_size(sizes.hidden), 3, 8)
     shard = _shard(config, dtype, stages=3, stage=1)
@@ -227,7 +227,7 @@ def _layer(sizes: Sizes, dtype: torch.dtype) -> Probe:
     return call
 
 
-def _layer_linears(sizes: Sizes, dtype: torch.dtype) -> Probe:
+def _layer_linears(sizes: Sizes, dtype: torch.dtype) -> OperatorProbe:
     """Return the products of such a layer only."""
     wide, feed = sizes.hidden, feed_forward_size(sizes.hidden)
     shapes = [(2 * wide, wide), (wide, wide), (2 * feed, wide)]
@@ -243,7 +243,7 @@ def _layer_linears(sizes: Sizes, dtype: torch.dtype) -> Probe:
     return call
 
 
-def _train_layer(sizes: Sizes, kind: NumberFormat) -> Probe:
+def _train_layer(sizes: Sizes, kind: NumberFormat) -> OperatorProbe:
     """Return forward and backward of a layer with float32 weights, under autocast if the format needs it."""
     config = _config(sizes.hidden, feed_forward_size(sizes.hidden), 1, 8)
     layer = _filled(DecoderLayer(config), torch.float32)
@@ -251,13 +251,13 @@ def _train_layer(sizes: Sizes, kind: NumberFormat) -> Probe:
     return _both_ways(lambda: layer(hidden, rotary, None), [hidden, *layer.parameters()], kind)
 
 
-def _train_linear(sizes: Sizes, kind: NumberFormat) -> Probe:
+def _train_linear(sizes: Sizes, kind: NumberFormat) -> OperatorProbe:
     weight = torch.randn(feed_forward_size(sizes.hidden), sizes.hidden, requires_grad=True)
     hidden = torch.randn(1, sizes.prompt, sizes.hidden, requires_grad=True)
     return _both_ways(lambda: functional.linear(hidden, weight), [hidden, weight], kind)
 
 
-def _both_ways(forward: Callable[[], Tensor], leaves: list[Tensor], kind: NumberFormat) -> Probe:
+def _both_ways(forward: Callable[[], Tensor], leaves: list[Tensor], kind: NumberFormat) -> OperatorProbe:
     given: Tensor | None = None
 
     def run() -> None:
@@ -272,13 +272,13 @@ def _both_ways(forward: Callable[[], Tensor], leaves: list[Tensor], kind: Number
     return run
 
 
-def _loss(sizes: Sizes) -> Probe:
+def _loss(sizes: Sizes) -> OperatorProbe:
     logits = torch.randn(sizes.prompt, sizes.vocabulary, requires_grad=True)
     targets = torch.randint(sizes.vocabulary, (sizes.prompt,))
     return lambda: torch.autograd.grad(functional.cross_entropy(logits.float(), targets), logits)
 
 
-def _optimizer(sizes: Sizes) -> Probe:
+def _optimizer(sizes: Sizes) -> OperatorProbe:
     """Return clipping and an AdamW step, as in `engine.training`."""
     parameters = [nn.Parameter(torch.randn(sizes.parameters // 4)) for _ in range(4)]
     for parameter in parameters:

@@ -31,7 +31,7 @@ from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqSc
 from engine.models.weights import DTYPES, weight_files, write_folder
 from engine.peers.folder_model import WorkKind, from_folder
 from engine.peers.onnx.graphs import OPSET, GraphOptimization, write_graphs
-from engine.prompts.tokens import filled
+from engine.prompts.tokens import padded_batch
 
 SAID = "export.json"
 NEEDED = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "tensorrt": ("onnx", "onnxscript", "onnxruntime", "tensorrt")}
@@ -153,13 +153,13 @@ def _check(
 
 def _outputs(scorer: Any, config: ModelConfig, rows: list[list[int]], steps: int = 0) -> list[Tensor]:
     """Return states or logits [length, width] of each row, computed together; with steps the last ones, cached."""
-    batch = filled(rows, torch.device("cpu"))
+    batch = padded_batch(rows, torch.device("cpu"))
     lengths = [len(row) for row in rows]
     if config.kind == "encoder":
         states = scorer.states(batch)
         return [states[place, -length:].float() for place, length in enumerate(lengths)]
     if config.kind == "encoder_decoder":
-        told = filled([[config.start_token, *row] for row in rows], torch.device("cpu"))
+        told = padded_batch([[config.start_token, *row] for row in rows], torch.device("cpu"))
         batch, lengths = replace(told, source=batch), [length + 1 for length in lengths]
     pieces: list[Tensor] = []
 

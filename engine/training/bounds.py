@@ -25,7 +25,7 @@ RECENT_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Done:
+class TrainingProgress:
     """Progress of a run. steps: by all attempts; here: by this one.
 
     trained_seconds: of all attempts' steps and the waits for their checkpoints, on this rank; measured_seconds: of this
@@ -52,7 +52,7 @@ class StepBudget:
         """Whether the workload sets a duration."""
         return self.workload.min_period_seconds is not None or self.workload.max_period_seconds is not None
 
-    def reached(self, done: Done) -> bool:
+    def reached(self, done: TrainingProgress) -> bool:
         """Return whether the measurement is complete. All ranks call it after each step, and get the same result."""
         work = self.workload
         if self.context.memory_pass:
@@ -68,11 +68,11 @@ class StepBudget:
             return False
         return self._passed(self.rules.min_seconds, done.measured_seconds, measured, done.here)
 
-    def _low_enough(self, done: Done) -> bool:
+    def _low_enough(self, done: TrainingProgress) -> bool:
         target = self.workload.target_loss
         return target is not None and done.loss is not None and done.loss <= target
 
-    def _period_over(self, done: Done) -> bool:
+    def _period_over(self, done: TrainingProgress) -> bool:
         """End at the maximum period, or at the minimum period if the loss is low enough or no other bound is set."""
         work = self.workload
         if done.steps == 0:

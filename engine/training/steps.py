@@ -22,11 +22,11 @@ import torch
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.prompts.decoded import synchroniser
-from engine.training.bounds import PROFILE_WARMUP_STEPS, RECENT_STEPS, Done, StepBudget
+from engine.training.bounds import PROFILE_WARMUP_STEPS, RECENT_STEPS, StepBudget, TrainingProgress
 from engine.training.checkpoints.measurement import Checkpoints
 from engine.training.data.feed import Feed
 from engine.training.data.validation import evaluate
-from engine.training.live import Live
+from engine.training.live import LiveStreams
 from engine.training.marks import Mark, between, mark
 from engine.training.network import NetworkBytes, network_bytes
 from engine.training.schedule import learning_rate
@@ -81,7 +81,7 @@ class TrainingRun:
     feed: Feed
     validation: list[TrainingBatch]
     checkpoints: Checkpoints
-    live: Live
+    live: LiveStreams
     history: TrainingHistory = field(default_factory=TrainingHistory)
     columns: StepColumns = field(default_factory=StepColumns)
     unreduced: list[float] = field(default_factory=list)
@@ -147,7 +147,7 @@ def train(run: TrainingRun) -> None:
     measured_seconds, loss = 0.0, _last_loss(run)
     said, said_step = time.perf_counter(), run.steps
     context.barrier()
-    while not bounds.reached(Done(run.steps, run.here, history.trained_seconds, measured_seconds, loss)):
+    while not bounds.reached(TrainingProgress(run.steps, run.here, history.trained_seconds, measured_seconds, loss)):
         number, profiled = run.steps, context.profiling and run.here == PROFILE_WARMUP_STEPS
         if run.here == context.job.measuring.warmup:
             run.before = _counters(run)

@@ -16,7 +16,7 @@ import torch
 
 from configs.plans.job import Measurement
 from configs.workloads.communication import Collective, CommunicationWorkload
-from engine.context import Context, Outcome, Samples
+from engine.context import Context, RankResult, Samples
 from engine.models.weights import DTYPES
 from engine.parallel.communicator import Communicator
 
@@ -43,7 +43,7 @@ class _Probe:
     calls: int = _LEAST_CALLS
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Measure one measurement.
 
     Columns, an entry for each sample: operation (index in OPERATIONS), size_bytes, call_seconds (NaN on a rank that
@@ -56,7 +56,7 @@ def run(measurement: Measurement, context: Context) -> Outcome:
     dtype, device = DTYPES[measurement.cell.dtype], context.device
     with torch.inference_mode():
         probes = [_with_calls(probe, group, device) for probe in _probes(work, group, dtype, device)]
-    outcome = Outcome(figures={"transport": group.transport, "num_probes": len(probes)})
+    outcome = RankResult(figures={"transport": group.transport, "num_probes": len(probes)})
     with torch.inference_mode():
         if context.measuring_pass != "timed":
             with context.profiled():

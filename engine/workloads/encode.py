@@ -15,7 +15,7 @@ from torch import Tensor
 
 from configs.plans.job import Measurement
 from configs.workloads.encode import EncodeWorkload
-from engine.context import Context, Outcome, Samples
+from engine.context import Context, RankResult, Samples
 from engine.correctness.embeddings import EncodeScorer, collect_embeddings, pooled
 from engine.correctness.finite import check_vectors
 from engine.inference.model import Shard
@@ -27,11 +27,11 @@ from engine.parallel.communicator import Communicator
 from engine.prompts.decoded import Encode, Encoded, synchroniser
 from engine.prompts.passes import Passes, measured_passes, unmeasured
 from engine.prompts.pooling import check_pooling
-from engine.prompts.tokens import Batch, Prompts, requests_of_rank
+from engine.prompts.tokens import PromptBatch, Prompts, requests_of_rank
 from engine.rank.agreement import raise_on_all_ranks
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Measure one measurement. Raises ValueError if model or prompts cannot be used."""
     workload, cell = measurement.cell.workload, measurement.cell
     assert isinstance(workload, EncodeWorkload)
@@ -65,7 +65,7 @@ class Encoder:
         self._stage = PipelineStage(shard, pipeline)
         self._synchronise = synchroniser(shard.device)
 
-    def encode(self, batch: Batch) -> list[Encoded]:
+    def encode(self, batch: PromptBatch) -> list[Encoded]:
         """Return vectors of a batch, on the last stage and on the first."""
         pieces = micro_batches(batch, self.micro_batch_size)
         rows = len(batch.tokens)
@@ -86,12 +86,12 @@ class Encoder:
             ended = time.perf_counter()
         return [Encoded(began, ended, vectors, rows)]
 
-    def states(self, batch: Batch) -> Tensor | None:
+    def states(self, batch: PromptBatch) -> Tensor | None:
         """Return last hidden states [rows, length, hidden], on the last stage."""
         found = self._stage.states([batch])
         return found[0] if found else None
 
-    def _pooled(self, states: Tensor, piece: Batch) -> Tensor:
+    def _pooled(self, states: Tensor, piece: PromptBatch) -> Tensor:
         return pooled(states, piece.padding, self.workload.pooling, self.workload.normalize)
 
 
@@ -99,11 +99,11 @@ def measure_encode(
     measurement: Measurement,
     context: Context,
     prompts: Prompts,
-    requests: list[Batch],
+    requests: list[PromptBatch],
     encode: Encode,
     scorer: EncodeScorer,
-    pieces: list[Batch] | None = None,
-) -> Outcome:
+    pieces: list[PromptBatch] | None = None,
+) -> RankResult:
     """Warm up, measure passes, then collect the answers if requested.
 
     In a memory pass: one request, the largest, and no samples. `scorer` returns the hidden states of prompts, in
@@ -113,7 +113,7 @@ def measure_encode(
     """
     workload = measurement.cell.workload
     assert isinstance(workload, EncodeWorkload)
-    outcome = Outcome(
+    outcome = RankResult(
         figures={
             "num_prompts": len(prompts.tokens),
             "prompt_tokens": sum(len(ids) for ids in prompts.tokens),

@@ -14,7 +14,7 @@ import torch
 from configs.plans.job import Measurement
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
-from engine.context import Context, Outcome, Samples
+from engine.context import Context, RankResult, Samples
 from engine.correctness.answers import Scorer, collect_answers, sequences_of, write_completions
 from engine.correctness.finite import check_logits, check_tokens
 from engine.inference.model import Shard
@@ -25,13 +25,13 @@ from engine.models.text_model import limit_figures
 from engine.models.weights import DTYPES, check_kind
 from engine.prompts.decoded import Decode, Decoded
 from engine.prompts.passes import Passes, measured_passes, unmeasured
-from engine.prompts.tokens import Batch, Prompts, Requests, requests_of_rank
+from engine.prompts.tokens import PromptBatch, Prompts, Requests, requests_of_rank
 from engine.rank.agreement import raise_on_all_ranks
 
 _WEIGHT_READS = 5
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Measure one measurement. Raises ValueError if model or prompts cannot be used."""
     workload, cell = measurement.cell.workload, measurement.cell
     assert isinstance(workload, GenerateWorkload)
@@ -54,7 +54,7 @@ def measure_replica(
     decoder: Shard,
     encoder: Shard | None = None,
     start_token: int | None = None,
-) -> Outcome:
+) -> RankResult:
     """Measure greedy decoding by this rank's shards of a replica. capacity: positions of a sequence in the cache."""
     workload = measurement.cell.workload
     assert isinstance(workload, GenerateWorkload | Seq2SeqWorkload)
@@ -65,7 +65,7 @@ def measure_replica(
     )
     pieces = [piece for batch in requests.batches for piece in micro_batches(batch, size)]
 
-    def decode(batch: Batch) -> list[Decoded]:
+    def decode(batch: PromptBatch) -> list[Decoded]:
         return replica.decode(batch, workload.new_tokens)
 
     def first_answer() -> float | None:
@@ -102,13 +102,13 @@ def measure_generation(
     measurement: Measurement,
     context: Context,
     prompts: Prompts,
-    requests: list[Batch],
+    requests: list[PromptBatch],
     decode: Decode,
     scorer: Scorer,
-    pieces: list[Batch] | None = None,
+    pieces: list[PromptBatch] | None = None,
     start_token: int | None = None,
     marked: bool = False,
-) -> Outcome:
+) -> RankResult:
     """Warm up, measure passes, then collect the answers if requested.
 
     In a memory pass: one request, the largest, and no samples. `scorer` returns the logits of prompts, in batches
@@ -130,7 +130,7 @@ def measure_generation(
             some = Prompts(prompts.first, prompts.tokens[:rows], prompts.texts[:rows], prompts.total)
             check_logits(scorer, sequences_of(some, tokens, start_token), first)
 
-    outcome = Outcome(
+    outcome = RankResult(
         figures={
             "num_prompts": len(prompts.tokens),
             "new_tokens": workload.new_tokens,

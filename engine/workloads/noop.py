@@ -13,13 +13,13 @@ import numpy as np
 
 from configs.plans.job import Measurement
 from configs.workloads.noop import NoopWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 
 _PIECE_BYTES = 16 * 2**20
 _HEADROOM_BYTES = 64 * 2**20
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Run one pass without warm-up. Items are split over the ranks; each takes `seconds`."""
     work = measurement.cell.workload
     assert isinstance(work, NoopWorkload)
@@ -33,7 +33,7 @@ def run(measurement: Measurement, context: Context) -> Outcome:
     context.barrier()
     pass_seconds = time.perf_counter() - began
     del held
-    return Outcome(figures={"items": share}, samples={"pass_seconds": np.array([pass_seconds])})
+    return RankResult(figures={"items": share}, samples={"pass_seconds": np.array([pass_seconds])})
 
 
 def _touched(size_bytes: int) -> np.ndarray:

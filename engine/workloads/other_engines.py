@@ -20,14 +20,14 @@ from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.correctness.answers import Consume, Scorer
 from engine.correctness.embeddings import EncodeScorer, pooled
 from engine.models.text_model import limit_figures
 from engine.peers.work import LoadedWork, Work
 from engine.prompts.decoded import Encode, Encoded, synchroniser
 from engine.prompts.pooling import check_pooling
-from engine.prompts.tokens import Batch, batches, batches_of_tokens, requests_of_rank
+from engine.prompts.tokens import PromptBatch, batches, batches_of_tokens, requests_of_rank
 from engine.rank.agreement import raise_on_all_ranks
 from engine.workloads.encode import measure_encode
 from engine.workloads.generate import measure_generation
@@ -36,7 +36,7 @@ _UNTIMED_TOKENS = 2048
 """Tokens of a batch where each pass reads the layers from disk: those of one long prompt."""
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Measure one measurement. Raises ValueError for a model or prompts that cannot be used, NotImplementedError."""
     cell, workload = measurement.cell, measurement.cell.workload
     assert isinstance(workload, PromptedWorkload)
@@ -55,12 +55,12 @@ def run(measurement: Measurement, context: Context) -> Outcome:
     return _measure(measurement, context, load_peer_work(measurement, context))
 
 
-def _measure(measurement: Measurement, context: Context, loaded: LoadedWork) -> Outcome:
+def _measure(measurement: Measurement, context: Context, loaded: LoadedWork) -> RankResult:
     with torch.inference_mode() if loaded.inference_mode else torch.no_grad():
         return measure_work(measurement, context, loaded)
 
 
-def measure_work(measurement: Measurement, context: Context, loaded: LoadedWork) -> Outcome:
+def measure_work(measurement: Measurement, context: Context, loaded: LoadedWork) -> RankResult:
     """Measure one measurement of a loaded engine. Raises ValueError for prompts that cannot be used."""
     workload, work, config = measurement.cell.workload, loaded.work, loaded.config
     assert isinstance(workload, PromptedWorkload)
@@ -93,7 +93,7 @@ def _once(context: Context) -> Context:
     return replace(context, job=context.job.model_copy(update={"measuring": measuring}))
 
 
-def _told(batch: Batch, context: Context) -> Batch:
+def _told(batch: PromptBatch, context: Context) -> PromptBatch:
     """With filling of no position said in words, where a model has stages.
 
     Those of transformers count from the first layer's cache, which only the first stage has, unless they are told
@@ -107,7 +107,7 @@ def _told(batch: Batch, context: Context) -> Batch:
 def _encoder(work: Work, workload: EncodeWorkload, context: Context) -> Encode:
     synchronise = synchroniser(context.device)
 
-    def encode(batch: Batch) -> list[Encoded]:
+    def encode(batch: PromptBatch) -> list[Encoded]:
         synchronise()
         began = time.perf_counter()
         vectors = pooled(work.states(batch), batch.padding, workload.pooling, workload.normalize)
@@ -123,11 +123,11 @@ class SpeakingScorer:
     def __init__(self, scorer: Scorer, reports_results: bool) -> None:
         self._scorer, self._reports_results = scorer, reports_results
 
-    def prefill(self, batch: Batch, consume: Consume) -> None:
+    def prefill(self, batch: PromptBatch, consume: Consume) -> None:
         """Logits of all columns, by one prefill of the batch."""
         self._scorer.prefill(batch, consume if self._reports_results else _ignore)
 
-    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+    def cached(self, batch: PromptBatch, steps: int, consume: Consume) -> None:
         """Logits of the last `steps` columns: the others are prefilled, then one token a call."""
         self._scorer.cached(batch, steps, consume if self._reports_results else _ignore)
 
@@ -138,7 +138,7 @@ class SpeakingStates:
     def __init__(self, scorer: EncodeScorer, reports_results: bool) -> None:
         self._scorer, self._reports_results = scorer, reports_results
 
-    def states(self, batch: Batch) -> Tensor | None:
+    def states(self, batch: PromptBatch) -> Tensor | None:
         """Last hidden states [rows, length, hidden]."""
         states = self._scorer.states(batch)
         return states if self._reports_results else None

@@ -22,7 +22,7 @@ import torch
 from configs.plans.job import Measurement
 from configs.plans.preflight import rounds_of_pairs
 from configs.workloads.preflight import PreflightWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.parallel.opening import connect
 from engine.parallel.transports import Transport
 
@@ -34,7 +34,7 @@ _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 18, 256 << 20
 _LARGE_SECONDS = 0.15  # target duration of an all-reduce of the large size
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Measure one rank's node and its pairs.
 
     Figures: node (as the target names it), gemm_flops_per_second, read_bytes_per_second. Columns, an entry for each
@@ -51,7 +51,7 @@ def run(measurement: Measurement, context: Context) -> Outcome:
         read = _read_rate(context, window_seconds)
         columns = _pairs(measurement, context) if measurement.cell.nodes > 1 else {}
     node = os.environ.get("RANKWISE_NODE_NAME") or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return Outcome({"node": node, "gemm_flops_per_second": gemm, "read_bytes_per_second": read}, columns)
+    return RankResult({"node": node, "gemm_flops_per_second": gemm, "read_bytes_per_second": read}, columns)
 
 
 def _gemm_rate(context: Context, window_seconds: float) -> float:

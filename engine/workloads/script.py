@@ -19,9 +19,9 @@ from configs.records.record import Failure, Figure, RankPart, Status
 from engine.planner.accelerators import local_accelerators
 from engine.profiling.gpu import GpuSampler
 from engine.rank.host_usage import machine_busy_seconds, measured_environment
-from engine.scripts.commands import NodePlace, interpreter
+from engine.scripts.commands import NodePlace, script_interpreter
 from engine.scripts.node_run import NodeEnd, NodeRun
-from engine.scripts.series import NoFiguresError, Series, missing_figures
+from engine.scripts.series import NoFiguresError, StepSeries, missing_figures
 from engine.scripts.signs import RankEnd
 
 _KILLED = "SIGKILL"
@@ -29,7 +29,7 @@ WritePart = Callable[[RankPart, dict[str, np.ndarray], JobPaths], None]
 
 
 @dataclass
-class Written:
+class FirstFailure:
     """The failure that came first on this node, with its rank; None: all ranks completed."""
 
     rank: int | None = None
@@ -38,7 +38,7 @@ class Written:
 
 def run(
     measurement: Measurement, job: Job, paths: JobPaths, place: NodePlace, cores: list[int], write_part: WritePart
-) -> Written:
+) -> FirstFailure:
     """Measure the script and write the parts of this node's ranks. Raises ValueError where it could not be started."""
     started_at, busy = utc_now(), machine_busy_seconds(cores)
     devices = local_accelerators() if place.gpus else ()
@@ -73,7 +73,7 @@ def _write_parts(
     started_at: str,
     cores: list[int],
     write_part: WritePart,
-) -> Written:
+) -> FirstFailure:
     """Parts of all ranks; a rank that the kernel may have killed gets none, since the node's launcher knows why."""
     found, failures = _all_series(running, end, job)
     first = end.first if end.first in failures else next(iter(failures), None)
@@ -111,10 +111,10 @@ def _write_parts(
             figures=figures,
         )
         write_part(part, samples, paths)
-    return Written() if first is None else Written(first, failures[first])
+    return FirstFailure() if first is None else FirstFailure(first, failures[first])
 
 
-def _all_series(running: NodeRun, end: NodeEnd, job: Job) -> tuple[dict[int, Series], dict[int, RankEnd]]:
+def _all_series(running: NodeRun, end: NodeEnd, job: Job) -> tuple[dict[int, StepSeries], dict[int, RankEnd]]:
     """Steps of the ranks that tell of any, and the failures: those of the processes, then those of the figures."""
     work, failures, found = running.work, dict(end.failures), {}
     asked = work.stop_after.steps if work.stop_after is not None else None
@@ -163,5 +163,5 @@ def _failure(end: RankEnd | None, rank: int, paths: JobPaths, running: NodeRun) 
 
 def _environment(running: NodeRun, job: Job, cores: list[int]) -> dict[str, object]:
     environment = measured_environment([*job.cell.env, *running.work.environment], len(cores))
-    environment |= {"launcher": running.work.launcher, "script_python": interpreter(running.work)}
+    environment |= {"launcher": running.work.launcher, "script_python": script_interpreter(running.work)}
     return environment

@@ -11,7 +11,7 @@ import torch
 
 from configs.plans.job import Measurement
 from configs.workloads.seq2seq import Seq2SeqWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.correctness.answers import FORCED_TOKENS
 from engine.inference.weights import load_stacks
 from engine.models.weights import DTYPES, check_kind
@@ -20,7 +20,7 @@ from engine.rank.agreement import raise_on_all_ranks
 from engine.workloads.generate import measure_replica
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Measure one measurement. Raises ValueError if model or prompts cannot be used."""
     workload, cell = measurement.cell.workload, measurement.cell
     assert isinstance(workload, Seq2SeqWorkload)

@@ -25,7 +25,7 @@ import numpy as np
 from configs.common.base import content_hash, write_atomically
 from configs.common.files.reading import read_model
 from configs.load.job import Endpoint, LoadJob
-from configs.load.samples import CHUNK_COLUMN, COLUMNS, FACTS_FILE, JOB_FILE, LAG_COLUMN, SAMPLES_FILE, LoadFacts
+from configs.load.samples import CHUNK_COLUMN, FACTS_FILE, JOB_FILE, LAG_COLUMN, SAMPLE_COLUMNS, SAMPLES_FILE, LoadFacts
 from configs.load.search import SEARCH_FILE
 from configs.plans.job import Measurement
 from configs.records.record import Figure
@@ -33,14 +33,14 @@ from configs.records.samples import read_samples
 from configs.serving.settings import ServingSettings
 from configs.spec.engines import EngineEnvironment
 from configs.targets.target import EndpointTarget
-from configs.workloads.serve import START_SECONDS, ServeWorkload
-from engine.context import Context, Outcome
+from configs.workloads.serve import MAX_START_SECONDS, ServeWorkload
+from engine.context import Context, RankResult
 from engine.load.__main__ import bearer_token
 from engine.planner.families import read_architecture
 from engine.planner.serving import AskedSizes, server_sizes
 from engine.workloads.servers.commands import SERVED_NAME, ServerCommand, Wanted, command_of
 from engine.workloads.servers.probes import Probes
-from engine.workloads.servers.process import RunningServer, ServerDiedError, free_port
+from engine.workloads.servers.process import RunningServer, ServerDiedError, unused_port
 from engine.workloads.servers.watching import Watch
 
 _MAX_TEXT = 1500
@@ -49,7 +49,7 @@ _GENERATOR_NICE = -10
 
 
 @dataclass(frozen=True)
-class Served:
+class RequestedServer:
     """What requests are sent to. server: None for an endpoint; vocabulary: ids below it are tokens, None: unknown."""
 
     endpoint: Endpoint
@@ -60,7 +60,7 @@ class Served:
     figures: dict[str, Figure]
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Measure one cell. Raises NotImplementedError for an engine that is not installed, RuntimeError where it fails."""
     work = measurement.cell.workload
     assert isinstance(work, ServeWorkload)
@@ -87,22 +87,24 @@ def run(measurement: Measurement, context: Context) -> Outcome:
     samples = {"pass_seconds": np.array([time.perf_counter() - began]), **runs.columns()}
     shutil.rmtree(folder, ignore_errors=True)  # all of it is in the samples
     figures = {**served.figures, **watch.figures(), **runs.figures()}
-    return Outcome(figures, {**samples, **probes.columns(), **watch.columns()})
+    return RankResult(figures, {**samples, **probes.columns(), **watch.columns()})
 
 
-def _served(measurement: Measurement, context: Context) -> Served:
+def _served(measurement: Measurement, context: Context) -> RequestedServer:
     """Start the server, or name the endpoint."""
     target, cell = context.job.target, measurement.cell
     if isinstance(target, EndpointTarget):
         endpoint = Endpoint(url=target.url, model=target.model, token_variable=target.token_variable)
-        return Served(endpoint, None, True, None, bearer_token(target.token_variable), {"server_url": endpoint.url})
+        return RequestedServer(
+            endpoint, None, True, None, bearer_token(target.token_variable), {"server_url": endpoint.url}
+        )
     assert context.manifest is not None, "a served model has a manifest"
     cores = tuple(sorted(os.sched_getaffinity(0)))
     wanted = Wanted(
         cell=cell,
         manifest=context.manifest,
         environment=_environment(context, cell.engine),
-        port=free_port(),
+        port=unused_port(),
         cores=cores[: cell.layout.ranks * cell.cores_per_rank],
         on_gpus=context.device.type == "cuda",
     )
@@ -110,7 +112,7 @@ def _served(measurement: Measurement, context: Context) -> Served:
     url = f"http://127.0.0.1:{wanted.port}"
     server = RunningServer(command, url, context.paths.folder / "server.log")
     context.closing.callback(server.stop)
-    ready_seconds = server.wait_until_ready(START_SECONDS)
+    ready_seconds = server.wait_until_ready(MAX_START_SECONDS)
     vocabulary = context.manifest.config.get("vocab_size")
     shown = " ".join(command.shown or command.argv)
     figures: dict[str, Figure] = {
@@ -120,7 +122,7 @@ def _served(measurement: Measurement, context: Context) -> Served:
         "server_ready_seconds": ready_seconds,
     }
     known = vocabulary if isinstance(vocabulary, int) else None
-    return Served(Endpoint(url=url, model=command.name), server, command.exact, known, None, figures)
+    return RequestedServer(Endpoint(url=url, model=command.name), server, command.exact, known, None, figures)
 
 
 def _shown(text: str, context: Context) -> str:
@@ -220,7 +222,7 @@ def _next_rate(folder: Path) -> float | None:
 class _Runs:
     """Runs of the load generator against one server, and their samples."""
 
-    def __init__(self, measurement: Measurement, context: Context, served: Served, folder: Path) -> None:
+    def __init__(self, measurement: Measurement, context: Context, served: RequestedServer, folder: Path) -> None:
         self.folder = folder
         self.facts: list[LoadFacts] = []
         self._measurement, self._context, self._served = measurement, context, served
@@ -254,13 +256,13 @@ class _Runs:
             stop.set()
             again.join()
         self.facts.append(read_model(folder / FACTS_FILE, LoadFacts))
-        read = read_samples(folder / SAMPLES_FILE, COLUMNS)
-        self._samples.append({name: np.asarray(read[f"0/{name}"], dtype=np.float64) for name in COLUMNS})
+        read = read_samples(folder / SAMPLES_FILE, SAMPLE_COLUMNS)
+        self._samples.append({name: np.asarray(read[f"0/{name}"], dtype=np.float64) for name in SAMPLE_COLUMNS})
         self._rates.append(np.nan if job.requested_rate is None else job.requested_rate)
 
     def columns(self) -> dict[str, np.ndarray]:
         """All samples, run after run, and what tells the runs apart."""
-        joined = {name: np.concatenate([one[name] for one in self._samples]) for name in COLUMNS}
+        joined = {name: np.concatenate([one[name] for one in self._samples]) for name in SAMPLE_COLUMNS}
         own: dict[str, Any] = {
             "run_rate": self._rates,
             "run_issuing_seconds": [one.issuing_seconds for one in self.facts],

@@ -10,7 +10,7 @@ launch starts from the same weights. Started by `engine.worker` as
 from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.workloads.train import TrainWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.models.weights import load_figures, required_manifest
 from engine.training.checkpoints.measurement import open_checkpoints
 from engine.training.figures import figures, samples
@@ -22,7 +22,7 @@ from engine.training.trainer import TrainerOptions, TrainingHistory
 from engine.training.trainers import STRATEGIES
 
 
-def run(measurement: Measurement, context: Context) -> Outcome:
+def run(measurement: Measurement, context: Context) -> RankResult:
     """Train one measurement. Raises ValueError for unsuitable data, FloatingPointError for a non-finite loss."""
     workload = measurement.cell.workload
     assert isinstance(workload, TrainWorkload)
@@ -36,7 +36,7 @@ def run(measurement: Measurement, context: Context) -> Outcome:
     finally:
         running.feed.close()
     running.checkpoints.close()
-    outcome = Outcome(_figures(running), samples(running) if timed else {})
+    outcome = RankResult(_figures(running), samples(running) if timed else {})
     if timed and workload.export:
         _export(running, measurement)
     running.trainer.close()

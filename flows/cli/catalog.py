@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.hardware.price_file import Provider
+from configs.hardware.price_file import PricedProvider
 from flows.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def list_command(
 @app.command("refresh")
 def refresh_command(
     context: typer.Context,
-    provider: Annotated[Provider, typer.Option(help="provider of the price list")],
+    provider: Annotated[PricedProvider, typer.Option(help="provider of the price list")],
     region: Annotated[
         list[str] | None, typer.Option(metavar="REGION", help="may be repeated  [default: the provider's home region]")
     ] = None,
@@ -121,7 +121,7 @@ def catalog_list(
     return DONE
 
 
-def catalog_refresh(provider: Provider, regions: Sequence[str] = (), as_json: bool = False) -> int:
+def catalog_refresh(provider: PricedProvider, regions: Sequence[str] = (), as_json: bool = False) -> int:
     """Refresh the cached prices of a provider; returns the exit code. Raises ValueError, OSError."""
     import sys
 

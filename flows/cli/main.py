@@ -22,7 +22,7 @@ from flows.cli.export import export as export_command
 from flows.cli.first_study.command import init as init_command
 from flows.cli.first_study.command import schema as schema_command
 from flows.cli.list_nodes import list_nodes as list_nodes_command
-from flows.cli.load.command import load as load_command
+from flows.cli.load.command import measure_server as load_command
 from flows.cli.manifest.command import app as manifest_commands
 from flows.cli.nodes import app as nodes_commands
 from flows.cli.nodes import reap as reap_command
@@ -196,7 +196,7 @@ def watch(
     port: Annotated[int, typer.Option(min=0, max=65535, help="port on 127.0.0.1; 0: any free one")] = 0,
 ) -> None:
     """Serve the report's page on loopback while a run goes on, until Ctrl-C."""
-    from flows.cli.results.watch import watch as serve_page
+    from flows.cli.results.watch import serve_page as serve_page
     from flows.cli.run import guarded
 
     raise typer.Exit(guarded(lambda: plainly(lambda: serve_page(folder, port)), folder, context.obj["debug"]))
@@ -438,7 +438,7 @@ def deploy_flows(
 ) -> None:
     """Register deployments, schedules and automation with the Prefect API; idempotent."""
     from flows.cli.run import guarded
-    from flows.cli.server.deploy import deploy
+    from flows.cli.server.deploy import register_flows
 
     switch = dict.fromkeys(resume or [], True) | dict.fromkeys(pause or [], False)
-    raise typer.Exit(guarded(lambda: deploy(folder, switch), folder, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: register_flows(folder, switch), folder, context.obj["debug"]))

@@ -14,16 +14,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from configs.targets.rented import MarketName
+
 if TYPE_CHECKING:
-    from tasks.providers.rental import Lease, Provider, RentalRequest
+    from tasks.providers.rental import Provider, RentalLease, RentalRequest
 
 app = typer.Typer(help="Rent nodes of AWS, GCP and Azure, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
-MarketName = Literal["on_demand", "spot"]
 
 
 @app.command()
@@ -103,7 +104,7 @@ def _up(
     from flows.folders import rented_folder
     from tasks.providers.clouds import provider_named
     from tasks.providers.labels import label, owner
-    from tasks.providers.rental import Lease
+    from tasks.providers.rental import RentalLease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
     provider = provider_named(request.provider)
@@ -113,7 +114,7 @@ def _up(
     if not yes and not typer.confirm("Rent?", default=False):
         typer.echo("nothing was rented")
         return 1
-    lease = Lease(
+    lease = RentalLease(
         study=label(study),
         run=label(run) if run else f"{label(study)[:40]}-{secrets.token_hex(4)}",
         owner=owner(),
@@ -225,7 +226,7 @@ def reap(
     def work() -> int:
         from flows.cli.deploy.listing import reap_deployments
         from flows.folders import rented_folder
-        from tasks.providers.giving_back import reap as sweep_all
+        from tasks.providers.giving_back import remove_expired as sweep_all
 
         left = reap_deployments(dry_run) if not provider else []
         for problem in left:
@@ -269,7 +270,7 @@ def _asked_providers() -> "list[Provider]":
     return found
 
 
-def _rental(run: str) -> "tuple[Provider, Lease, Path]":
+def _rental(run: str) -> "tuple[Provider, RentalLease, Path]":
     from flows.cli.errors import WrongArgument
     from flows.folders import rented_folder
     from tasks.providers.clouds import provider_named

@@ -8,10 +8,10 @@ import typer
 if TYPE_CHECKING:
     from configs.spec.study import StudySpec
     from tasks.providers.rental import RentalRequest
-    from tasks.providers.renting import Offer
+    from tasks.providers.renting import RentalOffer
 
 
-def offer_lines(request: "RentalRequest", offer: "Offer") -> list[str]:
+def offer_lines(request: "RentalRequest", offer: "RentalOffer") -> list[str]:
     """Return what is left out, the price of the first place to be asked and of the dearest."""
     from tasks.providers.clouds import BILLED_WHEN_OFF
 

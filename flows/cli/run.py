@@ -24,7 +24,7 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
 from flows.cli.errors import WrongArgument
 from flows.cli.offers import agreed_to_rent
-from flows.server.local import Lease, LocalServerError
+from flows.server.local import ApiLease, LocalServerError
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -157,7 +157,7 @@ def run_study(
     return code
 
 
-def _begin_api(leases: ExitStack) -> tuple[Lease | None, str | None]:
+def _begin_api(leases: ExitStack) -> tuple[ApiLease | None, str | None]:
     """Find or start the Prefect API and set the environment for it. Returns its lease, or why there is none."""
     from flows.server.local import lease_server
     from flows.server.settings import apply_environment, environment_without_api
@@ -171,7 +171,7 @@ def _begin_api(leases: ExitStack) -> tuple[Lease | None, str | None]:
     return api, None
 
 
-def _not_healthy(api: Lease | None) -> str | None:
+def _not_healthy(api: ApiLease | None) -> str | None:
     """Why the local server does not answer; None for one that does, and for an API that the environment names."""
     try:
         if api is not None:
@@ -224,9 +224,9 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
 def _print_header(console: Console, plan: Plan) -> None:
     from importlib.metadata import version
 
-    from tasks.campaign.ledger import places
+    from tasks.campaign.ledger import planned_repeats
 
-    count = Counter(measuring_pass for _, measuring_pass, _ in places(plan))
+    count = Counter(measuring_pass for _, measuring_pass, _ in planned_repeats(plan))
     untimed = [name for name in get_args(MeasuringPass) if name != "timed" and count[name]]
     extra = "".join(f" + {count[name]} for {name}" for name in untimed)
     console.print(
@@ -241,7 +241,7 @@ def _print_header(console: Console, plan: Plan) -> None:
         console.print(f"  {'' if place else 'target':<8} {target.name}  {_place_of(target)}", markup=False)
 
 
-def _print_api(console: Console, api: Lease | None, unavailable: str | None) -> None:
+def _print_api(console: Console, api: ApiLease | None, unavailable: str | None) -> None:
     """Print where the run is shown, or why it is measured without Prefect."""
     if api is not None and unavailable is None:
         console.print(f"  UI       {api.ui}", markup=False)
@@ -260,7 +260,7 @@ def _remark(model: PlannedModel) -> str:
 
 def _place_of(target: Target) -> str:
     """Return a description of a target for the header."""
-    from engine.planner.accelerators import described
+    from engine.planner.accelerators import device_text
     from engine.planner.local import local_devices
     from tasks.checks.machine import this_machine
 
@@ -268,7 +268,7 @@ def _place_of(target: Target) -> str:
         most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
         ranks = f"{target.ranks_per_node} rank{'s' if target.ranks_per_node > 1 else ''} per node"
         return f"{target.scheduler}, {target.where}, {most}, {ranks}"
-    here, devices = this_machine(), described(local_devices(target))
+    here, devices = this_machine(), device_text(local_devices(target))
     return f"{f'{devices}, ' if devices else ''}{here['cores']} cores, {here['memory_gib']} GiB"
 
 
@@ -315,12 +315,12 @@ def _short(path: Path) -> str:
 
 def validate_study(path: Path, assignments: list[str]) -> int:
     """Validate a study file and return the exit code."""
-    from tasks.campaign.ledger import places
+    from tasks.campaign.ledger import planned_repeats
 
     _, plan = _checked(path, assignments, Path("runs"))
     if plan.unusable:
         raise StudyError([model.reason for model in plan.unusable])
-    measurements = len(places(plan))
+    measurements = len(planned_repeats(plan))
     print(f"{path}: valid. {len(plan.cells)} cells, {measurements} measurements in {len(_launches(plan))} launches")
     return ALL_COMPLETED
 

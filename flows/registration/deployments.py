@@ -27,7 +27,7 @@ from prefect.settings import PREFECT_API_URL
 
 from configs.common.files.project_files import project_file
 from configs.common.secrets import redacted, shown_url
-from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.api import api_error_text, quick_client
 
 WORK_POOL = "rankwise"
 ZOMBIES = "rankwise: flow runs that went without a word"
@@ -70,11 +70,11 @@ def deploy_flows(folder: Path, switch: dict[str, bool] | None = None) -> Registe
                 registered.deployments[deployment.name] = deployment.id
                 registered.lines.append(_described(deployment))
     except httpx.HTTPStatusError as error:
-        raise DeployError(f"Prefect API: request refused: {one_line(error)}") from error
+        raise DeployError(f"Prefect API: request refused: {api_error_text(error)}") from error
     except httpx.HTTPError as error:
         url = shown_url(str(PREFECT_API_URL.value()))
         raise DeployError(
-            f"Prefect API {url}: cannot be reached ({one_line(error)}). Check that it is running"
+            f"Prefect API {url}: cannot be reached ({api_error_text(error)}). Check that it is running"
         ) from error
     return registered
 

@@ -51,20 +51,20 @@ class LocalServerError(RuntimeError):
     """The local Prefect server did not start, or is gone."""
 
 
-def lease_server() -> "Lease":
+def lease_server() -> "ApiLease":
     """Find or start the Prefect API, without waiting until it answers.
 
     An API that the environment names is taken as it is. Raises LocalServerError where none can be started.
     """
     if named := api_named_by_environment():
-        return Lease(named)
+        return ApiLease(named)
     folder = data_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(folder / "server.lock"):
             lease = open_lock(folder / "lease.lock")
             try:
-                return Lease(_join_or_start(folder, lease).url, folder, lease)
+                return ApiLease(_join_or_start(folder, lease).url, folder, lease)
             except BaseException:
                 os.close(lease)
                 raise
@@ -178,7 +178,7 @@ def _answers(url: str, timeout_seconds: float) -> bool:
         return False
 
 
-class Lease:
+class ApiLease:
     """The right to use a Prefect API for as long as this object is open.
 
     `home` is the data folder of the local server; None for an API that the environment names, which
@@ -252,7 +252,7 @@ class Lease:
             f"the local Prefect server at {self.url} {what}.\n{_end_of_log(self.home / 'server.log')}"
         )
 
-    def __enter__(self) -> "Lease":
+    def __enter__(self) -> "ApiLease":
         return self
 
     def __exit__(
@@ -262,7 +262,7 @@ class Lease:
 
 
 @contextlib.contextmanager
-def prefect_api(timeout_seconds: float = HEALTHY_SECONDS) -> Iterator[Lease]:
+def prefect_api(timeout_seconds: float = HEALTHY_SECONDS) -> Iterator[ApiLease]:
     """A Prefect API for the length of a block, with the environment of this process set for it."""
     with lease_server() as lease:
         apply_environment(lease.environment)

@@ -35,7 +35,7 @@ NICE = 10
 """Of a server beside measured ranks. Two busy processes on 2 cores let a query wait 0.13 s at nice 10, 0.7 s and up to
 7 s at nice 19 (12 queries each, twice): a run's end, some thirty queries, would then take minutes."""
 LINGER_SECONDS = 3.0
-POLL_SECONDS = 0.5
+SERVER_POLL_SECONDS = 0.5
 END_SECONDS = 5.0
 
 
@@ -127,7 +127,7 @@ def _end_when_idle(folder: Path) -> None:
     """End this process when no run has held the lease for a while."""
     idle_since: float | None = None
     while True:
-        time.sleep(POLL_SECONDS)
+        time.sleep(SERVER_POLL_SECONDS)
         if is_leased(folder):
             idle_since = None
             continue

@@ -35,7 +35,7 @@ POOL = "rankwise"
 WORKER_STOP_SECONDS = 18
 SERVER_STOP_SECONDS = 9
 STOP_SECONDS = WORKER_STOP_SECONDS + SERVER_STOP_SECONDS + 1.5
-START_SECONDS = 120.0
+TEAM_START_SECONDS = 120.0
 """Until a server must answer, with a new database, on a loaded machine."""
 
 _LONGEST_SOCKET = 107 - len(".1234567")  # unix(7); supervisord binds a temporary name with its pid first

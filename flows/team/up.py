@@ -35,7 +35,7 @@ from flows.team.processes import (
     programs,
     supervisord_of,
 )
-from flows.team.setup import POOL, START_SECONDS, STOP_SECONDS, TeamSetup, default_folder
+from flows.team.setup import POOL, STOP_SECONDS, TEAM_START_SECONDS, TeamSetup, default_folder
 
 _ONLINE_SECONDS = 120.0
 _DEPLOY_SECONDS = 300.0
@@ -164,7 +164,7 @@ def _start(setup: TeamSetup, environment: dict[str, str], background: bool) -> "
 def _wait_until_up(setup: TeamSetup) -> None:
     """Return when the server answers. Raises TeamError with the end of its log when it fails to start."""
     api = Api(setup.url, not setup.api, {})
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + TEAM_START_SECONDS
     name = "worker" if setup.api else "server"
     while time.monotonic() < deadline:
         running = programs(setup.socket)
@@ -176,7 +176,9 @@ def _wait_until_up(setup: TeamSetup) -> None:
         if running and (setup.api or api.answers()):
             return
         time.sleep(0.3)
-    raise TeamError(f"the server did not respond within {START_SECONDS:.0f} s.\n{_end_of(setup.logs / 'server.log')}")
+    raise TeamError(
+        f"the server did not respond within {TEAM_START_SECONDS:.0f} s.\n{_end_of(setup.logs / 'server.log')}"
+    )
 
 
 def register(setup: TeamSetup, environment: dict[str, str]) -> bool:

@@ -13,14 +13,14 @@ from typing import Literal
 from reports.numbers.statistics import Estimate, Ratio
 from reports.text import number
 
-Form = Literal["xy", "dots", "stack"]
+ChartForm = Literal["xy", "dots", "stack"]
 MAX_POINTS = 1000
 """Of a series: more could not be told apart."""
 MAX_ROWS = 40
 
 
 @dataclass(frozen=True)
-class Point:
+class ChartPoint:
     """A value `y` at `x`, its bounds and raw repeats. `interval`: the bounds are a 95 % interval, not a range."""
 
     x: float
@@ -44,11 +44,11 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Series:
+class ChartSeries:
     """Points of one name. `line`: joined; `band`: (x, low, high) around a line; `dashed`: not a measurement."""
 
     name: str
-    points: tuple[Point, ...]
+    points: tuple[ChartPoint, ...]
     line: bool = True
     marks: bool = True
     dashed: bool = False
@@ -62,8 +62,8 @@ class Chart:
     title: str
     x_label: str
     y_label: str
-    series: tuple[Series, ...]
-    form: Form = "xy"
+    series: tuple[ChartSeries, ...]
+    form: ChartForm = "xy"
     unit: str = ""
     rows: tuple[str, ...] = ()
     log_x: bool = False
@@ -84,13 +84,13 @@ def measured_point(
     repeats: Mapping[int, float] | Sequence[float] = (),
     scale: float = 1.0,
     label: str = "",
-) -> Point:
+) -> ChartPoint:
     """A point of a median or ratio with its bounds and repeats."""
     middle = value.median if isinstance(value, Estimate) else value.value
     low, high = value.bounds
     raw = repeats.values() if isinstance(repeats, Mapping) else repeats
     known = value.interval is not None
-    return Point(x, middle * scale, low * scale, high * scale, known, tuple(each * scale for each in raw), label)
+    return ChartPoint(x, middle * scale, low * scale, high * scale, known, tuple(each * scale for each in raw), label)
 
 
 def grows(values: Sequence[float]) -> bool:

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reports.charts.chart import MAX_ROWS, Chart, Form, Point, Series, grows, measured_point
+from configs.common.files.reading import MIB
+from reports.charts.chart import MAX_ROWS, Chart, ChartForm, ChartPoint, ChartSeries, grows, measured_point
 from reports.experiments.comparison import Gain, SweepPoint
 from reports.experiments.compression import CompressionResult
-from reports.experiments.latency import Curves
+from reports.experiments.latency import LatencyCurves
 from reports.experiments.load import LoadExperiment, LoadPoint
 from reports.experiments.scaling import Scaling
 from reports.experiments.targets import SideBySide
@@ -16,7 +17,6 @@ from reports.plots.experiments.compression import drawn_rows
 from reports.plots.experiments.sweep import sweep_axes
 from reports.plots.style import is_numeric
 from reports.profiles.time_split import TimeSplit
-from reports.text import MIB
 
 CURVE_POINTS = 100
 """Of a distribution: enough for its tail."""
@@ -31,7 +31,7 @@ def scaling_charts(result: Scaling) -> tuple[Chart, ...]:
         measured_point(point.ranks, point.efficiency, scale=100) for point in result.measured if point.efficiency
     ]
     ranks = [float(point.ranks) for point in result.points]
-    speed, share = [Series("measured", tuple(each))], [Series("measured", tuple(efficient))]
+    speed, share = [ChartSeries("measured", tuple(each))], [ChartSeries("measured", tuple(efficient))]
     base, law = result.baseline, result.laws.drawn
     if base.throughput is not None:
         one = base.throughput.median / base.ranks
@@ -40,8 +40,8 @@ def scaling_charts(result: Scaling) -> tuple[Chart, ...]:
             grid = np.array(ranks)
             values, (low, high) = law.throughput(grid), law.band(grid)
             band = tuple(zip(ranks, map(float, low), map(float, high), strict=True))
-            drawn = tuple(Point(x, float(y)) for x, y in zip(ranks, values, strict=True))
-            speed.append(Series(TITLES[law.law], drawn, marks=False, band=band))
+            drawn = tuple(ChartPoint(x, float(y)) for x, y in zip(ranks, values, strict=True))
+            speed.append(ChartSeries(TITLES[law.law], drawn, marks=False, band=band))
     wide = grows(ranks)
     return (
         Chart(
@@ -51,8 +51,8 @@ def scaling_charts(result: Scaling) -> tuple[Chart, ...]:
     )
 
 
-def _line(name: str, points: Sequence[tuple[float, float]]) -> Series:
-    return Series(name, tuple(Point(x, y) for x, y in points), marks=False, dashed=True)
+def _line(name: str, points: Sequence[tuple[float, float]]) -> ChartSeries:
+    return ChartSeries(name, tuple(ChartPoint(x, y) for x, y in points), marks=False, dashed=True)
 
 
 def load_charts(found: LoadExperiment) -> tuple[Chart, ...]:
@@ -71,9 +71,9 @@ def load_charts(found: LoadExperiment) -> tuple[Chart, ...]:
     )
 
 
-def _of_load(name: str, points: Sequence[tuple[float, LoadPoint]], figure: str, scale: float) -> Series:
+def _of_load(name: str, points: Sequence[tuple[float, LoadPoint]], figure: str, scale: float) -> ChartSeries:
     known = [(at, value) for at, point in points if (value := point.value(figure)) is not None]
-    return Series(name, tuple(measured_point(at, value, scale=scale) for at, value in known))
+    return ChartSeries(name, tuple(measured_point(at, value, scale=scale) for at, value in known))
 
 
 def sweep_charts(points: Sequence[SweepPoint]) -> tuple[Chart, ...]:
@@ -92,11 +92,11 @@ def sweep_charts(points: Sequence[SweepPoint]) -> tuple[Chart, ...]:
             if (rate := result.estimate("throughput")) is not None:
                 rates.append(measured_point(xs[place], rate, result.values("throughput"), label=points[place].label))
             if result.peak_bytes is not None:
-                peaks.append(Point(xs[place], result.peak_bytes / MIB, label=points[place].label))
-        speed.append(Series(name, tuple(sorted(rates, key=lambda point: point.x))))
-        memory.append(Series(name, tuple(sorted(peaks, key=lambda point: point.x))))
+                peaks.append(ChartPoint(xs[place], result.peak_bytes / MIB, label=points[place].label))
+        speed.append(ChartSeries(name, tuple(sorted(rates, key=lambda point: point.x))))
+        memory.append(ChartSeries(name, tuple(sorted(peaks, key=lambda point: point.x))))
     field, unit = axis.removeprefix("workload.").replace("_", " "), points[0].result.unit
-    form: Form = "xy" if numeric else "dots"
+    form: ChartForm = "xy" if numeric else "dots"
     wide = numeric and grows(xs)
     charts = [Chart("Throughput", field, f"throughput, {unit}", tuple(speed), form, unit, labels, wide, lost=lost)]
     if any(each.points for each in memory):
@@ -117,7 +117,7 @@ def gain_charts(gains: Sequence[Gain]) -> tuple[Chart, ...]:
     lost = tuple((float(row), gain.result.status) for row, gain in enumerate(shown) if gain.throughput is None)
     label = "throughput over the baseline's of the same block (1 is no gain)"
     rows = tuple(gain.variant for gain in shown)
-    series = (Series("gain", points, line=False),)
+    series = (ChartSeries("gain", points, line=False),)
     return (Chart("Gain", "", label, series, "dots", "times", rows, from_zero=False, lost=lost, reference=1.0),)
 
 
@@ -131,22 +131,24 @@ def compression_charts(result: CompressionResult) -> tuple[Chart, ...]:
             continue
         at = scale * row.loss
         if row.throughput is None:
-            speed.append(Point(at, row.speed, label=row.label))
+            speed.append(ChartPoint(at, row.speed, label=row.label))
         else:
             speed.append(measured_point(at, row.throughput, label=row.label))
     size = [
-        Point(scale * row.loss, 100 * row.share, label=row.label)
+        ChartPoint(scale * row.loss, 100 * row.share, label=row.label)
         for row in rows
         if row.loss is not None and row.share is not None
     ]
     unit = f"times the base's {result.base.result.unit}"
     return (
-        Chart("Speed: better is up and left", loss, unit, (Series("passes", tuple(speed), line=False),), unit="times"),
+        Chart(
+            "Speed: better is up and left", loss, unit, (ChartSeries("passes", tuple(speed), line=False),), unit="times"
+        ),
         Chart(
             "Size: better is down and left",
             loss,
             "weights, % of the base's bytes",
-            (Series("passes", tuple(size), line=False),),
+            (ChartSeries("passes", tuple(size), line=False),),
             unit="% of the base's bytes",
         ),
     )
@@ -164,22 +166,22 @@ def target_charts(found: SideBySide) -> tuple[Chart, ...]:
                 points.append(measured_point(row, point.throughput, repeats, label=f"{side.target}, {label}"))
             elif point is not None:
                 lost.append((float(row), f"{label}: {point.result.status}"))
-        series.append(Series(label, tuple(points), line=False))
+        series.append(ChartSeries(label, tuple(points), line=False))
     rows = tuple(side.target if side.link is None else f"{side.target} ({side.link})" for side in found.sides)
     label = f"throughput, {found.unit}"
     return (Chart("Throughput by target", "", label, tuple(series), "dots", found.unit, rows, lost=tuple(lost)),)
 
 
-def latency_charts(drawn: Curves) -> tuple[Chart, ...]:
+def latency_charts(drawn: LatencyCurves) -> tuple[Chart, ...]:
     """The share of completed work over time, and of what takes longer."""
     done, longer = [], []
     for curve in drawn.curves:
         count = len(curve.seconds)
         kept = np.unique(np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int))
         pairs = [(1000 * float(curve.seconds[place]), 100 * float(curve.shares[place])) for place in kept]
-        done.append(Series(curve.label, tuple(Point(x, y, label=curve.label) for x, y in pairs), marks=False))
-        tail = tuple(Point(x, 100 - y, label=curve.label) for x, y in pairs if y < 100)
-        longer.append(Series(curve.label, tail, marks=False))
+        done.append(ChartSeries(curve.label, tuple(ChartPoint(x, y, label=curve.label) for x, y in pairs), marks=False))
+        tail = tuple(ChartPoint(x, 100 - y, label=curve.label) for x, y in pairs if y < 100)
+        longer.append(ChartSeries(curve.label, tail, marks=False))
     times = [point.x for series in done for point in series.points]
     label, what = f"latency of a {drawn.kind}, ms", "passes" if drawn.kind == "pass" else f"{drawn.kind}s"
     wide = bool(times) and min(times) > 0 and max(times) / min(times) >= 8
@@ -211,10 +213,10 @@ def stacked(
 ) -> Chart:
     """A bar for each row, of parts that sum up."""
     series = tuple(
-        Series(
+        ChartSeries(
             name,
             tuple(
-                Point(row, scale * parts[name], label=f"{rows[row]}, {name}")
+                ChartPoint(row, scale * parts[name], label=f"{rows[row]}, {name}")
                 for row, parts in enumerate(bars)
                 if parts.get(name)
             ),

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from configs.common.arrays import Floats
-from reports.charts.chart import MAX_ROWS, Chart, Point, Series, grows, measured_point
+from configs.common.files.reading import MIB
+from reports.charts.chart import MAX_ROWS, Chart, ChartPoint, ChartSeries, grows, measured_point
 from reports.charts.experiments import stacked
 from reports.decisions.cost import CellCost
 from reports.decisions.pareto import Pareto
@@ -20,7 +21,6 @@ from reports.plots.planning.prediction import panels
 from reports.profiles.profiled import Profiled
 from reports.profiles.time_split import PARTS
 from reports.reading.load import CellResult
-from reports.text import MIB
 from reports.training.cells import step_parts
 from reports.training.equality import SameLearning, relative
 from reports.training.strategies import Strategies
@@ -29,11 +29,11 @@ MAX_CURVES = 7
 CURVE_POINTS = 200
 
 
-def _curve(name: str, values: Floats) -> Series:
+def _curve(name: str, values: Floats) -> ChartSeries:
     """Values by step from 1 on, thinned evenly."""
     steps = np.unique(np.linspace(0, len(values) - 1, min(len(values), CURVE_POINTS)).round().astype(int))
     points = [(float(step + 1), float(values[step])) for step in steps if np.isfinite(values[step])]
-    return Series(name, tuple(Point(x, y, label=name) for x, y in points), marks=False)
+    return ChartSeries(name, tuple(ChartPoint(x, y, label=name) for x, y in points), marks=False)
 
 
 def loss_charts(curves: Mapping[str, Floats]) -> tuple[Chart, ...]:
@@ -77,12 +77,12 @@ def strategy_charts(found: Strategies) -> tuple[Chart, ...]:
         if way.measured is not None
     )
     said = tuple(
-        Point(row, 1000 * way.predicted, label=f"{way.name}, predicted")
+        ChartPoint(row, 1000 * way.predicted, label=f"{way.name}, predicted")
         for row, way in enumerate(shown)
         if way.predicted is not None
     )
-    series = [Series("measured", measured, line=False)]
-    series += [Series("predicted", said, line=False, dashed=True)] if said else []
+    series = [ChartSeries("measured", measured, line=False)]
+    series += [ChartSeries("predicted", said, line=False, dashed=True)] if said else []
     bars = [step_parts(way.result) for way in shown]
     return (
         Chart("Step time", "", "time of a step, ms", tuple(series), "dots", "ms", rows, lost=gone),
@@ -107,7 +107,7 @@ def prediction_charts(judged: Sequence[JudgedPrediction]) -> tuple[Chart, ...]:
         unit = title.rpartition(": ")[2]
         models = dict.fromkeys(item.result.model for item in items)
         series = [
-            Series(
+            ChartSeries(
                 model,
                 tuple(
                     measured_point(scale * item.predicted, item.measured, scale=scale, label=item.result.title)
@@ -119,8 +119,8 @@ def prediction_charts(judged: Sequence[JudgedPrediction]) -> tuple[Chart, ...]:
             for model in models
         ]
         ends = [scale * value for item in items for value in (item.predicted, item.measured.median)]
-        exact = tuple(Point(end, end) for end in (min(ends), max(ends)))
-        series.append(Series("predicted = measured", exact, marks=False, dashed=True))
+        exact = tuple(ChartPoint(end, end) for end in (min(ends), max(ends)))
+        series.append(ChartSeries("predicted = measured", exact, marks=False, dashed=True))
         wide = grows(ends)
         charts.append(
             Chart(
@@ -142,11 +142,12 @@ def forecast_charts(result: StudyForecast) -> tuple[Chart, ...]:
     points = result.found.points
     seconds = {ranks: value.scaled(1000) for ranks, value in result.seconds.items()}
     measured = tuple(measured_point(ranks, value) for ranks, value in sorted(seconds.items()))
-    ahead = tuple(Point(point.ranks, 1000 * point.seconds, *_ms(point.seconds_interval), True) for point in points)
+    ahead = tuple(ChartPoint(point.ranks, 1000 * point.seconds, *_ms(point.seconds_interval), True) for point in points)
     times = tuple((float(p.ranks), *_ms(p.seconds_interval)) for p in points)
     shares = tuple((float(p.ranks), 100 * p.efficiency_interval[0], 100 * p.efficiency_interval[1]) for p in points)
     efficient = tuple(
-        Point(p.ranks, 100 * p.efficiency, shares[place][1], shares[place][2], True) for place, p in enumerate(points)
+        ChartPoint(p.ranks, 100 * p.efficiency, shares[place][1], shares[place][2], True)
+        for place, p in enumerate(points)
     )
     unit = f"time of a {result.unit}, ms"
     return (
@@ -154,7 +155,7 @@ def forecast_charts(result: StudyForecast) -> tuple[Chart, ...]:
             f"Time of a {result.unit}",
             "ranks",
             unit,
-            (Series("measured", measured, line=False), Series("forecast", ahead, dashed=True, band=times)),
+            (ChartSeries("measured", measured, line=False), ChartSeries("forecast", ahead, dashed=True, band=times)),
             unit="ms",
             log_x=True,
             log_y=grows([point.y for point in ahead]),
@@ -163,7 +164,7 @@ def forecast_charts(result: StudyForecast) -> tuple[Chart, ...]:
             "Efficiency",
             "ranks",
             "% of linear",
-            (Series("forecast", efficient, dashed=True, band=shares),),
+            (ChartSeries("forecast", efficient, dashed=True, band=shares),),
             unit="% of linear",
             log_x=True,
         ),
@@ -181,13 +182,13 @@ def layout_charts(result: LayoutRanking) -> tuple[Chart, ...]:
     for row, item in enumerate(lines):
         rate, factor = item.candidate.prediction.throughput, item.candidate.prediction.factor or 1.0
         if rate is not None:
-            said.append(Point(row, rate, rate / factor, rate * factor, label=f"{item.candidate.label}, predicted"))
+            said.append(ChartPoint(row, rate, rate / factor, rate * factor, label=f"{item.candidate.label}, predicted"))
         if item.measured is not None and item.result is not None:
             repeats = item.result.values("throughput")
             measured.append(measured_point(row, item.measured, repeats, label=item.candidate.label))
     series = (
-        Series("measured, median", tuple(measured), line=False),
-        Series("predicted, with its stated factor", tuple(said), line=False, dashed=True),
+        ChartSeries("measured, median", tuple(measured), line=False),
+        ChartSeries("predicted, with its stated factor", tuple(said), line=False, dashed=True),
     )
     rows = tuple(f"{item.place}: {item.candidate.label}" for item in lines)
     return (Chart("Layouts", "", result.unit, series, "dots", result.unit, rows),)
@@ -202,19 +203,19 @@ def cost_charts(costs: Sequence[CellCost]) -> tuple[Chart, ...]:
         if cost.usd_per_million is not None
     )
     rows, unit = tuple(cost.result.title for cost in drawn), f"USD per million {drawn[0].result.work_unit}s"
-    return (Chart("Cost", "", unit, (Series("cost", points, line=False),), "dots", unit, rows),)
+    return (Chart("Cost", "", unit, (ChartSeries("cost", points, line=False),), "dots", unit, rows),)
 
 
 def pareto_charts(found: Pareto) -> tuple[Chart, ...]:
     """All points; those that no other beats in both are joined."""
 
-    def point(x: Estimate, y: Estimate, label: str) -> Point:
+    def point(x: Estimate, y: Estimate, label: str) -> ChartPoint:
         return measured_point(x.median, y, label=label)
 
     front = tuple(point(each.x, each.y, each.result.name) for each in found.front)
     beaten = tuple(point(each.x, each.y, each.result.name) for each in found.points if not each.front)
-    series = [Series("not beaten in both", front)]
-    series += [Series("beaten in both", beaten, line=False, dashed=True)] if beaten else []
+    series = [ChartSeries("not beaten in both", front)]
+    series += [ChartSeries("beaten in both", beaten, line=False, dashed=True)] if beaten else []
     title = "Better is up and right" if found.more_x else "Better is up and left"
     unit = found.y_label
     return (Chart(title, found.x_label, found.y_label, tuple(series), unit=unit),)

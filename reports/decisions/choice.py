@@ -16,7 +16,7 @@ import numpy as np
 
 from reports.numbers.statistics import CONFIDENCE, Ratio, paired_ratio
 
-Values = Mapping[int, float]
+RepeatValues = Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Candidate:
 
     name: str
     size: float
-    rates: Values
-    latency: Values = field(default_factory=dict)
+    rates: RepeatValues
+    latency: RepeatValues = field(default_factory=dict)
     batch: int = 1
 
 
@@ -51,7 +51,9 @@ class Choice:
     comparisons: int
 
 
-def choose(candidates: Sequence[Candidate], by_latency: bool = False, confidence: float = CONFIDENCE) -> Choice:
+def choose_candidate(
+    candidates: Sequence[Candidate], by_latency: bool = False, confidence: float = CONFIDENCE
+) -> Choice:
     """Choose among one or more candidates that have rates. by_latency: less latency is better, not more work for the
     size; candidates without latency are passed over."""
     assert candidates and all(one.rates for one in candidates)
@@ -60,7 +62,7 @@ def choose(candidates: Sequence[Candidate], by_latency: bool = False, confidence
     known = [index for index, one in enumerate(candidates) if value(one)] or list(range(len(candidates)))
     sizes = sorted({candidates[index].size for index in known})
 
-    def ratio(first: int, second: int, of: Callable[[Candidate], Values]) -> Ratio | None:
+    def ratio(first: int, second: int, of: Callable[[Candidate], RepeatValues]) -> Ratio | None:
         return paired_ratio(of(candidates[first]), of(candidates[second]), comparisons, confidence)
 
     def best_of(size: float) -> int:
@@ -101,17 +103,17 @@ def _above_one(found: Ratio | None) -> bool:
     return found is not None and found.bounds[0] > 1
 
 
-def _rates(one: Candidate) -> Values:
+def _rates(one: Candidate) -> RepeatValues:
     return one.rates
 
 
-def _work_per_size(one: Candidate) -> Values:
+def _work_per_size(one: Candidate) -> RepeatValues:
     return {repeat: rate / one.size for repeat, rate in one.rates.items()}
 
 
-def _speed(one: Candidate) -> Values:
+def _speed(one: Candidate) -> RepeatValues:
     return {repeat: 1 / seconds for repeat, seconds in one.latency.items() if seconds > 0}
 
 
-def _median(values: Values) -> float:
+def _median(values: RepeatValues) -> float:
     return float(np.median(list(values.values())))

@@ -15,7 +15,7 @@ from typing import Literal
 from configs.common.base import canonical_json
 from configs.spec.cell import Cell
 from reports.correctness.section import JudgedCell
-from reports.decisions.choice import Candidate, Choice, choose
+from reports.decisions.choice import Candidate, Choice, choose_candidate
 from reports.decisions.cost import CellCost
 from reports.decisions.nodes import batch_of, work_key, work_title
 from reports.decisions.objectives import Judgement
@@ -101,7 +101,7 @@ def _decide(
     ]
     found = None
     if candidates and all(one.rates for one in candidates):
-        found = choose(candidates, basis == "latency", group[0].confidence)
+        found = choose_candidate(candidates, basis == "latency", group[0].confidence)
     return Decision(group[0].model, work_title(group[0].cell), basis, tuple(members), found, left_out, costs)
 
 

@@ -274,14 +274,14 @@ def objectives_table(judgements: Sequence[Judgement]) -> Table | None:
             _value(judgement),
             escaped(judgement.reason),
         )
-        for judgement in shown(judgements)
+        for judgement in balanced_rows(judgements)
     )
     return Table(
         ("objective", "model", "cell or experiment", "verdict", "figure (interval)", "why"), rows, text_columns=6
     )
 
 
-def shown(judgements: Sequence[Judgement]) -> list[Judgement]:
+def balanced_rows(judgements: Sequence[Judgement]) -> list[Judgement]:
     """The rows of the table: of each objective as many as of the others, in the plan's order."""
     objectives = list(dict.fromkeys(judgement.objective for judgement in judgements))
     if len(judgements) <= MOST_ROWS:
@@ -327,7 +327,7 @@ def objectives_sentences(judgements: Sequence[Judgement]) -> list[str]:
             lines.append(f"{text} ({_value(judgement)}; {judgement.reason}).")
         elif judgement.result is None:
             lines.append(f"{_stated(judgement)} is {judgement.word}: {judgement.reason}.")
-    left_out = len(judgements) - len(shown(judgements))
+    left_out = len(judgements) - len(balanced_rows(judgements))
     if left_out > 0:
         lines.append(f"{left_out:,} more judgements are left out of the table.")
     return lines

@@ -61,7 +61,7 @@ class Recommendation:
         return "wins" if self.ratio.differs else "not told apart"
 
 
-Values = Callable[[CellResult], Mapping[int, float]]
+ValuesOfCell = Callable[[CellResult], Mapping[int, float]]
 
 
 def recommend(
@@ -100,7 +100,7 @@ def _of_group(
         cost = priced.get(result.key)
         return None if cost is None else cost.usd_per_million or cost.usd_per_thousand_items
 
-    goals: list[tuple[Goal, Sequence[CellResult], Values, Callable[[CellResult], Estimate | None]]] = [
+    goals: list[tuple[Goal, Sequence[CellResult], ValuesOfCell, Callable[[CellResult], Estimate | None]]] = [
         (Goal("latency", known.latency.unit, 1000, True), members, *_field(known.latency.figure)),
         (Goal("throughput", f"{item}/s", 1, False), members, *_field("throughput")),
     ]
@@ -116,7 +116,7 @@ def _of_group(
     return [recommendation for recommendation in chosen if recommendation is not None]
 
 
-def _field(name: str) -> tuple[Values, Callable[[CellResult], Estimate | None]]:
+def _field(name: str) -> tuple[ValuesOfCell, Callable[[CellResult], Estimate | None]]:
     return (lambda result: result.values(name)), (lambda result: result.estimate(name))
 
 
@@ -124,7 +124,7 @@ def _best(
     example: CellResult,
     goal: Goal,
     members: Sequence[CellResult],
-    values: Values,
+    values: ValuesOfCell,
     estimated: Callable[[CellResult], Estimate | None],
 ) -> Recommendation | None:
     """The member with the best median, against the next."""

@@ -26,11 +26,11 @@ EXPERIMENTS = {
     "communication": "Communication",
 }
 
-Context = Mapping[str, Any]
-Tables = tuple[tuple[str, Table], ...]
+TemplateContext = Mapping[str, Any]
+NamedTables = tuple[tuple[str, Table], ...]
 
 
-def assemble(context: Context, charts: Mapping[str, tuple[Chart, ...]]) -> Document:
+def assemble(context: TemplateContext, charts: Mapping[str, tuple[Chart, ...]]) -> Document:
     """The document. Raises KeyError where the context lacks a part."""
     study: StudyResult = context["study"]
     found = (
@@ -62,7 +62,7 @@ def assemble(context: Context, charts: Mapping[str, tuple[Chart, ...]]) -> Docum
     )
 
 
-def counts_text(context: Context) -> str:
+def counts_text(context: TemplateContext) -> str:
     """How many measurements were planned, and how they ended."""
     ended = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in context["statuses"].items()) or "none"
     cells = plural(len(context["study"].cells), "cell")
@@ -70,7 +70,7 @@ def counts_text(context: Context) -> str:
     return f"{plural(context['measurements'], 'measurement')} of {cells} planned: {ended}.{left}"
 
 
-def _tables(*pairs: tuple[str, Table | None]) -> Tables:
+def _tables(*pairs: tuple[str, Table | None]) -> NamedTables:
     return tuple((title, table) for title, table in pairs if table)
 
 
@@ -94,7 +94,7 @@ def _lone(kind: str, section: Section | None) -> Section | None:
     )
 
 
-def _recommendations(context: Context) -> Section | None:
+def _recommendations(context: TemplateContext) -> Section | None:
     known, saved, unknown = context["recommendations"], context["savings"], context["unknown_savings"]
     if not (known or saved or unknown):
         return None
@@ -119,7 +119,7 @@ def _recommendations(context: Context) -> Section | None:
     )
 
 
-def _objectives(context: Context) -> Section | None:
+def _objectives(context: TemplateContext) -> Section | None:
     if not context["objectives"]:
         return None
     return Section(
@@ -135,7 +135,7 @@ def _correctness(sections: Sequence[Section]) -> Section | None:
     return _group("Correctness", "correctness", sections)
 
 
-def _cost(context: Context) -> Section | None:
+def _cost(context: TemplateContext) -> Section | None:
     more = []
     if context["cost_table"]:
         tables = _tables(("", context["cost_table"]), ("", context["cost_phases"]))
@@ -159,7 +159,7 @@ def _cost(context: Context) -> Section | None:
     return Section("Cost", question=QUESTIONS["cost"], lines=lines, more=tuple(more)) if lines or more else None
 
 
-def _nodes(context: Context) -> Section | None:
+def _nodes(context: TemplateContext) -> Section | None:
     if not context["nodes"]:
         return None
     groups = {
@@ -176,7 +176,7 @@ def _nodes(context: Context) -> Section | None:
     return Section("Nodes", sentence, context["nodes"], question=QUESTIONS["nodes"], more=more)
 
 
-def _predictions(context: Context) -> Section:
+def _predictions(context: TemplateContext) -> Section:
     tables = _tables(("", context["prediction_errors"]), ("", context["prediction_cells"]))
     return Section(
         "Prediction against measurement",
@@ -188,7 +188,7 @@ def _predictions(context: Context) -> Section:
     )
 
 
-def _resources(context: Context) -> Section | None:
+def _resources(context: TemplateContext) -> Section | None:
     resources, loading, noise = context["resources"], context["loading"], context["noise"]
     if not (resources or loading):
         return None
@@ -210,7 +210,7 @@ def _scheduler(table: Table | None) -> Section | None:
     return Section("Scheduler", table=table, question=QUESTIONS["scheduler"], method=METHODS["scheduler"])
 
 
-def rentals_section(context: Context) -> Section | None:
+def rentals_section(context: TemplateContext) -> Section | None:
     """What was rented, what it cost, and what could not be given back."""
     if not context["rentals"]:
         return None
@@ -242,7 +242,7 @@ def _preflight(sections: Sequence[Any]) -> Section | None:
     return Section("Node tests", question=QUESTIONS["preflight"], method=METHODS["preflight"], more=more)
 
 
-def failures_section(context: Context) -> Section:
+def failures_section(context: TemplateContext) -> Section:
     """Every repeat without a figure, and files that could not be read."""
     failures, unreadable = context["failures"], context["unreadable"]
     told = "Every repeat without a figure, and where to read more (paths are relative to this folder)."
@@ -252,7 +252,7 @@ def failures_section(context: Context) -> Section:
     return Section("Failures", sentence, failures, question=QUESTIONS["failures"], tables=tables)
 
 
-def _how(context: Context) -> Section:
+def _how(context: TemplateContext) -> Section:
     more = []
     if context["models"]:
         more.append(Section("Models", table=context["models"]))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveHeader:
     """What a page of a run under way says on top. `version` changes with every record."""
 
     version: str
@@ -37,7 +37,7 @@ class Live:
     planned: int
 
 
-def report_page(document: Document, cells: "CellsData | None" = None, live: Live | None = None) -> str:
+def report_page(document: Document, cells: "CellsData | None" = None, live: LiveHeader | None = None) -> str:
     """The page of one report; `cells`: all cells with their samples, `live`: where its run is under way."""
     from markupsafe import Markup
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from reports.charts.chart import MAX_POINTS, Chart, Point, Series
+from reports.charts.chart import MAX_POINTS, Chart, ChartPoint, ChartSeries
 from reports.text import number
 
 WIDTH, HEIGHT = 480, 300
@@ -181,7 +181,7 @@ def _short(text: str, most: int = _LABEL) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _series(series: Series, index: int, x: Scale, y: Scale, unit: str, raw: bool) -> str:
+def _series(series: ChartSeries, index: int, x: Scale, y: Scale, unit: str, raw: bool) -> str:
     points = series.points[:MAX_POINTS]
     dashed = " dashed" if series.dashed else ""
     parts = [f'<g class="s c{index % COLOURS}{dashed}" data-s="{index}">']
@@ -207,7 +207,7 @@ def _path(points: Sequence[tuple[float, float]], x: Scale, y: Scale, name: str, 
 
 
 def _mark(
-    point: Point,
+    point: ChartPoint,
     index: int,
     place: float,
     scale: Scale,

@@ -29,7 +29,7 @@ from reports.tables import first_rows
 from reports.text import Table, escaped, estimate_cell, estimate_text, number, percent
 
 OPERATIONS: tuple[Collective, ...] = get_args(Collective)
-COLUMNS = ("operation", "size_bytes", "call_seconds")
+CALL_COLUMNS = ("operation", "size_bytes", "call_seconds")
 _LEAST_SIZES = 3
 """A line through two sizes misses none of them: it says nothing of whether there is a line."""
 
@@ -123,7 +123,7 @@ def communication(study: StudyResult, experiment: PlannedExperiment) -> list[Mea
 
 
 def _measured(study: StudyResult, result: CellResult) -> MeasuredCell:
-    repeats = [slowest_seconds(study.samples(measurement, COLUMNS)) for measurement in result.completed.values()]
+    repeats = [slowest_seconds(study.samples(measurement, CALL_COLUMNS)) for measurement in result.completed.values()]
     keys = sorted({key for times in repeats for key in times}, key=lambda key: (OPERATIONS.index(key[0]), key[1]))
     timed = []
     for operation, size in keys:

@@ -129,7 +129,7 @@ def _row(
     study: StudyResult, label: str, own: Mapping[bool, CellResult], base: Mapping[bool, CellResult], others: int
 ) -> Compressed:
     result, first, is_base = own[False], base[False], own is base
-    size, whole = size_bytes(result), size_bytes(first)
+    size, whole = weight_bytes(result), weight_bytes(first)
     throughput = latency = quality = None
     if not is_base:
         compared = max(1, others)
@@ -153,7 +153,7 @@ def _row(
     )
 
 
-def size_bytes(result: CellResult) -> float | None:
+def weight_bytes(result: CellResult) -> float | None:
     """What the weights take over all ranks, tables included, median over repeats."""
     sums = [
         sum(values)

@@ -62,7 +62,7 @@ class LatencyCurve:
 
 
 @dataclass(frozen=True)
-class Curves:
+class LatencyCurves:
     """What the figure shows."""
 
     kind: str
@@ -139,13 +139,13 @@ def _milliseconds(value: Percentiles) -> str:
     return f"{number(value.p99 * 1000)} ms" + (MARK if value.marked else "")
 
 
-def latency_curves(study: StudyResult, result: MeasuredLatency) -> Curves:
+def latency_curves(study: StudyResult, result: MeasuredLatency) -> LatencyCurves:
     """The distributions to draw, read again from the samples: those of at most MOST_CURVES points, evenly chosen."""
     chosen = result.measured
     if len(chosen) > MOST_CURVES:
         places = np.linspace(0, len(chosen) - 1, MOST_CURVES).round().astype(int)
         chosen = [chosen[place] for place in places]
-    return Curves(result.kind, tuple(_curve(study, result.kind, point) for point in chosen))
+    return LatencyCurves(result.kind, tuple(_curve(study, result.kind, point) for point in chosen))
 
 
 def _curve(study: StudyResult, kind: str, point: LatencyPoint) -> LatencyCurve:

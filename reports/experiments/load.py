@@ -20,12 +20,12 @@ from configs.records.samples import DamagedSamplesError
 from configs.targets.target import EndpointTarget
 from configs.workloads.serve import PROBE_COLUMNS, STATE_COLUMNS, ServeWorkload
 from reports.decisions.cost import inverse, price_of
-from reports.load.metrics import LoadFigures, measured
-from reports.load.next_rate import goal_of, searched
+from reports.load.metrics import LoadFigures, serving_metrics
+from reports.load.next_rate import goal_of, search_after
 from reports.load.records import runs_of
 from reports.load.samples import LoadRun
 from reports.load.search import FoundRate
-from reports.load.verdict import Judgement, Verdict, judged
+from reports.load.verdict import LoadVerdict, Verdict, judged
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
@@ -37,7 +37,7 @@ to 2^-4 (bfloat16) and 2^-7 (float16), and two of them are compared; in float32 
 
 
 @dataclass(frozen=True)
-class Answers:
+class LoadAnswers:
     """Answers under load against the same requests alone."""
 
     compared: int
@@ -55,7 +55,7 @@ class LoadRepeat:
     """One repeat: its run (of a search the last one), or what the search found. tokens: of one second."""
 
     figures: LoadFigures
-    judgement: Judgement
+    judgement: LoadVerdict
     search: FoundRate | None
     waiting: float | None
     memory_bytes: float | None
@@ -68,7 +68,7 @@ class LoadPoint:
     label: str
     result: CellResult
     repeats: dict[int, LoadRepeat]
-    answers: Answers | None
+    answers: LoadAnswers | None
     usd_per_hour: float | None
     damaged: tuple[str, ...] = ()
 
@@ -210,13 +210,13 @@ def _point(study: StudyResult, result: CellResult, label: str) -> LoadPoint:
     return LoadPoint(label, result, repeats, answers_of(rows, result.cell.dtype), usd, tuple(damaged))
 
 
-def answers_of(rows: np.ndarray, dtype: Dtype) -> Answers | None:
+def answers_of(rows: np.ndarray, dtype: Dtype) -> LoadAnswers | None:
     """Judge comparisons, rows of `PROBE_COLUMNS`. None of none."""
     if not len(rows):
         return None
     equal = rows[:, 0] == rows[:, 1]
     near = rows[:, 2] <= TIE_NATS[dtype]  # False where the gap is unknown
-    return Answers(len(rows), int(equal.sum()), int((~equal & near).sum()))
+    return LoadAnswers(len(rows), int(equal.sum()), int((~equal & near).sum()))
 
 
 def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[LoadRepeat, np.ndarray]:
@@ -227,7 +227,7 @@ def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[L
     runs = runs_of(reading.record, samples, reading.path)
     found = None if work.find is None else _search(study, result, work, runs)
     run = runs[-1] if found is None else _nearest(runs, found)
-    figures = measured(run, work.objectives)
+    figures = serving_metrics(run, work.objectives)
     probes = [np.asarray(samples.get(f"0/{name}", ()), dtype=np.float64) for name in PROBE_COLUMNS]
     if len({len(one) for one in probes}) != 1:
         raise DamagedSamplesError(f"{reading.path}: columns of compared answers differ in length")
@@ -245,7 +245,7 @@ def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[L
 def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: list[LoadRun]) -> FoundRate:
     target = next(one for one in study.plan.targets if one.name == result.cell.target)
     request = work.search(target.max_rate if isinstance(target, EndpointTarget) else None)
-    return searched(goal_of(request), request.objectives, runs).result()
+    return search_after(goal_of(request), request.objectives, runs).result()
 
 
 def _nearest(runs: list[LoadRun], found: FoundRate) -> LoadRun:

@@ -25,7 +25,7 @@ FLOOR = 1e-3
 
 
 @dataclass(frozen=True)
-class Curves:
+class LossCurves:
     """Losses of a cell: one row for each completed repeat, cut to the shortest."""
 
     result: CellResult
@@ -49,7 +49,7 @@ class Curves:
 class Agreement:
     """One cell held against the reference. noise: of both, None where neither has two repeats."""
 
-    curves: Curves
+    curves: LossCurves
     steps: int
     difference: float
     noise: float | None
@@ -64,7 +64,7 @@ class Agreement:
 class SameLosses:
     """Cells that should have the same losses; the reference has the fewest ranks."""
 
-    reference: Curves
+    reference: LossCurves
     others: tuple[Agreement, ...]
 
 
@@ -106,7 +106,7 @@ def steps_table(study: StudyResult) -> Table | None:
 
 def same_losses(study: StudyResult) -> list[SameLosses]:
     """Every set of two or more cells whose losses should agree, in the order of the plan."""
-    groups: dict[str, list[Curves]] = {}
+    groups: dict[str, list[LossCurves]] = {}
     for result in program_cells(study):
         stated = result.cell.workload.work_of_step(result.cell.layout)
         curves = _curves(study, result)
@@ -155,7 +155,7 @@ def _what_is_learnt(result: CellResult, units: int) -> str:
     return content_hash({"work": fields, "units": units, "target": result.cell.target})
 
 
-def _curves(study: StudyResult, result: CellResult) -> Curves | None:
+def _curves(study: StudyResult, result: CellResult) -> LossCurves | None:
     rows = []
     for repeat in sorted(result.completed):
         samples = study.samples(result.completed[repeat], ("loss",))
@@ -165,10 +165,10 @@ def _curves(study: StudyResult, result: CellResult) -> Curves | None:
         shortest = min(map(len, ranks))
         rows.append(np.mean([np.asarray(rank[:shortest], dtype=np.float64) for rank in ranks], axis=0))
     steps = min((len(row) for row in rows), default=0)
-    return Curves(result, np.stack([row[:steps] for row in rows])) if steps else None
+    return LossCurves(result, np.stack([row[:steps] for row in rows])) if steps else None
 
 
-def _agreement(curves: Curves, reference: Curves) -> Agreement:
+def _agreement(curves: LossCurves, reference: LossCurves) -> Agreement:
     steps = min(curves.losses.shape[1], reference.losses.shape[1])
     ours, theirs = curves.middle[:steps], reference.middle[:steps]
     difference = float(np.max(np.abs(ours - theirs) / _scale(theirs)))

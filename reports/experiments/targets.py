@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from configs.plans.paths import RunPaths
-from configs.plans.plan import PlannedExperiment, Point
+from configs.plans.plan import CellPoint, PlannedExperiment
 from reports.experiments.communication import bus_factor, communication
 from reports.numbers.statistics import Estimate, Ratio, paired_ratio
 from reports.preflight import read_preflight
@@ -129,7 +129,7 @@ def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, Ta
     return Side(base.cell.target, links.get(base.cell.target), tuple(points))
 
 
-def _name(point: Point, result: CellResult, results: Sequence[CellResult]) -> str:
+def _name(point: CellPoint, result: CellResult, results: Sequence[CellResult]) -> str:
     """The layout on its nodes where that tells the points apart, else as the experiment calls it."""
     places = {other.cell.place for other in results}
     return result.cell.place if len(places) == len(results) else point.label

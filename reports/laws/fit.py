@@ -20,7 +20,7 @@ from reports.numbers.statistics import CONFIDENCE
 OpenInterval = tuple[float | None, float | None]
 """Lower and upper end; None where the data set no bound on that side."""
 
-Residuals = Literal["relative", "absolute"]
+ResidualKind = Literal["relative", "absolute"]
 """What is made small: log(law / measured), or law - measured as most other tools do."""
 
 EXACT = 1e-9
@@ -134,7 +134,7 @@ def fit_law(
     ranks: Sequence[int],
     throughputs: Floats,
     shared: Shared = Shared(),  # noqa: B008  (immutable)
-    residuals: Residuals = "relative",
+    residuals: ResidualKind = "relative",
 ) -> Fit:
     """Fit one law to a throughput above 0 for each number of ranks, in their order; the first is the unit."""
     shape = SHAPES[law]
@@ -190,7 +190,7 @@ def student(freedom: float) -> float:
 class _Problem:
     """Least squares: parameters are log lambda and those of the shape, in that order."""
 
-    def __init__(self, shape: Shape, units: Floats, throughputs: Floats, residuals: Residuals) -> None:
+    def __init__(self, shape: Shape, units: Floats, throughputs: Floats, residuals: ResidualKind) -> None:
         self.shape, self.units, self.throughputs, self.residuals = shape, units, throughputs, residuals
         self.logs = np.log(throughputs)
         self.middle = float(throughputs.mean())

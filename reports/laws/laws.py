@@ -31,7 +31,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from reports.laws.choice import Support, support
-from reports.laws.fit import SHAPES, Fit, Residuals, Shared, fit_law
+from reports.laws.fit import SHAPES, Fit, ResidualKind, Shared, fit_law
 from reports.numbers.statistics import CONFIDENCE, Bounds, Estimate, Ratio, estimate, paired_ratio, unpaired_ratio
 
 LawKind = Literal["strong", "weak"]
@@ -113,7 +113,7 @@ def fit_laws(
     kind: LawKind,
     paired: bool = True,
     confidence: float = CONFIDENCE,
-    residuals: Residuals = "relative",
+    residuals: ResidualKind = "relative",
 ) -> ScalingLaws:
     """Fit every law that these points allow; the others are refused with the reason.
 

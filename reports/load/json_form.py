@@ -3,14 +3,14 @@
 from typing import Any
 
 from configs.load.objectives import RequestObjectives
-from reports.load.metrics import Latency, LoadFigures, LoadPercentile
+from reports.load.metrics import LatencyFigures, LoadFigures, LoadPercentile
 from reports.load.search import FoundRate
-from reports.load.verdict import Judgement
+from reports.load.verdict import LoadVerdict
 
 SCHEMA = 1
 
 
-def run_json(figures: LoadFigures, judgement: Judgement, objectives: RequestObjectives | None) -> dict[str, Any]:
+def run_json(figures: LoadFigures, judgement: LoadVerdict, objectives: RequestObjectives | None) -> dict[str, Any]:
     """One run."""
     window = figures.window
     return {
@@ -42,7 +42,7 @@ def run_json(figures: LoadFigures, judgement: Judgement, objectives: RequestObje
     }
 
 
-def _latency(latency: Latency) -> dict[str, Any]:
+def _latency(latency: LatencyFigures) -> dict[str, Any]:
     shares = {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99}
     return {
         "samples": latency.samples,

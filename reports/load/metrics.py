@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from configs.common.arrays import Floats, Ints
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import Outcome
+from configs.load.samples import RequestOutcome
 from reports.load.samples import LoadRun
 from reports.load.steady import Window, steady_window
 from reports.numbers.percentiles import quantiles, section_interval
@@ -43,7 +43,7 @@ class LoadPercentile(Percentile):
 
 
 @dataclass(frozen=True)
-class Latency:
+class LatencyFigures:
     """One kind of latency in seconds, over `samples` values."""
 
     samples: int
@@ -72,7 +72,7 @@ class LoadFigures:
     """
 
     window: Window
-    latencies: Mapping[str, Latency]
+    latencies: Mapping[str, LatencyFigures]
     due: int
     completed: int
     outcomes: Mapping[str, int]
@@ -89,7 +89,7 @@ class LoadFigures:
     lag_p99_seconds: float | None
 
 
-def measured(run: LoadRun, objectives: RequestObjectives | None = None) -> LoadFigures:
+def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -> LoadFigures:
     """All figures of a run."""
     window = steady_window(run)
     due = window.holds(run.columns["scheduled_seconds"])
@@ -103,7 +103,7 @@ def measured(run: LoadRun, objectives: RequestObjectives | None = None) -> LoadF
         latencies=_latencies(run, kept),
         due=len(kept),
         completed=int(completed.sum()),
-        outcomes={one.name.lower(): int((outcomes == one).sum()) for one in Outcome if (outcomes == one).any()},
+        outcomes={one.name.lower(): int((outcomes == one).sum()) for one in RequestOutcome if (outcomes == one).any()},
         requested_rate=run.facts.job.requested_rate,
         offered_rate=_rate(len(kept), window),
         achieved_rate=_rate(int((window.holds(run.columns["ended_seconds"]) & run.completed).sum()), window),
@@ -113,7 +113,7 @@ def measured(run: LoadRun, objectives: RequestObjectives | None = None) -> LoadF
         lengths_held=_share((run.tokens == run.columns["asked_new_tokens"])[completed]),
         counts_agree=_share((usage == chunks)[counted]),
         chunks_above_usage=int((chunks > usage)[counted].sum()),
-        late_p99_seconds=_p99(run.late_seconds[due & (run.columns["outcome"] != Outcome.DROPPED)]),
+        late_p99_seconds=_p99(run.late_seconds[due & (run.columns["outcome"] != RequestOutcome.DROPPED)]),
         lag_p99_seconds=_p99(run.lag_seconds),
     )
 
@@ -132,14 +132,14 @@ def scores_after_warm_up(run: LoadRun, objectives: RequestObjectives) -> Floats:
     return scores(run, objectives)[run.columns["scheduled_seconds"] >= WARM_UP_SHARE * run.facts.issuing_seconds]
 
 
-def latency_of(values: Floats, sections: Ints) -> Latency | None:
+def latency_of(values: Floats, sections: Ints) -> LatencyFigures | None:
     """Mean and percentiles of samples; sections: to which of SECTIONS parts of the run each belongs. None of none."""
     known = ~np.isnan(values)
     values, sections = values[known], sections[known]
     if not len(values):
         return None
     p50, p90, p99 = (_percentile(values, sections, share) for share in SHARES)
-    return Latency(len(values), float(values.mean()), p50, p90, p99)
+    return LatencyFigures(len(values), float(values.mean()), p50, p90, p99)
 
 
 def _percentile(values: Floats, sections: Ints, share: float) -> LoadPercentile:
@@ -152,7 +152,7 @@ def _percentile(values: Floats, sections: Ints, share: float) -> LoadPercentile:
     return LoadPercentile(pooled, share, len(values), interval)
 
 
-def _latencies(run: LoadRun, kept: Ints) -> dict[str, Latency]:
+def _latencies(run: LoadRun, kept: Ints) -> dict[str, LatencyFigures]:
     if not len(kept):
         return {}
     section_of = np.full(len(run), -1, dtype=np.int64)

@@ -12,9 +12,9 @@ from pathlib import Path
 from configs.common.files.reading import read_model
 from configs.load.objectives import RequestObjectives
 from configs.load.search import SEARCH_FILE, SearchRequest
-from reports.load.metrics import measured, scores_after_warm_up
+from reports.load.metrics import scores_after_warm_up, serving_metrics
 from reports.load.samples import LoadRun, read_load_run
-from reports.load.search import Probe, RateSearch, SearchGoal
+from reports.load.search import ProbedRate, RateSearch, SearchGoal
 from reports.load.verdict import Verdict, judged
 
 
@@ -24,9 +24,9 @@ def goal_of(request: SearchRequest) -> SearchGoal:
     return SearchGoal(share=request.objectives.share, **fields)
 
 
-def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObjectives) -> Probe | None:
+def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObjectives) -> ProbedRate | None:
     """Give a search one run; None where the run ends it: its generator was the bottleneck, or a cap ended it."""
-    judgement = judged(run, measured(run))
+    judgement = judged(run, serving_metrics(run))
     if judgement.verdict is Verdict.CLIENT_BOUND:
         search.stop(f"the generator was the bottleneck at {rate:.4g} requests/s ({judgement.reason})")
     elif run.facts.capped is not None:
@@ -36,7 +36,7 @@ def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObje
     return None
 
 
-def searched(goal: SearchGoal, objectives: RequestObjectives, runs: Iterable[LoadRun]) -> RateSearch:
+def search_after(goal: SearchGoal, objectives: RequestObjectives, runs: Iterable[LoadRun]) -> RateSearch:
     """A search after these runs, in their order."""
     search = RateSearch(goal)
     for run in runs:
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     request = read_model(folder / SEARCH_FILE, SearchRequest)
     runs = [read_load_run(one) for one in sorted(folder.glob("run-*"))]
-    print(json.dumps({"rate": searched(goal_of(request), request.objectives, runs).next_rate()}))
+    print(json.dumps({"rate": search_after(goal_of(request), request.objectives, runs).next_rate()}))
     return 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.load.job import Endpoint
-from configs.load.samples import CHUNK_COLUMN, COLUMNS, LAG_COLUMN, REQUEST_COLUMNS, LoadFacts
+from configs.load.samples import CHUNK_COLUMN, LAG_COLUMN, REQUEST_COLUMNS, SAMPLE_COLUMNS, LoadFacts
 from configs.records.rates import Column
 from configs.records.record import Record
 from configs.records.samples import DamagedSamplesError
@@ -24,7 +24,7 @@ _NOWHERE = Endpoint(url="http://127.0.0.1", model="model")
 
 def runs_of(record: Record, samples: Mapping[str, Column], where: str) -> list[LoadRun]:
     """The runs of a record, in order. Raises DamagedSamplesError, naming `where`, for columns that do not fit."""
-    columns = {name: _column(samples, name, where) for name in (*COLUMNS, *RUN_COLUMNS)}
+    columns = {name: _column(samples, name, where) for name in (*SAMPLE_COLUMNS, *RUN_COLUMNS)}
     requests = _bounds(columns["run_requests"], len(columns["outcome"]), where)
     lags = _bounds(columns["run_lag_samples"], len(columns[LAG_COLUMN]), where)
     counts = columns["chunks"]

@@ -18,13 +18,13 @@ from configs.common.arrays import Floats, Ints
 from configs.common.files.reading import read_model
 from configs.load.samples import (
     CHUNK_COLUMN,
-    COLUMNS,
     FACTS_FILE,
     LAG_COLUMN,
     REQUEST_COLUMNS,
+    SAMPLE_COLUMNS,
     SAMPLES_FILE,
     LoadFacts,
-    Outcome,
+    RequestOutcome,
 )
 from configs.records.samples import DamagedSamplesError, read_samples
 
@@ -48,7 +48,7 @@ class LoadRun:
 
     @cached_property
     def completed(self) -> NDArray[np.bool_]:
-        found: NDArray[np.bool_] = self.columns["outcome"] == Outcome.COMPLETED
+        found: NDArray[np.bool_] = self.columns["outcome"] == RequestOutcome.COMPLETED
         return found
 
     @cached_property
@@ -111,11 +111,11 @@ def read_load_run(folder: Path) -> LoadRun:
     """Read a run's folder. Raises OSError, and ValueError naming the file that is damaged."""
     facts = read_model(folder / FACTS_FILE, LoadFacts)
     path = folder / SAMPLES_FILE
-    read = read_samples(path, COLUMNS)
-    missing = next((name for name in COLUMNS if f"0/{name}" not in read), None)
+    read = read_samples(path, SAMPLE_COLUMNS)
+    missing = next((name for name in SAMPLE_COLUMNS if f"0/{name}" not in read), None)
     if missing is not None:
         raise DamagedSamplesError(f"{path}: no column {missing}")
-    columns = {name: np.asarray(read[f"0/{name}"], dtype=np.float64) for name in COLUMNS}
+    columns = {name: np.asarray(read[f"0/{name}"], dtype=np.float64) for name in SAMPLE_COLUMNS}
     chunks, lags = columns.pop(CHUNK_COLUMN), columns.pop(LAG_COLUMN)
     return in_order(facts, columns, chunks, lags, str(path))
 

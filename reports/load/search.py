@@ -55,7 +55,7 @@ class SearchGoal:
 
 
 @dataclass
-class Probe:
+class ProbedRate:
     """A rate and the scores of the runs at it. passes: None while it is undecided."""
 
     rate: float
@@ -81,7 +81,7 @@ class FoundRate:
     high: float | None
     settled: bool
     reason: str
-    probes: tuple[Probe, ...]
+    probes: tuple[ProbedRate, ...]
 
 
 class RateSearch:
@@ -90,12 +90,12 @@ class RateSearch:
     def __init__(self, goal: SearchGoal) -> None:
         assert 0 < goal.min_rate <= goal.first_rate <= goal.max_rate, goal
         self.goal = goal
-        self.probes: dict[float, Probe] = {}
+        self.probes: dict[float, ProbedRate] = {}
         self._stopped: str | None = None
 
-    def add(self, rate: float, scores: Floats) -> Probe:
+    def add(self, rate: float, scores: Floats) -> ProbedRate:
         """Take the scores of one run at a rate, in the order in which its requests were due."""
-        probe = self.probes.setdefault(rate, Probe(rate))
+        probe = self.probes.setdefault(rate, ProbedRate(rate))
         probe.runs.append(scores)
         count = len(probe.runs)
         if count & (count - 1) == 0 or count == self.goal.max_runs_per_rate:
@@ -185,7 +185,7 @@ class RateSearch:
         return f"more than {self.goal.max_runs_per_rate} runs of a rate, or longer ones, would be needed"
 
 
-def _decide(probe: Probe, goal: SearchGoal) -> None:
+def _decide(probe: ProbedRate, goal: SearchGoal) -> None:
     """Set what is known of a rate from all its runs."""
     scores = np.concatenate(probe.runs)
     if not len(scores):

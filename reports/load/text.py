@@ -1,8 +1,8 @@
 """Load runs as text: one table of latencies, one of rates, and the verdict; a search as one row per rate."""
 
-from reports.load.metrics import Latency, LoadFigures, LoadPercentile
-from reports.load.search import FoundRate, Probe
-from reports.load.verdict import Judgement, Verdict
+from reports.load.metrics import LatencyFigures, LoadFigures, LoadPercentile
+from reports.load.search import FoundRate, ProbedRate
+from reports.load.verdict import LoadVerdict, Verdict
 from reports.text import UNKNOWN, Table, number, percent, plural
 
 LATENCY_NAMES = {
@@ -15,13 +15,13 @@ LATENCY_NAMES = {
 MARK = "†"
 
 
-def latency_table(figures: LoadFigures) -> Table:
+def served_latency_table(figures: LoadFigures) -> Table:
     """A row for each latency, in milliseconds, with 95 % intervals by sections."""
     rows = [_latency_row(LATENCY_NAMES[name], figures.latencies.get(name)) for name in LATENCY_NAMES]
     return Table(("ms", "samples", "mean", "P50", "P90", "P99"), tuple(rows))
 
 
-def _latency_row(name: str, latency: Latency | None) -> tuple[str, ...]:
+def _latency_row(name: str, latency: LatencyFigures | None) -> tuple[str, ...]:
     if latency is None:
         return (name, *[UNKNOWN] * 5)
     cells = (percentile_cell(each) for each in (latency.p50, latency.p90, latency.p99))
@@ -60,7 +60,7 @@ def _rate(value: float, unit: str) -> str:
     return f"{number(value)} {unit}"
 
 
-def verdict_lines(figures: LoadFigures, judgement: Judgement) -> list[str]:
+def verdict_lines(figures: LoadFigures, judgement: LoadVerdict) -> list[str]:
     """The verdict, then what a reader must know."""
     text = f"verdict: {judgement.verdict}"
     if judgement.reason:
@@ -82,7 +82,7 @@ def search_table(found: FoundRate) -> Table:
     )
 
 
-def _probe_row(probe: Probe) -> tuple[str, ...]:
+def _probe_row(probe: ProbedRate) -> tuple[str, ...]:
     quantile = number(probe.quantile)
     if probe.interval is not None:
         low, high = map(number, probe.interval)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from configs.load.samples import Outcome
+from configs.load.samples import RequestOutcome
 from reports.load.metrics import LoadFigures
 from reports.load.samples import LoadRun
 from reports.text import number, percent, plural
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class LoadVerdict:
     """A verdict with its reason, and notes that do not change it."""
 
     verdict: Verdict
@@ -42,23 +42,23 @@ class Judgement:
         return self.verdict in (Verdict.VALID, Verdict.NOT_STEADY)
 
 
-def judged(run: LoadRun, figures: LoadFigures) -> Judgement:
+def judged(run: LoadRun, figures: LoadFigures) -> LoadVerdict:
     """The verdict on a run."""
     notes = tuple(_notes(run, figures))
-    dropped = int((run.columns["outcome"] == Outcome.DROPPED).sum())
+    dropped = int((run.columns["outcome"] == RequestOutcome.DROPPED).sum())
     if dropped:
         unsent = f"{plural(dropped, 'request')} not sent, with {run.facts.job.caps.max_in_flight:,} in flight"
-        return Judgement(Verdict.CLIENT_BOUND, unsent, notes)
+        return LoadVerdict(Verdict.CLIENT_BOUND, unsent, notes)
     if not figures.completed:
         errors = run.facts.errors
         most = max(errors, key=lambda message: errors[message]) if errors else "no request was due"
-        return Judgement(Verdict.NO_ANSWERS, most, notes)
+        return LoadVerdict(Verdict.NO_ANSWERS, most, notes)
     late = _late(run, figures)
     if late is not None:
-        return Judgement(Verdict.CLIENT_BOUND, late, notes)
+        return LoadVerdict(Verdict.CLIENT_BOUND, late, notes)
     if figures.window.found is False:
-        return Judgement(Verdict.NOT_STEADY, figures.window.reason, notes)
-    return Judgement(Verdict.VALID, f"steady {figures.window.reason}" if figures.window.found else "", notes)
+        return LoadVerdict(Verdict.NOT_STEADY, figures.window.reason, notes)
+    return LoadVerdict(Verdict.VALID, f"steady {figures.window.reason}" if figures.window.found else "", notes)
 
 
 def _late(run: LoadRun, figures: LoadFigures) -> str | None:

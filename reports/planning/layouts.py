@@ -7,7 +7,7 @@ layouts_sentence(result), layouts_table(result), layouts_lines(result)
 from collections import Counter
 from dataclasses import dataclass
 
-from configs.plans.plan import Candidate, PlannedExperiment
+from configs.plans.plan import ConsideredLayout, PlannedExperiment
 from reports.numbers.statistics import Estimate
 from reports.planning.accuracy import JudgedPrediction, judge_prediction
 from reports.planning.text import signed
@@ -17,11 +17,11 @@ from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, 
 
 
 @dataclass(frozen=True)
-class Placed:
+class RankedLayout:
     """A layout with its place in the prediction, counted from 1; `result` is None where it is not measured."""
 
     place: int
-    candidate: Candidate
+    candidate: ConsideredLayout
     result: CellResult | None
     judged: JudgedPrediction | None
 
@@ -36,15 +36,15 @@ class LayoutRanking:
     """All candidates, the one predicted best first."""
 
     unit: str
-    placed: tuple[Placed, ...]
+    placed: tuple[RankedLayout, ...]
 
     @property
-    def chosen(self) -> list[Placed]:
+    def chosen(self) -> list[RankedLayout]:
         """Those that the study measures."""
         return [item for item in self.placed if item.result is not None]
 
     @property
-    def best(self) -> Placed | None:
+    def best(self) -> RankedLayout | None:
         """The fastest as measured."""
         known = [(item.measured.median, item) for item in self.placed if item.measured is not None]
         return max(known, key=lambda pair: pair[0])[1] if known else None
@@ -66,7 +66,7 @@ def layout_ranking(study: StudyResult, experiment: PlannedExperiment) -> LayoutR
             figure = result.kind.throughput
             found = judge_prediction(result, candidate.prediction)
             judged = next((item for item in found if item.figure == figure), None)
-        placed.append(Placed(place, candidate, result, judged))
+        placed.append(RankedLayout(place, candidate, result, judged))
     return LayoutRanking(study.cells[experiment.points[0].cell].unit, tuple(placed))
 
 
@@ -88,7 +88,7 @@ def layouts_sentence(result: LayoutRanking) -> str:
     return f"{text}. {_orders(measured)}"
 
 
-def _orders(measured: list[Placed]) -> str:
+def _orders(measured: list[RankedLayout]) -> str:
     """How many pairs stand in the order that was predicted."""
     pairs = [(one, two) for index, one in enumerate(measured) for two in measured[index + 1 :]]
     right = sum(
@@ -124,13 +124,13 @@ def layouts_lines(result: LayoutRanking) -> list[str]:
     return lines
 
 
-def _ahead(item: Placed, rate: float | None) -> bool:
+def _ahead(item: RankedLayout, rate: float | None) -> bool:
     own = _rate(item.candidate)
     fits = item.candidate.prediction.fits is not False
     return item.result is None and fits and rate is not None and own is not None and own > rate
 
 
-def _short(candidate: Candidate) -> str:
+def _short(candidate: ConsideredLayout) -> str:
     """Layouts that do not fit are one group, whatever each lacks."""
     return "does not fit" if candidate.prediction.fits is False else candidate.reason or ""
 
@@ -152,7 +152,7 @@ def layouts_table(result: LayoutRanking) -> Table:
     return first_rows(Table(columns, rows, text_columns=2).without_empty_columns(), where="plan.json")
 
 
-def _row(item: Placed) -> tuple[str, ...]:
+def _row(item: RankedLayout) -> tuple[str, ...]:
     prediction, result = item.candidate.prediction, item.result
     if result is not None:
         state = "measured" if item.measured else result.status.replace("_", " ")
@@ -171,5 +171,5 @@ def _row(item: Placed) -> tuple[str, ...]:
     )
 
 
-def _rate(candidate: Candidate) -> float | None:
+def _rate(candidate: ConsideredLayout) -> float | None:
     return candidate.prediction.throughput

@@ -22,7 +22,7 @@ from reports.tables import first_rows
 from reports.text import UNKNOWN, Table, count, escaped, number, percent, plural
 
 SHARES = ("compute_share", "communication_share", "exposed_communication_share", "idle_share")
-COLUMNS = (
+COLLECTIVE_COLUMNS = (
     "collective_operation",
     "collective_group",
     "collective_sequence",
@@ -92,9 +92,9 @@ def late_shares(samples: Mapping[str, Column], walls: Sequence[float]) -> list[f
     samples: `<rank>/<column>` of COLUMNS. What not two ranks or more tell of alike is left out; a rank that gave
     no columns at all makes the whole unknown: the list is empty.
     """
-    if any(f"{rank}/{name}" not in samples for rank in range(len(walls)) for name in COLUMNS):
+    if any(f"{rank}/{name}" not in samples for rank in range(len(walls)) for name in COLLECTIVE_COLUMNS):
         return []
-    operations, groups, sequences, begins, seconds = (by_rank(samples, name) for name in COLUMNS)
+    operations, groups, sequences, begins, seconds = (by_rank(samples, name) for name in COLLECTIVE_COLUMNS)
     together: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for rank in range(len(walls)):
         for place, (group, sequence) in enumerate(zip(groups[rank].tolist(), sequences[rank].tolist(), strict=True)):
@@ -117,7 +117,7 @@ def late_shares(samples: Mapping[str, Column], walls: Sequence[float]) -> list[f
 
 
 def _samples(study: StudyResult, measurement: Reading) -> Mapping[str, Column]:
-    return study.samples(measurement, COLUMNS) if measurement.record.num_columns else {}
+    return study.samples(measurement, COLLECTIVE_COLUMNS) if measurement.record.num_columns else {}
 
 
 def _timed_seconds(result: CellResult) -> float | None:

@@ -24,7 +24,7 @@ from configs.records.record import Status, place_set_aside
 from configs.records.samples import read_samples
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
-from configs.workloads.descriptor import Descriptor, Latency, ShownTime
+from configs.workloads.descriptor import ComparedLatency, Descriptor, ShownTime
 from reports.numbers.percentiles import Percentiles, Pooled, percentiles
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.numbers.stopping import confidence
@@ -95,7 +95,7 @@ class CellResult:
         return self.estimate(shown.figure) if shown in self.kind.times else None
 
     @property
-    def latency(self) -> Latency | None:
+    def latency(self) -> ComparedLatency | None:
         """What its speed is felt by; None where nobody waits for its work."""
         latency = self.kind.latency
         return latency if latency is not None and latency.awaited else None

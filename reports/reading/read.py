@@ -143,7 +143,7 @@ def read_cell(source: CellFolder, run: Path) -> CellReadings:
                 readings[path] = Reading(record, relative, False)
                 continue
             try:
-                readings[path] = measured(record, path, relative, samples)
+                readings[path] = decisive_reading(record, path, relative, samples)
             except DamagedSamplesError as error:
                 damaged[path] = str(error)
                 continue
@@ -205,7 +205,7 @@ def _precedence(record: Record) -> tuple[bool, int]:
     return record.status is Status.COMPLETED, record.attempt
 
 
-def measured(record: Record, path: Path, relative: str, seen: dict[str, list[Floats]]) -> Reading:
+def decisive_reading(record: Record, path: Path, relative: str, seen: dict[str, list[Floats]]) -> Reading:
     """The reading of a record that decides; its latencies go to `seen`. Cells that keep answers may have none.
 
     Raises DamagedSamplesError: every column is read, with its checksum, because sections read the others later.

@@ -266,7 +266,7 @@ def _cell(
     apart: str | None,
 ) -> CellChange:
     if not (first.completed and second.completed):
-        return unmeasured(first, second)
+        return unmeasured_cell(first, second)
     if apart is not None:
         return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=apart)
     changes = tuple(
@@ -280,7 +280,7 @@ def _cell(
     return CellChange(first, second, verdict, regression, changes, _lost_repeats(first, second))
 
 
-def unmeasured(first: CellFigures, second: CellFigures) -> CellChange:
+def unmeasured_cell(first: CellFigures, second: CellFigures) -> CellChange:
     """A cell without figures in one run or both: newly failing is worse, mended is better."""
     states = [status.replace("_", " ") for status in (first.status, second.status)]
     if first.completed and second.broken:

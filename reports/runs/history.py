@@ -35,7 +35,7 @@ APPLICATION_ID = 0x52_4B_57_53
 _AMONG = "key IN (SELECT value FROM json_each(:keys))"
 BUSY_SECONDS = 30.0
 MOST_LISTED = 20
-FILE_NAME = "history.sqlite"
+HISTORY_FILE = "history.sqlite"
 
 _SCHEMA = (
     """CREATE TABLE runs (

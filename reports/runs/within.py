@@ -20,7 +20,7 @@ from reports.runs.compare import (
     ComparisonVerdict,
     judge_change,
     repeats_for_interval,
-    unmeasured,
+    unmeasured_cell,
 )
 
 
@@ -66,7 +66,7 @@ def _titled(run: RunFigures, key: str, label: str) -> CellFigures:
 
 def _judged(first: CellFigures, second: CellFigures, threshold: float, comparisons: int) -> CellChange:
     if not (first.completed and second.completed):
-        return unmeasured(first, second)
+        return unmeasured_cell(first, second)
     change = _change(first, second, threshold, comparisons)
     if change is None or change.verdict is None:
         why = "no block has a figure of both"

@@ -192,7 +192,7 @@ def launch(job: Job, job_json: Path) -> int:
         return _add_parent(wanted, job, job_json).launch(job_json)
 
 
-def prepare(job: Job, job_json: Path) -> None:
+def start_parent(job: Job, job_json: Path) -> None:
     """Start the parent that will serve a launch of this kind, and return when it has imported. Raises OSError.
 
     job_json: read by the parent while it imports, and not needed later.

@@ -21,7 +21,7 @@ import psutil
 from configs.common.base import write_atomically
 from configs.common.files.reading import read_bytes
 from slurm.lab import daemons, files, members, network, nodes
-from slurm.lab.commands import LabError, ask, need_root, why_no_lab
+from slurm.lab.commands import LabError, need_root, output_of, why_no_lab
 from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_lab_plan
 
 _LOCKS = Path("/run/lock")
@@ -114,7 +114,7 @@ def status(plan: LabPlan) -> list[LabStatus]:
 
 def queued_jobs(plan: LabPlan) -> int | None:
     """Return the number of jobs in the queue; None if the scheduler does not respond."""
-    told = ask(["squeue", "--noheader", "--array", "--format=%i"], daemons.client(plan))
+    told = output_of(["squeue", "--noheader", "--array", "--format=%i"], daemons.client(plan))
     return None if told is None else len(told.split())
 
 
@@ -216,11 +216,11 @@ def _start_daemons(plan: LabPlan) -> list[str]:
     missing = [daemon for daemon in wanted if daemons.pid(plan, daemon) is None]
     for daemon in wanted:
         if daemon.node is None:
-            daemons.start(plan, daemon)
+            daemons.start_daemon(plan, daemon)
             daemons.wait_until_it_works(plan, daemon)
     on_nodes = [daemon for daemon in wanted if daemon.node is not None]
     for daemon in on_nodes:
-        daemons.start(plan, daemon)
+        daemons.start_daemon(plan, daemon)
     resumed = [f"{node} resumed" for node in plan.node_names if daemons.resume(plan, node)]
     for daemon in on_nodes:
         daemons.wait_until_it_works(plan, daemon)

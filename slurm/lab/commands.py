@@ -61,7 +61,7 @@ def obey(argv: Sequence[str], extra: Mapping[str, str] = {}, limit_seconds: floa
     return done.stdout
 
 
-def ask(argv: Sequence[str], extra: Mapping[str, str] = {}, limit_seconds: float = 10.0) -> str | None:
+def output_of(argv: Sequence[str], extra: Mapping[str, str] = {}, limit_seconds: float = 10.0) -> str | None:
     """What a command says; None where it fails or does not answer in time."""
     try:
         return obey(argv, extra, limit_seconds)
@@ -95,7 +95,7 @@ def why_no_lab() -> str | None:
     missing = sorted({package for name, package in NEEDED.items() if shutil.which(name, path=SEARCHED) is None})
     if missing:
         return f"not installed: {', '.join(missing)}. Install the lab's packages with `make lab-install`"
-    if ask(["unshare", "--net", "--uts", "--mount", "true"]) is None:
+    if output_of(["unshare", "--net", "--uts", "--mount", "true"]) is None:
         return "network namespaces are not available in this kernel or container"
     return None
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.lab import members
-from slurm.lab.commands import LabError, ask, leave_running, obey, program
+from slurm.lab.commands import LabError, leave_running, obey, output_of, program
 from slurm.lab.nodes import confined, end_of
 from slurm.lab.plan import DEFAULT_PARTITION, LabPlan
 
@@ -46,7 +46,7 @@ def munged(plan: LabPlan) -> Daemon:
     argv += ["--key-file", str(etc / "munge.key"), "--seed-file", str(run / "munge.seed")]
     argv += ["--pid-file", str(run / "munged.pid"), "--log-file", str(log)]
     return Daemon(
-        "munged", argv, lambda: ask(["munge", "--no-input", "--socket", str(plan.munge_socket)]) is not None, log
+        "munged", argv, lambda: output_of(["munge", "--no-input", "--socket", str(plan.munge_socket)]) is not None, log
     )
 
 
@@ -60,18 +60,18 @@ def mariadbd(plan: LabPlan) -> Daemon:
     argv += ["--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M", "--innodb-flush-log-at-trx-commit=0"]
     argv += ["--innodb-lock-wait-timeout=900", "--skip-log-bin"]
     asked = ["mariadb-admin", "--no-defaults", "--user=root", f"--socket={plan.database_socket}", "ping"]
-    return Daemon("mariadbd", argv, lambda: ask(asked) is not None, log)
+    return Daemon("mariadbd", argv, lambda: output_of(asked) is not None, log)
 
 
 def slurmdbd(plan: LabPlan) -> Daemon:
     """Slurm's accounts. It works when it knows the cluster, which is added here where it does not."""
 
     def works() -> bool:
-        known = ask(["sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=cluster"], client(plan))
+        known = output_of(["sacctmgr", "--noheader", "--parsable2", "list", "cluster", "format=cluster"], client(plan))
         if known is None:
             return False
         if plan.name not in known.split():
-            ask(["sacctmgr", "--immediate", "add", "cluster", plan.name], client(plan))
+            output_of(["sacctmgr", "--immediate", "add", "cluster", plan.name], client(plan))
             return False
         return True
 
@@ -82,7 +82,7 @@ def slurmctld(plan: LabPlan) -> Daemon:
     """The scheduler; its state is in the lab's folder and survives a restart."""
 
     def works() -> bool:
-        return " is UP" in (ask(["scontrol", "ping"], client(plan)) or "")
+        return " is UP" in (output_of(["scontrol", "ping"], client(plan)) or "")
 
     return Daemon("slurmctld", ["slurmctld", "-D"], works, plan.logs / "slurmctld.log")
 
@@ -113,7 +113,7 @@ def find_daemon(plan: LabPlan, name: str, node: str | None = None) -> Daemon:
     return found[0]
 
 
-def start(plan: LabPlan, daemon: Daemon) -> None:
+def start_daemon(plan: LabPlan, daemon: Daemon) -> None:
     """Start it and return at once; nothing happens where it runs."""
     if pid(plan, daemon) is not None:
         return
@@ -154,7 +154,7 @@ def stop(plan: LabPlan, daemon: Daemon, signal_number: int = signal.SIGKILL, lim
 def restart(plan: LabPlan, daemon: Daemon) -> None:
     """End it and bring it up again; jobs go on meanwhile."""
     stop(plan, daemon, signal.SIGTERM)
-    start(plan, daemon)
+    start_daemon(plan, daemon)
     wait_until_it_works(plan, daemon)
 
 
@@ -176,7 +176,9 @@ def pid(plan: LabPlan, daemon: Daemon) -> int | None:
 
 def node_state(plan: LabPlan, node: str) -> str:
     """As sinfo says: idle, allocated, down*; `unknown` where nobody can be asked."""
-    told = ask(["sinfo", "--noheader", "--nodes", node, "--partition", DEFAULT_PARTITION, "--format=%T"], client(plan))
+    told = output_of(
+        ["sinfo", "--noheader", "--nodes", node, "--partition", DEFAULT_PARTITION, "--format=%T"], client(plan)
+    )
     return (told or "").strip() or "unknown"
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.common.system.proc import environment_of, network_namespace, process_ids
-from slurm.lab.commands import ask
+from slurm.lab.commands import output_of
 
 LAB = "RANKWISE_LAB"
 FOLDER = "RANKWISE_LAB_FOLDER"
@@ -93,7 +93,7 @@ def namespaces(name: str, node: str | None = None) -> dict[str, str]:
         if space is None or space in seen:
             continue
         seen.add(space)
-        told = ask(["nsenter", "--target", str(pid), "--net", "ip", "-o", "link", "show", "dev", "eth0"])
+        told = output_of(["nsenter", "--target", str(pid), "--net", "ip", "-o", "link", "show", "dev", "eth0"])
         whose = next((word for word in _words_after(told, alias(name, "").strip())), "")
         if whose:
             found[space] = whose

@@ -5,7 +5,7 @@ import zlib
 from typing import Any
 
 from slurm.lab import members
-from slurm.lab.commands import ask, obey
+from slurm.lab.commands import obey, output_of
 from slurm.lab.nodes import inside
 from slurm.lab.plan import LabPlan, bridge_of, link_prefix
 
@@ -29,7 +29,7 @@ def free_subnet(name: str) -> int:
 
 def ensure_bridge(plan: LabPlan) -> bool:
     """Make what is missing of the bridge. Returns whether anything was."""
-    if plan.head_address in (ask(["ip", "-o", "-4", "addr", "show", "dev", plan.bridge, "up"]) or ""):
+    if plan.head_address in (output_of(["ip", "-o", "-4", "addr", "show", "dev", plan.bridge, "up"]) or ""):
         return False
     if plan.bridge not in _devices():
         obey(["ip", "link", "add", "name", plan.bridge, "type", "bridge"])
@@ -40,12 +40,12 @@ def ensure_bridge(plan: LabPlan) -> bool:
 
 def ensure_link(plan: LabPlan, node: str) -> bool:
     """Connect a node to the bridge, where it is not. Returns whether it was not."""
-    own = ask([*inside(plan.name, node), "ip", "-o", "-4", "addr", "show", "dev", NODE_DEVICE]) or ""
+    own = output_of([*inside(plan.name, node), "ip", "-o", "-4", "addr", "show", "dev", NODE_DEVICE]) or ""
     if plan.address(node) in own and _is_cut(plan, node) is not None:
         return False
     link, pid = plan.link(node), members.holder(plan.name, node)
-    ask([*inside(plan.name, node), "ip", "link", "del", "dev", NODE_DEVICE])
-    ask(["ip", "link", "del", "dev", link])
+    output_of([*inside(plan.name, node), "ip", "link", "del", "dev", NODE_DEVICE])
+    output_of(["ip", "link", "del", "dev", link])
     obey(["ip", "link", "add", link, "type", "veth", "peer", "name", NODE_DEVICE, "netns", str(pid)])
     within = ["ip", "link", "set", "dev", NODE_DEVICE]
     obey([*inside(plan.name, node), *within, "alias", members.alias(plan.name, node)])
@@ -73,7 +73,7 @@ def link_state(plan: LabPlan, node: str) -> str:
         return "missing"
     if cut:
         return "cut"
-    told = ask([*inside(plan.name, node), "tc", "-j", "qdisc", "show", "dev", NODE_DEVICE])
+    told = output_of([*inside(plan.name, node), "tc", "-j", "qdisc", "show", "dev", NODE_DEVICE])
     queues: list[dict[str, Any]] = json.loads(told or "[]")
     rates = [each["options"]["rate"] * 8 for each in queues if each["kind"] == "tbf"]
     return f"{rates[0] / 1e6:g} Mbit/s" if rates else "unshaped"
@@ -82,7 +82,7 @@ def link_state(plan: LabPlan, node: str) -> str:
 def remove_devices(name: str) -> None:
     """Delete a lab's bridge and links, whatever is left of them."""
     for device in devices_of(name):
-        ask(["ip", "link", "del", "dev", device])
+        output_of(["ip", "link", "del", "dev", device])
 
 
 def devices_of(name: str) -> list[str]:
@@ -94,7 +94,7 @@ def devices_of(name: str) -> list[str]:
 
 def _is_cut(plan: LabPlan, node: str) -> bool | None:
     """None where there is no such link."""
-    told = ask(["ip", "-o", "link", "show", "dev", plan.link(node)])
+    told = output_of(["ip", "-o", "link", "show", "dev", plan.link(node)])
     return None if told is None else "UP" not in told.partition("<")[2].partition(">")[0].split(",")
 
 

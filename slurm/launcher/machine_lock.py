@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 
 from configs.common.system.lock_files import lock_holder, open_lock_file
 
-POLL_SECONDS = 0.1
+LOCK_POLL_SECONDS = 0.1
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def machine_lock(name: str, give_up: Callable[[], bool]) -> Iterator[bool]:
                 if give_up():
                     yield False
                     return
-                time.sleep(POLL_SECONDS)
+                time.sleep(LOCK_POLL_SECONDS)
                 continue
             yield True
             return

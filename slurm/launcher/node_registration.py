@@ -25,7 +25,7 @@ from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node import JobNode, address_of, has_network, interface_of, listening_addresses
 from slurm.launcher.peer_monitor import (
     LIMITS,
-    POLL_SECONDS,
+    PEER_POLL_SECONDS,
     Alone,
     Head,
     PeerConnection,
@@ -145,7 +145,7 @@ class _Call:
                     del self.lines[rank]
             if time.monotonic() > deadline:
                 self._name_missing()
-            time.sleep(POLL_SECONDS)
+            time.sleep(PEER_POLL_SECONDS)
 
     def _listen_to_stranger(self, line: PeerConnection) -> None:
         for message in line.hear():
@@ -210,7 +210,7 @@ class _Call:
             if time.monotonic() > deadline:
                 limit = f"at port {port} within {self.limits.call_seconds:g} s: {reason}"
                 self._unreachable(f"{self.node.name} could not reach head node {self.node.head} {limit}")
-            time.sleep(5 * POLL_SECONDS)
+            time.sleep(5 * PEER_POLL_SECONDS)
 
     def _welcomed(self, line: PeerConnection) -> tuple[Rendezvous, PeerMonitor]:
         said = self._listen(line, ("go", "refused"), self.limits.call_seconds + _GREETING_SECONDS)
@@ -238,7 +238,7 @@ class _Call:
                     return message
             if line.closed or time.monotonic() > deadline:
                 return {}
-            time.sleep(POLL_SECONDS)
+            time.sleep(PEER_POLL_SECONDS)
 
     def _unless_given_up(self, line: PeerConnection | None = None) -> None:
         if self.give_up():

@@ -26,7 +26,7 @@ from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, first_cause
 from slurm.launcher.node import JobNode, link_is_up
 
-POLL_SECONDS = 0.02
+PEER_POLL_SECONDS = 0.02
 _MOST_BYTES = 65536  # of what a peer said and was not read as lines yet
 _FAREWELL_SECONDS = 0.5
 
@@ -146,7 +146,7 @@ class PeerConnection:
             while not self._closed and time.monotonic() < deadline:
                 self._read = b""
                 self.hear()
-                time.sleep(POLL_SECONDS)
+                time.sleep(PEER_POLL_SECONDS)
         except OSError:
             pass
         self._connection.close()
@@ -227,7 +227,7 @@ class Head:
                 break
             if deadline is not None and time.monotonic() > deadline:
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(PEER_POLL_SECONDS)
         agreed = own if news.finished else first_cause(list(self._ended.values()))
         for line in self._lines.values():
             line.say(over=agreed.model_dump(mode="json"))
@@ -306,7 +306,7 @@ class PeerMember:
                 break
             if deadline is not None and time.monotonic() > deadline:
                 break
-            time.sleep(POLL_SECONDS)
+            time.sleep(PEER_POLL_SECONDS)
         self._line.close()
         return self._agreed or (first_cause([own, self._lost]) if self._lost else own)
 

@@ -5,11 +5,11 @@ text = definition(served)         # apptainer build server.sif server.def
 
 import shlex
 
-from slurm.manifests.serving import Served
-from slurm.sbatch_bundle.scripts import definition as engine_definition
+from slurm.manifests.serving import ContainedServer
+from slurm.sbatch_bundle.scripts import image_definition as engine_definition
 
 
-def definition(served: Served | None) -> str:
+def bundle_definition(served: ContainedServer | None) -> str:
     """Return the text; the bundle's files lie in `model`, beside it."""
     text = engine_definition()
     if served is None:

@@ -6,7 +6,7 @@ files = compose_of_server(served)         # {"compose.yaml": ..., "prometheus.ym
 from typing import Any
 
 from slurm.manifests.dashboard import serving_dashboard
-from slurm.manifests.serving import METRICS_PATH, PORT, Served
+from slurm.manifests.serving import METRICS_PATH, PORT, ContainedServer
 
 _PROMETHEUS, _GRAFANA = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.1"
 _MASTER_PORT = 29500
@@ -14,7 +14,7 @@ _ENTRYPOINT = 'RANKWISE_API_KEY="$$(cat /run/secrets/rankwise_key)" exec rankwis
 """Compose replaces `$$` by `$`."""
 
 
-def compose_of_server(served: Served) -> dict[str, Any]:
+def compose_of_server(served: ContainedServer) -> dict[str, Any]:
     """Return the files: mappings are to be written as YAML, texts as they are.
 
     The token comes from a secret, a file that only the server and Prometheus read. Nothing but the server's port and

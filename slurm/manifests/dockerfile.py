@@ -5,7 +5,7 @@ text = dockerfile(served, "cpu")          # docker build -f Dockerfile -t rankwi
 
 from typing import Literal
 
-from slurm.manifests.serving import PORT, Served
+from slurm.manifests.serving import PORT, ContainedServer
 
 Base = Literal["cpu", "cuda"]
 _BASES: dict[Base, str] = {
@@ -20,7 +20,7 @@ _TORCH: dict[Base, str] = {
 USER_ID = 10001
 
 
-def dockerfile(served: Served | None, base: Base) -> str:
+def dockerfile(served: ContainedServer | None, base: Base) -> str:
     """Return the text. served: None: the image runs studies. The context holds wheel, constraints and bundle."""
     python = "python3.11" if base == "cuda" else "python3"
     packages = " ".join(sorted((*_PYTHON[base], "g++", "gcc", "ninja-build")))

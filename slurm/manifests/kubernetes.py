@@ -7,7 +7,7 @@ files = kubernetes_of_script("strong", "registry/rankwise:1", nodes=2, ranks_per
 from typing import Any
 
 from slurm.manifests.dockerfile import USER_ID
-from slurm.manifests.serving import PORT, Served
+from slurm.manifests.serving import PORT, ContainedServer
 
 _MASTER_PORT = 29500
 _SECURITY = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
@@ -24,7 +24,9 @@ _ENVIRONMENT = {
 }
 
 
-def kubernetes_of_server(served: Served, image: str, replicas: int = 1, max_replicas: int = 4) -> dict[str, Any]:
+def kubernetes_of_server(
+    served: ContainedServer, image: str, replicas: int = 1, max_replicas: int = 4
+) -> dict[str, Any]:
     """Return the files of a server. The token is a Secret named `<name>-key` with the field `key`, made beforehand.
 
     The autoscaler follows the queue by the metric `vllm_num_requests_waiting` of the pods, which an adapter such as

@@ -14,7 +14,7 @@ PORT = 8000
 METRICS_PATH = "/metrics"
 
 
-class Served(Frozen):
+class ContainedServer(Frozen):
     """A server as containers run it. model: what `--model` names in the container. gpus: of a container."""
 
     name: str
@@ -31,7 +31,7 @@ class Served(Frozen):
     gpus: int = 0
 
     @classmethod
-    def of_bundle(cls, bundle: ServingBundle, gpus: int = 0) -> "Served":
+    def of_bundle(cls, bundle: ServingBundle, gpus: int = 0) -> "ContainedServer":
         """Return what a bundle serves; its files lie in the image, a synthetic model is made there."""
         synthetic = bundle.identity.startswith("synthetic:")
         return cls(

@@ -144,7 +144,7 @@ def multi_node_example() -> str:
     return (_HERE / MULTI_NODE_EXAMPLE).read_text()
 
 
-def definition() -> str:
+def image_definition() -> str:
     """Return the Apptainer definition file of an image with Rankwise."""
     return (_HERE / DEFINITION).read_text()
 

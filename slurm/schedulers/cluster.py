@@ -25,8 +25,8 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.target import PbsTarget, SlurmTarget
 from slurm.launcher.job_files import reserve_end, write_unlaunched_end
 from slurm.schedulers.commands.states import UNKNOWN_JOB, standing
-from slurm.schedulers.ending import finish, give_up
-from slurm.schedulers.job_files import cluster_target, job_of
+from slurm.schedulers.ending import conclude, give_up
+from slurm.schedulers.job_files import cluster_target, job_in
 from slurm.schedulers.job_queue import JobQueue, Sight
 from slurm.schedulers.pbs.queue import shared_pbs_queue
 from slurm.schedulers.queue import shared_queue
@@ -56,7 +56,7 @@ def submit_many(folders: Sequence[Path]) -> None:
     """Submit jobs of one target, those of one shape as an array. Raises Refused, Unavailable, OSError."""
     groups: dict[tuple[object, ...], list[Path]] = {}
     for folder in folders:
-        job = job_of(folder)
+        job = job_in(folder)
         groups.setdefault(job.shape if cluster_target(job).has_arrays else (folder,), []).append(folder)
     for group in groups.values():
         _submit_group(group)
@@ -67,7 +67,7 @@ def _submit_group(folders: list[Path]) -> None:
     if all(JobPaths(folder).submitting.exists() and _found_by_name(JobPaths(folder)) for folder in folders):
         return
     run_folder = folders[0].parents[1].absolute()
-    prefix = cluster_target(job_of(folders[0])).job_name or "rw"
+    prefix = cluster_target(job_in(folders[0])).job_name or "rw"
     name = f"{prefix}-{run_digest(run_folder)}-{folders[0].name}"
     for index, folder in enumerate(folders):
         paths = JobPaths(folder)
@@ -99,13 +99,13 @@ def poll(folder: Path) -> JobState:
     job_id = _job_id(paths) or _searched_for(paths)
     if job_id is None:
         return "ended" if paths.end.exists() else "waiting"
-    queue, target = _queue_of(folder), cluster_target(job_of(folder))
+    queue, target = _queue_of(folder), cluster_target(job_in(folder))
     queue.watch(job_id, target.poll_seconds)
     sight = queue.sight(job_id)
     if sight is None:
         return "waiting"
     if sight.ended:
-        if finish(paths, job_id, sight, queue):
+        if conclude(paths, job_id, sight, queue):
             return "ended"
         return "waiting" if standing(sight.state).place == "waiting" else "running"
     if _is_requeued(paths, sight):
@@ -130,7 +130,7 @@ def _is_requeued(paths: JobPaths, sight: Sight) -> bool:
     A job that waits has no launcher, unless it is the second time: one that was seen before the look began.
     """
     if paths.folder not in _begun:
-        nodes = range(job_of(paths.folder).cell.nodes)
+        nodes = range(job_in(paths.folder).cell.nodes)
         if any(paths.node_launcher(node_rank).exists() for node_rank in nodes):
             _begun[paths.folder] = time.monotonic()
     begun = _begun.get(paths.folder)
@@ -142,7 +142,7 @@ def _refuse_requeue(paths: JobPaths, job_id: str, queue: JobQueue) -> None:
     """Cancel a requeued job, again and again until it is seen to have ended: only then another is submitted."""
     with suppress(OSError):
         paths.requeued.touch()
-    every = max(2.0, cluster_target(job_of(paths.folder)).poll_seconds)
+    every = max(2.0, cluster_target(job_in(paths.folder)).poll_seconds)
     if time.monotonic() - _ending.get(paths.folder, -every) >= every:
         _ending[paths.folder] = time.monotonic()
         queue.end([job_id])
@@ -188,7 +188,7 @@ def cancel_many(folders: Sequence[Path]) -> None:
 def _cancel_on(queue: JobQueue, folders: Sequence[Path]) -> None:
     """End jobs of one cluster."""
     ids: dict[Path, str] = {}
-    scheduler = cluster_target(job_of(folders[0])).scheduler
+    scheduler = cluster_target(job_in(folders[0])).scheduler
     for folder in folders:
         paths = JobPaths(folder)
         job_id = _job_id(paths) or _found_by_name(paths)
@@ -197,7 +197,7 @@ def _cancel_on(queue: JobQueue, folders: Sequence[Path]) -> None:
         if job_id is None:
             write_unlaunched_end(paths, Status.CANCELLED, f"cancelled on request, before submission to {scheduler}")
         else:
-            queue.watch(job_id, cluster_target(job_of(folder)).poll_seconds)
+            queue.watch(job_id, cluster_target(job_in(folder)).poll_seconds)
             ids[folder] = job_id
     deadline = time.monotonic() + _CANCEL_SECONDS
     told = False
@@ -207,7 +207,7 @@ def _cancel_on(queue: JobQueue, folders: Sequence[Path]) -> None:
         last = time.monotonic() > deadline
         for folder, job_id in list(ids.items()):
             sight = queue.seen(job_id)
-            if sight is not None and sight.ended and finish(JobPaths(folder), job_id, sight, queue, cancelled=True):
+            if sight is not None and sight.ended and conclude(JobPaths(folder), job_id, sight, queue, cancelled=True):
                 del ids[folder]
         if ids and last:
             break
@@ -240,7 +240,7 @@ def _searched_for(paths: JobPaths) -> str | None:
     if not paths.submitting.exists():
         write_unlaunched_end(paths, Status.LOST, "the job was never submitted")
         return None
-    every = cluster_target(job_of(paths.folder)).poll_seconds
+    every = cluster_target(job_in(paths.folder)).poll_seconds
     with _lock:
         last, times = _searched.get(paths.folder, (-every, 0))
         if time.monotonic() - last < every:
@@ -249,14 +249,14 @@ def _searched_for(paths: JobPaths) -> str | None:
     job_id = _found_by_name(paths)
     age = time.time() - paths.submitting.stat().st_mtime
     if job_id is None and age > _SUBMITTING_SECONDS and times + 1 >= _SEARCHES and _none_of_that_name(paths):
-        why = f"{UNKNOWN_JOB[cluster_target(job_of(paths.folder)).scheduler]}: the submitting process ended too early"
+        why = f"{UNKNOWN_JOB[cluster_target(job_in(paths.folder)).scheduler]}: the submitting process ended too early"
         write_unlaunched_end(paths, Status.LOST, why)
     return job_id
 
 
 def _queue_of(folder: Path) -> JobQueue:
     """The queue of the cluster that the job's target names."""
-    target = job_of(folder).target
+    target = job_in(folder).target
     if isinstance(target, PbsTarget):
         return shared_pbs_queue(target.server)
     assert isinstance(target, SlurmTarget)

@@ -15,7 +15,7 @@ from configs.records.record import Accounting, Status
 from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.schedulers.commands.accounting import Account
 from slurm.schedulers.commands.states import REQUEUED, FinalState, bare, composed
-from slurm.schedulers.job_files import cluster_target, job_of, node_end, node_launcher
+from slurm.schedulers.job_files import cluster_target, job_in, node_end, node_launcher
 from slurm.schedulers.job_queue import JobQueue, Sight
 
 ACCOUNTS_SECONDS = 10.0
@@ -28,9 +28,9 @@ STALE_SECONDS = 600.0
 """So long sacct is believed that a job is there which slurmctld denies: the database may never hear of its end."""
 
 
-def finish(paths: JobPaths, job_id: str, sight: Sight, queue: JobQueue, cancelled: bool = False) -> bool:
+def conclude(paths: JobPaths, job_id: str, sight: Sight, queue: JobQueue, cancelled: bool = False) -> bool:
     """Write `end.json` for a job that is over for its scheduler; False while something is still worth to wait for."""
-    job = job_of(paths.folder)
+    job = job_in(paths.folder)
     account = queue.account(job_id)
     ends = [node_end(paths, rank) for rank in range(job.cell.nodes)]
     requeued = paths.requeued.exists()

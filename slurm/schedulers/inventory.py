@@ -43,7 +43,7 @@ class Inventory:
         if isinstance(target, PbsTarget):
             return self._pbs_cluster(target).identity(target)
         assert isinstance(target, SlurmTarget)
-        return partitions.identity(target, self._clusters.of(target))
+        return partitions.cluster_identity(target, self._clusters.of(target))
 
     def _pbs_cluster(self, target: PbsTarget) -> PbsCluster:
         if target.server not in self._pbs:
@@ -58,7 +58,7 @@ def usable_nodes(target: ClusterTarget) -> tuple[str, ...]:
     """
     if isinstance(target, SshTarget):
         return tuple(host.name for host in hosts_of(target) if host.away_seconds == 0)
-    return partitions.usable_nodes(target) if isinstance(target, SlurmTarget) else ()
+    return partitions.partition_nodes(target) if isinstance(target, SlurmTarget) else ()
 
 
 def _refused_by_sbatch(target: SlurmTarget, needs: Sequence[Need]) -> list[str]:

@@ -16,7 +16,7 @@ def cluster_target(job: Job) -> ScheduledTarget:
 
 
 @lru_cache(maxsize=1024)
-def job_of(folder: Path) -> Job:
+def job_in(folder: Path) -> Job:
     """A job as it was written; it does not change."""
     return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
 

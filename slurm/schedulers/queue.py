@@ -26,11 +26,11 @@ from configs.plans.paths import JobPaths
 from slurm.launcher.node import host_names
 from slurm.schedulers.commands import pending
 from slurm.schedulers.commands.accounting import Account, read_accounts, sacct_command, sacct_named_command
-from slurm.schedulers.commands.calls import Answer, run_slurm
+from slurm.schedulers.commands.calls import SchedulerAnswer, run_slurm
 from slurm.schedulers.commands.details import details_command, read_details
 from slurm.schedulers.commands.states import standing
 from slurm.schedulers.commands.submission import sbatch
-from slurm.schedulers.job_files import job_of
+from slurm.schedulers.job_files import job_in
 from slurm.schedulers.job_queue import JobQueue, Pace, Sight, Watched
 
 _CALL_LIMIT_SECONDS = 30.0
@@ -212,7 +212,7 @@ class Queue(JobQueue):
 
     def show_logs(self, paths: JobPaths, job_id: str) -> None:
         """Links to what Slurm's programs say on each node; every node has a task of submitit's."""
-        for node_rank in range(job_of(paths.folder).cell.nodes):
+        for node_rank in range(job_in(paths.folder).cell.nodes):
             link = paths.scheduler_log(node_rank)
             with suppress(FileExistsError):
                 link.symlink_to(Path("..", "..", "submitit", f"{job_id}_{node_rank}_log.out"))
@@ -221,7 +221,7 @@ class Queue(JobQueue):
         """Put what Slurm's programs said in the place of the links to it; submitit's pickles have served."""
         work = _work(paths)
         with suppress(OSError):
-            for node_rank in range(job_of(paths.folder).cell.nodes):
+            for node_rank in range(job_in(paths.folder).cell.nodes):
                 log = work / f"{job_id}_{node_rank}_log.out"
                 if log.exists():
                     log.replace(paths.scheduler_log(node_rank))
@@ -240,11 +240,11 @@ class Queue(JobQueue):
         """Whether a job waits for others of its array."""
         return pending.waits_for_own_jobs(reason)
 
-    def run(self, command: Sequence[str], limit_seconds: float) -> Answer:
+    def run(self, command: Sequence[str], limit_seconds: float) -> SchedulerAnswer:
         """Run a program of Slurm on this queue's cluster. Raises nothing."""
         return run_slurm(command, self.environment, limit_seconds, self.cluster)
 
-    def _call(self, program: SlurmProgram, command: list[str], limit_seconds: float) -> Answer:
+    def _call(self, program: SlurmProgram, command: list[str], limit_seconds: float) -> SchedulerAnswer:
         """What a program of Slurm says. Settles when it may be called next; squeue that says nothing has failed."""
         began = time.monotonic()
         answer = self.run(command, limit_seconds)

@@ -32,7 +32,7 @@ from slurm.schedulers.commands.partitions import ClusterError
 from slurm.schedulers.commands.states import FinalState, composed, standing
 from slurm.schedulers.commands.step_command import last_words, step_command, step_environment, waiting_reason
 from slurm.schedulers.commands.submission import slurm_target
-from slurm.schedulers.job_files import job_of, node_end, node_launcher
+from slurm.schedulers.job_files import job_in, node_end, node_launcher
 from slurm.schedulers.refusals import REFUSED, JobState, Refused
 from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.staging.packages import run_digest
@@ -64,7 +64,7 @@ def submit_many(folders: Sequence[Path]) -> None:
 
 
 def _start(paths: JobPaths, held: Allocation) -> None:
-    job = job_of(paths.folder)
+    job = job_in(paths.folder)
     name = f"{slurm_target(job).job_name or 'rw'}-{run_digest(paths.folder.parents[1].absolute())}-{paths.folder.name}"
     command = step_command(job, paths.folder.resolve(), name, held.job_id)
     reserve_end(paths)
@@ -100,7 +100,7 @@ def poll(folder: Path) -> JobState:
         return "running"
     reason = waiting_reason(paths)
     note_waiting(paths, "PENDING", reason)
-    end = overdue(folder, slurm_target(job_of(folder)), reason, others_run=bool(_running))
+    end = overdue(folder, slurm_target(job_in(folder)), reason, others_run=bool(_running))
     if end is None:
         return "waiting"
     _end_step(paths)
@@ -125,7 +125,7 @@ def note(folder: Path) -> str:
         job_id = read_model(paths.submission, Submission).job_id
     except FileNotFoundError:
         return ""
-    launchers = [node_launcher(paths, rank) for rank in range(job_of(folder).cell.nodes)]
+    launchers = [node_launcher(paths, rank) for rank in range(job_in(folder).cell.nodes)]
     hosts = ", ".join(launcher.host for launcher in launchers if launcher)
     if hosts:
         return f"step of allocation {job_id} on {hosts}"
@@ -205,7 +205,7 @@ def _step_of(paths: JobPaths) -> tuple[str | None, bool]:
 
 def _finish(paths: JobPaths, cancelled: bool = False) -> bool:
     """Write `end.json` for a step whose srun is gone; False while Slurm may yet say how the allocation ended."""
-    job, held_id = job_of(paths.folder), read_model(paths.submission, Submission).job_id
+    job, held_id = job_in(paths.folder), read_model(paths.submission, Submission).job_id
     ends = [node_end(paths, rank) for rank in range(job.cell.nodes)]
     launchers = [node_launcher(paths, rank) for rank in range(job.cell.nodes)]
     held, answer = read_allocation(held_id)
@@ -260,6 +260,6 @@ def _never_began(paths: JobPaths, held_id: str, word: FinalState | None) -> JobE
         status=Status.FAILED,
         return_code=None,
         kind=REFUSED,
-        message=f"target {slurm_target(job_of(paths.folder)).name}: allocation {held_id}: srun: {words}",
+        message=f"target {slurm_target(job_in(paths.folder)).name}: allocation {held_id}: srun: {words}",
         finished_at=utc_now(),
     )

@@ -106,7 +106,7 @@ async def _has_libraries(host: Host, facts: Facts) -> bool:
     return (await host.ask("sizes", paths=[f"{facts.folder}/rankwise/libraries"]))[0]["sizes"][0] is not None
 
 
-async def identity(target: SshTarget) -> str:
+async def hosts_identity(target: SshTarget) -> str:
     """What figures of a target are comparable by: `hosts gpu-a, gpu-b of 8 CPUs, Xeon, 31 GiB`. Raises OSError."""
     found = await asyncio.gather(*(host.facts() for host in hosts_of(target)))
     return f"hosts {', '.join(host.name for host in hosts_of(target))} of {' or '.join(_kinds(found))}"

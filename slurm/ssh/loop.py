@@ -40,14 +40,14 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(loop.stop)
 
 
-def begin(work: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
+def run_on_loop(work: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
     """Run something on the loop; returns at once."""
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
 def wait_for(work: Coroutine[Any, Any, _Result], seconds: float | None = None) -> _Result:
     """Run something on the loop and return what it returns. Raises what it raises, and TimeoutError."""
-    future = begin(work)
+    future = run_on_loop(work)
     try:
         return future.result(seconds)
     except BaseException:

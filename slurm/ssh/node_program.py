@@ -121,7 +121,7 @@ def versions(names: list[str]) -> dict[str, Any]:
 # Jobs
 
 
-def start(folder: str, rank: int, argv: list[str], environment: dict[str, str]) -> None:
+def start_job(folder: str, rank: int, argv: list[str], environment: dict[str, str]) -> None:
     """Start a job's launcher in a session of its own; once, however often it is asked for."""
     if not Path(argv[0]).exists() and "/" in argv[0]:
         raise OSError(f"{argv[0]}: no such program on this host")
@@ -203,7 +203,7 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
                     yield relative, told.st_size, told.st_mtime_ns
 
 
-def cancel(folder: str, rank: int) -> dict[str, Any]:
+def end_job(folder: str, rank: int) -> dict[str, Any]:
     """End a job and return when nothing of it is left; pids of what cannot be ended."""
     launcher = _launcher(folder, rank)
     if launcher is not None:
@@ -239,8 +239,8 @@ def _processes(folder: str) -> list[int]:
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until there are no more. What may take long is done in a thread."""
     neighbours, writing = Neighbours(), threading.Lock()
-    quick = (versions, put, get, sizes, rename, make, neighbours.offer, start, look)
-    long = (hello, hashes, remove, unpack, install, fetch, cancel)
+    quick = (versions, put, get, sizes, rename, make, neighbours.offer, start_job, look)
+    long = (hello, hashes, remove, unpack, install, fetch, end_job)
     operations: dict[str, Callable[..., dict[str, Any] | None]] = {each.__name__: each for each in (*quick, *long)}
 
     def answer(number: int, operation: Callable[..., dict[str, Any] | None], arguments: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ _PIECES_UNDER_WAY = 16
 _INSTALL_LIMIT_SECONDS = 3600.0
 _TRANSFER_LIMIT_SECONDS = 24 * 3600.0
 
-Finish = Callable[["Member", str], Awaitable[None]]
+FinishMember = Callable[["Member", str], Awaitable[None]]
 """What is done on a host in a folder that has all its files, before it gets its name."""
 
 
@@ -52,7 +52,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Item:
+class StagedFile:
     """A file to bring: its path below the folder that is made, and where it lies here."""
 
     name: str
@@ -119,7 +119,7 @@ async def _stage_code(members: Sequence[Member], notice: Notice) -> None:
     if not lacking:
         return
     notice(f"code: {wheel.name} to {_names(lacking)}")
-    item = Item(wheel.name, wheel, wheel.stat().st_size, digest)
+    item = StagedFile(wheel.name, wheel, wheel.stat().st_size, digest)
 
     async def unpack(member: Member, work: str) -> None:
         await member.host.ask("unpack", limit_seconds=300, archive=f"{work}/{wheel.name}", to=f"{work}/code")
@@ -165,12 +165,12 @@ async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, th
     if not lacking:
         return
     items = [
-        Item(f"files/{file}", Path(manifest.folder) / file, told.size_bytes, told.sha256)
+        StagedFile(f"files/{file}", Path(manifest.folder) / file, told.size_bytes, told.sha256)
         for file, told in manifest.files.items()
     ]
     if manifest.source == "synthetic":
         config = Path(manifest.folder) / "config.json"
-        items = [Item("files/config.json", config, config.stat().st_size, sha256_of_file(config))]
+        items = [StagedFile("files/config.json", config, config.stat().st_size, sha256_of_file(config))]
     size = sum(item.size for item in items)
     onward = f", and from there to {_names(lacking[1:])}" if len(lacking) > 1 else ""
     notice(f"model {manifest.identity}: {size / 2**20:.1f} MiB to {lacking[0].host.name}{onward}")
@@ -204,7 +204,7 @@ async def _lacking(members: Sequence[Member], name: str) -> list[Member]:
     return [member for member, (answer, _) in zip(members, answers, strict=True) if answer["sizes"][0] is None]
 
 
-async def _bring(members: Sequence[Member], name: str, items: Sequence[Item], finish: Finish) -> None:
+async def _bring(members: Sequence[Member], name: str, items: Sequence[StagedFile], finish: FinishMember) -> None:
     """Bring files to hosts, finish each one's folder and give it its name."""
     work = f"{name.rpartition('/')[0]}/.{name.rpartition('/')[2]}.{secrets.token_hex(4)}"
     folders = {member.host: f"{member.rankwise}/{work}" for member in members}
@@ -221,7 +221,7 @@ async def _bring(members: Sequence[Member], name: str, items: Sequence[Item], fi
                 await member.host.ask("remove", paths=[folders[member.host]])
 
 
-async def _along(members: Sequence[Member], folders: dict[Host, str], item: Item) -> None:
+async def _along(members: Sequence[Member], folders: dict[Host, str], item: StagedFile) -> None:
     """One file from here to the first host, and from each to the next, all at the same time."""
 
     async def onward(before: Member, member: Member) -> None:
@@ -242,7 +242,7 @@ async def _along(members: Sequence[Member], folders: dict[Host, str], item: Item
     )
 
 
-async def _upload(host: Host, item: Item, path: str) -> None:
+async def _upload(host: Host, item: StagedFile, path: str) -> None:
     """A file from here. Raises ValueError where it is not what it should be, and as `Host.ask`."""
     try:
         await _upload_pieces(host, item, path)
@@ -250,7 +250,7 @@ async def _upload(host: Host, item: Item, path: str) -> None:
         raise group.exceptions[0] from group
 
 
-async def _upload_pieces(host: Host, item: Item, path: str) -> None:
+async def _upload_pieces(host: Host, item: StagedFile, path: str) -> None:
     """Some pieces are under way at a time."""
     room = asyncio.Semaphore(_PIECES_UNDER_WAY)
 

@@ -1,6 +1,6 @@
 """Run the service of a folder until it is told to end or expires; start it again whenever it ends.
 
-    python -m slurm.supervision.supervisor FOLDER          # FOLDER/service.json: configs.serving.deployment.Service
+    python -m slurm.supervision.supervisor FOLDER    # FOLDER/service.json: configs.serving.deployment.SupervisedProcess
 
 state.json says how it stands, server.log has its output (cut at 16 MiB), service.pid is locked while this runs, so a
 folder has one supervisor. SIGTERM ends the service gracefully, a second one at once. The service ends with its
@@ -23,7 +23,7 @@ from types import FrameType
 from configs.common.base import write_atomically
 from configs.common.files.reading import read_json_object, read_model, read_tail, read_text
 from configs.common.system.proc import end_with_parent
-from configs.serving.deployment import Service, ServiceState
+from configs.serving.deployment import ServiceState, SupervisedProcess
 from slurm.launcher.node import interface_of
 
 KEY_VARIABLE = "RANKWISE_API_KEY"
@@ -37,7 +37,7 @@ class Supervisor:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.service = read_model(folder / "service.json", Service)
+        self.service = read_model(folder / "service.json", SupervisedProcess)
         self._stop = threading.Event()
         self._now = False
         self._process: subprocess.Popen[bytes] | None = None

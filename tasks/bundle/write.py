@@ -36,7 +36,7 @@ _PROFILERS: tuple[Profiler, ...] = get_args(Profiler)
 
 
 @dataclass(frozen=True)
-class Written:
+class RequestedFiles:
     """What a manifest asks for."""
 
     folder: Path
@@ -47,7 +47,7 @@ class Written:
     notes: tuple[str, ...]
 
 
-def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target: str | None) -> Written:
+def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target: str | None) -> RequestedFiles:
     """Make the folder. target: name of one of the study's Slurm targets; none: its only one.
 
     Raises StudyError for what the study cannot have, `TransientFetchError` where a model could not be fetched now.
@@ -89,7 +89,9 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     measurements = sum(plan.repeats.values())
     notes = tuple(filter(None, map(resolved_note, study.models, models)))
-    return Written(folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large, notes)
+    return RequestedFiles(
+        folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large, notes
+    )
 
 
 def _chosen(study: StudySpec, name: str | None) -> SlurmTarget:

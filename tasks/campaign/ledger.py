@@ -18,7 +18,7 @@ from configs.plans.passes import passes_of
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.records.record import MeasuringPass, Record, SchemaError, Status, place_set_aside, read_record
-from reports.reading.read import measured
+from reports.reading.read import decisive_reading
 
 RepeatKey = tuple[str, MeasuringPass, int]
 """Cell key, measuring pass, repeat."""
@@ -65,7 +65,7 @@ def read_ledger(run: RunPaths) -> Ledger:
     for path in sorted(run.records.glob("*/*.json")):
         try:
             record = read_record(path)
-            measured(record, path, path.name, defaultdict(list))  # whether its samples are whole and fit it
+            decisive_reading(record, path, path.name, defaultdict(list))  # whether its samples are whole and fit it
         except SchemaError:
             raise
         except FileNotFoundError:
@@ -116,7 +116,7 @@ def damaged_places(ledger: Ledger) -> dict[RepeatKey, str]:
     return found
 
 
-def places(plan: Plan) -> list[RepeatKey]:
+def planned_repeats(plan: Plan) -> list[RepeatKey]:
     """Everything that the plan asks for."""
     timed: list[RepeatKey] = [(key, "timed", repeat) for key in plan.cells for repeat in range(plan.repeats[key])]
     order = get_args(MeasuringPass)
@@ -132,7 +132,7 @@ def missing_measurements(
     only_failed: only those that were attempted and failed.
     """
     measurements = []
-    for place in places(plan):
+    for place in planned_repeats(plan):
         key, place_pass, repeat = place
         entry = ledger.decisive(place)
         done = entry is not None and entry.status is Status.COMPLETED

@@ -31,13 +31,13 @@ from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget, SshTarget, Target
 from configs.workloads import descriptor_of
-from engine.planner.accelerators import LocalAccelerator, described, unusable_reason
+from engine.planner.accelerators import LocalAccelerator, device_text, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
 from slurm.schedulers.commands.partitions import ClusterError, Need
 from slurm.schedulers.inventory import Inventory
 from slurm.ssh.host_checks import HostNeed, lacking
-from slurm.ssh.host_checks import identity as identity_of_hosts
+from slurm.ssh.host_checks import hosts_identity as identity_of_hosts
 from slurm.ssh.loop import wait_for
 from tasks.providers.clouds import provider_named
 from tasks.providers.rental import ProviderError
@@ -169,7 +169,7 @@ def _held_by(target: LocalTarget, cell: Cell) -> str:
     devices = local_devices(target)
     limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
     if devices:
-        return f"{described(devices)}, one per rank{limit}; `device: cpu` measures on the cores instead"
+        return f"{device_text(devices)}, one per rank{limit}; `device: cpu` measures on the cores instead"
     return f"{len(os.sched_getaffinity(0))} cores, {cell.cores_per_rank} per rank{limit}"
 
 
@@ -263,7 +263,7 @@ def _available(devices: Sequence[LocalAccelerator], ranks: int) -> tuple[int | N
         return psutil.virtual_memory().available, ""
     used = devices[:ranks]
     sizes = [device.memory_bytes for device in used if device.memory_bytes is not None]
-    return (sum(sizes) if len(sizes) == len(used) else None), f" on {described(used)}"
+    return (sum(sizes) if len(sizes) == len(used) else None), f" on {device_text(used)}"
 
 
 def _sizes(plan: Plan) -> dict[str, int | None]:
@@ -326,7 +326,7 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
         elif isinstance(target, ClusterTarget):
             facts[f"target {target.name}"] = inventory.identity(target)
         else:
-            facts |= this_machine() | {f"gpus of target {target.name}": described(local_devices(target)) or None}
+            facts |= this_machine() | {f"gpus of target {target.name}": device_text(local_devices(target)) or None}
     return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
 

@@ -78,7 +78,7 @@ class Verification:
         return read_record(path) if path.exists() else None
 
 
-def prepare(
+def prepare_verification(
     asked: VerificationSpec, run: RunPaths, cache: Path, base: Path, saved: SavedReference | None
 ) -> Verification:
     """Make the run folder: model, prompts and plan.

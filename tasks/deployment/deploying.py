@@ -17,8 +17,8 @@ import httpx
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import parse_model, read_text
-from configs.serving.deployment import Backend, Deployment, FrontConfig, Placed, ServingBundle
-from configs.serving.settings import Rendezvous
+from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer, ServingBundle
+from configs.serving.settings import ServerRendezvous
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SshTarget
 from slurm.ssh.connection import HostAway, HostError, HostRefused
@@ -26,7 +26,7 @@ from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import stage_hosts
 from tasks.deployment.bundles import Judge, WantedBundle, bundle_name, make_bundle, resolved_model, save_bundle
 from tasks.deployment.first_answers import Timing, first_answers, timed_answers
-from tasks.deployment.fronts import Front, open_tunnel
+from tasks.deployment.fronts import DeploymentFront, open_tunnel
 from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, stop
 from tasks.deployment.servers import (
     READY_SECONDS,
@@ -42,8 +42,8 @@ from tasks.providers.attempts import attempts_of
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import Say, Teardown
 from tasks.providers.labels import label, owner
-from tasks.providers.leases import Ledger, open_ledger, read_entries, read_lease
-from tasks.providers.rental import Lease
+from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease
+from tasks.providers.rental import RentalLease
 from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
 from tasks.providers.study_nodes import hosts_of_nodes, request_of
 
@@ -88,7 +88,7 @@ class Deploying:
         self._folder = store.folder(wanted.name)
         self._key = secrets.token_urlsafe(_KEY_BYTES)
         self._placer: Placer | None = None
-        self._servers: list[Placed] = []
+        self._servers: list[PlacedServer] = []
 
     def deploy(self) -> tuple[Deployment, Timing]:
         """Deploy, or leave nothing. Raises ValueError, PlaceError, ServerNotReady, LeftBehind, RentalFailed."""
@@ -137,7 +137,7 @@ class Deploying:
             architecture, layout, wanted.bundle.dtype, length, available, where, self.store.cache, provider, name
         )
 
-    def _deploy(self, model: Any, fit_text: str, ledger: Ledger) -> tuple[Deployment, Timing]:
+    def _deploy(self, model: Any, fit_text: str, ledger: RentalLedger) -> tuple[Deployment, Timing]:
         wanted, began = self.wanted, time.time()
         expires_at = began + 3600 * wanted.hours
         hosts, rental, price = self._hosts(ledger, expires_at)
@@ -156,7 +156,7 @@ class Deploying:
         for number in range(wanted.replicas):
             ledger.write("placing", generation=1, number=number, bundle=bundle_name(bundle))
             servers.append(placer.place(bundle, 1 + number, wanted.replicas, wanted.ready_seconds, _nothing))
-        front = Front(placer.here, str(self._folder / "front"))
+        front = DeploymentFront(placer.here, str(self._folder / "front"))
         ledger.write("front", port=wanted.port)
         config = FrontConfig(key=self._key, backends=tuple(placer.backend(server) for server in servers))
         port = front.begin(config, wanted.port, expires_at)
@@ -183,7 +183,7 @@ class Deploying:
         ledger.write("deployed", url=deployment.url, bundle=bundle_name(bundle))
         return deployment, timing
 
-    def _hosts(self, ledger: Ledger, expires_at: float) -> tuple[SshTarget | None, str | None, float | None]:
+    def _hosts(self, ledger: RentalLedger, expires_at: float) -> tuple[SshTarget | None, str | None, float | None]:
         """Rent what is to be rented; returns hosts, the rental's name and the price an hour of all nodes."""
         wanted = self.wanted
         if wanted.rented is None:
@@ -192,7 +192,7 @@ class Deploying:
         request = request_of(wanted.rented).model_copy(update={"hours": wanted.hours})
         offer = plan_rental(provider, request, wanted.max_usd_per_hour)
         run = f"{label(wanted.name)[:40]}-{secrets.token_hex(4)}"
-        lease = Lease(
+        lease = RentalLease(
             study=label(f"deploy-{wanted.name}")[:60], run=run, owner=owner(), expires_at=int(expires_at),
             request=request,
         )  # fmt: skip
@@ -203,7 +203,7 @@ class Deploying:
         price = None if attempt.usd_per_hour is None else attempt.usd_per_hour * len(nodes)
         return hosts_of_nodes(wanted.rented, nodes, folder, provider.default_user), run, price
 
-    def _take_down(self, ledger: Ledger) -> None:
+    def _take_down(self, ledger: RentalLedger) -> None:
         """End what was placed on hosts that are not rented, and everything else. Raises LeftBehind, PlaceError."""
         if self._placer is not None and self.wanted.ssh is not None:
             for server in self._servers:
@@ -260,7 +260,7 @@ class Placer:
 
     def place(
         self, bundle: ServingBundle, generation: int, share: int, ready_seconds: float, check: Callable[[], None]
-    ) -> Placed:
+    ) -> PlacedServer:
         """Start a server, wait for it and test its first answers.
 
         Raises PlaceError, ServerNotReady, FirstAnswerWrong; what was started is ended then.
@@ -288,7 +288,7 @@ class Placer:
             if self.hosts is not None and tunnel is not None:
                 host = self.hosts.hosts[node]
                 local_port = open_tunnel(self.here, tunnel, self.hosts, host, port, self._expires_at)
-            server = Placed(
+            server = PlacedServer(
                 generation=generation, bundle=bundle_name(bundle), node=node, folder=folder, port=port, tunnel=tunnel,
                 local_port=local_port, peers=peers,
             )  # fmt: skip
@@ -303,13 +303,13 @@ class Placer:
             raise
         return server
 
-    def _meetings(self, nodes: int, generation: int) -> list[Rendezvous | None]:
+    def _meetings(self, nodes: int, generation: int) -> list[ServerRendezvous | None]:
         """Return where the ranks of each node meet; None: all are on one."""
         if nodes == 1:
             return [None]
         address = self._address(0)
         port = _FIRST_PORT + (zlib.crc32(self._name.encode()) + generation) % _PORTS
-        return [Rendezvous(nodes=nodes, node=node, address=address, port=port) for node in range(nodes)]
+        return [ServerRendezvous(nodes=nodes, node=node, address=address, port=port) for node in range(nodes)]
 
     def _address(self, node: int) -> str:
         """Return the address by which the other nodes reach this one."""
@@ -317,7 +317,7 @@ class Placer:
         assert isinstance(place, SshPlace)
         return place.address
 
-    def _test(self, server: Placed, bundle: ServingBundle) -> None:
+    def _test(self, server: PlacedServer, bundle: ServingBundle) -> None:
         try:
             problem = first_answers(url_of(server), self._key, bundle)
         except httpx.HTTPError as error:
@@ -325,12 +325,12 @@ class Placer:
         if problem is not None:
             raise FirstAnswerWrong(f"the first answer is not the bundle's, so it gets no traffic: {problem}")
 
-    def backend(self, server: Placed, draining: bool = False) -> Backend:
+    def backend(self, server: PlacedServer, draining: bool = False) -> RoutedServer:
         """Return a server as the front knows it."""
         name = f"server-{server.generation}"
-        return Backend(name=name, url=url_of(server), key=self._key, usd_per_hour=self._price, draining=draining)
+        return RoutedServer(name=name, url=url_of(server), key=self._key, usd_per_hour=self._price, draining=draining)
 
-    def end(self, server: Placed) -> None:
+    def end(self, server: PlacedServer) -> None:
         """End a server and its tunnel. Raises PlaceError."""
         stop(self.place_of(server.node), server.folder)
         for other, path in enumerate(server.peers, 1):
@@ -339,7 +339,7 @@ class Placer:
             stop(self.here, server.tunnel)
 
 
-def url_of(server: Placed) -> str:
+def url_of(server: PlacedServer) -> str:
     """Return where this machine reaches a server."""
     return f"http://127.0.0.1:{server.local_port}"
 
@@ -358,7 +358,7 @@ def placer_of(store: Store, deployment: Deployment, say: Say) -> Placer:
                   sharded=any(server.peers for server in deployment.servers))  # fmt: skip
 
 
-def undeploy(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
+def take_down(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
     """Take a deployment down; returns what it cost, None: unknown. Raises ValueError, LeftBehind, PlaceError."""
     folder = store.folder(name)
     if not (folder / "ledger.jsonl").exists():
@@ -371,7 +371,7 @@ def undeploy(store: Store, name: str, say: Say, patience: Teardown | None = None
     return cost
 
 
-def remove_everything(store: Store, name: str, ledger: Ledger, say: Say, patience: Teardown) -> float | None:
+def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown) -> float | None:
     """End the front, tunnels and servers, and give rented nodes back. Returns the rental's cost in USD.
 
     What runs here is found by the folders; on hosts by the deployment's record. A host that cannot be reached does not

@@ -15,16 +15,16 @@ from pathlib import Path
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import parse_model, read_model
-from configs.serving.deployment import FrontConfig, FrontState, Service
+from configs.serving.deployment import FrontConfig, FrontState, SupervisedProcess
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
-from tasks.deployment.places import LocalPlace, PlaceError, is_alive, read, start, stop, write
+from tasks.deployment.places import LocalPlace, PlaceError, is_supervised, read, start_supervisor, stop, write
 from tasks.deployment.servers import last_lines, wait_for_port
 
 _APPLY_SECONDS, _LOOK_SECONDS = 20.0, 0.05
 
 
-class Front:
+class DeploymentFront:
     """The front of one deployment. folder: its service's."""
 
     def __init__(self, place: LocalPlace, folder: str) -> None:
@@ -44,20 +44,20 @@ class Front:
     @property
     def is_alive(self) -> bool:
         """Whether it runs."""
-        return is_alive(self.place, self.folder)
+        return is_supervised(self.place, self.folder)
 
     def begin(self, config: FrontConfig, port: int, expires_at: float) -> int:
         """Start it; returns its port. Raises PlaceError, ServerNotReady."""
         self.place.ask("make", paths=[self.folder])
         write(self.place, f"{self.folder}/front.json", config.model_dump_json())
         files = (f"{self.folder}/front.json", f"{self.folder}/front_state.json")
-        service = Service(
+        service = SupervisedProcess(
             argv=(sys.executable, "-m", "engine.routing.main", *files, "{port}"),
             port=port,
             expires_at=expires_at,
         )
         write(self.place, f"{self.folder}/service.json", service.model_dump_json())
-        start(self.place, self.folder)
+        start_supervisor(self.place, self.folder)
         found = wait_for_port(self.place, self.folder)
         self._wait_for(config)
         return found
@@ -100,9 +100,9 @@ def open_tunnel(
         port = host.port or target.port
         name = f"[{host.host}]:{port}" if port and port != 22 else host.host
         write(place, f"{folder}/known_hosts", f"{name} {host.host_key}\n")
-    service = Service(argv=tuple(argv), expires_at=expires_at, drain_seconds=1.0)
+    service = SupervisedProcess(argv=tuple(argv), expires_at=expires_at, drain_seconds=1.0)
     write(place, f"{folder}/service.json", service.model_dump_json())
-    start(place, folder)
+    start_supervisor(place, folder)
     return wait_for_port(place, folder)
 
 

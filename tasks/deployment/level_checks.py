@@ -6,13 +6,13 @@ A study of one repeat, launched on the target like any other: speed at batch 1, 
 the uncompressed model there. A level that loses more than `max_loss`, or whose answers cannot be compared, is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype
-from configs.inputs.prompts import Prompt, numbered_prompts
+from configs.inputs.prompts import PromptLine, numbered_prompts
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
@@ -21,7 +21,7 @@ from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLev
 from configs.spec.study import StudySpec, parse_study, study_yaml
 from configs.targets.target import LocalTarget, SshTarget
 from reports.correctness.data import ANSWER_COLUMNS, answers_of
-from reports.experiments.compression import Compressed, compression, size_bytes
+from reports.experiments.compression import Compressed, compression, weight_bytes
 from reports.experiments.compression_answers import VECTOR_COLUMNS
 from reports.reading.load import CellResult, StudyResult, load_run
 from tasks.campaign.launches.jobs import run_job, write_job
@@ -31,11 +31,11 @@ from tasks.checks.verification import kind_of
 from tasks.checks.verification_inputs import made_prompts
 from tasks.models.sources import load_manifest
 from tasks.planning.inputs import copy_inputs, make_plan
+from tasks.providers.giving_back import Say
 
 KINDS = {"encoder": "encode", "encoder_decoder": "seq2seq", "decoder": "generate"}
 _PROMPTS, _NEW_TOKENS, _POSITIONS = 20, 16, 256
 _KEPT_REQUESTS, _REQUEST_CHARACTERS, _REQUEST_TOKENS = 3, 400, 96
-Say = Callable[[str], None]
 
 
 def check_levels(
@@ -90,7 +90,7 @@ def _plan(
     tp: int,
     nodes: int,
     positions: int,
-) -> tuple[Plan, list[Prompt]]:
+) -> tuple[Plan, list[PromptLine]]:
     run.inputs.mkdir(parents=True, exist_ok=True)
     manifest = load_manifest(Path(model.manifest))
     kind = KINDS[kind_of(manifest)]
@@ -166,7 +166,7 @@ def _why(cell: CellResult) -> str:
 def _base_check(row: Compressed | None, answering: CellResult) -> LevelCheck:
     result = row.result if row is not None and row.result.completed else answering
     found = result.estimate("throughput")
-    size = size_bytes(result)
+    size = weight_bytes(result)
     return LevelCheck(
         level="none",
         weights_bytes=None if size is None else int(size),
@@ -200,7 +200,7 @@ def _check(level: OptimizationLevel, row: Compressed | None, max_loss: float) ->
     )
 
 
-def _requests(study: StudyResult, cell: CellResult, prompts: Sequence[Prompt]) -> tuple[FirstRequest, ...]:
+def _requests(study: StudyResult, cell: CellResult, prompts: Sequence[PromptLine]) -> tuple[FirstRequest, ...]:
     """Return some short prompts with the answers that were measured."""
     measurement = cell.completed[min(cell.completed)]
     short = [index for index, prompt in enumerate(prompts) if _is_short(prompt)]
@@ -228,11 +228,11 @@ def _requests(study: StudyResult, cell: CellResult, prompts: Sequence[Prompt]) -
     return tuple(found)
 
 
-def _is_short(prompt: Prompt) -> bool:
+def _is_short(prompt: PromptLine) -> bool:
     if prompt.tokens is not None:
         return len(prompt.tokens) <= _REQUEST_TOKENS
     return 0 < len(prompt.text) <= _REQUEST_CHARACTERS
 
 
-def _written(prompt: Prompt) -> str | tuple[int, ...]:
+def _written(prompt: PromptLine) -> str | tuple[int, ...]:
     return prompt.text if prompt.tokens is None else prompt.tokens

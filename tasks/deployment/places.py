@@ -30,9 +30,9 @@ _OPERATIONS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "sizes": node_files.sizes,
     "remove": node_files.remove,
     "make": node_files.make,
-    "start": node_program.start,
+    "start": node_program.start_job,
     "look": node_program.look,
-    "cancel": node_program.cancel,
+    "cancel": node_program.end_job,
 }
 
 
@@ -144,13 +144,13 @@ def read(place: Place, path: str, tail_bytes: int = _STATE_BYTES) -> bytes | Non
     return place.ask("get", path=path, offset=offset, size=tail_bytes)[1]
 
 
-def start(place: Place, folder: str) -> None:
+def start_supervisor(place: Place, folder: str) -> None:
     """Start the supervisor of a folder, in a session of its own. Raises PlaceError."""
     argv = [place.python, "-m", "slurm.supervision.supervisor", folder]
     place.ask("start", folder=folder, rank=0, argv=argv, environment={})
 
 
-def is_alive(place: Place, folder: str) -> bool:
+def is_supervised(place: Place, folder: str) -> bool:
     """Return whether the supervisor of a folder lives. Raises PlaceError."""
     return bool(place.ask("look", jobs=[{"folder": folder, "rank": 0, "known": None}])[0]["jobs"][0]["alive"])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from configs.serving.deployment import Deployment, FrontConfig, Placed, ServingBundle
+from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, ServingBundle
 from configs.targets.target import LocalTarget
 from tasks.deployment.bundles import (
     Judge,
@@ -26,11 +26,11 @@ from tasks.deployment.bundles import (
 )
 from tasks.deployment.deploying import FirstAnswerWrong, Placer, placer_of, stage_on_hosts, url_of
 from tasks.deployment.first_answers import first_answers
-from tasks.deployment.fronts import Front
+from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import Say
-from tasks.providers.leases import Ledger, open_ledger
+from tasks.providers.leases import RentalLedger, open_ledger
 
 DRAIN_SECONDS, WATCH_SECONDS = 60.0, 5.0
 _LOOK_SECONDS = 0.5
@@ -40,7 +40,7 @@ class RolledBack(ValueError):
     """The new bundle was not kept; the old one serves as before."""
 
 
-def rollout(
+def replace_bundle(
     store: Store,
     name: str,
     wanted: WantedBundle,
@@ -79,7 +79,7 @@ def replace(
             if isinstance(error, ServerNotReady | FirstAnswerWrong):
                 raise RolledBack(f"{name}: rolled back before any traffic: {_text(error)}") from error
             raise
-        front = Front(placer.here, deployment.front)
+        front = DeploymentFront(placer.here, deployment.front)
         before = front.config
         try:
             _switch(front, placer, new, old)
@@ -102,7 +102,9 @@ def replace(
     return deployment
 
 
-def _go_back(front: Front, placer: Placer, before: FrontConfig, new: Sequence[Placed], say: Say) -> None:
+def _go_back(
+    front: DeploymentFront, placer: Placer, before: FrontConfig, new: Sequence[PlacedServer], say: Say
+) -> None:
     """Send requests to the old servers again and end the new ones; what cannot be done is named, and expires."""
     try:
         front.apply(before)
@@ -114,7 +116,9 @@ def _go_back(front: Front, placer: Placer, before: FrontConfig, new: Sequence[Pl
         say(f"a new server was not ended: {_text(error)}")
 
 
-def scale(store: Store, name: str, replicas: int, say: Say, ready_seconds: float = READY_SECONDS) -> Deployment:
+def set_server_count(
+    store: Store, name: str, replicas: int, say: Say, ready_seconds: float = READY_SECONDS
+) -> Deployment:
     """Have as many servers; those that go finish what they have begun.
 
     Raises ValueError, PlaceError, ServerNotReady.
@@ -126,7 +130,7 @@ def scale(store: Store, name: str, replicas: int, say: Say, ready_seconds: float
     bundle = read_bundle(store.bundles, deployment.bundle)
     with open_ledger(store.folder(name)) as ledger:
         ledger.write("scaling", replicas=replicas)
-        front = Front(placer.here, deployment.front)
+        front = DeploymentFront(placer.here, deployment.front)
         try:
             if replicas > len(servers):
                 missing = replicas - len(servers)
@@ -146,7 +150,7 @@ def scale(store: Store, name: str, replicas: int, say: Say, ready_seconds: float
     return deployment
 
 
-def _next(deployment: Deployment, ledger: Ledger, count: int) -> int:
+def _next(deployment: Deployment, ledger: RentalLedger, count: int) -> int:
     """Return the first of `count` numbers that no server has had, be it one that was rolled back; notes them."""
     noted = [int(entry["last"]) for entry in ledger.entries if entry["event"] == "numbers"]
     first = 1 + max([server.generation for server in deployment.servers] + noted)
@@ -156,9 +160,9 @@ def _next(deployment: Deployment, ledger: Ledger, count: int) -> int:
 
 def _place_all(
     placer: Placer, bundle: ServingBundle, first: int, count: int, ready_seconds: float, share: int | None = None
-) -> list[Placed]:
+) -> list[PlacedServer]:
     """Place servers; all or none."""
-    placed: list[Placed] = []
+    placed: list[PlacedServer] = []
     try:
         for number in range(first, first + count):
             placed.append(placer.place(bundle, number, share or count, ready_seconds, lambda: None))
@@ -169,14 +173,16 @@ def _place_all(
     return placed
 
 
-def _switch(front: Front, placer: Placer, active: Sequence[Placed], draining: Sequence[Placed]) -> None:
+def _switch(
+    front: DeploymentFront, placer: Placer, active: Sequence[PlacedServer], draining: Sequence[PlacedServer]
+) -> None:
     backends = [placer.backend(server) for server in active]
     backends += [placer.backend(server, draining=True) for server in draining]
     front.apply(front.config.model_copy(update={"backends": tuple(backends)}))
 
 
 def _watch(
-    front: Front, placer: Placer, servers: Sequence[Placed], bundle: ServingBundle, seconds: float
+    front: DeploymentFront, placer: Placer, servers: Sequence[PlacedServer], bundle: ServingBundle, seconds: float
 ) -> str | None:
     """Return what is wrong with servers that have traffic; None: nothing for so long."""
     names = {placer.backend(server).name for server in servers}
@@ -199,7 +205,7 @@ def _watch(
     return None
 
 
-def _end_all(front: Front, placer: Placer, servers: Sequence[Placed], say: Say) -> None:
+def _end_all(front: DeploymentFront, placer: Placer, servers: Sequence[PlacedServer], say: Say) -> None:
     """End servers when they have answered what they have begun."""
     names = {placer.backend(server).name for server in servers}
     if not front.wait_until_idle(names, DRAIN_SECONDS):

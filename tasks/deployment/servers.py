@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 
 from configs.common.printable import printable
-from configs.serving.deployment import Service, ServiceState, ServingBundle
-from configs.serving.settings import BLOCK_POSITIONS, Rendezvous, ServingSettings
+from configs.serving.deployment import ServiceState, ServingBundle, SupervisedProcess
+from configs.serving.settings import BLOCK_POSITIONS, ServerRendezvous, ServingSettings
 from engine.planner.families import read_architecture
 from engine.planner.serving import block_bytes
-from tasks.deployment.places import Place, is_alive, read, start, state, write
+from tasks.deployment.places import Place, is_supervised, read, start_supervisor, state, write
 from tasks.models.sources import load_manifest
 
 READY_SECONDS = 600.0
@@ -46,7 +46,7 @@ class ServerSpec:
     expires_at: float
     port: int = 0
     device: str | None = None
-    rendezvous: Rendezvous | None = None
+    rendezvous: ServerRendezvous | None = None
     share: int = 1
     own_address: str | None = None
 
@@ -63,7 +63,7 @@ def place_server(place: Place, bundle: ServingBundle, spec: ServerSpec, local: b
     first = spec.rendezvous is None or spec.rendezvous.node == 0
     if not first:
         module = "engine.serving.remote_ranks"
-    service = Service(
+    service = SupervisedProcess(
         argv=(place.python, "-m", module, f"{spec.folder}/settings.json"),
         key_file="key" if first else None,
         settings="settings.json" if first else None,
@@ -77,7 +77,7 @@ def place_server(place: Place, bundle: ServingBundle, spec: ServerSpec, local: b
     if first:  # the other nodes' ranks answer nobody
         write(place, f"{spec.folder}/key", spec.key + "\n")
     write(place, f"{spec.folder}/service.json", service.model_dump_json())
-    start(place, spec.folder)
+    start_supervisor(place, spec.folder)
 
 
 def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest: str) -> ServingSettings:
@@ -135,7 +135,7 @@ def wait_until_ready(place: Place, folder: str, url: str, key: str, seconds: flo
             raise ServerNotReady(None, f"{place.name}: the server does not start: {_reason(told, place, folder)}")
         if told is not None and told.starts > 1 and "cannot be listened on" in told.reason:
             raise ServerNotReady(None, f"{place.name}: {printable(told.reason, 300)}. Use another --port")
-        if not is_alive(place, folder):
+        if not is_supervised(place, folder):
             raise ServerNotReady(None, f"{place.name}: the supervisor is gone: {last_lines(place, folder)}")
         if time.monotonic() > deadline:
             raise ServerNotReady(

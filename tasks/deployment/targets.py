@@ -11,14 +11,14 @@ from configs.common.base import Frozen
 from configs.hardware.node_names import parse_node_name
 from configs.targets.ssh_host import SshHost
 
-Kind = Literal["local", "ssh", "aws", "gcp", "azure"]
+TargetKind = Literal["local", "ssh", "aws", "gcp", "azure"]
 
 
 class ParsedTarget(Frozen):
     """text: as written. host: of kind ssh; instance: of a cloud; device: cpu where the cores are to compute."""
 
     text: str
-    kind: Kind
+    kind: TargetKind
     host: str | None = None
     instance: str | None = None
     device: Literal["cpu"] | None = None

@@ -16,7 +16,7 @@ from configs.load.objectives import RequestObjectives
 from configs.load.samples import FACTS_FILE, JOB_FILE
 from reports.load.next_rate import taken
 from reports.load.samples import LoadRun, read_load_run
-from reports.load.search import FoundRate, Probe, RateSearch, SearchGoal
+from reports.load.search import FoundRate, ProbedRate, RateSearch, SearchGoal
 
 _WRONG_JOB = 2
 _ENDING_SECONDS = 30.0
@@ -56,7 +56,7 @@ def search_max_rate(
     objectives: RequestObjectives,
     goal: SearchGoal,
     folder: Path,
-    tell: Callable[[Probe, int], None] = lambda probe, run: None,
+    tell: Callable[[ProbedRate, int], None] = lambda probe, run: None,
 ) -> FoundRate:
     """Search for the highest rate under the objectives with runs of this job; `tell` is called after each run.
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
 from configs.common.files.reading import MIB, brief, check_regular, open_regular, read_json, read_json_object
-from configs.common.files.safetensors_header import StoredTensor, stored_tensors
+from configs.common.files.safetensors_header import StoredTensor, header_tensors
 from configs.common.printable import printable
 from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
@@ -186,7 +186,7 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
     require_safetensors(names, where, str(folder))
     index = read_index(folder)
     weights = weights_in(names, index, where)
-    tensors = {name: stored_tensors(folder / name) for name in weights}
+    tensors = {name: header_tensors(folder / name) for name in weights}
     if index is not None and weights != [SINGLE]:
         for tensor, name in index["weight_map"].items():
             if tensor not in tensors[name]:

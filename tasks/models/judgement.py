@@ -5,7 +5,7 @@ unusable_in(plan)         # (UnusableModel(name="mine", reason="config.json: qua
 
 from pathlib import Path
 
-from configs.common.files.safetensors_header import stored_tensors
+from configs.common.files.safetensors_header import header_tensors
 from configs.families.checkpoint import WORKLOAD_OF, check_model
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, UnusableModel
@@ -39,5 +39,5 @@ def judge_manifest(path: Path, workload: str, name: str) -> None:
     manifest = read_model_manifest(path)
     folder = Path(manifest.folder)
     weights = [folder / file for file in manifest.files if file.endswith(".safetensors")]
-    stored = {tensor: header for file in weights for tensor, header in stored_tensors(file).items()}
+    stored = {tensor: header for file in weights for tensor, header in header_tensors(file).items()}
     check_model(manifest.config, stored, workload, name)

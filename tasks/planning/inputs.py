@@ -22,7 +22,7 @@ from configs.inputs.prompts import read_prompts
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
-from configs.spec.experiments import CompressionPasses, Correctness, Load, Optimization, Sweep
+from configs.spec.experiments import CompressionPasses, Correctness, Optimization, ServerLoad, Sweep
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from tasks.models.dataset import HUB_PREFIX, write_dataset
@@ -252,9 +252,9 @@ def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
         if isinstance(experiment, Optimization):
             for variant, overrides in experiment.variants.items():
                 yield from _inputs_of(overrides, f"{where}.variants.{variant}")
-        if isinstance(experiment, Load):
+        if isinstance(experiment, ServerLoad):
             yield from _inputs_of(experiment.asked, where)
-        if isinstance(experiment, Sweep | Load):
+        if isinstance(experiment, Sweep | ServerLoad):
             for field, values in experiment.over.items():
                 for value in values:
                     yield from _inputs_of({field: value}, f"{where}.over")

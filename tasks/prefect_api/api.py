@@ -37,11 +37,11 @@ def why_unavailable() -> str | None:
         with quick_client(retries=0) as client:
             client.read_flows(limit=1)
     except Exception as error:  # whatever answers there need not be an API
-        return one_line(error)
+        return api_error_text(error)
     return None
 
 
-def one_line(error: Exception, max_characters: int = 200) -> str:
+def api_error_text(error: Exception, max_characters: int = 200) -> str:
     """What an error of the API says, without secrets and hints of libraries."""
     text = redacted(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))
     return text if len(text) <= max_characters else f"{text[: max_characters - 3]}..."
@@ -68,7 +68,7 @@ def tag_run(flow_run_id: UUID | None, plan: Plan) -> None:
             tags |= set(client.read_flow_run(flow_run_id).tags)
             client.update_flow_run(flow_run_id, tags=sorted(tags))
     except httpx.HTTPError as error:
-        run_logger().warning("run not tagged: %s", one_line(error))
+        run_logger().warning("run not tagged: %s", api_error_text(error))
 
 
 def end_lost_run(flow_run_id: UUID) -> bool:

@@ -17,7 +17,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.states import Running
 
 from tasks.campaign.progress import RunProgress
-from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.api import api_error_text, quick_client
 
 _POLL_SECONDS = 1.5
 _ARTIFACT_SECONDS = 5.0
@@ -78,7 +78,7 @@ class ApiWatcher:
                     self._watch_with(client)
             except Exception as error:
                 # An API that is away must not end a measurement; the next look may reach it.
-                logging.getLogger(__name__).debug("Prefect API did not respond: %s", one_line(error))
+                logging.getLogger(__name__).debug("Prefect API did not respond: %s", api_error_text(error))
                 answered = time.monotonic() - began > LONGEST_PAUSE_SECONDS
                 pause = _POLL_SECONDS if answered else min(2 * pause, LONGEST_PAUSE_SECONDS)
                 self._stop.wait(pause)

@@ -19,7 +19,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 
-from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.api import api_error_text, quick_client
 
 ENVIRONMENT_VARIABLE = "rankwise_environment"
 CREDENTIALS_BLOCK = "rankwise-credentials"
@@ -35,7 +35,7 @@ def api_environment() -> Iterator[None]:
         with quick_client() as client:
             found = _variable(client) | _secret(client)
     except httpx.HTTPError as error:
-        get_run_logger().warning("settings and credentials of the Prefect API not read: %s", one_line(error))
+        get_run_logger().warning("settings and credentials of the Prefect API not read: %s", api_error_text(error))
         found = {}
     added = {name: value for name, value in found.items() if name not in os.environ}
     os.environ.update(added)

@@ -24,7 +24,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 
-from tasks.prefect_api.api import one_line, quick_client
+from tasks.prefect_api.api import api_error_text, quick_client
 from tasks.prefect_api.stages import run_logger
 
 _PAGE = 200
@@ -80,7 +80,7 @@ def cancel_missed(flow_run_id: UUID | None) -> str | None:
                     client.set_flow_run_state(identifier, Cancelled(message=message), force=True)
             return message if mine < newest else None
     except (ObjectNotFound, httpx.HTTPError) as error:
-        run_logger().warning("missed runs of the schedule not looked for: %s", one_line(error))
+        run_logger().warning("missed runs of the schedule not looked for: %s", api_error_text(error))
         return None
 
 

@@ -26,7 +26,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
-from tasks.campaign.graph import Done
+from tasks.campaign.graph import StageEnd
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -56,12 +56,12 @@ class Stage(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         return self.after()(*args, **kwargs)[0]
 
-    def after(self, *upstream: Done) -> Callable[_P, tuple[_R, Done]]:
+    def after(self, *upstream: StageEnd) -> Callable[_P, tuple[_R, StageEnd]]:
         """The stage with edges from others that have ended; a call returns the result, and that it is done."""
 
-        def call(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_R, Done]:
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_R, StageEnd]:
             if not in_flow_run():
-                return _retried(lambda: self._function(*args, **kwargs), self._retry_on), Done()
+                return _retried(lambda: self._function(*args, **kwargs), self._retry_on), StageEnd()
             edges = [done.state for done in upstream if done.state is not None]
             ids: list[UUID] = []
             token = _TASK_RUN.set(ids)
@@ -69,7 +69,7 @@ class Stage(Generic[_P, _R]):
                 result = cast(_R, cast(Any, self._as_task)(*args, **kwargs, wait_for=edges or None))
             finally:
                 _TASK_RUN.reset(token)
-            return result, Done(_completed(ids[-1]) if ids else None)
+            return result, StageEnd(_completed(ids[-1]) if ids else None)
 
         return call
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from configs.common.secrets import redacted
 from tasks.providers.leases import (
     SETTLED_SECONDS,
-    Ledger,
+    RentalLedger,
     is_dead,
     open_ledger,
     unsettled_seconds,
@@ -52,7 +52,7 @@ class Teardown:
 
 
 def give_back(
-    provider: Provider, run: str, regions: Sequence[str], ledger: Ledger, say: Say, patience: Teardown
+    provider: Provider, run: str, regions: Sequence[str], ledger: RentalLedger, say: Say, patience: Teardown
 ) -> list[Resource]:
     """Remove everything that bears the run's tag in these regions; returns what was removed.
 
@@ -106,7 +106,7 @@ def _remove_once(
     return left, problems, hopeless
 
 
-def _made_and_not_given_back(provider: Provider, ledger: Ledger) -> list[str]:
+def _made_and_not_given_back(provider: Provider, ledger: RentalLedger) -> list[str]:
     """Return the machines that the ledger knows, where the provider cannot be asked for what is there."""
     named: list[str] = []
     for entry in ledger.entries:
@@ -117,15 +117,15 @@ def _made_and_not_given_back(provider: Provider, ledger: Ledger) -> list[str]:
     return named
 
 
-def regions_of(ledger: Ledger) -> list[str]:
+def regions_of(ledger: RentalLedger) -> list[str]:
     """Return every region in which the run may have made something."""
     named = [entry.get("region") for entry in ledger.entries if entry["event"] in ("prepare", "create")]
     return list(dict.fromkeys(region for region in named if isinstance(region, str)))
 
 
 @dataclass
-class Sweep:
-    """What `reap` found: to be removed, kept with the reason, removed, and what it could not do."""
+class ReapResult:
+    """What `remove_expired` found: to be removed, kept with the reason, removed, and what it could not do."""
 
     doomed: list[tuple[Resource, str]] = field(default_factory=list)
     kept: list[tuple[Resource, str]] = field(default_factory=list)
@@ -159,12 +159,12 @@ def find_everything(providers: Iterable[Provider]) -> tuple[list[Resource], list
     return found, problems
 
 
-def reap(
+def remove_expired(
     providers: Sequence[Provider], rented: Path, everything: bool, dry_run: bool, say: Say, patience: Teardown
-) -> Sweep:
+) -> ReapResult:
     """Remove what has expired or whose run has died; with `everything` all that bears our tags."""
     found, problems = find_everything(providers)
-    sweep = Sweep(problems=problems)
+    sweep = ReapResult(problems=problems)
     for resource in found:
         reason = why_doomed(resource, rented, everything, time.time())
         (sweep.kept if reason is None else sweep.doomed).append((resource, reason or _why_kept(resource)))

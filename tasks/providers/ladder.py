@@ -10,8 +10,9 @@ Pure functions; `tasks.providers.renting` makes the calls.
 from collections.abc import Mapping, Sequence
 
 from configs.hardware.prices import target_prices
+from configs.targets.rented import MarketName
 from configs.targets.target import LocalTarget
-from tasks.providers.rental import Market, Problem, RentalRequest, Rung
+from tasks.providers.rental import Problem, RentalRequest, Rung
 
 
 def ladder(request: RentalRequest, zones: Mapping[str, Sequence[str]]) -> list[Rung]:
@@ -30,7 +31,7 @@ def ladder(request: RentalRequest, zones: Mapping[str, Sequence[str]]) -> list[R
     return rungs
 
 
-def node_price(request: RentalRequest, region: str, market: Market) -> float | None:
+def node_price(request: RentalRequest, region: str, market: MarketName) -> float | None:
     """Return dollars an hour of one node, from the catalog; None: unknown.
 
     A spot price that the catalog lacks is bounded by the price on demand, which all three clouds charge at most.

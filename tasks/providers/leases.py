@@ -20,7 +20,7 @@ from typing import Any
 
 from configs.common.base import utc_now
 from configs.common.files.reading import open_regular, read_bytes, read_model
-from tasks.providers.rental import Lease, Rung
+from tasks.providers.rental import RentalLease, Rung
 
 _USER_LOCK = "in_use.lock"
 """Held by the run of a study while it uses the nodes; those of `rankwise nodes up` have none."""
@@ -30,7 +30,7 @@ SETTLED_SECONDS = 60.0
 """After this long an unanswered create call has either left a resource with tags or done nothing."""
 
 
-class Ledger:
+class RentalLedger:
     """An open ledger. `entries` are its lines, those of earlier processes first."""
 
     def __init__(self, path: Path, handle: int) -> None:
@@ -47,7 +47,7 @@ class Ledger:
 
 
 @contextmanager
-def open_ledger(folder: Path) -> Iterator[Ledger]:
+def open_ledger(folder: Path) -> Iterator[RentalLedger]:
     """Open the ledger of a run's folder for writing. Raises ValueError while another process holds it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "ledger.jsonl"
@@ -60,7 +60,7 @@ def open_ledger(folder: Path) -> Iterator[Ledger]:
         if path.stat().st_size:
             os.write(handle, b"\n")  # a crash may have cut the last line; an empty one is skipped
         _flush_folder(folder)
-        yield Ledger(path, handle)
+        yield RentalLedger(path, handle)
     finally:
         os.close(handle)
 
@@ -95,9 +95,9 @@ def token_of(run: str, attempt: int, rung: Rung) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{run}/{attempt}/{rung.region}/{rung.zone}/{rung.market}"))
 
 
-def read_lease(folder: Path) -> Lease:
+def read_lease(folder: Path) -> RentalLease:
     """Read the lease of a run's folder. Raises ValueError, FileNotFoundError."""
-    return read_model(folder / "lease.json", Lease)
+    return read_model(folder / "lease.json", RentalLease)
 
 
 def unsettled_seconds(entries: list[dict[str, Any]], now: float, settle: float = SETTLED_SECONDS) -> float:

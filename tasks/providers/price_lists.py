@@ -29,7 +29,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
 from configs.common.base import write_atomically
-from configs.hardware.price_file import Provider
+from configs.hardware.price_file import PricedProvider
 from configs.hardware.prices import CATALOG_COLUMNS, Market, Offer, Price, read_catalog
 
 AZURE_API = "https://prices.azure.com/api/retail/prices"
@@ -66,7 +66,7 @@ class _Quote:
 
 
 def refresh_prices(
-    provider: Provider,
+    provider: PricedProvider,
     path: Path,
     regions: Sequence[str],
     instances: Collection[str],

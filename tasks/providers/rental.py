@@ -5,7 +5,7 @@
     nodes = provider.create(lease, rung, token)          # all nodes or ProviderError
     provider.tagged(provider.regions())                  # everything in the account that Rankwise made
 
-Every resource carries the tags of its lease (`Lease.tags`). They alone are enough to find and remove it.
+Every resource carries the tags of its lease (`RentalLease.tags`). They alone are enough to find and remove it.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from configs.common.base import Frozen
 from configs.hardware.node_names import Cloud
+from configs.targets.rented import MarketName
 
-Market = Literal["on_demand", "spot"]
 ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "network", "placement", "key", "group"]
 Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable"]
 
@@ -55,8 +55,8 @@ class RentalRequest(Frozen):
     nodes: PositiveInt = 1
     regions: tuple[str, ...] = Field(min_length=1)
     zones: tuple[str, ...] = Field((), description="tried in this order; none: all that offer the instance")
-    market: Market = "on_demand"
-    fall_back: Market | None = None
+    market: MarketName = "on_demand"
+    fall_back: MarketName | None = None
     image: str | None = Field(None, description="id or name; none: the vendor's deep learning image")
     disk_gb: PositiveInt = 100
     placement: bool | None = Field(None, description="close together; none: where there are several nodes")
@@ -83,7 +83,7 @@ class RentalRequest(Frozen):
         return self.nodes > 1 if self.placement is None else self.placement
 
 
-class Lease(Frozen):
+class RentalLease(Frozen):
     """One rental: what was asked for, on whose behalf, and until when."""
 
     study: str
@@ -113,7 +113,7 @@ class Rung(Frozen):
 
     region: str
     zone: str | None = None
-    market: Market = "on_demand"
+    market: MarketName = "on_demand"
     usd_per_hour: PositiveFloat | None = None
 
     @property
@@ -131,7 +131,7 @@ class Node(Frozen):
     state: Literal["pending", "running", "stopping", "gone"]
     private_address: str | None = None
     public_address: str | None = None
-    market: Market = "on_demand"
+    market: MarketName = "on_demand"
 
 
 class Resource(Frozen):
@@ -172,11 +172,11 @@ class Provider(Protocol):
         """Return the zones of a region that offer the instance."""
         ...
 
-    def prepare(self, lease: Lease, region: str) -> None:
+    def prepare(self, lease: RentalLease, region: str) -> None:
         """Make the network rules and the placement group of a region, unless they are there."""
         ...
 
-    def create(self, lease: Lease, user_data: str, rung: Rung, token: str) -> list[Node]:
+    def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
         """Create all nodes or none. The same token returns the same nodes."""
         ...
 

@@ -19,10 +19,10 @@ from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
 from tasks.providers.ladder import is_excluded, ladder
-from tasks.providers.leases import Ledger, open_ledger, read_entries, token_of
-from tasks.providers.rental import MAX_HOURS, Lease, Node, Provider, ProviderError, RentalRequest, Rung
+from tasks.providers.leases import RentalLedger, open_ledger, read_entries, token_of
+from tasks.providers.rental import MAX_HOURS, Node, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
-Answer = TypeVar("Answer")
+Returned = TypeVar("Returned")
 _THROTTLED_TRIES, _TRANSIENT_TRIES = 6, 3
 
 
@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Offer:
+class RentalOffer:
     """What will be asked for, in order, and what was left out for its price."""
 
     rungs: list[Rung]
@@ -58,7 +58,7 @@ class Offer:
         return None if None in prices else max((price for price in prices if price is not None), default=None)
 
 
-def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: float | None) -> Offer:
+def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: float | None) -> RentalOffer:
     """Return the rungs within the cap, which is for all nodes together. Raises RentalFailed: there is none.
 
     A region that cannot be asked for its zones keeps its rung without a zone.
@@ -91,7 +91,7 @@ def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: fl
     ]
     if not rungs:
         raise RentalFailed("\n".join([f"{request.provider}/{request.instance}: nothing can be rented", *refused]))
-    return Offer(rungs, refused)
+    return RentalOffer(rungs, refused)
 
 
 def _count(beyond: dict[tuple[str, str, str], int], rung: Rung, reason: str) -> None:
@@ -99,7 +99,9 @@ def _count(beyond: dict[tuple[str, str, str], int], rung: Rung, reason: str) -> 
     beyond[key] = beyond.get(key, 0) + 1
 
 
-def rent(provider: Provider, lease: Lease, offer: Offer, folder: Path, say: Say, limits: Limits) -> list[Node]:
+def rent(
+    provider: Provider, lease: RentalLease, offer: RentalOffer, folder: Path, say: Say, limits: Limits
+) -> list[Node]:
     """Rent all nodes and wait until each answers over SSH. Raises RentalFailed, LeftBehind, ValueError."""
     with open_ledger(folder) as ledger:
         if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept"):
@@ -130,9 +132,9 @@ class _Renting:
     """One climb of the ladder."""
 
     provider: Provider
-    lease: Lease
+    lease: RentalLease
     folder: Path
-    ledger: Ledger
+    ledger: RentalLedger
     say: Say
     limits: Limits
     attempt: int
@@ -185,7 +187,7 @@ class _Renting:
         self.ledger.write("created", token=token, region=rung.region, ids=[node.id for node in nodes])
         return nodes
 
-    def _with_retries(self, call: Callable[[], Answer]) -> Answer:
+    def _with_retries(self, call: Callable[[], Returned]) -> Returned:
         pause = self.limits.first_pause_seconds
         tries = {"throttled": _THROTTLED_TRIES, "transient": _TRANSIENT_TRIES}
         done = 0
@@ -276,7 +278,7 @@ def node_address(node: Node, request: RentalRequest) -> str:
     return address
 
 
-def give_back_run(provider: Provider, lease: Lease, folder: Path, say: Say, patience: Teardown) -> int:
+def give_back_run(provider: Provider, lease: RentalLease, folder: Path, say: Say, patience: Teardown) -> int:
     """Remove everything of a run and its keys; returns how many resources there were. Raises LeftBehind."""
     with open_ledger(folder) as ledger:
         regions = regions_of(ledger) or list(lease.request.regions)
@@ -294,7 +296,11 @@ def nodes_of(folder: Path) -> list[Node]:
 
 
 def extend_run(
-    provider: Provider, lease: Lease, folder: Path, expires_at: int, event: Literal["extended", "kept"] = "extended"
+    provider: Provider,
+    lease: RentalLease,
+    folder: Path,
+    expires_at: int,
+    event: Literal["extended", "kept"] = "extended",
 ) -> int:
     """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it.
 

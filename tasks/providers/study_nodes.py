@@ -31,11 +31,11 @@ from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
 from tasks.providers.leases import in_use, read_entries, read_lease
-from tasks.providers.rental import Lease, Node, Provider, ProviderError, RentalRequest
+from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest
 from tasks.providers.renting import (
     Limits,
-    Offer,
     RentalFailed,
+    RentalOffer,
     extend_run,
     give_back_run,
     node_address,
@@ -73,7 +73,7 @@ def request_of(target: RentedTarget) -> RentalRequest:
     )
 
 
-def offer_of(target: RentedTarget) -> Offer:
+def offer_of(target: RentedTarget) -> RentalOffer:
     """Return what will be asked for, in order, with prices; creates nothing. Raises ValueError, ProviderError."""
     return plan_rental(provider_named(target.kind), request_of(target), target.max_usd_per_hour)
 
@@ -201,7 +201,7 @@ class StudyNodes:
         give_back_run(self._provider, lease, self._folder, self._say, Teardown())
         return []
 
-    def _all_answer(self, lease: Lease, nodes: list[Node]) -> bool:
+    def _all_answer(self, lease: RentalLease, nodes: list[Node]) -> bool:
         user = lease.request.user or self._provider.default_user
         try:
             found = {node.id: node.state for node in self._provider.nodes(lease.run, nodes[0].region)}
@@ -217,7 +217,7 @@ class StudyNodes:
         offer = plan_rental(self._provider, request, self.target.max_usd_per_hour)
         for line in offer.refused:
             self._say(f"left out: {line}")
-        lease = Lease(
+        lease = RentalLease(
             study=label(self._study), run=self.name, owner=owner(), expires_at=self._next_end(), request=request
         )
         wait = 60 * self.target.wait_minutes

@@ -28,7 +28,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.kernels import linear
 from engine.models.llama import Llama
 from engine.parallel.communicator import CommunicationEvent, Communicator, Communicators
@@ -357,7 +357,7 @@ def test_kernels_and_communicators_are_in_the_split_and_in_the_trace(tmp_path: P
     paths.parts.mkdir()
     end = OneOfTwo(0)
 
-    def workload(measurement: Measurement, context: Context) -> Outcome:
+    def workload(measurement: Measurement, context: Context) -> RankResult:
         with context.profiled():
             for _ in range(20):
                 layer(torch.ones(1, 64))
@@ -367,7 +367,7 @@ def test_kernels_and_communicators_are_in_the_split_and_in_the_trace(tmp_path: P
             end.tell("all_reduce", began, time.perf_counter(), 4096)
         with context.profiled():  # only the first counts
             time.sleep(0.05)
-        return Outcome({"passes": 1}, {"pass_seconds": np.ones(1)})
+        return RankResult({"passes": 1}, {"pass_seconds": np.ones(1)})
 
     measurement = Measurement(cell=Cell(workload=NoopWorkload()), repeat=0, attempt=1)
     job = Job(
@@ -419,7 +419,7 @@ def test_a_workload_without_a_region_is_not_supported(tmp_path: Path) -> None:
     )
     context = Context(job, JobPaths(tmp_path), 0, 1, torch.device("cpu"), None, lambda: None)
     with pytest.raises(NotImplementedError, match="marks nothing to record"):
-        profiled_measurement(measurement, context, lambda measurement, context: Outcome())
+        profiled_measurement(measurement, context, lambda measurement, context: RankResult())
 
 
 # --- the state of a GPU -------------------------------------------------------------------------------------

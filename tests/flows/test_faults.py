@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.server.local import Lease, lease_server
+from flows.server.local import ApiLease, lease_server
 from tests.support.studies import (
     job_count,
     processes_of,
@@ -31,7 +31,7 @@ END_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def api() -> Iterator[Lease]:
+def api() -> Iterator[ApiLease]:
     """One local server for all runs of this file."""
     with lease_server() as lease:
         lease.wait_until_healthy()
@@ -82,7 +82,7 @@ def test_only_failed_measures_what_failed(troubled: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path, api: Lease) -> None:
+def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path, api: ApiLease) -> None:
     experiments = {"grid": {"kind": "sweep", "over": {"seconds": [3.0]}}}
     study = write_study(tmp_path, experiments=experiments, measuring={"repeats": 2})
     run = tmp_path / "runs" / "s"
@@ -134,7 +134,7 @@ def _inside_long_measurement(run: Path) -> bool:
     return False
 
 
-def test_a_run_cancelled_through_the_api_ends(tmp_path: Path, api: Lease) -> None:
+def test_a_run_cancelled_through_the_api_ends(tmp_path: Path, api: ApiLease) -> None:
     study = write_study(tmp_path, name="cancelled-by-api", workload={"kind": "noop", "seconds": 60.0})
     run = tmp_path / "runs" / "cancelled-by-api"
     first = start("run", study, cwd=tmp_path)
@@ -149,14 +149,14 @@ def test_a_run_cancelled_through_the_api_ends(tmp_path: Path, api: Lease) -> Non
     assert status(run)[0]["status"] in ("cancelled", "waiting")
 
 
-def _ask(api: Lease, path: str, body: dict[str, Any] | None = None) -> Any:
+def _ask(api: ApiLease, path: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{api.url}{path}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)
 
 
-def _cancel_through_api(api: Lease, name: str) -> Callable[[], str]:
+def _cancel_through_api(api: ApiLease, name: str) -> Callable[[], str]:
     """Ask for cancellation as the UI does; returns a function that reads the flow run's state."""
     (found,) = _ask(api, "/flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
     place = f"/flow_runs/{found['id']}"

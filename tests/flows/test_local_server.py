@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from configs.common.system.proc import network_namespace
-from flows.server.local import Lease, LocalServerError, lease_server
+from flows.server.local import ApiLease, LocalServerError, lease_server
 from flows.server.process import NICE, LocalServer, is_leased, read_server
 from flows.server.settings import (
     api_named_by_environment,
@@ -97,7 +97,7 @@ def wait_until_gone(process: psutil.Process, folder: Path) -> None:
     assert left is None or not left.alive
 
 
-def server_of(lease: Lease) -> LocalServer:
+def server_of(lease: ApiLease) -> LocalServer:
     assert lease.home is not None
     server = read_server(lease.home)
     assert server is not None
@@ -285,7 +285,7 @@ def test_a_server_that_was_killed_is_told_and_replaced_by_the_next_run(data: Pat
         assert begin_again(lease) != server.pid
 
 
-def begin_again(lease: Lease) -> int:
+def begin_again(lease: ApiLease) -> int:
     with lease_server() as second:
         assert second.home == lease.home
         return server_of(second).pid

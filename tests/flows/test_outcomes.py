@@ -11,7 +11,7 @@ from configs.common.execution import Layout
 from configs.plans.job import Job, JobEnd, Launcher, Measurement, Submission
 from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedExperiment, Point
+from configs.plans.plan import CellPoint, Plan, PlannedExperiment
 from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
@@ -49,7 +49,7 @@ def cells(*nodes: int) -> list[Cell]:
 
 
 def session_of(tmp_path: Path, asked: Sequence[Cell], **target: Any) -> Session:
-    points = tuple(Point(cell=cell.key, values={"label": "x"}, label="x") for cell in asked)
+    points = tuple(CellPoint(cell=cell.key, values={"label": "x"}, label="x") for cell in asked)
     plan = Plan(
         study="s",
         models=(),

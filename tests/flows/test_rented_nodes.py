@@ -15,7 +15,7 @@ import pytest
 from configs.plans.paths import RunPaths
 from configs.plans.rentals import Rentals
 from configs.records.record import Record, Status, read_record
-from flows.server.local import Lease, lease_server
+from flows.server.local import ApiLease, lease_server
 from tests.support.clouds import hosts
 from tests.support.clouds.aws import FakeAws
 from tests.support.clouds.azure import FakeAzure
@@ -32,7 +32,7 @@ GANG = {"pair": {"kind": "sweep", "over": {"label": ["a", "b"]}, "base": {"dp": 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def api() -> Iterator[Lease]:
+def api() -> Iterator[ApiLease]:
     """One local server for all runs of this file."""
     with lease_server() as lease:
         lease.wait_until_healthy()

@@ -12,7 +12,7 @@ from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from flows.cli.main import app
 from reports import json_form
-from reports.json_form import ANSWERS_VERSION, Answers, run_answers
+from reports.json_form import ANSWERS_VERSION, OpeningAnswers, run_answers
 from reports.reading.load import load_run
 from tests.support.run_folders.priced_runs import LARGE, cell, make_plan, strong, write_measurements, write_record
 from tests.support.run_folders.priced_runs import write_run as write_priced
@@ -56,7 +56,7 @@ def test_the_command_prints_it_and_writes_nothing(run: RunPaths) -> None:
     done = CliRunner().invoke(app, ["report", str(run.folder), "--format", "json"])
     assert done.exit_code == 3, "a cell has no figure"
     told = json.loads(done.stdout)
-    assert told["version"] == ANSWERS_VERSION and Answers.model_validate(told) == run_answers(load_run(run))
+    assert told["version"] == ANSWERS_VERSION and OpeningAnswers.model_validate(told) == run_answers(load_run(run))
     assert sorted(run.folder.rglob("*")) == before
 
 

@@ -10,7 +10,7 @@ from configs.common.execution import Layout, Strategy
 from configs.hardware.catalog import instance
 from configs.hardware.hardware import Accelerator, Link, Machine
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Candidate, Plan, PlannedExperiment, PlannedForecast, Point
+from configs.plans.plan import CellPoint, ConsideredLayout, Plan, PlannedExperiment, PlannedForecast
 from configs.plans.prediction import Prediction
 from configs.records.record import Status
 from configs.spec.cell import Cell
@@ -146,15 +146,17 @@ def layout_run(folder: Path, rates: Sequence[float | None], ranked: Sequence[flo
     cells = [cell(dp=dp, batch_size=8 // dp) for dp in (4, 2, 1)]
     labels = ["dp=4", "dp=2", "1 rank"]
     candidates = [
-        Candidate(label="tp=4", layout=Layout(tp=4), prediction=said(900), reason="tp is not measured"),
+        ConsideredLayout(label="tp=4", layout=Layout(tp=4), prediction=said(900), reason="tp is not measured"),
         *(
-            Candidate(label=label, layout=item.layout, prediction=said(rate), cell=item.key)
+            ConsideredLayout(label=label, layout=item.layout, prediction=said(rate), cell=item.key)
             for label, item, rate in zip(labels, cells, ranked, strict=True)
         ),
-        Candidate(label="pp=4", layout=Layout(pp=4), prediction=said(999, fits=False), reason="does not fit: 3 GiB"),
+        ConsideredLayout(
+            label="pp=4", layout=Layout(pp=4), prediction=said(999, fits=False), reason="does not fit: 3 GiB"
+        ),
     ]
     points = tuple(
-        Point(cell=item.key, values={"layout": label}, label=label, baseline=label == labels[0])
+        CellPoint(cell=item.key, values={"layout": label}, label=label, baseline=label == labels[0])
         for label, item in zip(labels, cells, strict=True)
     )
     experiment = PlannedExperiment(

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from configs.records.record import Record, read_record
-from flows.server.local import Lease, lease_server
+from flows.server.local import ApiLease, lease_server
 from tests.support.ssh_hosts import SshTestHosts, ssh_hosts
 from tests.support.studies import job_count, rankwise, start, status, under_measurement, wait_until, write_study
 
@@ -24,7 +24,7 @@ GANG = {"pair": {"kind": "sweep", "over": {"label": ["a"]}, "base": {"dp": 2, "i
 
 
 @pytest.fixture(scope="module", autouse=True)
-def api() -> Iterator[Lease]:
+def api() -> Iterator[ApiLease]:
     """One local server for all runs of this file."""
     with lease_server() as lease:
         lease.wait_until_healthy()

@@ -7,7 +7,7 @@ import numpy as np
 from configs.common.arrays import Floats
 from configs.load.arrivals import PoissonArrivals
 from configs.load.job import Contents, Endpoint, LoadJob
-from configs.load.samples import REQUEST_COLUMNS, Finish, LoadFacts, Outcome
+from configs.load.samples import REQUEST_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from reports.load.samples import LoadRun, in_order
 
 
@@ -40,8 +40,8 @@ def made_run(
         "chunks": np.full(count, float(tokens)),
         "conversation": np.arange(count, dtype=np.float64),
         "turn": np.zeros(count),
-        "outcome": np.full(count, float(Outcome.COMPLETED)),
-        "finish": np.full(count, float(Finish.LENGTH)),
+        "outcome": np.full(count, float(RequestOutcome.COMPLETED)),
+        "finish": np.full(count, float(FinishCode.LENGTH)),
     }
     whole |= {name: np.broadcast_to(np.asarray(value, dtype=np.float64), (count,)) for name, value in columns.items()}
     seconds = float(duration if duration is not None else due[-1])
@@ -51,7 +51,7 @@ def made_run(
         contents=contents or Contents(),
         duration_seconds=seconds,
     )
-    failed = {"HTTP 503: busy": int((whole["outcome"] != Outcome.COMPLETED).sum())}
+    failed = {"HTTP 503: busy": int((whole["outcome"] != RequestOutcome.COMPLETED).sum())}
     facts = LoadFacts(
         job=job,
         started_at="2026-01-01T00:00:00+00:00",

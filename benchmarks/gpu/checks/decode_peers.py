@@ -17,7 +17,7 @@ from engine.parallel.communicator import Communicator
 from engine.peers.compiled import static_cache
 from engine.peers.decoding import generate_decoder
 from engine.prompts.decoded import Decode
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 _WARM_UP_TOKENS = 4
 
@@ -62,7 +62,7 @@ def _peer(bench: Bench, model: Any, mode: str, batch: int, prompt: int, new_toke
 
 
 @torch.inference_mode()
-def _report(bench: Bench, name: str, decode: Decode, prompts: Batch) -> float:
+def _report(bench: Bench, name: str, decode: Decode, prompts: PromptBatch) -> float:
     """Report the milliseconds of each token after the first few; return their median."""
     decode(prompts)  # records, compiles
     gaps: list[float] = []
@@ -72,10 +72,10 @@ def _report(bench: Bench, name: str, decode: Decode, prompts: Batch) -> float:
     return bench.figure(f"{name}: a token", [gap * 1e3 for gap in gaps], "ms")
 
 
-def _prompts(bench: Bench, config: dict[str, Any], batch: int, length: int) -> Batch:
+def _prompts(bench: Bench, config: dict[str, Any], batch: int, length: int) -> PromptBatch:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, config["vocab_size"], (batch, length), generator=generator)
-    return Batch(tokens.to(bench.device), None)
+    return PromptBatch(tokens.to(bench.device), None)
 
 
 def _model(bench: Bench, config: dict[str, Any]) -> Any:

@@ -47,7 +47,7 @@ class StoredTensor:
         return self.dtype in _WIDE
 
 
-def stored_tensors(path: Path) -> dict[str, StoredTensor]:
+def header_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file by name, in file order.
 
     Raises OSError, and ValueError naming the file for one that is damaged or truncated.

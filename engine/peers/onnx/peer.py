@@ -29,7 +29,7 @@ from engine.models.weights import check_kind, required_manifest
 from engine.peers.loading import model_parameters, work_kind
 from engine.peers.work import LoadedWork
 from engine.prompts.decoded import Decode
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 OPTIMIZATION = "all"
 _KEPT = "onnx"
@@ -78,7 +78,7 @@ class OnnxWork:
         """Return our greedy loop over the graphs."""
         return lambda batch: self._model.decode(batch, new_tokens)
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: PromptBatch) -> Tensor:
         """Return states from one run of the encoder's graph."""
         states: Tensor = self._model.states(batch)
         return states

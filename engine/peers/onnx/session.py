@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.correctness.answers import Consume
 from engine.peers.onnx.graphs import GraphOptimization
 from engine.prompts.decoded import Decoded
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 
 _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -91,12 +91,12 @@ class OnnxDecoder:
         self._encoder = None if start_token is None else Graph(folder / "encoder.onnx", threads, optimization)
         self._start_token = start_token
 
-    def decode(self, batch: Batch, new_tokens: int) -> list[Decoded]:
+    def decode(self, batch: PromptBatch, new_tokens: int) -> list[Decoded]:
         """Decode a batch of prompts, or of sources, greedily; the clock starts here."""
         began = time.perf_counter()
         stamps, tokens = np.empty(new_tokens), np.empty((len(batch.tokens), new_tokens), dtype=np.int64)
         if self._start_token is not None:
-            batch = Batch(torch.full((len(batch.tokens), 1), self._start_token), None, batch)
+            batch = PromptBatch(torch.full((len(batch.tokens), 1), self._start_token), None, batch)
         cache = self._begin(batch)
         fed = batch.tokens.numpy()
         for place in range(new_tokens):
@@ -106,11 +106,11 @@ class OnnxDecoder:
             fed = tokens[:, place : place + 1]
         return [Decoded(began, stamps, torch.from_numpy(tokens))]
 
-    def prefill(self, batch: Batch, consume: Consume) -> None:
+    def prefill(self, batch: PromptBatch, consume: Consume) -> None:
         """Compute logits of all columns, by one prefill of the batch."""
         _give(self._feed(self._begin(batch), batch.tokens.numpy(), slice(None)), 0, consume)
 
-    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+    def cached(self, batch: PromptBatch, steps: int, consume: Consume) -> None:
         """Compute logits of the last `steps` columns: the others are prefilled, then one token a call."""
         tokens, cache = batch.tokens.numpy(), self._begin(batch)
         first = tokens.shape[1] - steps
@@ -118,7 +118,7 @@ class OnnxDecoder:
         for column in range(first, tokens.shape[1]):
             _give(self._feed(cache, tokens[:, column : column + 1], slice(None)), column, consume)
 
-    def _begin(self, batch: Batch) -> Cache:
+    def _begin(self, batch: PromptBatch) -> Cache:
         rows = len(batch.tokens)
         padding = np.zeros(rows, dtype=np.int64) if batch.padding is None else batch.padding.numpy()
         source: dict[str, OrtValue] = {}
@@ -153,7 +153,7 @@ class OnnxEncoder:
     def __init__(self, folder: Path, threads: int, optimization: GraphOptimization = "all") -> None:
         self._graph = Graph(folder / "encoder.onnx", threads, optimization)
 
-    def states(self, batch: Batch) -> Tensor:
+    def states(self, batch: PromptBatch) -> Tensor:
         """Return last hidden states [rows, length, width]; undefined at padding."""
         real = batch.real.long()
         given = {

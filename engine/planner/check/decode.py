@@ -21,7 +21,7 @@ from configs.common.execution import Layout
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number, within
+from engine.planner.check.rows import PublishedRow, RowPrediction, factor_interval, measured_figure, positive_integer
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.timing.inference import generation_time
 
@@ -78,7 +78,7 @@ def _predicted(row: PublishedRow, scales: Sequence[_Scale]) -> RowPrediction:
         own = sum(scale.point.model == point.model and scale.point.gpu == point.gpu for scale in scales)
         factor = _SCALED_FACTOR if own else UNFITTED_FACTOR
         support = f"{own} measured points of this model and GPU" if own else "hardware constants alone"
-        return RowPrediction(rate, interval=within(rate, factor), support=support)
+        return RowPrediction(rate, interval=factor_interval(rate, factor), support=support)
     except ValueError as error:
         return RowPrediction(None, str(error))
 
@@ -122,7 +122,7 @@ def _scale_of(point: _Point, scales: Sequence[_Scale]) -> float:
 def _point(row: PublishedRow) -> _Point:
     """Raises ValueError for a model, GPU, dtype or number that is not known."""
     weights, group = number_format(row["dtype"])
-    gpus = whole_number(row, "num_gpus")
+    gpus = positive_integer(row, "num_gpus")
     if gpus > _NODE_GPUS:
         raise ValueError(
             f"num_gpus: {gpus} are more than the {_NODE_GPUS} of a node, and no link between nodes is given"
@@ -133,8 +133,8 @@ def _point(row: PublishedRow) -> _Point:
         architecture=find_model(row["model"]),
         machine=Machine(name=device.name, accelerator=device, accelerators=_NODE_GPUS),
         layout=Layout(tp=gpus),
-        batch=whole_number(row, "batch_size"),
-        prompt_tokens=whole_number(row, "prompt_tokens"),
+        batch=positive_integer(row, "batch_size"),
+        prompt_tokens=positive_integer(row, "prompt_tokens"),
         new_tokens=_NEW_TOKENS,
         weights=weights,
         compute=compute,

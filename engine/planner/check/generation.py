@@ -17,12 +17,12 @@ from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
 from engine.planner.check.decode import number_format
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
-from engine.planner.engines.calibrated import Calibrated, Forecast, calibrate
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.engines.calibrated import BatchForecast, CalibratedEngines, fit_engines
 from engine.planner.engines.constants import engine_name
-from engine.planner.engines.point import Point
+from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.saved import shipped
-from engine.planner.engines.work import Work
+from engine.planner.engines.work import PhaseWork
 
 MEASURED, LATENCY = "tokens_per_second", "latency_seconds"
 _NODE_GPUS = 8
@@ -34,7 +34,7 @@ def complete(row: PublishedRow) -> PublishedRow:
     if row.get(MEASURED) or latency is None:
         return row
     try:
-        numbers = [whole_number(row, name) for name in ("batch_size", "prompt_tokens", "new_tokens")]
+        numbers = [positive_integer(row, name) for name in ("batch_size", "prompt_tokens", "new_tokens")]
     except ValueError:
         return row
     return row | {MEASURED: repr(numbers[0] * (numbers[1] + numbers[2]) / latency)}
@@ -44,7 +44,7 @@ def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[R
     """One prediction a row; None with a reason for what is not known."""
     calibrated = calibrated_on(fit) if fit else shipped()
     found: list[RowPrediction | None] = []
-    points: list[Point] = []
+    points: list[BatchPoint] = []
     for row in rows:
         try:
             points.append(checked_point(row))
@@ -55,13 +55,13 @@ def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[R
     return [one if one is not None else _rate(*next(forecasts)) for one in found]
 
 
-def calibrated_on(fit: Sequence[PublishedRow]) -> Calibrated:
+def calibrated_on(fit: Sequence[PublishedRow]) -> CalibratedEngines:
     """What measured rows teach; rows with unknown values are left out."""
     points, measured = measured_points(fit)
-    return calibrate(points, measured)
+    return fit_engines(points, measured)
 
 
-def measured_points(rows: Sequence[PublishedRow]) -> tuple[list[Point], Floats]:
+def measured_points(rows: Sequence[PublishedRow]) -> tuple[list[BatchPoint], Floats]:
     """Return the points of rows that were measured, and their seconds."""
     points, measured = [], []
     for row in rows:
@@ -77,9 +77,9 @@ def measured_points(rows: Sequence[PublishedRow]) -> tuple[list[Point], Floats]:
     return points, np.array(measured, dtype=np.float64)
 
 
-def checked_point(row: PublishedRow) -> Point:
+def checked_point(row: PublishedRow) -> BatchPoint:
     """What a row describes. Raises ValueError naming the column that is not known, or why it does not fit."""
-    gpus = whole_number(row, "num_gpus")
+    gpus = positive_integer(row, "num_gpus")
     if gpus > _NODE_GPUS:
         raise ValueError(f"num_gpus: {gpus} are more than the {_NODE_GPUS} of a node; tensor parallelism stays in one")
     device = accelerator(row["gpu"])
@@ -89,21 +89,21 @@ def checked_point(row: PublishedRow) -> Point:
         raise ValueError(f"model: {row['model']} is not a decoder")
     if gpus > architecture.heads:
         raise ValueError(f"num_gpus: {gpus} ranks cannot share the {architecture.heads} heads of {row['model']}")
-    point = Point(
+    point = BatchPoint(
         engine=engine_name(row["framework"]),
         architecture=architecture,
         machine=Machine(name=device.name, accelerator=device, accelerators=_NODE_GPUS),
         tp=Layout(tp=gpus).tp,
-        batch=whole_number(row, "batch_size"),
-        prompt_tokens=whole_number(row, "prompt_tokens"),
-        new_tokens=whole_number(row, "new_tokens"),
+        batch=positive_integer(row, "batch_size"),
+        prompt_tokens=positive_integer(row, "prompt_tokens"),
+        new_tokens=positive_integer(row, "new_tokens"),
         weights=weights,
     )
-    Work.of([point])  # it fits, and its links are known
+    PhaseWork.of([point])  # it fits, and its links are known
     return point
 
 
-def _rate(point: Point, forecast: Forecast) -> RowPrediction:
+def _rate(point: BatchPoint, forecast: BatchForecast) -> RowPrediction:
     rate = point.tokens / forecast.seconds
     interval = (point.tokens / forecast.high, point.tokens / forecast.low)
     return RowPrediction(rate, interval=interval, support=forecast.support)

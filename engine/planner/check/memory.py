@@ -19,7 +19,7 @@ from functools import lru_cache
 from configs.common.execution import Layout
 from configs.hardware.hardware import Accelerator, Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, whole_number, within
+from engine.planner.check.rows import PublishedRow, RowPrediction, factor_interval, positive_integer
 from engine.planner.memory.framework import Framework
 from engine.planner.memory.training import training_memory
 from engine.planner.setup import Checkpointing, Precision, TrainingSetup
@@ -109,12 +109,12 @@ def _predict(row: PublishedRow) -> RowPrediction:
     except (ValueError, KeyError) as error:
         return RowPrediction(None, str(error).strip("'\""))
     peak = training_memory(setup, framework).total / _GIB
-    return RowPrediction(peak, interval=within(peak, _FACTOR), support="formulas alone; none is fitted")
+    return RowPrediction(peak, interval=factor_interval(peak, _FACTOR), support="formulas alone; none is fitted")
 
 
 def setup_of(row: PublishedRow) -> tuple[TrainingSetup, Framework]:
     """What a row trained. Raises ValueError naming the column that cannot be read."""
-    numbers = {name: whole_number(row, name) for name in ("num_gpus", "local_batch_size", "sequence_length")}
+    numbers = {name: positive_integer(row, name) for name in ("num_gpus", "local_batch_size", "sequence_length")}
     axes = degrees(row["parallelism"], numbers["num_gpus"])
     checkpointing = (row.get("activation_checkpointing") or "").strip().lower()
     if checkpointing not in _CHECKPOINTING:

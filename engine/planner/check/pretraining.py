@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
-from engine.planner.fitting.few import Fitted, fit
-from engine.planner.timing.pretraining import MODEL, Run
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.fitting.few import FewFit, fit_few
+from engine.planner.timing.pretraining import PRETRAINING, Run
 
 MEASURED = "tokens_per_second_per_gpu"
 _PRECISIONS = {
@@ -30,7 +30,7 @@ def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> l
     return [_predicted(row, fitted) for row in rows]
 
 
-def fitted_on(rows: Sequence[PublishedRow]) -> Fitted[Run]:
+def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[Run]:
     """What measured rows teach; rows with unknown values are left out."""
     known, measured = [], []
     for row in rows:
@@ -42,15 +42,15 @@ def fitted_on(rows: Sequence[PublishedRow]) -> Fitted[Run]:
         if figure is not None:
             known.append(run)
             measured.append(figure)
-    return fit(MODEL, known, measured)
+    return fit_few(PRETRAINING, known, measured)
 
 
 def run_of(row: PublishedRow) -> Run:
     """What a row trained. Raises ValueError naming the column that is not known or does not agree with the others."""
     numbers = {
-        name: whole_number(row, name) for name in ("num_gpus", "sequence_length", "micro_batch_size", "tp", "pp")
+        name: positive_integer(row, name) for name in ("num_gpus", "sequence_length", "micro_batch_size", "tp", "pp")
     }
-    degrees = {name: whole_number(row, name) if (row.get(name) or "").strip() else 1 for name in ("cp", "vp", "ep")}
+    degrees = {name: positive_integer(row, name) if (row.get(name) or "").strip() else 1 for name in ("cp", "vp", "ep")}
     precision = _PRECISIONS.get(row["precision"].strip().lower())
     if precision is None:
         raise ValueError(f"precision: {row['precision']!r} is not known; use one of: {', '.join(_PRECISIONS)}")
@@ -82,13 +82,13 @@ def run_of(row: PublishedRow) -> Run:
 def _micro_batches(row: PublishedRow, sequences: int) -> float:
     """Return those of the global batch; else the stated accumulation, else many."""
     if (row.get("global_batch_size") or "").strip():
-        return max(1.0, whole_number(row, "global_batch_size") / sequences)
+        return max(1.0, positive_integer(row, "global_batch_size") / sequences)
     if (row.get("gradient_accumulation_steps") or "").strip():
-        return float(whole_number(row, "gradient_accumulation_steps"))
+        return float(positive_integer(row, "gradient_accumulation_steps"))
     return 1.0
 
 
-def _predicted(row: PublishedRow, fitted: Fitted[Run]) -> RowPrediction:
+def _predicted(row: PublishedRow, fitted: FewFit[Run]) -> RowPrediction:
     try:
         value, low, high = fitted.predict(run_of(row))
     except ValueError as error:

@@ -58,7 +58,7 @@ class Checked:
         return float(np.percentile(self.errors, percent)) if self.errors else None
 
 
-def whole_number(row: PublishedRow, column: str) -> int:
+def positive_integer(row: PublishedRow, column: str) -> int:
     """At least 1; `8.0` is one too. Raises ValueError that names the column."""
     text = (row.get(column) or "").strip()
     if not text:
@@ -75,7 +75,7 @@ def measured_figure(row: PublishedRow, column: str) -> float | None:
     return number if number is not None and number > 0 else None
 
 
-def within(predicted: float, factor: float) -> tuple[float, float]:
+def factor_interval(predicted: float, factor: float) -> tuple[float, float]:
     """Return an interval of a factor either way."""
     return predicted / factor, predicted * factor
 

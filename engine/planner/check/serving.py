@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
-from engine.planner.fitting.few import Fitted, fit
-from engine.planner.timing.saturated import MODEL, Service, sequences
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.fitting.few import FewFit, fit_few
+from engine.planner.timing.saturated import SATURATED, SaturatedServer, sequences
 
 MEASURED = "output_tokens_per_second_per_gpu"
 _PRECISIONS = {
@@ -30,7 +30,7 @@ def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> l
     return [_predicted(row, fitted) for row in rows]
 
 
-def fitted_on(rows: Sequence[PublishedRow]) -> Fitted[Service]:
+def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[SaturatedServer]:
     """What measured rows teach; rows with unknown values are left out."""
     known, measured = [], []
     for row in rows:
@@ -42,10 +42,10 @@ def fitted_on(rows: Sequence[PublishedRow]) -> Fitted[Service]:
         if figure is not None:
             known.append(service)
             measured.append(figure)
-    return fit(MODEL, known, measured, [service.architecture.name for service in known])
+    return fit_few(SATURATED, known, measured, [service.architecture.name for service in known])
 
 
-def service_of(row: PublishedRow) -> Service:
+def service_of(row: PublishedRow) -> SaturatedServer:
     """What a row describes. Raises ValueError naming the column that is not known, or why it does not fit."""
     found = _LAYOUT.fullmatch(row["layout"].strip().lower())
     if found is None:
@@ -56,20 +56,20 @@ def service_of(row: PublishedRow) -> Service:
     architecture = find_model(row["model"])
     if architecture.kind != "decoder":
         raise ValueError(f"model: {row['model']} is not a decoder")
-    service = Service(
+    service = SaturatedServer(
         architecture=architecture,
         device=accelerator(row["gpu"]),
         ranks=max(1, int(found[2])),
         expert_parallel=found[1] in ("dep", "dp") and int(found[2]) > 1,
         precision=precision,
-        prompt_tokens=whole_number(row, "prompt_tokens"),
-        new_tokens=whole_number(row, "new_tokens"),
+        prompt_tokens=positive_integer(row, "prompt_tokens"),
+        new_tokens=positive_integer(row, "new_tokens"),
     )
     sequences(service)
     return service
 
 
-def _predicted(row: PublishedRow, fitted: Fitted[Service]) -> RowPrediction:
+def _predicted(row: PublishedRow, fitted: FewFit[SaturatedServer]) -> RowPrediction:
     try:
         service = service_of(row)
         value, low, high = fitted.predict(service)

@@ -2,7 +2,7 @@
 
     predictions = predict(rows, fit)
 
-Rows have model, num_devices, device, link (`1gbit-...`), weights and sync (q40, q80, f16, f32). Of `fit`,
+Rows have model, num_devices, device, link (`1gbit-...`), weights and sync (q40, q80, f16, f32). Of `fit_few`,
 token_milliseconds is read; the columns of computing, synchronisation and kilobytes are measured and never read.
 """
 
@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number
-from engine.planner.fitting.few import Fitted, fit
-from engine.planner.timing.slow_link import MODEL, Cluster
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.fitting.few import FewFit, fit_few
+from engine.planner.timing.slow_link import SLOW_LINK, LinkedDevices
 
 MEASURED = "token_milliseconds"
 # Bytes of a number: 4 or 8 bits and a 16-bit scale for 32 (llama.cpp's Q4_0 and Q8_0, which distributed-llama takes).
@@ -28,7 +28,7 @@ def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> l
     return [_predicted(row, fitted) for row in rows]
 
 
-def fitted_on(rows: Sequence[PublishedRow]) -> Fitted[Cluster]:
+def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[LinkedDevices]:
     """What measured rows teach; rows with unknown values are left out."""
     known, measured = [], []
     for row in rows:
@@ -40,10 +40,10 @@ def fitted_on(rows: Sequence[PublishedRow]) -> Fitted[Cluster]:
         if figure is not None:
             known.append(cluster)
             measured.append(figure)
-    return fit(MODEL, known, measured)
+    return fit_few(SLOW_LINK, known, measured)
 
 
-def cluster_of(row: PublishedRow) -> Cluster:
+def cluster_of(row: PublishedRow) -> LinkedDevices:
     """What a row describes. Raises ValueError naming the column that is not known."""
     speed = re.match(r"([\d.]+)\s*(g|m)(?:bit|b)", row["link"].strip().lower())
     if speed is None:
@@ -55,9 +55,9 @@ def cluster_of(row: PublishedRow) -> Cluster:
     architecture = find_model(row["model"])
     if architecture.kind != "decoder":
         raise ValueError(f"model: {row['model']} is not a decoder")
-    return Cluster(
+    return LinkedDevices(
         architecture=architecture,
-        devices=whole_number(row, "num_devices"),
+        devices=positive_integer(row, "num_devices"),
         bytes_per_second=known[0],
         link_bytes_per_second=float(speed[1]) * (1e9 if speed[2] == "g" else 1e6) / 8,
         weight_bytes=stored,
@@ -72,7 +72,7 @@ def _format(row: PublishedRow, column: str) -> float:
     return found
 
 
-def _predicted(row: PublishedRow, fitted: Fitted[Cluster]) -> RowPrediction:
+def _predicted(row: PublishedRow, fitted: FewFit[LinkedDevices]) -> RowPrediction:
     try:
         value, low, high = fitted.predict(cluster_of(row))
     except (ValueError, ZeroDivisionError) as error:

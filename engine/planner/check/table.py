@@ -18,7 +18,7 @@ from pathlib import Path
 
 from configs.common.files.reading import read_text
 from engine.planner.check.kinds import KINDS, FileKind
-from engine.planner.check.rows import Checked, PublishedRow, RowPrediction, checked, measured_figure, whole_number
+from engine.planner.check.rows import Checked, PublishedRow, RowPrediction, checked, measured_figure, positive_integer
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _readable(path: Path | None, rows: Sequence[PublishedRow], kind: FileKind) -
             continue
         try:
             for name in kind.numbers:
-                whole_number(row, name)
+                positive_integer(row, name)
             if measured_figure(row, column) is None:
                 raise ValueError(f"{column}: {row[column]!r} is not a number over 0")
         except ValueError as error:

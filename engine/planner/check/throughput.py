@@ -21,9 +21,9 @@ from configs.common.execution import Layout
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Link, Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, whole_number, within
+from engine.planner.check.rows import PublishedRow, RowPrediction, factor_interval, measured_figure, positive_integer
 from engine.planner.setup import Checkpointing, Precision, TrainingSetup
-from engine.planner.timing.fitting import Calibrated, calibrate
+from engine.planner.timing.fitting import CalibratedConstants, calibrate_constants
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[R
     return [_predicted(row, calibrated) for row in rows]
 
 
-def calibrated_on(fit: Sequence[PublishedRow]) -> Calibrated:
+def calibrated_on(fit: Sequence[PublishedRow]) -> CalibratedConstants:
     """What measured rows teach."""
     known: list[_Understood] = []
     measured: list[float] = []
@@ -84,14 +84,14 @@ def calibrated_on(fit: Sequence[PublishedRow]) -> Calibrated:
         except ValueError:
             continue
         measured.append(figure)
-    return calibrate([each.setup for each in known], measured, [each.group for each in known])
+    return calibrate_constants([each.setup for each in known], measured, [each.group for each in known])
 
 
 def setup_of(row: PublishedRow) -> TrainingSetup:
     """What a row describes. Raises ValueError that names the column that is missing or not known."""
-    length = whole_number(row, "sequence_length")
+    length = positive_integer(row, "sequence_length")
     architecture = find_model(_text(row, "model")).with_positions(length)  # tables are made for the run
-    gpus, micro_batch = whole_number(row, "num_gpus"), whole_number(row, "micro_batch_size")
+    gpus, micro_batch = positive_integer(row, "num_gpus"), positive_integer(row, "micro_batch_size")
     precision = _choice(row, "precision", _PRECISIONS, "amp_bf16")
     strategy, reshard = _choice(row, "sharding", _SHARDINGS, "FULL_SHARD")
     return TrainingSetup(
@@ -108,15 +108,17 @@ def setup_of(row: PublishedRow) -> TrainingSetup:
     )
 
 
-def _predicted(row: PublishedRow, calibrated: Calibrated) -> RowPrediction:
+def _predicted(row: PublishedRow, calibrated: CalibratedConstants) -> RowPrediction:
     try:
         setup = setup_of(row)
         seconds, sigma = calibrated.step_seconds(setup)
         rate = setup.tokens_per_step / seconds
         if not calibrated.correction.rows:
-            return RowPrediction(rate, interval=within(rate, UNFITTED_FACTOR), support="data sheets and priors alone")
+            return RowPrediction(
+                rate, interval=factor_interval(rate, UNFITTED_FACTOR), support="data sheets and priors alone"
+            )
         support = f"{calibrated.correction.rows} measured points of training"
-        return RowPrediction(rate, interval=within(rate, exp(NINE_OF_TEN * sigma)), support=support)
+        return RowPrediction(rate, interval=factor_interval(rate, exp(NINE_OF_TEN * sigma)), support=support)
     except ValueError as error:
         return RowPrediction(None, str(error).splitlines()[0])
 
@@ -133,9 +135,9 @@ def _machine(gpu: str) -> Machine:
 def _accumulation(row: PublishedRow, sequences: int) -> int:
     """Stated, or what the global batch is made of."""
     if (row.get("gradient_accumulation_steps") or "").strip():
-        return whole_number(row, "gradient_accumulation_steps")
+        return positive_integer(row, "gradient_accumulation_steps")
     if (row.get("global_batch_size") or "").strip():
-        return max(1, round(whole_number(row, "global_batch_size") / sequences))
+        return max(1, round(positive_integer(row, "global_batch_size") / sequences))
     return 1
 
 

@@ -7,7 +7,7 @@ mended(setup, max_memory_bytes)               # "full checkpointing brings 31.2 
 from collections.abc import Sequence
 
 from engine.planner.choice.descriptions import ALONE, GB, title
-from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, memory_limit, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, memory_limit, ranked, with_memory_limit
 from engine.planner.memory.shrink import smallest_change
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
@@ -15,7 +15,7 @@ _NEAR = 0.02
 _MOST_GPUS = 64
 
 
-def explain(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup], max_memory_bytes: int | None = None) -> str:
+def explain_choice(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup], max_memory_bytes: int | None = None) -> str:
     """Return one sentence: the choice, its speed, that it fits, and the alternative."""
     setup = chosen.setup
     assert isinstance(setup, TrainingSetup)
@@ -34,7 +34,7 @@ def explain(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup], max_memory_
 
 
 def explain_inference(chosen: EvaluatedSetup, max_memory_bytes: int | None = None) -> str:
-    """Return one sentence, as `explain`."""
+    """Return one sentence, as `explain_choice`."""
     setup = chosen.setup
     device, gpus = setup.machine.accelerator, setup.layout.ranks
     where = f"{title(setup)} on {gpus} x {device.name}" if gpus > 1 else f"one {device.name}"
@@ -93,7 +93,7 @@ def _on_more(setup: TrainingSetup, max_memory_bytes: int | None, most: int) -> s
     ranks, each = setup.layout.ranks, setup.global_batch // setup.layout.ranks or 1
     more = 2 * ranks
     while more <= most:
-        best = ranked(setup, more, more * each, within(LAUNCHABLE, max_memory_bytes))[0]
+        best = ranked(setup, more, more * each, with_memory_limit(LAUNCHABLE, max_memory_bytes))[0]
         if best.fits:
             return f"{more} GPUs with as many sequences each hold it: {title(best.setup)}"
         more *= 2

@@ -17,7 +17,7 @@ from configs.hardware.prices import Market, Price
 from engine.planner.architecture import Architecture
 from engine.planner.choice.descriptions import GB, framework_of, inference_dict, short, title, training_dict
 from engine.planner.choice.machines import inference_format, instance_price, training_precision
-from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, ranked, with_memory_limit
 from engine.planner.results import GenerationTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
@@ -28,7 +28,7 @@ tokens/s.
 
 
 @dataclass(frozen=True)
-class Wish:
+class InstanceRequest:
     """A task. counts: device counts to try, the first that fits is taken; batch_size: per GPU, or in total for
     inference.
     """
@@ -47,7 +47,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Option:
+class InstanceOption:
     """An instance, a device count, and the fastest setup there; `why_not` if there is none."""
 
     machine: Machine
@@ -101,10 +101,10 @@ class Option:
 class InstanceOptions:
     """All options, the best first."""
 
-    ordered: tuple[Option, ...]
+    ordered: tuple[InstanceOption, ...]
 
     @property
-    def best(self) -> Option | None:
+    def best(self) -> InstanceOption | None:
         """The best option; None if no option both fits and reaches the speed."""
         first = self.ordered[0] if self.ordered else None
         return first if first is not None and first.fits and first.too_slow is None else None
@@ -187,8 +187,8 @@ class Among:
         return offered and machine.accelerator.kind in self.kinds and named
 
 
-def searched(
-    wish: Wish, hardware: HardwareCatalog, among: Among, widen: bool = False
+def search_instances(
+    wish: InstanceRequest, hardware: HardwareCatalog, among: Among, widen: bool = False
 ) -> tuple[InstanceOptions, list[str]]:
     """Search options; also return remarks on assumptions.
 
@@ -214,7 +214,7 @@ def searched(
     return options, notes
 
 
-def options_on(wish: Wish, hardware: HardwareCatalog, among: Among) -> InstanceOptions:
+def options_on(wish: InstanceRequest, hardware: HardwareCatalog, among: Among) -> InstanceOptions:
     """Return one option per group of similar instances, each with the fewest devices that fit."""
     groups: dict[tuple[object, ...], list[tuple[Machine, Price | None]]] = {}
     for name, machine in hardware.instances().items():
@@ -223,7 +223,7 @@ def options_on(wish: Wish, hardware: HardwareCatalog, among: Among) -> InstanceO
             own = machine.model_copy(update={"usd_per_hour": price and price.usd_per_hour})
             for count in wish.counts:
                 groups.setdefault(_alike(own, count), []).append((own, price))
-    best: dict[tuple[object, ...], Option] = {}
+    best: dict[tuple[object, ...], InstanceOption] = {}
     for key, members in groups.items():
         count, group = int(str(key[0])), key[1:]
         if group in best and best[group].fits:
@@ -244,9 +244,9 @@ def _alike(machine: Machine, count: int) -> tuple[object, ...]:
     return count, machine.name.split("/")[0], device.name, inside, between, memory
 
 
-def _option(wish: Wish, members: list[tuple[Machine, Price | None]], count: int) -> Option:
+def _option(wish: InstanceRequest, members: list[tuple[Machine, Price | None]], count: int) -> InstanceOption:
     """Return the cheapest member that fits; if none fits, the one with the most host memory."""
-    tried: list[Option] = []
+    tried: list[InstanceOption] = []
     members = sorted(members, key=lambda m: (m[1] is None, m[1].usd_per_hour if m[1] else 0.0))
     for machine, price in members:
         option = _evaluated(wish, machine, price, count)
@@ -256,7 +256,7 @@ def _option(wish: Wish, members: list[tuple[Machine, Price | None]], count: int)
     return max(tried, key=lambda option: option.machine.host_memory_bytes or 0)
 
 
-def _evaluated(wish: Wish, machine: Machine, price: Price | None, count: int) -> Option:
+def _evaluated(wish: InstanceRequest, machine: Machine, price: Price | None, count: int) -> InstanceOption:
     device = machine.accelerator
     setup: TrainingSetup | InferenceSetup
     if wish.training:
@@ -268,11 +268,11 @@ def _evaluated(wish: Wish, machine: Machine, price: Price | None, count: int) ->
         setup = inference_base(wish.architecture, machine, wish.sequence_length, wish.new_tokens)
         batch = wish.batch_size
     try:
-        limits = within(LAUNCHABLE if wish.training else None, wish.max_memory_bytes)
+        limits = with_memory_limit(LAUNCHABLE if wish.training else None, wish.max_memory_bytes)
         candidate = ranked(setup, count, batch, limits)[0]
     except ValueError as error:  # no link for this many devices, or no layout
-        return Option(machine, count, None, price, why_not=str(error))
-    return Option(machine, count, candidate, price, _too_slow(wish, candidate))
+        return InstanceOption(machine, count, None, price, why_not=str(error))
+    return InstanceOption(machine, count, candidate, price, _too_slow(wish, candidate))
 
 
 def inference_base(architecture: Architecture, machine: Machine, prompt_tokens: int, new_tokens: int) -> InferenceSetup:
@@ -283,7 +283,7 @@ def inference_base(architecture: Architecture, machine: Machine, prompt_tokens: 
     )
 
 
-def _too_slow(wish: Wish, candidate: EvaluatedSetup) -> str | None:
+def _too_slow(wish: InstanceRequest, candidate: EvaluatedSetup) -> str | None:
     tokens, least, most = candidate.tokens_per_second, wish.min_tokens_per_second, wish.max_seconds_per_token
     if tokens is not None and least is not None and tokens < least:
         return f"is predicted to reach {tokens:,.0f} tokens/s of {least:,.0f}"
@@ -293,12 +293,12 @@ def _too_slow(wish: Wish, candidate: EvaluatedSetup) -> str | None:
     return None
 
 
-def _family(option: Option) -> str:
+def _family(option: InstanceOption) -> str:
     device = option.machine.accelerator
     return device.name.rpartition("-")[0] if device.kind == "cpu" else device.name
 
 
-def _lacking(option: Option) -> float:
+def _lacking(option: InstanceOption) -> float:
     """Return the missing bytes of memory."""
     if option.candidate is None:
         return float("inf")

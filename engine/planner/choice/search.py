@@ -84,7 +84,7 @@ LAUNCHABLE = SearchLimits(axes=("dp",), checkpointing=("none", "full"))
 """What launcher files of DDP, FSDP and DeepSpeed can express; other axes need code in the training script."""
 
 
-def within(limits: SearchLimits | None, max_memory_bytes: int | None) -> SearchLimits:
+def with_memory_limit(limits: SearchLimits | None, max_memory_bytes: int | None) -> SearchLimits:
     """Return the same limits (default: none) with a memory limit."""
     return replace(limits or SearchLimits(), max_memory_bytes=max_memory_bytes)
 

@@ -34,13 +34,13 @@ from engine.planner.choice.descriptions import (
     title,
     training_dict,
 )
-from engine.planner.choice.explanations import explain, explain_inference, mended
-from engine.planner.choice.instances import Among, Wish, counts, inference_base, searched
+from engine.planner.choice.explanations import explain_choice, explain_inference, mended
+from engine.planner.choice.instances import Among, InstanceRequest, counts, inference_base, search_instances
 from engine.planner.choice.launchers import sixteen_bit
 from engine.planner.choice.lengths import TaskType, length_note, length_of
 from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced_machine, training_precision
 from engine.planner.choice.rules import Rule, rule_of_thumb
-from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, with_memory_limit
 from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
 
@@ -88,8 +88,8 @@ class HardwareSelector:
         precision = training_precision(there.accelerator)
         base = TrainingSetup(architecture, there, sequence_length=length, precision=precision)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
-        found = ranked(base, gpu_count, gpu_count * batch_size, within(LAUNCHABLE, limit))
-        everything = ranked(base, gpu_count, gpu_count * batch_size, within(None, limit))
+        found = ranked(base, gpu_count, gpu_count * batch_size, with_memory_limit(LAUNCHABLE, limit))
+        everything = ranked(base, gpu_count, gpu_count * batch_size, with_memory_limit(None, limit))
         chosen = found[0] if found[0].fits or not everything[0].fits else everything[0]
         return self._training_answer(chosen, found, everything, limit) | {
             "model_family": model_family,
@@ -122,7 +122,7 @@ class HardwareSelector:
         there, assumptions = self._machine(accelerator, machine, gpu_count, market)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
         base = inference_base(architecture, there, length_of(architecture, prompt_tokens, "inference"), new_tokens)
-        found = ranked(base, gpu_count, batch_size, within(None, limit))
+        found = ranked(base, gpu_count, batch_size, with_memory_limit(None, limit))
         chosen = found[0]
         return inference_dict(chosen) | {
             "model_name": architecture.name,
@@ -185,7 +185,7 @@ class HardwareSelector:
             _known("available_hardware", kind, ("cuda", "rocm", "cpu"))
         architecture = _model(model_name)
         market: Market = "on_demand" if critical else "spot"
-        wish = Wish(
+        wish = InstanceRequest(
             architecture=architecture, training=task_type == "training", batch_size=batch_size,
             counts=counts(distributed, gpu_count, max_gpus),
             sequence_length=length_of(architecture, sequence_length, task_type), new_tokens=new_tokens,
@@ -199,7 +199,7 @@ class HardwareSelector:
             None if names is None else frozenset(names),
         )  # fmt: skip
         widen = gpu_count is None and not distributed and max_gpus is None
-        options, notes = searched(wish, self.hardware, among, widen)
+        options, notes = search_instances(wish, self.hardware, among, widen)
         answer = options.answer()
         return answer | {
             "model_name": architecture.name,
@@ -256,7 +256,7 @@ class HardwareSelector:
             "candidates": [training_dict(each) for each in _distinct(found)],
             "fastest_layout": training_dict(everything[0]),
             "does_not_fit": _misfits(found),
-            "explanation": explain(chosen, found, limit),
+            "explanation": explain_choice(chosen, found, limit),
             "smallest_change": None if chosen.fits else mended(setup, limit),
             "setup": setup,
         }  # fmt: skip

@@ -15,10 +15,10 @@ from math import ceil, exp
 import numpy as np
 
 from configs.common.arrays import Floats
-from engine.planner.engines.fit import Fitted, fit, predicted, unfitted
-from engine.planner.engines.point import Point
-from engine.planner.engines.residuals import Residuals, places
-from engine.planner.engines.work import Work
+from engine.planner.engines.fit import FittedDeviations, fit_deviations, predicted, unfitted
+from engine.planner.engines.point import BatchPoint
+from engine.planner.engines.residuals import ResidualProcess, places_of_points
+from engine.planner.engines.work import PhaseWork
 
 NORMAL_WIDTH = 1.645
 _FOLDS, _LEAST_PAIRS, _LEAST_ROWS = 5, 3, 30
@@ -27,7 +27,7 @@ _LEAST_WIDTH, _MOST_WIDTH, _LEAST_OF_DEVICE = 1.2, 4.0, 100
 
 
 @dataclass(frozen=True)
-class Forecast:
+class BatchForecast:
     """Seconds of a batch with a 90 % interval; support: the measured rows that it stands on, in words."""
 
     seconds: float
@@ -37,27 +37,27 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedEngines:
     """A fit, its residuals, and the width of intervals in standard deviations."""
 
-    fitted: Fitted
-    residuals: Residuals
+    fitted: FittedDeviations
+    residuals: ResidualProcess
     width: float = NORMAL_WIDTH
     device_widths: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def none(cls) -> "Calibrated":
+    def none(cls) -> "CalibratedEngines":
         """Return the predictor that knows data sheets and priors alone."""
-        return cls(unfitted(), Residuals.none())
+        return cls(unfitted(), ResidualProcess.none())
 
-    def logs(self, points: Sequence[Point]) -> tuple[Floats, Floats]:
+    def logs(self, points: Sequence[BatchPoint]) -> tuple[Floats, Floats]:
         """Return logarithms of seconds and their standard deviations."""
-        work = Work.of(points)
+        work = PhaseWork.of(points)
         logs, variance = predicted(self.fitted, points, work)
-        corrections, scatter = self.residuals.at(places(points, work))
+        corrections, scatter = self.residuals.at(places_of_points(points, work))
         return logs + corrections, np.sqrt(variance + scatter)
 
-    def forecast(self, points: Sequence[Point]) -> list[Forecast]:
+    def forecast(self, points: Sequence[BatchPoint]) -> list[BatchForecast]:
         """Return a forecast of each point. Raises ValueError for one that does not fit."""
         if not points:
             return []
@@ -66,11 +66,11 @@ class Calibrated:
         away = np.array(widths) * deviations
         supports = self.supports(points)
         return [
-            Forecast(exp(log), exp(log - far), exp(log + far), support)
+            BatchForecast(exp(log), exp(log - far), exp(log + far), support)
             for log, far, support in zip(logs.tolist(), away.tolist(), supports, strict=True)
         ]
 
-    def supports(self, points: Sequence[Point]) -> list[str]:
+    def supports(self, points: Sequence[BatchPoint]) -> list[str]:
         """Return a sentence for each point: how many measured rows have its engine, device and model."""
         counts: dict[tuple[str, ...], int] = {}
         for place in self.residuals.places:
@@ -79,10 +79,10 @@ class Calibrated:
         return [_support(point, counts) for point in points]
 
 
-def calibrate(points: Sequence[Point], measured: Floats) -> Calibrated:
+def fit_engines(points: Sequence[BatchPoint], measured: Floats) -> CalibratedEngines:
     """Fit to measured seconds; without rows, return the priors."""
     if not points:
-        return Calibrated.none()
+        return CalibratedEngines.none()
     whole = _calibrated(points, measured, None)
     pairs = sorted({point.pair for point in points})
     if len(pairs) < _LEAST_PAIRS or len(points) < _LEAST_ROWS:
@@ -92,17 +92,19 @@ def calibrate(points: Sequence[Point], measured: Floats) -> Calibrated:
     for point, score in zip(points, scores, strict=True):
         devices.setdefault(point.machine.accelerator.name, []).append(float(score))
     own = {device: _quantile(found) for device, found in devices.items() if len(found) >= _LEAST_OF_DEVICE}
-    return Calibrated(whole.fitted, whole.residuals, _quantile(list(scores)), own)
+    return CalibratedEngines(whole.fitted, whole.residuals, _quantile(list(scores)), own)
 
 
-def _calibrated(points: Sequence[Point], measured: Floats, start: Fitted | None) -> Calibrated:
-    fitted = fit(points, measured, start)
-    work = Work.of(points)
+def _calibrated(points: Sequence[BatchPoint], measured: Floats, start: FittedDeviations | None) -> CalibratedEngines:
+    fitted = fit_deviations(points, measured, start)
+    work = PhaseWork.of(points)
     logs, _ = predicted(fitted, points, work)
-    return Calibrated(fitted, Residuals.learn(places(points, work), np.log(measured) - logs))
+    return CalibratedEngines(fitted, ResidualProcess.learn(places_of_points(points, work), np.log(measured) - logs))
 
 
-def _scores(points: Sequence[Point], measured: Floats, pairs: Sequence[tuple[str, str]], start: Fitted) -> Floats:
+def _scores(
+    points: Sequence[BatchPoint], measured: Floats, pairs: Sequence[tuple[str, str]], start: FittedDeviations
+) -> Floats:
     """Return |error| / deviation of each row, pairs left out in a few folds."""
     fold_of = {pair: index % _FOLDS for index, pair in enumerate(pairs)}
     folds = np.array([fold_of[point.pair] for point in points])
@@ -120,7 +122,7 @@ def _quantile(scores: Sequence[float]) -> float:
     return min(_MOST_WIDTH, max(_LEAST_WIDTH, sorted(scores)[rank - 1]))
 
 
-def _support(point: Point, counts: dict[tuple[str, ...], int]) -> str:
+def _support(point: BatchPoint, counts: dict[tuple[str, ...], int]) -> str:
     engine, device, model = point.engine, point.machine.accelerator.name, point.architecture.name
     own, same, others = (counts.get(key, 0) for key in ((engine, device, model), (engine, device), (engine,)))
     if own:

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from configs.common.arrays import Floats
-from engine.planner.engines.levels import Basis, names
-from engine.planner.engines.point import Point
-from engine.planner.engines.work import Work, seconds
+from engine.planner.engines.levels import LevelBasis, names
+from engine.planner.engines.point import BatchPoint
+from engine.planner.engines.work import PhaseWork, seconds
 
 _NOISE, _QUEUED_NOISE = (
     0.05,
@@ -30,7 +30,7 @@ _NEW_ENGINE = 0.3
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedDeviations:
     """Deviations in standard deviations of their priors. rows: measured ones of each (engine, platform)."""
 
     order: tuple[str, ...]
@@ -39,10 +39,12 @@ class Fitted:
     rows: Mapping[tuple[str, str], int]
 
 
-def fit(points: Sequence[Point], measured: Floats, start: "Fitted | None" = None) -> Fitted:
+def fit_deviations(
+    points: Sequence[BatchPoint], measured: Floats, start: "FittedDeviations | None" = None
+) -> FittedDeviations:
     """Return the most likely deviations. start: of a fit with most of these rows, to begin from."""
     order = names(points)
-    work, basis, logs = Work.of(points), Basis(points, order), np.log(measured)
+    work, basis, logs = PhaseWork.of(points), LevelBasis(points, order), np.log(measured)
     noise = np.where(work.queues > 0, _QUEUED_NOISE, _NOISE)
 
     def residuals(deviations: Floats) -> Floats:
@@ -58,15 +60,17 @@ def fit(points: Sequence[Point], measured: Floats, start: "Fitted | None" = None
         kind = (point.engine, point.machine.accelerator.kind)
         rows[kind] = rows.get(kind, 0) + 1
     slopes = np.asarray(found.jac, dtype=np.float64)
-    return Fitted(tuple(order), found.x, np.asarray(np.linalg.inv(slopes.T @ slopes), dtype=np.float64), rows)
+    return FittedDeviations(tuple(order), found.x, np.asarray(np.linalg.inv(slopes.T @ slopes), dtype=np.float64), rows)
 
 
-def unfitted() -> Fitted:
+def unfitted() -> FittedDeviations:
     """Return what is known before any row."""
-    return Fitted((), np.zeros(0), np.zeros((0, 0)), {})
+    return FittedDeviations((), np.zeros(0), np.zeros((0, 0)), {})
 
 
-def predicted(fitted: Fitted, points: Sequence[Point], work: Work | None = None) -> tuple[Floats, Floats]:
+def predicted(
+    fitted: FittedDeviations, points: Sequence[BatchPoint], work: PhaseWork | None = None
+) -> tuple[Floats, Floats]:
     """Return logarithms of seconds and their variances from the constants' uncertainty."""
     if not points:
         return np.zeros(0), np.zeros(0)
@@ -75,13 +79,15 @@ def predicted(fitted: Fitted, points: Sequence[Point], work: Work | None = None)
     return logs, variance + np.array([_strangeness(fitted, point) for point in points])
 
 
-def sensitivities(fitted: Fitted, points: Sequence[Point], work: Work | None = None) -> tuple[Floats, Floats, Floats]:
+def sensitivities(
+    fitted: FittedDeviations, points: Sequence[BatchPoint], work: PhaseWork | None = None
+) -> tuple[Floats, Floats, Floats]:
     """Return logarithms of seconds, their slopes by each deviation, and the deviations' covariance."""
-    work = work or Work.of(points)
+    work = work or PhaseWork.of(points)
     more = [name for name in names(points) if name not in set(fitted.order)]
     order = [*fitted.order, *more]
     deviations = np.concatenate([fitted.deviations, np.zeros(len(more))])
-    basis = Basis(points, order)
+    basis = LevelBasis(points, order)
     logs = np.log(seconds(work, basis.constants(deviations)))
     slopes = np.zeros((len(points), len(order)))
     for index in range(len(order)):
@@ -93,7 +99,9 @@ def sensitivities(fitted: Fitted, points: Sequence[Point], work: Work | None = N
     return logs, slopes, covariance
 
 
-def most_informative(fitted: Fitted, answer: Point, candidates: Sequence[Point]) -> tuple[Point, float]:
+def most_informative(
+    fitted: FittedDeviations, answer: BatchPoint, candidates: Sequence[BatchPoint]
+) -> tuple[BatchPoint, float]:
     """Return the candidate whose measurement would narrow the answer most, and the share of its variance that stays."""
     _, slopes, covariance = sensitivities(fitted, [answer, *candidates])
     across = slopes[1:] @ covariance @ slopes[0]
@@ -103,7 +111,7 @@ def most_informative(fitted: Fitted, answer: Point, candidates: Sequence[Point])
     return candidates[best], 1 - float(gains[best]) / before
 
 
-def _strangeness(fitted: Fitted, point: Point) -> float:
+def _strangeness(fitted: FittedDeviations, point: BatchPoint) -> float:
     """Return the variance of an engine or a platform of which no row was measured."""
     kind = point.machine.accelerator.kind
     known = {engine for engine, _ in fitted.rows}

@@ -10,12 +10,12 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from engine.planner.engines.constants import PRIORS, log_prior
-from engine.planner.engines.point import Point
+from engine.planner.engines.point import BatchPoint
 
 SEP = "|"
 
 
-def level_names(constant: str, point: Point) -> dict[str, float]:
+def level_names(constant: str, point: BatchPoint) -> dict[str, float]:
     """Return the deviations that apply to a point, each with its standard deviation."""
     prior, device = PRIORS[constant], point.machine.accelerator
     found = {constant: prior.shared, SEP.join((constant, point.engine)): prior.engine}
@@ -25,7 +25,7 @@ def level_names(constant: str, point: Point) -> dict[str, float]:
     return {name: sigma for name, sigma in found.items() if sigma > 0}
 
 
-def names(points: Sequence[Point]) -> list[str]:
+def names(points: Sequence[BatchPoint]) -> list[str]:
     """Return all deviations that the points teach, in order."""
     found: dict[str, None] = {}
     for point in _kinds(points):
@@ -34,15 +34,15 @@ def names(points: Sequence[Point]) -> list[str]:
     return sorted(found)
 
 
-def _kinds(points: Sequence[Point]) -> list[Point]:
+def _kinds(points: Sequence[BatchPoint]) -> list[BatchPoint]:
     """Return one point of each engine and device."""
     return list({(point.engine, point.machine.accelerator.name): point for point in points}.values())
 
 
-class Basis:
+class LevelBasis:
     """Constants of points as functions of the deviations in `order`, which are standard normal before any row."""
 
-    def __init__(self, points: Sequence[Point], order: Sequence[str]) -> None:
+    def __init__(self, points: Sequence[BatchPoint], order: Sequence[str]) -> None:
         place = {name: index for index, name in enumerate(order)}
         kinds = _kinds(points)
         index = {(point.engine, point.machine.accelerator.name): at for at, point in enumerate(kinds)}

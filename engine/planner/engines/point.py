@@ -13,7 +13,7 @@ from engine.planner.setup import WeightFormat
 
 
 @dataclass(frozen=True)
-class Point:
+class BatchPoint:
     """`batch` sequences of equal length, all there from the start, on one replica of `tp` x `pp` ranks of a node."""
 
     engine: str

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.common.arrays import Floats
-from engine.planner.engines.point import Point
-from engine.planner.engines.work import Work
+from engine.planner.engines.point import BatchPoint
+from engine.planner.engines.work import PhaseWork
 
 SIGNAL = 0.08  # standard deviation of each part; chosen among seven by leaving out pairs and rows
 _NOISE, _QUEUED_NOISE = 0.025, 0.08
@@ -23,7 +23,7 @@ _HUBER, _ROUNDS = 3.0, 3
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """Where a row stands: the words that must agree, and numbers in units of the kernel's length."""
 
     engine: str
@@ -33,7 +33,7 @@ class Place:
     queues: bool
 
 
-def places(points: Sequence[Point], work: Work) -> list[Place]:
+def places_of_points(points: Sequence[BatchPoint], work: PhaseWork) -> list[RowPlace]:
     """Return the place of each point."""
     found = []
     for at, point in enumerate(points):
@@ -44,26 +44,26 @@ def places(points: Sequence[Point], work: Work) -> list[Place]:
             0.5 * float(np.log2(point.new_tokens)), float(np.log2(point.tp)), 1.5 * queues, 0.5 * pressure,
         )  # fmt: skip
         device, model = point.machine.accelerator.name, point.architecture.name
-        found.append(Place(point.engine, device, model, numbers, queues))
+        found.append(RowPlace(point.engine, device, model, numbers, queues))
     return found
 
 
 @dataclass(frozen=True)
-class Residuals:
+class ResidualProcess:
     """places: of the rows; weights, inverse: of the process."""
 
-    places: tuple[Place, ...]
+    places: tuple[RowPlace, ...]
     errors: Floats
     weights: Floats
     inverse: Floats
 
     @classmethod
-    def none(cls) -> "Residuals":
+    def none(cls) -> "ResidualProcess":
         """Return the correction before any row."""
         return cls((), np.zeros(0), np.zeros(0), np.zeros((0, 0)))
 
     @classmethod
-    def learn(cls, rows: Sequence[Place], log_errors: Floats) -> "Residuals":
+    def learn(cls, rows: Sequence[RowPlace], log_errors: Floats) -> "ResidualProcess":
         """Return the process of rows and their log(measured / predicted)."""
         if not rows:
             return cls.none()
@@ -81,7 +81,7 @@ class Residuals:
             tuple(rows), log_errors, np.asarray(weights, dtype=np.float64), np.asarray(inverse, dtype=np.float64)
         )
 
-    def at(self, points: Sequence[Place]) -> tuple[Floats, Floats]:
+    def at(self, points: Sequence[RowPlace]) -> tuple[Floats, Floats]:
         """Return corrections of the logarithm, and variances with the rows' own scatter."""
         noise = np.array([_QUEUED_NOISE if point.queues else _NOISE for point in points]) ** 2
         whole = 2 * SIGNAL**2
@@ -92,7 +92,7 @@ class Residuals:
         return across @ self.weights, noise + np.maximum(whole - explained, 0.0)
 
 
-def _kernel(rows: Sequence[Place], columns: Sequence[Place]) -> Floats:
+def _kernel(rows: Sequence[RowPlace], columns: Sequence[RowPlace]) -> Floats:
     left, right = (np.array([place.numbers for place in side]) for side in (rows, columns))
     apart = ((left[:, None, :] - right[None, :, :]) ** 2).sum(axis=-1)
 

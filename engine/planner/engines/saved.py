@@ -13,15 +13,15 @@ import numpy as np
 
 import configs
 from configs.common.files.reading import read_json_object
-from engine.planner.engines.calibrated import Calibrated
-from engine.planner.engines.fit import Fitted
-from engine.planner.engines.residuals import Place, Residuals
+from engine.planner.engines.calibrated import CalibratedEngines
+from engine.planner.engines.fit import FittedDeviations
+from engine.planner.engines.residuals import ResidualProcess, RowPlace
 
 SHIPPED = Path(configs.__file__).parent / "catalog" / "engine_constants.json"
 _DIGITS = 6
 
 
-def write(calibrated: Calibrated, path: Path, source: str) -> None:
+def write(calibrated: CalibratedEngines, path: Path, source: str) -> None:
     """Write what was fitted. source: the file of rows."""
     fitted, residuals = calibrated.fitted, calibrated.residuals
     count = len(fitted.order)
@@ -44,7 +44,7 @@ def write(calibrated: Calibrated, path: Path, source: str) -> None:
     path.write_text(_compact(data))
 
 
-def read(path: Path) -> Calibrated:
+def read(path: Path) -> CalibratedEngines:
     """Read what `write` wrote."""
     data = read_json_object(path)
     order = tuple(data["deviations"])
@@ -52,18 +52,18 @@ def read(path: Path) -> Calibrated:
     for row, values in enumerate(data["covariance"]):
         covariance[row, : row + 1] = covariance[: row + 1, row] = values
     rows = {(engine, kind): count for engine, kind, count in data["kinds"]}
-    fitted = Fitted(order, np.array(list(data["deviations"].values())), covariance, rows)
+    fitted = FittedDeviations(order, np.array(list(data["deviations"].values())), covariance, rows)
     places = [
-        Place(engine, device, model, tuple(at), queues) for engine, device, model, at, queues, _ in data["measured"]
+        RowPlace(engine, device, model, tuple(at), queues) for engine, device, model, at, queues, _ in data["measured"]
     ]
     errors = np.array([row[-1] for row in data["measured"]], dtype=np.float64)
-    return Calibrated(fitted, Residuals.learn(places, errors), data["width"], data["device_widths"])
+    return CalibratedEngines(fitted, ResidualProcess.learn(places, errors), data["width"], data["device_widths"])
 
 
 @functools.cache
-def shipped() -> Calibrated:
+def shipped() -> CalibratedEngines:
     """Return the constants of the catalog; priors alone if the file is missing from this checkout."""
-    return read(SHIPPED) if SHIPPED.is_file() else Calibrated.none()
+    return read(SHIPPED) if SHIPPED.is_file() else CalibratedEngines.none()
 
 
 def _compact(data: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.planner.engines.point import Point
+from engine.planner.engines.point import BatchPoint
 
 MOST_PHASES = 6
 _CHUNKS = 16  # of a sequence's new tokens, in which preemption is simulated
@@ -49,7 +49,7 @@ class Schedule:
     pressure: float  # tokens of the batch over those that the cache holds
 
 
-def cache_tokens(point: Point) -> float:
+def cache_tokens(point: BatchPoint) -> float:
     """Return how many tokens the cache of the fullest rank holds. Raises ValueError where the weights do not fit."""
     rule = _RULES.get(point.engine, _PREEMPTS)
     device = point.machine.accelerator
@@ -65,7 +65,7 @@ def cache_tokens(point: Point) -> float:
     return max(left, 0.02 * least) * rule.free / each if each else float("inf")
 
 
-def admit(point: Point) -> Schedule:
+def admit(point: BatchPoint) -> Schedule:
     """Return the phases of a batch whose sequences all start together."""
     room = cache_tokens(point)
     pressure = point.batch * point.context / room
@@ -78,7 +78,7 @@ def admit(point: Point) -> Schedule:
     return Schedule(tuple(_merged(phases)), prefilled, True, pressure)
 
 
-def _waves(point: Point, room: float) -> list[tuple[float, float, float]]:
+def _waves(point: BatchPoint, room: float) -> list[tuple[float, float, float]]:
     """Return full waves and the rest."""
     at_once = max(1, int(room / point.context))
     full, rest = divmod(point.batch, at_once)
@@ -87,7 +87,7 @@ def _waves(point: Point, room: float) -> list[tuple[float, float, float]]:
     return [*waves, (float(point.new_tokens), float(rest), context)] if rest else waves
 
 
-def _preempting(point: Point, room: float) -> tuple[list[tuple[float, float, float]], float]:
+def _preempting(point: BatchPoint, room: float) -> tuple[list[tuple[float, float, float]], float]:
     """Simulate admission and preemption in chunks of steps."""
     prompt, new = point.prompt_tokens, point.new_tokens
     waiting, running = [0] * point.batch, list[int]()

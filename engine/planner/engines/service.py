@@ -17,11 +17,11 @@ import numpy as np
 from configs.common.arrays import Floats
 from configs.hardware.hardware import Machine
 from engine.planner.architecture import Architecture
-from engine.planner.engines.calibrated import Calibrated
+from engine.planner.engines.calibrated import CalibratedEngines
 from engine.planner.engines.fit import most_informative, predicted
-from engine.planner.engines.point import Point
+from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.schedule import cache_tokens
-from engine.planner.engines.work import Work
+from engine.planner.engines.work import PhaseWork
 from engine.planner.setup import WeightFormat
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -29,7 +29,7 @@ _STAGES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
-class Wish:
+class ServingRequest:
     """What is to be served, on what, and how fast. ttft_seconds, tpot_seconds: None: any."""
 
     engine: str
@@ -45,10 +45,10 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Service:
+class ServingLayout:
     """One way to serve. prefill_ranks: of a replica for prompts alone, None: together. spread: of seconds, 90 %."""
 
-    point: Point
+    point: BatchPoint
     replicas: int
     prefill_ranks: int | None
     prefill_replicas: float
@@ -68,13 +68,13 @@ class Service:
 class _Speed:
     """Seconds of a replica: one decode step of the whole batch, and a prompt token."""
 
-    point: Point
+    point: BatchPoint
     step_seconds: float
     prompt_token_seconds: float
     spread: float
 
 
-def services(wish: Wish, calibrated: Calibrated) -> list[Service]:
+def services(wish: ServingRequest, calibrated: CalibratedEngines) -> list[ServingLayout]:
     """Return every way that fits and is fast enough, the highest throughput of a device first."""
     speeds = _speeds(list(_points(wish)), calibrated)
     found = [service for speed in speeds for service in _ways(wish, speed, speeds)]
@@ -86,16 +86,18 @@ def services(wish: Wish, calibrated: Calibrated) -> list[Service]:
     return sorted(fast, key=lambda service: -service.tokens_per_second_per_device)
 
 
-def pareto_front(found: Sequence[Service]) -> list[Service]:
+def pareto_front(found: Sequence[ServingLayout]) -> list[ServingLayout]:
     """Return the services that no other beats in both tokens/s of a user and of a device, the fastest user first."""
-    front: list[Service] = []
+    front: list[ServingLayout] = []
     for service in sorted(found, key=lambda one: (one.tpot_seconds, -one.tokens_per_second_per_device)):
         if not front or service.tokens_per_second_per_device > front[-1].tokens_per_second_per_device * 1.001:
             front.append(service)
     return front
 
 
-def best_measurement(wish: Wish, calibrated: Calibrated, answer: Service) -> tuple[Point, float]:
+def best_measurement(
+    wish: ServingRequest, calibrated: CalibratedEngines, answer: ServingLayout
+) -> tuple[BatchPoint, float]:
     """Return the point to measure that would narrow the answer most, and the share of the spread that stays."""
     candidates = [
         replace(answer.point, batch=batch, tp=tp, pp=1) for tp in _ranks(wish) for batch in (1, 16, 64)
@@ -104,12 +106,12 @@ def best_measurement(wish: Wish, calibrated: Calibrated, answer: Service) -> tup
     return point, float(np.sqrt(left))
 
 
-def _ranks(wish: Wish) -> list[int]:
+def _ranks(wish: ServingRequest) -> list[int]:
     most = min(wish.machine.accelerators, wish.devices, wish.architecture.heads)
     return [tp for tp in (1, 2, 4, 8, 16, 32, 64) if tp <= most and wish.architecture.heads % tp == 0]
 
 
-def _room(point: Point) -> float:
+def _room(point: BatchPoint) -> float:
     """Return how many sequences the cache holds; 0 where the weights do not fit."""
     try:
         return cache_tokens(point) / point.context
@@ -117,12 +119,12 @@ def _room(point: Point) -> float:
         return 0.0
 
 
-def _points(wish: Wish) -> Iterator[Point]:
+def _points(wish: ServingRequest) -> Iterator[BatchPoint]:
     for tp in _ranks(wish):
         for pp in _STAGES:
             if tp * pp > wish.devices or pp > wish.architecture.layers:
                 continue
-            one = Point(
+            one = BatchPoint(
                 wish.engine, wish.architecture, wish.machine, tp, 1, wish.prompt_tokens, wish.new_tokens, wish.weights,
                 pp=pp,
             )  # fmt: skip
@@ -130,12 +132,12 @@ def _points(wish: Wish) -> Iterator[Point]:
             yield from (replace(one, batch=batch) for batch in wish.batches if pp <= batch <= room)
 
 
-def _speeds(points: Sequence[Point], calibrated: Calibrated) -> list[_Speed]:
+def _speeds(points: Sequence[BatchPoint], calibrated: CalibratedEngines) -> list[_Speed]:
     if not points:
         return []
     # A stage works on a share of the batch, and a token passes all stages.
     shares = [replace(point, batch=max(1, point.batch // point.pp)) for point in points]
-    work = Work.of(shares)
+    work = PhaseWork.of(shares)
     forecasts = calibrated.forecast(shares)
     whole = np.exp(predicted(calibrated.fitted, shares, work)[0])
     nearby = np.array([forecast.seconds for forecast in forecasts]) / whole  # the correction from measured rows
@@ -149,11 +151,11 @@ def _speeds(points: Sequence[Point], calibrated: Calibrated) -> list[_Speed]:
     return found
 
 
-def _seconds(calibrated: Calibrated, points: Sequence[Point], work: Work) -> Floats:
+def _seconds(calibrated: CalibratedEngines, points: Sequence[BatchPoint], work: PhaseWork) -> Floats:
     return np.asarray(np.exp(predicted(calibrated.fitted, points, work)[0]))
 
 
-def _ways(wish: Wish, speed: _Speed, speeds: Sequence[_Speed]) -> Iterator[Service]:
+def _ways(wish: ServingRequest, speed: _Speed, speeds: Sequence[_Speed]) -> Iterator[ServingLayout]:
     """Yield a replica that does both, and with prompts computed elsewhere."""
     point, new = speed.point, wish.new_tokens
     ranks = point.tp * point.pp
@@ -174,11 +176,11 @@ def _ways(wish: Wish, speed: _Speed, speeds: Sequence[_Speed]) -> Iterator[Servi
 
 
 def _service(
-    wish: Wish, speed: _Speed, prefill: int | None, replicas: float, ttft: float, tpot: float, rate: float
-) -> Service:
+    wish: ServingRequest, speed: _Speed, prefill: int | None, replicas: float, ttft: float, tpot: float, rate: float
+) -> ServingLayout:
     point = speed.point
     each = point.tp * point.pp + (prefill or 0) * replicas
     hourly = wish.machine.usd_per_hour and wish.machine.usd_per_hour / wish.machine.accelerators
     usd = None if hourly is None else hourly / 3600 / rate * 1e6
     count = max(1, int(wish.devices / each))
-    return Service(point, count, prefill, replicas * count, ttft, tpot, rate, speed.spread, usd)
+    return ServingLayout(point, count, prefill, replicas * count, ttft, tpot, rate, speed.spread, usd)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from configs.common.arrays import Floats
-from engine.planner.engines.point import Point
+from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.schedule import MOST_PHASES, admit
 from engine.planner.memory.stored import BYTES
 
@@ -27,7 +27,7 @@ _ELEMENT_BYTES = 2  # of activations
 
 
 @dataclass(frozen=True)
-class Work:
+class PhaseWork:
     """Rows: points. Columns of the first four: phases of a schedule, 0 steps where there are fewer."""
 
     steps: Floats
@@ -53,17 +53,17 @@ class Work:
     pressure: Floats
 
     @classmethod
-    def of(cls, points: Sequence[Point]) -> "Work":
+    def of(cls, points: Sequence[BatchPoint]) -> "PhaseWork":
         """Return the work of points. Raises ValueError for one that does not fit or has an unknown link."""
         rows = [_row(point) for point in points]
         return cls(**{field.name: np.array([row[field.name] for row in rows]) for field in fields(cls)})
 
-    def __getitem__(self, chosen: Floats) -> "Work":
-        return Work(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+    def __getitem__(self, chosen: Floats) -> "PhaseWork":
+        return PhaseWork(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-def _row(point: Point) -> dict[str, float | list[float]]:
-    """Return a point's figures by the names of `Work`."""
+def _row(point: BatchPoint) -> dict[str, float | list[float]]:
+    """Return a point's figures by the names of `PhaseWork`."""
     architecture, tp, device = point.architecture, point.tp, point.machine.accelerator
     schedule = admit(point)
     phases = [*schedule.phases, *[(0.0, 1.0, 1.0)] * (MOST_PHASES - len(schedule.phases))]
@@ -109,7 +109,7 @@ def _row(point: Point) -> dict[str, float | list[float]]:
     }
 
 
-def seconds(work: Work, constants: Mapping[str, Floats | float]) -> Floats:
+def seconds(work: PhaseWork, constants: Mapping[str, Floats | float]) -> Floats:
     """Return the latency of each point's batch, from its start to its last token."""
     bandwidth = work.bytes_per_second * constants["memory"]
     rate = work.flops * constants["matmul"]

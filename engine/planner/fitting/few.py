@@ -25,7 +25,7 @@ _STEP = 1e-3
 
 
 @dataclass(frozen=True)
-class Model(Generic[T]):
+class FewConstants(Generic[T]):
     """priors: each constant's value and the standard deviation of its logarithm. scatter: of a row's logarithm."""
 
     priors: Mapping[str, tuple[float, float]]
@@ -39,10 +39,10 @@ class Model(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Fitted(Generic[T]):
+class FewFit(Generic[T]):
     """Constants of a model after some rows; width: of a 90 % interval in standard deviations."""
 
-    model: Model[T]
+    model: FewConstants[T]
     deviations: Floats
     covariance: Floats
     rows: int = 0
@@ -70,9 +70,9 @@ class Fitted(Generic[T]):
         return value, value / factor, value * factor
 
 
-def fit(
-    model: Model[T], rows: Sequence[T], measured: Sequence[float], groups: Sequence[Hashable] | None = None
-) -> Fitted[T]:
+def fit_few(
+    model: FewConstants[T], rows: Sequence[T], measured: Sequence[float], groups: Sequence[Hashable] | None = None
+) -> FewFit[T]:
     """Return the fit; without rows, the priors. groups: what is left out together, each row alone if not given."""
     whole = _fit(model, rows, measured)
     names = list(groups) if groups is not None else list(range(len(rows)))
@@ -87,13 +87,13 @@ def fit(
                 away = abs(log(measured[at] / model.formula(rows[at], left.constants)))
                 scores.append(away / left.sigma(rows[at]))
     rank = min(len(scores), ceil(_COVERED * (len(scores) + 1)))
-    return Fitted(model, whole.deviations, whole.covariance, len(rows), max(_NORMAL, sorted(scores)[rank - 1]))
+    return FewFit(model, whole.deviations, whole.covariance, len(rows), max(_NORMAL, sorted(scores)[rank - 1]))
 
 
-def _fit(model: Model[T], rows: Sequence[T], measured: Sequence[float]) -> Fitted[T]:
+def _fit(model: FewConstants[T], rows: Sequence[T], measured: Sequence[float]) -> FewFit[T]:
     count = len(model.priors)
     if not rows:
-        return Fitted(model, np.zeros(count), np.eye(count))
+        return FewFit(model, np.zeros(count), np.eye(count))
     logs = [log(figure) for figure in measured]
     noise = [model.scatter(row) for row in rows]
 
@@ -106,4 +106,4 @@ def _fit(model: Model[T], rows: Sequence[T], measured: Sequence[float]) -> Fitte
 
     found = least_squares(residuals, np.zeros(count), diff_step=[_STEP])
     slopes = np.asarray(found.jac, dtype=np.float64)
-    return Fitted(model, found.x, np.asarray(np.linalg.inv(slopes.T @ slopes), dtype=np.float64), len(rows))
+    return FewFit(model, found.x, np.asarray(np.linalg.inv(slopes.T @ slopes), dtype=np.float64), len(rows))

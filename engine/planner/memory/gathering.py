@@ -36,25 +36,25 @@ class GatheredWeights:
 
 
 @dataclass(frozen=True)
-class Moment:
+class GatheredPeak:
     """Peak of gathered elements; `arriving`: including the second buffer that gloo uses for gathered data."""
 
     held: float = 0.0
     arriving: float = 0.0
 
-    def __or__(self, other: "Moment") -> "Moment":
-        return Moment(max(self.held, other.held), max(self.arriving, other.arriving))
+    def __or__(self, other: "GatheredPeak") -> "GatheredPeak":
+        return GatheredPeak(max(self.held, other.held), max(self.arriving, other.arriving))
 
 
 @dataclass(frozen=True)
 class Gathered:
     """Gathered elements by moment of a micro-batch; `backward` in the order of the backward pass, last block first."""
 
-    start: Moment
-    forward: tuple[Moment, ...]
-    head: Moment
-    backward: tuple[Moment, ...]
-    end: Moment
+    start: GatheredPeak
+    forward: tuple[GatheredPeak, ...]
+    head: GatheredPeak
+    backward: tuple[GatheredPeak, ...]
+    end: GatheredPeak
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class _Coordinator:
             seen |= dict.fromkeys(self.uses[step].weights, step)
         return following[::-1]
 
-    def fetch(self, step: int) -> Moment:
+    def fetch(self, step: int) -> GatheredPeak:
         """Fetch the module's weights, then prefetch further ones."""
         needed = self.uses[step].weights
         arriving = self._ask([weight for weight in needed if not self._there(weight)])
@@ -111,7 +111,7 @@ class _Coordinator:
             weight, used = self.queue.popleft()
             self.fetched[weight] = used
         ahead = self._ask(self._ahead())
-        return Moment(self.held, max(arriving, ahead))
+        return GatheredPeak(self.held, max(arriving, ahead))
 
     def _there(self, weight: int) -> bool:
         return weight in self.present or weight in self.on_way
@@ -197,9 +197,9 @@ def gather(weights: GatheredWeights, framework: Framework) -> Gathered:
         for use in list(_uses(weights, sizes))
     ]
     coordinator = _Coordinator(uses, sizes, 0, framework)
-    forward, backward = [Moment()] * weights.layers, [Moment()] * weights.layers
-    head, start = Moment(), Moment()
-    moment = Moment()
+    forward, backward = [GatheredPeak()] * weights.layers, [GatheredPeak()] * weights.layers
+    head, start = GatheredPeak(), GatheredPeak()
+    moment = GatheredPeak()
     for step, use in enumerate(uses):
         moment = coordinator.fetch(step)
         if step == len(uses) - 1:

@@ -3,7 +3,7 @@
 Source: DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py.
 """
 
-from engine.planner.memory.gathering import GatheredWeights, Moment, gather
+from engine.planner.memory.gathering import GatheredPeak, GatheredWeights, gather
 from engine.planner.memory.states import States
 
 _FLOAT, _DOUBLE = 4, 8
@@ -159,10 +159,10 @@ class Zero3(States):
         self._hold(self.gathered.backward[self.passed])
         self.passed += 1
 
-    def _hold(self, moment: Moment) -> None:
+    def _hold(self, moment: GatheredPeak) -> None:
         """Hold the gathered weights of a moment, and gloo's temporary receive buffer."""
         if self.alias:
-            moment = Moment()
+            moment = GatheredPeak()
         self.held.communication = self.steady + moment.held * self.width
         self.momentary = max(0.0, moment.arriving - moment.held) * self.width if self.on_cpu else 0.0
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.flops import attention_pairs
 from engine.planner.setup import TrainingSetup
-from engine.planner.timing.constants import Constants
+from engine.planner.timing.constants import DeviceConstants
 
 _TILE = 128  # rows and columns of scores that fused attention computes at once; tiles on the diagonal are whole
 _FUSED_BACKWARD = 2.5  # five products where the forward has two: the scores are computed again (arXiv 2205.14135)
@@ -44,7 +44,7 @@ class Seconds:
     again: float = 0.0
 
 
-def block_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
+def block_seconds(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     """Predict the blocks of the fullest pipeline stage."""
     architecture = setup.architecture
     products = _products(setup, constants, (weight for weight in architecture.weights if weight.block))
@@ -58,7 +58,7 @@ def block_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
     return Seconds(forward * stage, backward * stage, again * stage)
 
 
-def root_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
+def root_seconds(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     """Predict the head, the logits and the loss, on a pipeline's last stage."""
     architecture = setup.architecture
     roots = [weight for weight in architecture.weights if not weight.block]
@@ -71,7 +71,7 @@ def root_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
     return Seconds(products.forward + loss / 2, products.backward + loss / 2)
 
 
-def optimizer_seconds(setup: TrainingSetup, constants: Constants) -> float:
+def optimizer_seconds(setup: TrainingSetup, constants: DeviceConstants) -> float:
     """Predict the update of one rank's parameters; over the host's link if states are offloaded."""
     layout = setup.layout
     owned = setup.architecture.rank_parameters(layout.tp) / layout.pp
@@ -91,7 +91,7 @@ def optimizer_seconds(setup: TrainingSetup, constants: Constants) -> float:
     return seconds
 
 
-def offload_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
+def offload_seconds(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     """Predict the transfer of one micro-batch's shards: weights up for the forward and the backward, gradients down.
 
     FSDP2 transfers float32 shards and gradients, ZeRO-3 16-bit ones, from NVMe if they are stored there. Other
@@ -108,7 +108,7 @@ def offload_seconds(setup: TrainingSetup, constants: Constants) -> Seconds:
     return Seconds(up, (up if setup.reshard else 0.0) + moved / constants.host_bytes_per_second)
 
 
-def _bandwidth(setup: TrainingSetup, constants: Constants) -> float:
+def _bandwidth(setup: TrainingSetup, constants: DeviceConstants) -> float:
     return setup.machine.accelerator.bytes_per_second * constants.memory
 
 
@@ -117,7 +117,7 @@ def _rows(setup: TrainingSetup, weight: Weight) -> float:
     return setup.micro_batch * (1.0 if weight.per_sequence else setup.sequence_length * weight.share)
 
 
-def _products(setup: TrainingSetup, constants: Constants, weights: Iterable[Weight]) -> Seconds:
+def _products(setup: TrainingSetup, constants: DeviceConstants, weights: Iterable[Weight]) -> Seconds:
     """Predict all products with these weights; with float8, heads stay in bfloat16."""
     device, tp = setup.machine.accelerator, setup.layout.tp
     bandwidth, least = _bandwidth(setup, constants), device.kernel_seconds
@@ -149,7 +149,7 @@ def _products(setup: TrainingSetup, constants: Constants, weights: Iterable[Weig
     return Seconds(forward, backward)
 
 
-def _attention(setup: TrainingSetup, constants: Constants) -> Seconds:
+def _attention(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     """Predict scores and weighted values; eager attention computes all of them and stores them in memory."""
     architecture, device = setup.architecture, setup.machine.accelerator
     number = PRODUCT_FORMAT[setup.precision]
@@ -187,7 +187,7 @@ def _pairs(architecture: Architecture, length: int, *, fused: bool) -> float:
     return pairs
 
 
-def _elementwise(setup: TrainingSetup, constants: Constants) -> Seconds:
+def _elementwise(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     """Predict norms, residual sums and activation functions: bytes over bandwidth.
 
     Forward, in elements a token: two norms read and write h, two sums read 2h and write h, the activation reads and

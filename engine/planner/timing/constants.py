@@ -14,7 +14,7 @@ from configs.hardware.hardware import Accelerator
 
 
 @dataclass(frozen=True)
-class Constants:
+class DeviceConstants:
     """Shares of the device's peak figures, and overlap.
 
     matmul: of peak FLOP/s, by a large product. attention: of peak FLOP/s, by fused attention with heads of 128, of the
@@ -41,7 +41,7 @@ class Constants:
     host_bytes_per_second: float = 25e9  # a GPU's way to host memory: PCIe 4.0 x16, 32 GB/s less protocol
     storage_bytes_per_second: float = 3e9  # one NVMe drive, shared by nobody
 
-    def replace(self, **changes: float) -> "Constants":
+    def replace(self, **changes: float) -> "DeviceConstants":
         """Return the constants with some changed."""
         return replace(self, **changes)
 
@@ -55,7 +55,7 @@ benchmarks.planner.bench throughput` prints them; a test compares these with its
 """
 
 
-def constants_for(accelerator: Accelerator) -> Constants:
+def constants_for(accelerator: Accelerator) -> DeviceConstants:
     """Return the constants for planning: for a data-sheet device, priors times the factors from published runs."""
     prior = prior_for(accelerator)
     if accelerator.measured or accelerator.kind == "cpu":
@@ -63,17 +63,17 @@ def constants_for(accelerator: Accelerator) -> Constants:
     return prior.replace(**{name: getattr(prior, name) * times for name, times in LEARNT.items()})
 
 
-def prior_for(accelerator: Accelerator) -> Constants:
+def prior_for(accelerator: Accelerator) -> DeviceConstants:
     """Return a device's priors, before any measurement."""
     if accelerator.measured or accelerator.kind == "cpu":
         return _CPU
     for prefix, constants in _PRIORS.items():
         if accelerator.name.startswith(prefix):
             return constants
-    return _ROCM if accelerator.kind == "rocm" else Constants()
+    return _ROCM if accelerator.kind == "rocm" else DeviceConstants()
 
 
-_CPU = Constants(
+_CPU = DeviceConstants(
     matmul=1.0, attention=0.7, memory=1.0, link=1.0, overlap=0.0, contention=0.0, product_depth=16.0, head_depth=16.0
 )
 """Measured rates; the communicating core also computes, so nothing is hidden (overlap 0)."""
@@ -81,8 +81,8 @@ _PRIORS = {
     # Large cuBLAS products reach about 250 of 312 TFLOP/s on A100, and about 650 of 989 on H100, which its power limits
     # (common microbenchmarks, from memory).
     # FlashAttention-2: 50 to 73 % of peak on A100 (arXiv 2307.08691), 35 % on H100 (arXiv 2407.08608), abstracts.
-    "a100": Constants(matmul=0.80, attention=0.50),
-    "h100": Constants(matmul=0.66, attention=0.35),
-    "h200": Constants(matmul=0.66, attention=0.35),
+    "a100": DeviceConstants(matmul=0.80, attention=0.50),
+    "h100": DeviceConstants(matmul=0.66, attention=0.35),
+    "h200": DeviceConstants(matmul=0.66, attention=0.35),
 }
-_ROCM = Constants(matmul=0.55, attention=0.3)
+_ROCM = DeviceConstants(matmul=0.55, attention=0.3)

@@ -3,10 +3,11 @@
     calibrated = calibrate(setups, tokens_per_second, groups)       # groups: the model of each row
     seconds, sigma = calibrated.step_seconds(setup)                 # of any other setup
 
-First the `Constants`: each moves from its prior only as far as the rows require (least squares of log errors with a
-robust loss, and a ridge toward the prior). Those of software are shared by all devices; `matmul` and `attention` are a
-device's too, so each device of the rows has its own deviation from the shared change. Then the residuals are learned by
-similarity of rows (`engine.planner.fitting.correction`). A device without rows gets its priors times the shared change.
+First the `DeviceConstants`: each moves from its prior only as far as the rows require (least squares of log errors with
+a robust loss, and a ridge toward the prior). Those of software are shared by all devices; `matmul` and `attention` are
+a device's too, so each device of the rows has its own deviation from the shared change. Then the residuals are learned
+by similarity of rows (`engine.planner.fitting.correction`). A device without rows gets its priors times the shared
+change.
 
 On the 81 published runs of docs/measurements/published (2026-11; in brackets how they move when a model is left out):
 matmul 0.75 of peak on A100 (0.74 to 0.76) and 0.60 on H100 (0.60 to 0.61), attention 0.32 (0.31 to 0.32) and 0.17
@@ -27,7 +28,7 @@ from configs.hardware.hardware import Accelerator
 from engine.planner.fitting.correction import Correction
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import PRODUCT_FORMAT
-from engine.planner.timing.constants import Constants, prior_for
+from engine.planner.timing.constants import DeviceConstants, prior_for
 from engine.planner.timing.training import step_time
 
 SHARED: Mapping[str, float] = {
@@ -47,13 +48,13 @@ _LEAST_SHARE, _MOST_SHARE = 0.01, 1.0
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedConstants:
     """Each constant as a multiple of its prior: shared by all devices, and per device."""
 
     shared: Mapping[str, float] = field(default_factory=dict)
     of_device: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
-    def constants(self, accelerator: Accelerator) -> Constants:
+    def constants(self, accelerator: Accelerator) -> DeviceConstants:
         """Return a device's constants; shares stay at most 1."""
         prior = prior_for(accelerator)
         own = self.of_device.get(accelerator.name, {})
@@ -68,10 +69,10 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CalibratedConstants:
     """Constants, and the correction of their residuals."""
 
-    fitted: Fitted
+    fitted: FittedConstants
     correction: Correction
 
     def step_seconds(self, setup: TrainingSetup) -> tuple[float, float]:
@@ -84,9 +85,9 @@ class Calibrated:
         return setup.tokens_per_step / self.step_seconds(setup)[0]
 
 
-def calibrate(
+def calibrate_constants(
     setups: Sequence[TrainingSetup], tokens_per_second: Sequence[float], groups: Sequence[Hashable] | None = None
-) -> Calibrated:
+) -> CalibratedConstants:
     """Fit to measured rows; without rows, return the priors.
 
     groups: as in `Correction.learn`. Raises ValueError for a figure that is not above 0.
@@ -94,23 +95,23 @@ def calibrate(
     if any(not figure > 0 for figure in tokens_per_second):
         raise ValueError("tokens_per_second: each measured figure must be above 0")
     if not setups:
-        return Calibrated(Fitted(), Correction.none())
+        return CalibratedConstants(FittedConstants(), Correction.none())
     measured = np.log(np.asarray(tokens_per_second, dtype=np.float64))
     fitted = fit_constants(setups, measured)
     features = np.array([row_features(setup) for setup in setups])
-    return Calibrated(fitted, Correction.learn(features, measured - _predicted(setups, fitted), groups))
+    return CalibratedConstants(fitted, Correction.learn(features, measured - _predicted(setups, fitted), groups))
 
 
-def fit_constants(setups: Sequence[TrainingSetup], log_tokens_per_second: Floats) -> Fitted:
+def fit_constants(setups: Sequence[TrainingSetup], log_tokens_per_second: Floats) -> FittedConstants:
     """Return the most likely constants given their priors and the rows."""
     devices = sorted({setup.machine.accelerator.name for setup in setups})
     sigmas = np.array([*SHARED.values(), *(sigma for _ in devices for sigma in OF_A_DEVICE.values())])
 
-    def fitted(parameters: Floats) -> Fitted:
+    def fitted(parameters: Floats) -> FittedConstants:
         multiples = [float(value) for value in np.exp(parameters * sigmas)]
         own = multiples[len(SHARED) :]
         width = len(OF_A_DEVICE)
-        return Fitted(
+        return FittedConstants(
             dict(zip(SHARED, multiples, strict=False)),
             {
                 device: dict(zip(OF_A_DEVICE, own[index * width : (index + 1) * width], strict=True))
@@ -140,9 +141,9 @@ def row_features(setup: TrainingSetup) -> list[float]:
     ]
 
 
-def _predicted(setups: Sequence[TrainingSetup], fitted: Fitted) -> Floats:
+def _predicted(setups: Sequence[TrainingSetup], fitted: FittedConstants) -> Floats:
     """Return logarithms of tokens/s."""
-    constants: dict[str, Constants] = {}
+    constants: dict[str, DeviceConstants] = {}
     found = []
     for setup in setups:
         accelerator = setup.machine.accelerator

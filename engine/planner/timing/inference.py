@@ -27,7 +27,7 @@ from engine.planner.memory.stored import (
 from engine.planner.results import GenerationTime
 from engine.planner.setup import InferenceSetup
 from engine.planner.timing.collectives import all_gather_seconds, all_reduce_seconds, point_to_point_seconds
-from engine.planner.timing.constants import Constants, constants_for
+from engine.planner.timing.constants import DeviceConstants, constants_for
 from engine.planner.timing.cpu import can_measure, measured_generation_time
 
 
@@ -78,7 +78,7 @@ _PRODUCTS, _CROSS_PRODUCTS = (
 _CROSS_KERNELS = 5  # norm, query, attention in two, output
 
 
-def generation_time(setup: InferenceSetup, constants: Constants | None = None) -> GenerationTime:
+def generation_time(setup: InferenceSetup, constants: DeviceConstants | None = None) -> GenerationTime:
     """Predict prefill and the mean decode step. An encoder has only a prefill (`new_tokens` 0, `token_seconds` 0).
 
     A calibrated CPU is predicted from its measured operators where they suffice (`timing.cpu`). Raises ValueError for
@@ -108,7 +108,7 @@ def generation_time(setup: InferenceSetup, constants: Constants | None = None) -
     )
 
 
-def _in_micro_batches(setup: InferenceSetup, constants: Constants | None) -> GenerationTime:
+def _in_micro_batches(setup: InferenceSetup, constants: DeviceConstants | None) -> GenerationTime:
     """Predict a batch split into micro-batches.
 
     A decode step takes as long as the busiest stage works, and at least one micro-batch's time through all stages. A
@@ -155,7 +155,7 @@ class _Rates:
     """A setup and its efficiency shares."""
 
     setup: InferenceSetup
-    constants: Constants
+    constants: DeviceConstants
     kernels: KernelConstants
 
     def prefill(self) -> tuple[float, float]:

@@ -8,10 +8,10 @@ a device computes prompts and steps in turn, so the time of N new tokens of n se
 `tp` ranks share all weights; with data-parallel attention and expert parallelism (`dep`) each rank holds attention for
 its own sequences and a share of the experts, which see the tokens of all ranks.
 
-Six constants are fitted (`MODEL`); fixed: 0.8 of the memory's bandwidth, attention of a prompt at half the 16-bit peak,
-0.3 of a link and 12 microseconds an all-reduce (TensorRT-LLM's rows of `inference_throughput.csv`). gpt-oss stores its
-experts in MXFP4 whatever the products' format (model card, arXiv 2508.10925); the cache is in 8 bits (TensorRT-LLM's
-performance overview).
+Six constants are fitted (`SATURATED`); fixed: 0.8 of the memory's bandwidth, attention of a prompt at half the 16-bit
+peak, 0.3 of a link and 12 microseconds an all-reduce (TensorRT-LLM's rows of `inference_throughput.csv`). gpt-oss
+stores its experts in MXFP4 whatever the products' format (model card, arXiv 2508.10925); the cache is in 8 bits
+(TensorRT-LLM's performance overview).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from math import inf
 
 from configs.hardware.hardware import Accelerator
 from engine.planner.architecture import Architecture
-from engine.planner.fitting.few import Constants, Model
+from engine.planner.fitting.few import Constants, FewConstants
 
 _MEMORY, _ATTENTION, _LINK, _MESSAGE_SECONDS = 0.8, 0.5, 0.3, 1.2e-5
 _WORKSPACE_BYTES, _CACHE_SHARE = 3.5e9, 0.9
@@ -33,7 +33,7 @@ SCATTER = 0.25
 
 
 @dataclass(frozen=True)
-class Service:
+class SaturatedServer:
     """A model served by replicas of `ranks` devices. expert_parallel: attention is data-parallel, experts are split."""
 
     architecture: Architecture
@@ -56,7 +56,7 @@ class _Sizes:
     share: float
 
 
-def _sizes(service: Service) -> _Sizes:
+def _sizes(service: SaturatedServer) -> _Sizes:
     architecture = service.architecture
     tp = 1 if service.expert_parallel else service.ranks
     matrices = [weight for weight in architecture.weights if weight.products]
@@ -68,7 +68,7 @@ def _sizes(service: Service) -> _Sizes:
     return _Sizes(dense, heads, experts / service.ranks, experts * share / tp, share)
 
 
-def _bytes(service: Service) -> tuple[float, float]:
+def _bytes(service: SaturatedServer) -> tuple[float, float]:
     """Return bytes of a rank's weights: all but experts, and experts. Tables and heads are in 16 bits."""
     sizes, mixed = _sizes(service), service.architecture.model_type == "gpt_oss"
     element = _WEIGHT_BYTES[service.precision]
@@ -76,7 +76,7 @@ def _bytes(service: Service) -> tuple[float, float]:
     return dense, sizes.experts * (min(_MXFP4_BYTES, element) if mixed else element)
 
 
-def sequences(service: Service) -> float:
+def sequences(service: SaturatedServer) -> float:
     """Return how many sequences a rank of data-parallel attention, or a replica, decodes at once.
 
     Raises ValueError if the weights and one sequence do not fit.
@@ -95,12 +95,12 @@ def sequences(service: Service) -> float:
     return min(float(_MOST_SEQUENCES), left * _CACHE_SHARE / each if each else inf)
 
 
-def output_tokens_per_second(service: Service, constants: Constants) -> float:
+def output_tokens_per_second(service: SaturatedServer, constants: Constants) -> float:
     """Return new tokens a second of each device at the largest batch."""
     return saturated(service, constants, sequences(service))[0]
 
 
-def saturated(service: Service, constants: Constants, batch: float) -> tuple[float, float]:
+def saturated(service: SaturatedServer, constants: Constants, batch: float) -> tuple[float, float]:
     """Return new tokens a second of each device, and seconds of a decode step, with `batch` sequences at once."""
     step = step_seconds(service, constants, batch)
     seconds = service.new_tokens * step + batch * service.prompt_tokens * prompt_token_seconds(service, constants)
@@ -108,7 +108,7 @@ def saturated(service: Service, constants: Constants, batch: float) -> tuple[flo
     return batch * service.new_tokens / seconds / groups, step
 
 
-def _peaks(service: Service, constants: Constants) -> tuple[float, float]:
+def _peaks(service: SaturatedServer, constants: Constants) -> tuple[float, float]:
     """Return FLOP/s that products of dense weights and of experts reach."""
     peak = service.device.flops({"bf16": "bfloat16"}.get(service.precision, "float8"))
     wide = service.device.flops("bfloat16")
@@ -119,7 +119,7 @@ def _peaks(service: Service, constants: Constants) -> tuple[float, float]:
     return dense * constants["matmul"], peak * constants["expert_matmul"]
 
 
-def step_seconds(service: Service, constants: Constants, batch: float) -> float:
+def step_seconds(service: SaturatedServer, constants: Constants, batch: float) -> float:
     """Return the seconds of a decode step at the mean context."""
     architecture, device, sizes = service.architecture, service.device, _sizes(service)
     dense, experts = _bytes(service)
@@ -142,7 +142,7 @@ def step_seconds(service: Service, constants: Constants, batch: float) -> float:
     return step
 
 
-def prompt_token_seconds(service: Service, constants: Constants) -> float:
+def prompt_token_seconds(service: SaturatedServer, constants: Constants) -> float:
     """Return the seconds that one token of a prompt takes a rank (of its replica)."""
     architecture, sizes = service.architecture, _sizes(service)
     dense_rate, expert_rate = _peaks(service, constants)
@@ -167,7 +167,7 @@ def _blend(reading: float, multiplying: float) -> float:
     return float((reading**3 + multiplying**3) ** (1 / 3))
 
 
-MODEL: Model[Service] = Model(
+SATURATED: FewConstants[SaturatedServer] = FewConstants(
     priors={
         "matmul": (0.65, 0.2),
         "expert_matmul": (0.15, 0.5),  # many small products

@@ -13,7 +13,7 @@ its prior is wide.
 from dataclasses import dataclass
 
 from engine.planner.architecture import Architecture
-from engine.planner.fitting.few import Constants, Model
+from engine.planner.fitting.few import Constants, FewConstants
 
 _CALM = 4  # devices that a switch's port serves without drops: from the published rows
 _REFERENCE_BYTES = 6e6
@@ -23,7 +23,7 @@ _SCATTER = 0.1
 
 
 @dataclass(frozen=True)
-class Cluster:
+class LinkedDevices:
     """weight_bytes, sync_bytes: of one number as stored and as sent."""
 
     architecture: Architecture
@@ -34,7 +34,7 @@ class Cluster:
     sync_bytes: float
 
 
-def exchanged_bytes(cluster: Cluster) -> float:
+def exchanged_bytes(cluster: LinkedDevices) -> float:
     """Return the bytes that the root sends and receives for a token."""
     architecture, workers = cluster.architecture, cluster.devices - 1
     vectors = _SENT * architecture.hidden + architecture.feed_forward
@@ -42,19 +42,19 @@ def exchanged_bytes(cluster: Cluster) -> float:
     return architecture.layers * workers * (vectors + gathered) * cluster.sync_bytes
 
 
-def token_milliseconds(cluster: Cluster, constants: Constants) -> float:
+def token_milliseconds(cluster: LinkedDevices, constants: Constants) -> float:
     """Return the milliseconds of one token."""
     return computing_milliseconds(cluster, constants) + exchange_milliseconds(cluster, constants)
 
 
-def computing_milliseconds(cluster: Cluster, constants: Constants) -> float:
+def computing_milliseconds(cluster: LinkedDevices, constants: Constants) -> float:
     """Return the milliseconds of computation."""
     held = sum(weight.size * weight.products for weight in cluster.architecture.weights) / cluster.devices
     reading = held * cluster.weight_bytes / (cluster.bytes_per_second * constants["memory"])
     return 1e3 * (reading + cluster.architecture.layers * constants["layer_seconds"])
 
 
-def exchange_milliseconds(cluster: Cluster, constants: Constants) -> float:
+def exchange_milliseconds(cluster: LinkedDevices, constants: Constants) -> float:
     """Return the milliseconds of waiting for the network."""
     if cluster.devices == 1:
         return 0.0
@@ -65,7 +65,7 @@ def exchange_milliseconds(cluster: Cluster, constants: Constants) -> float:
     return 1e3 * (line * slower + cluster.architecture.layers * constants["message_seconds"])
 
 
-MODEL: Model[Cluster] = Model(
+SLOW_LINK: FewConstants[LinkedDevices] = FewConstants(
     priors={
         "memory": (0.75, 0.3),
         "layer_seconds": (5e-3, 0.5),

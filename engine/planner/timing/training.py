@@ -17,13 +17,13 @@ from engine.planner.flops import model_flops
 from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import block_seconds, offload_seconds, optimizer_seconds, root_seconds
-from engine.planner.timing.constants import Constants, constants_for
+from engine.planner.timing.constants import DeviceConstants, constants_for
 from engine.planner.timing.traffic import Phase, Transfer, traffic
 
-__all__ = ["Constants", "Transfer", "constants_for", "step_time", "traffic"]
+__all__ = ["DeviceConstants", "Transfer", "constants_for", "step_time", "traffic"]
 
 
-def step_time(setup: TrainingSetup, constants: Constants | None = None) -> StepTime:
+def step_time(setup: TrainingSetup, constants: DeviceConstants | None = None) -> StepTime:
     """Return the seconds of one step of `setup`. Raises ValueError naming the unknown link or number format."""
     constants = constants or constants_for(setup.machine.accelerator)
     blocks, root = block_seconds(setup, constants), root_seconds(setup, constants)
@@ -50,7 +50,7 @@ def step_time(setup: TrainingSetup, constants: Constants | None = None) -> StepT
     )
 
 
-def _exposed(communication: float, compute: float, constants: Constants) -> float:
+def _exposed(communication: float, compute: float, constants: DeviceConstants) -> float:
     """Return the exposed communication of a phase."""
     hidden = min(communication, constants.overlap * compute)
     return communication - hidden + constants.contention * hidden

@@ -60,9 +60,9 @@ class _Opening:
     def recorder_of_rank(self):
         if self.recorder is None and not self.failed:
             try:
-                from rankwise_probe.recording import Recorder
+                from rankwise_probe.recording import StepRecorder
 
-                self.recorder = Recorder(os.environ[VARIABLE])
+                self.recorder = StepRecorder(os.environ[VARIABLE])
             except Exception as error:
                 self.failed = True
                 os.write(2, ("rankwise_probe: no samples are kept: %s\n" % error).encode("utf-8", "replace"))

@@ -20,8 +20,8 @@ MAGIC = b"RWPROBE1"
 HEADER = 65536
 ROWS = 8192
 MARKS = 8
-COLUMNS = ("begin", "end", "tokens", "loss", "device_end", *["mark_%d" % place for place in range(MARKS)])
-PAGE = ROWS * 8 * len(COLUMNS)
+STEP_COLUMNS = ("begin", "end", "tokens", "loss", "device_end", *["mark_%d" % place for place in range(MARKS)])
+PAGE = ROWS * 8 * len(STEP_COLUMNS)
 MAX_PAGES = 512
 _BEGIN, _END, _TOKENS, _LOSS, _DEVICE, _FIRST_MARK = range(6)
 _NAN = float("nan")
@@ -31,7 +31,7 @@ _COUNT = struct.Struct("<Q")
 _PENDING = 64
 
 
-class Recorder:
+class StepRecorder:
     """Writes rows. Each process has a file of its own: a fork or a second process of a rank does not mix into it."""
 
     def __init__(self, folder):
@@ -56,12 +56,12 @@ class Recorder:
     def step(self, now, tokens, loss):
         """Keep a row that ends now and began where the last one ended."""
         if os.getpid() != self._pid or self._full:
-            return Step(self, None, now)
+            return StepContext(self, None, now)
         with self._lock:
             row = self._row(self._last, now, tokens)
             self._last = now
         self._after(row, loss)
-        return Step(self, row, now)
+        return StepContext(self, row, now)
 
     def finish(self, row, begin, tokens, loss):
         """Complete the row of a `with` block: it began when the block did."""
@@ -199,7 +199,7 @@ class Recorder:
         self._pages.append(page)
 
 
-class Step:
+class StepContext:
     """What a call returns: nothing needs to be done with it, unless it is used as a context manager."""
 
     __slots__ = ("_begin", "_recorder", "_row", "loss", "tokens")

@@ -13,7 +13,7 @@ from engine.serving.http.errors import ApiError
 from engine.serving.messages import NewToken, WantedAnswer
 
 
-class Answer:
+class TokenQueue:
     """One answer: a queue of its tokens. `cached_tokens`: of the prompt, found in the cache.
 
     After a failure of the ranks it goes on where it was: the next token depends on the earlier ones alone.

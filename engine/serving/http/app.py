@@ -6,7 +6,6 @@ Every refusal has the form of OpenAI's API. A body is read with a limit of size 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +16,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from configs.serving.settings import ServingSettings
-from engine.serving.http.admission import authorise, read_body
-from engine.serving.http.endpoints import Choice, Form, Generation, events, whole
+from engine.serving.http.admission import Handler, authorise, read_body
+from engine.serving.http.endpoints import Generation, GrowingChoice, ResponseForm, events, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, read_request
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass
@@ -40,7 +37,7 @@ class Server:
     draining: bool = False
 
 
-def make_app(server: Server) -> FastAPI:
+def serving_app(server: Server) -> FastAPI:
     """Return the application."""
     app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
     service = Generation(server.model, server.settings, server.router, server.metrics)
@@ -122,8 +119,8 @@ async def _respond(
     server: Server,
     service: Generation,
     wanted: GenerationRequest,
-    form: Form,
-    choices: list[Choice],
+    form: ResponseForm,
+    choices: list[GrowingChoice],
 ) -> Response:
     if wanted.stream:
         with_usage = wanted.stream_options is not None and wanted.stream_options.include_usage

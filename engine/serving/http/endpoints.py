@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.serving.settings import ServingSettings
-from engine.serving.http.answers import Answer
+from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
@@ -32,12 +32,12 @@ _RETRY_SECONDS = 5
 
 
 @dataclass
-class Choice:
+class GrowingChoice:
     """One answer to a prompt as it grows. index: among all of the request; choice: among those to the same prompt."""
 
     index: int
     choice: int
-    answer: Answer
+    answer: TokenQueue
     text: AnswerText
     began: float
     last: float | None = None
@@ -45,16 +45,16 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChoicePiece:
     """What one token adds to a choice. reason: why the choice ends with it."""
 
-    choice: Choice
+    choice: GrowingChoice
     text: str
     token: NewToken
     reason: str | None
 
 
-class Form:
+class ResponseForm:
     """How answers look: `/v1/completions` or `/v1/chat/completions`."""
 
     def __init__(self, model: ServedModel, wanted: GenerationRequest, chat: bool) -> None:
@@ -62,7 +62,7 @@ class Form:
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self._created = int(time.time())
 
-    def whole(self, choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[GrowingChoice], pieces: Sequence[list[ChoicePiece]]) -> dict[str, Any]:
         """Return the complete response."""
         parts = []
         for choice, own in zip(choices, pieces, strict=True):
@@ -73,21 +73,21 @@ class Form:
         kind = "chat.completion" if self._chat else "text_completion"
         return self._frame(kind, parts) | {"usage": usage_of(choices, pieces)}
 
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
+    def opening(self, choice: GrowingChoice) -> dict[str, Any] | None:
         """Return the first event of a choice; only conversations have one."""
         if not self._chat:
             return None
         body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return self._frame("chat.completion.chunk", [body])
 
-    def event(self, piece: Piece) -> dict[str, Any]:
+    def event(self, piece: ChoicePiece) -> dict[str, Any]:
         """Return the event of a piece."""
         body: dict[str, Any] = {"delta": {"content": piece.text} if piece.text else {}}
         body = body if self._chat else {"text": piece.text}
         part = self._choice(piece.choice, body, [piece.token], piece.reason)
         return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
 
-    def usage_event(self, choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+    def usage_event(self, choices: Sequence[GrowingChoice], pieces: Sequence[list[ChoicePiece]]) -> dict[str, Any]:
         """Return the event with the counts of tokens."""
         frame = self._frame("chat.completion.chunk" if self._chat else "text_completion", [])
         return frame | {"usage": usage_of(choices, pieces)}
@@ -102,7 +102,7 @@ class Form:
         }
 
     def _choice(
-        self, choice: Choice, body: dict[str, Any], tokens: list[NewToken], reason: str | None
+        self, choice: GrowingChoice, body: dict[str, Any], tokens: list[NewToken], reason: str | None
     ) -> dict[str, Any]:
         part = {"index": choice.index, **body, "logprobs": self._logprobs(tokens), "finish_reason": reason}
         if self._wanted.return_token_ids:
@@ -135,7 +135,7 @@ class Form:
         }
 
 
-def usage_of(choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+def usage_of(choices: Sequence[GrowingChoice], pieces: Sequence[list[ChoicePiece]]) -> dict[str, Any]:
     """Return the counts of tokens; a prompt with several answers counts once."""
     first_answers = [choice.answer for choice in choices if choice.choice == 0]
     generated = sum(len(own) for own in pieces)
@@ -156,7 +156,7 @@ class Generation:
         self._model, self._settings, self._router, self._metrics = model, settings, router, metrics
         self._keys = itertools.count()
 
-    async def complete(self, wanted: CompletionRequest) -> tuple[Form, list[Choice]]:
+    async def complete(self, wanted: CompletionRequest) -> tuple[ResponseForm, list[GrowingChoice]]:
         """Begin the answers to a completion request. Raises ApiError."""
         self._check(wanted)
         given = wanted.prompt
@@ -170,9 +170,9 @@ class Generation:
         answers = self._answers(
             wanted, prompts, 16 if wanted.max_tokens is None else wanted.max_tokens, wanted.logprobs
         )
-        return Form(self._model, wanted, chat=False), self._begin(wanted, answers)
+        return ResponseForm(self._model, wanted, chat=False), self._begin(wanted, answers)
 
-    async def chat(self, wanted: ChatRequest) -> tuple[Form, list[Choice]]:
+    async def chat(self, wanted: ChatRequest) -> tuple[ResponseForm, list[GrowingChoice]]:
         """Begin the answers to a conversation. Raises ApiError."""
         self._check(wanted)
         if wanted.top_logprobs and not wanted.logprobs:
@@ -184,13 +184,13 @@ class Generation:
         prompt = tuple(await asyncio.to_thread(self._model.encode_chat, messages))
         limit = wanted.max_completion_tokens or wanted.max_tokens or self._model.max_length - len(prompt)
         logprobs = (wanted.top_logprobs or 0) if wanted.logprobs else None
-        return Form(self._model, wanted, chat=True), self._begin(
+        return ResponseForm(self._model, wanted, chat=True), self._begin(
             wanted, self._answers(wanted, [prompt], limit, logprobs)
         )
 
-    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Piece]:
+    async def pieces(self, choices: Sequence[GrowingChoice]) -> AsyncIterator[ChoicePiece]:
         """Yield what the choices gain, as it comes. Raises ApiError; ends all answers when it is closed."""
-        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[ChoicePiece | Exception | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._follow(choice, queue)) for choice in choices]
         left = len(tasks)
         try:
@@ -210,12 +210,12 @@ class Generation:
                 task.cancel()
             self.end(choices)
 
-    def end(self, choices: Sequence[Choice]) -> None:
+    def end(self, choices: Sequence[GrowingChoice]) -> None:
         """End answers, complete or not."""
         for choice in choices:
             self._router.finish(choice.answer)
 
-    async def _follow(self, choice: Choice, queue: "asyncio.Queue[Piece | Exception | None]") -> None:
+    async def _follow(self, choice: GrowingChoice, queue: "asyncio.Queue[ChoicePiece | Exception | None]") -> None:
         """Turn a choice's tokens into pieces."""
         try:
             async for token in choice.answer:
@@ -228,7 +228,7 @@ class Generation:
                     choice.reason, text = token.reason, text + choice.text.end()
                     choice.reason = "stop" if choice.text.stopped else choice.reason
                 # Also without text, so that its time can be seen.
-                queue.put_nowait(Piece(choice, text, token, choice.reason))
+                queue.put_nowait(ChoicePiece(choice, text, token, choice.reason))
                 if choice.reason is not None:
                     break
             self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
@@ -236,7 +236,7 @@ class Generation:
         except ApiError as error:
             queue.put_nowait(error)
 
-    def _note(self, choice: Choice) -> None:
+    def _note(self, choice: GrowingChoice) -> None:
         now = time.perf_counter()
         if choice.last is None:
             self._metrics.first_token(now - choice.began)
@@ -313,10 +313,12 @@ class Generation:
             for choice in range(wanted.n or 1)
         ]
 
-    def _begin(self, wanted: GenerationRequest, answers: Sequence[WantedAnswer]) -> list[Choice]:
+    def _begin(self, wanted: GenerationRequest, answers: Sequence[WantedAnswer]) -> list[GrowingChoice]:
         stops, began = wanted.stops, time.perf_counter()
         choices = [
-            Choice(index, answer.sampling.choice, Answer(answer), AnswerText(self._model.tokenizer, stops), began)
+            GrowingChoice(
+                index, answer.sampling.choice, TokenQueue(answer), AnswerText(self._model.tokenizer, stops), began
+            )
             for index, answer in enumerate(answers)
         ]
         for choice in choices:
@@ -329,19 +331,23 @@ def _given(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-async def whole(service: Generation, form: Form, choices: Sequence[Choice]) -> dict[str, Any]:
+async def whole(service: Generation, form: ResponseForm, choices: Sequence[GrowingChoice]) -> dict[str, Any]:
     """Return the complete response."""
-    pieces: list[list[Piece]] = [[] for _ in choices]
+    pieces: list[list[ChoicePiece]] = [[] for _ in choices]
     async for piece in service.pieces(choices):
         pieces[piece.choice.index].append(piece)
     return form.whole(choices, pieces)
 
 
 async def events(
-    service: Generation, form: Form, choices: Sequence[Choice], with_usage: bool, refused: Callable[[int], None]
+    service: Generation,
+    form: ResponseForm,
+    choices: Sequence[GrowingChoice],
+    with_usage: bool,
+    refused: Callable[[int], None],
 ) -> AsyncIterator[bytes]:
     """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
-    pieces: list[list[Piece]] = [[] for _ in choices]
+    pieces: list[list[ChoicePiece]] = [[] for _ in choices]
     source = service.pieces(choices)
     try:
         for choice in choices:

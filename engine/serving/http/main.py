@@ -23,7 +23,7 @@ import uvicorn
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.serving.settings import ServingSettings
-from engine.serving.http.app import Server, make_app
+from engine.serving.http.app import Server, serving_app
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
@@ -55,7 +55,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     server = Server(settings, ServedModel.read(settings), router, metrics, os.environ.get(API_KEY_VARIABLE) or None)
     http = _Uvicorn(
         uvicorn.Config(
-            make_app(server),
+            serving_app(server),
             log_level="warning",
             access_log=False,
             timeout_keep_alive=30,

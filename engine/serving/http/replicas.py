@@ -24,7 +24,7 @@ from typing import Any
 from configs.common.files.reading import read_tail
 from configs.serving.settings import ServingSettings
 from engine.rank.processes import LAUNCHER_VARIABLE
-from engine.serving.http.answers import Answer
+from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.messages import StepReport
@@ -38,7 +38,7 @@ _MAX_TRIES = 2
 _CUMULATIVE = ("preemptions", "prefix_tokens", "cached_tokens")
 
 
-class Replica:
+class ReplicaRanks:
     """The ranks of one replica. ready: they take requests; was_ready: they have. failures: failed starts in a row."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Replica:
         settings: ServingSettings,
         settings_path: Path,
         metrics: ServerMetrics,
-        lost: Callable[[list[Answer]], None],
+        lost: Callable[[list[TokenQueue]], None],
     ) -> None:
         """lost: takes the answers that go on after the ranks have failed."""
         self.index = index
@@ -55,7 +55,7 @@ class Replica:
         self.failures = 0
         self.about: dict[str, Any] = {}
         self.last_error = ""
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, TokenQueue] = {}
         self._settings, self._settings_path, self._metrics, self._lost = settings, settings_path, metrics, lost
         self._socket = Path(settings.folder) / f"replica-{index}.sock"
         self._processes: list[asyncio.subprocess.Process] = []
@@ -72,13 +72,13 @@ class Replica:
         await asyncio.start_unix_server(self._connected, str(self._socket), limit=_LINE_BYTES)
         self._task = asyncio.create_task(self._keep_running())
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: TokenQueue) -> None:
         """Begin an answer; it is kept for later while the replica is not ready."""
         self.answers[answer.key] = answer
         if self.ready:
             self._tell(answer.wanted.message())
 
-    def cancel(self, answer: Answer) -> None:
+    def cancel(self, answer: TokenQueue) -> None:
         """End an answer, whose slot is free after the current step."""
         if self.answers.pop(answer.key, None) is not None and self.ready:
             self._tell({"cancel": answer.key})
@@ -241,9 +241,9 @@ class Router:
 
     def __init__(self, settings: ServingSettings, settings_path: Path, metrics: ServerMetrics) -> None:
         self.replicas = [
-            Replica(index, settings, settings_path, metrics, self._again) for index in range(settings.layout.dp)
+            ReplicaRanks(index, settings, settings_path, metrics, self._again) for index in range(settings.layout.dp)
         ]
-        self._places: dict[str, Replica] = {}
+        self._places: dict[str, ReplicaRanks] = {}
 
     @property
     def ready(self) -> bool:
@@ -255,19 +255,19 @@ class Router:
         """Answers in progress."""
         return sum(len(replica.answers) for replica in self.replicas)
 
-    def start(self, answer: Answer) -> None:
+    def start(self, answer: TokenQueue) -> None:
         """Begin an answer."""
         replica = min(self.replicas, key=lambda one: (not one.ready, len(one.answers), one.index))
         self._places[answer.key] = replica
         replica.add(answer)
 
-    def finish(self, answer: Answer) -> None:
+    def finish(self, answer: TokenQueue) -> None:
         """End an answer, whether or not it is complete."""
         replica = self._places.pop(answer.key, None)
         if replica is not None:
             replica.cancel(answer)
 
-    def _again(self, answers: list[Answer]) -> None:
+    def _again(self, answers: list[TokenQueue]) -> None:
         for answer in answers:
             if answer.key in self._places:
                 self.start(answer)

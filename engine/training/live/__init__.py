@@ -5,6 +5,6 @@ with open_live(measurement, context) as live:
         live.tell(step=10, seconds=0.21, tokens=4096, loss=2.1)
 """
 
-from engine.training.live.sender import Live, open_live
+from engine.training.live.sender import LiveStreams, open_live
 
-__all__ = ["Live", "open_live"]
+__all__ = ["LiveStreams", "open_live"]

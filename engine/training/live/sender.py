@@ -44,16 +44,16 @@ _GAUGES = ("loss", "gradient_norm", "learning_rate", "validation_loss")
 LOOPBACK = "127.0.0.1"
 
 
-def open_live(measurement: "Measurement", context: "Context") -> "Live":
+def open_live(measurement: "Measurement", context: "Context") -> "LiveStreams":
     """Open the streams configured in `measuring.live`; none in passes without timing.
 
     The first rank of each node has streams: that of the first node tells everything, others what is of their node.
     """
     if not context.job.measuring.live or context.local_rank != 0 or context.measuring_pass != "timed":
-        return Live()
+        return LiveStreams()
     # Other ranks may already wait for this one in a collective.
     limit = min(OPEN_SECONDS, context.job.measuring.group_timeout_seconds / 2)
-    return Live(_about(measurement, context) | {"open_seconds": limit}, context.device, _meter(context))
+    return LiveStreams(_about(measurement, context) | {"open_seconds": limit}, context.device, _meter(context))
 
 
 def _meter(context: "Context") -> "PowerMeter | None":
@@ -93,7 +93,7 @@ def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
     }
 
 
-class Live:
+class LiveStreams:
     """The streams of one measurement. No method raises, because training has priority over live metrics."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Live:
         """Whether any stream is open."""
         return self._process is not None
 
-    def __enter__(self) -> "Live":
+    def __enter__(self) -> "LiveStreams":
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

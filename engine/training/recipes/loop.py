@@ -21,7 +21,7 @@ import torch.distributed as dist
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.rank.agreement import total
-from engine.training.bounds import RECENT_STEPS, Done, StepBudget
+from engine.training.bounds import RECENT_STEPS, StepBudget, TrainingProgress
 from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.checkpoints.saving import Saver, load, own_group
 from engine.training.recipes.loaders import SharedLoader
@@ -86,7 +86,7 @@ class Loop:
         self._resume()
         bounds, here = StepBudget(self.workload, self.context), 0
         steps = self._groups()
-        while not bounds.reached(Done(self.steps, here, self.history.trained_seconds, 0.0, self.judged)):
+        while not bounds.reached(TrainingProgress(self.steps, here, self.history.trained_seconds, 0.0, self.judged)):
             began = time.perf_counter()
             self._step(next(steps))
             here += 1

@@ -48,7 +48,7 @@ def _names() -> list[str]:
     )
 
 
-def assign(model: nn.Module, specs: Sequence[OptimizerSpec]) -> dict[str, OptimizerSpec]:
+def spec_by_parameter(model: nn.Module, specs: Sequence[OptimizerSpec]) -> dict[str, OptimizerSpec]:
     """Return the spec of each parameter; unmatched ones are left out.
 
     Raises ValueError for a pattern without a match.

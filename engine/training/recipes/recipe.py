@@ -40,11 +40,11 @@ from engine.rank.processes import place_from_environment
 from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.recipes.loaders import SharedLoader, share_out
 from engine.training.recipes.loop import CheckpointRules, Loop
-from engine.training.recipes.optimizer import OptimizerSpec, assign, build
+from engine.training.recipes.optimizer import OptimizerSpec, build, spec_by_parameter
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch, TrainingHistory
 from engine.training.trainers import STRATEGIES
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[[Tensor, Tensor], Tensor]
 Loader = DataLoader[Any]
 Backend = Literal["nccl", "gloo", "mpi"]
 
@@ -63,7 +63,7 @@ class ClassifyRecipe:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss,
+        loss: LossFunction,
         optimizer: OptimizerSpec | Sequence[OptimizerSpec],
         use_distributed: bool = True,
         *,
@@ -79,7 +79,7 @@ class ClassifyRecipe:
         if strategy not in ("ddp", "fsdp"):
             raise ValueError(f"strategy: {strategy!r} is none of a recipe's; use ddp or fsdp")
         self.specs = [optimizer] if isinstance(optimizer, OptimizerSpec) else list(optimizer)
-        self._taken = assign(model, self.specs)
+        self._taken = spec_by_parameter(model, self.specs)
         if use_distributed:
             self._device = _join(backend, timeout_seconds)
         else:

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from engine.models.llama import Llama
 from engine.training.trainer import Task
 
-COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+COLUMN_PARALLEL = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 """Products of a block that are split by their outputs."""
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 """Products of a block that are split by their inputs; their outputs are summed over the ranks."""
@@ -54,7 +54,7 @@ def gather_logits(task: Task) -> None:
 
 
 def _plan() -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLUMNS}
+    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in COLUMN_PARALLEL}
     return plan | {name: RowwiseParallel() for name in ROWS}
 
 

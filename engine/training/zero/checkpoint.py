@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.training.strategies.tensor import COLUMNS, ROWS
+from engine.training.strategies.tensor import COLUMN_PARALLEL, ROWS
 
 _TAG = "zero"
 _PARTS = "*_optim_states.pt"
@@ -69,8 +69,8 @@ def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
 def _joined(name: str, part: Tensor, tp: int) -> Tensor:
     """Return a whole weight from the tensor-parallel ranks' `part`s; or the part, if it is not split."""
     module = name.removesuffix(".weight").removesuffix(".bias")
-    dimension = 0 if module.endswith(COLUMNS) else 1
-    if tp == 1 or not module.endswith(COLUMNS + ROWS) or (dimension == 1 and part.dim() == 1):
+    dimension = 0 if module.endswith(COLUMN_PARALLEL) else 1
+    if tp == 1 or not module.endswith(COLUMN_PARALLEL + ROWS) or (dimension == 1 and part.dim() == 1):
         return part
     from deepspeed.utils import groups
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.planner.memory.framework import DEFAULT
-from engine.training.strategies.tensor import COLUMNS, ROWS
+from engine.training.strategies.tensor import COLUMN_PARALLEL, ROWS
 from engine.training.trainer import TrainerOptions
 
 FIRST_LOSS_SCALE_POWER = 16
@@ -50,7 +50,7 @@ def zero_config(options: TrainerOptions, elements: int, swap_folder: Path | None
 
 def _partition() -> dict[str, Any]:
     """Return the products of our Llama to split by its tensor parallelism; otherwise it guesses by name."""
-    parts = {"column": COLUMNS, "row": ROWS}
+    parts = {"column": COLUMN_PARALLEL, "row": ROWS}
     patterns = {kind: [rf".*\.{re.escape(name)}\.weight$" for name in names] for kind, names in parts.items()}
     specs = [{"patterns": found, "partition_type": kind} for kind, found in patterns.items()]
     return {"use_default_specs": False, "layer_specs": specs}

@@ -32,7 +32,7 @@ from engine.training.trainer import Exposed, StepEnd, Task, TrainerOptions, Trai
 from engine.training.zero import checkpoint as zero_checkpoint
 from engine.training.zero.settings import zero_config
 from engine.training.zero.start import need_supported, set_groups, start_deepspeed, swap_folder
-from engine.training.zero.waits import watch
+from engine.training.zero.waits import record_waits
 
 
 def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTrainer":
@@ -62,7 +62,7 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
         config=zero_config(options, elements, folder),
     )
     exposed = Exposed.of(options, context.device)
-    stop_watching, stop_timing = watch(deepspeed, exposed), time_stream_waits(exposed)
+    stop_watching, stop_timing = record_waits(deepspeed, exposed), time_stream_waits(exposed)
 
     def undo() -> None:
         stop_watching()

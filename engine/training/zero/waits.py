@@ -45,7 +45,7 @@ class _Handle:
         return getattr(self._handle, name)
 
 
-def watch(deepspeed: Any, exposed: Exposed) -> Callable[[], None]:
+def record_waits(deepspeed: Any, exposed: Exposed) -> Callable[[], None]:
     """Record into `exposed` until the returned function is called."""
     backend = deepspeed.comm.comm.cdb
     for name in _COLLECTIVES:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from configs.load.job import LoadJob
-from engine.load.contents import RequestSource, Turn
+from engine.load.contents import RequestContent, RequestSource
 from engine.workloads.servers.process import posted
 
 _FIRST = 1 << 40
@@ -73,7 +73,7 @@ class Probes:
 
     _refusal = "no answer"
 
-    def _asked(self, turn: Turn) -> Answered | None:
+    def _asked(self, turn: RequestContent) -> Answered | None:
         for fields in _RICH if self._fields is None else (self._fields,):
             try:
                 status, data = posted(self._url, self._body(turn) | fields, self.token, _SECONDS)
@@ -90,7 +90,7 @@ class Probes:
     def _url(self) -> str:
         return f"{self.job.endpoint.url}/v1/completions"
 
-    def _body(self, turn: Turn) -> dict[str, Any]:
+    def _body(self, turn: RequestContent) -> dict[str, Any]:
         exact = {"ignore_eos": True, "min_tokens": turn.new_tokens} if self.exact else {}
         shared = {"model": self.job.endpoint.model, "prompt": turn.prompt, "max_tokens": turn.new_tokens}
         return {**shared, "temperature": 0, "stream": False, **exact}

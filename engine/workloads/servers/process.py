@@ -33,7 +33,7 @@ class ServerDiedError(RuntimeError):
     """A server ended, or was never ready."""
 
 
-def free_port() -> int:
+def unused_port() -> int:
     """Return a port of this machine that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]

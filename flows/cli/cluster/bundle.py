@@ -7,7 +7,7 @@ import typer
 
 app = typer.Typer(help="Export studies and scripts for clusters that only allow sbatch.", no_args_is_help=True)
 
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="output file instead of standard output")]
+OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="output file instead of standard output")]
 
 
 @app.command("sbatch")
@@ -30,7 +30,7 @@ def sbatch_command(
 
 
 @app.command("setup-script")
-def setup_script_command(out: Out = None) -> None:
+def setup_script_command(out: OutFile = None) -> None:
     """Write a script that starts one node of a multi-node PyTorch job without a scheduler."""
     from slurm.sbatch_bundle.scripts import setup_script
 
@@ -38,7 +38,7 @@ def setup_script_command(out: Out = None) -> None:
 
 
 @app.command("multi-node-example")
-def multi_node_example_command(out: Out = None) -> None:
+def multi_node_example_command(out: OutFile = None) -> None:
     """Write a training script that runs on one or several hosts, a template for your own."""
     from slurm.sbatch_bundle.scripts import multi_node_example
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Run a real Slurm cluster on this machine, with configurable link speeds.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Option(metavar="NAME", help="name of the lab; its nodes are NAME1, NAME2, ...")]
+LabName = Annotated[str, typer.Option(metavar="NAME", help="name of the lab; its nodes are NAME1, NAME2, ...")]
 LabFolder = Annotated[
     Path | None, typer.Option(metavar="DIR", help="state folder of the lab", show_default="/var/lib/rankwise-lab/NAME")
 ]
@@ -34,7 +34,7 @@ def up(
             metavar="LIST", help="link speeds, one partition each: 100mbit,1gbit gives link-100mbit, link-1gbit"
         ),
     ] = "none",
-    name: Name = "lab",
+    name: LabName = "lab",
     folder: LabFolder = None,
     private_disks: Annotated[
         bool,
@@ -72,7 +72,7 @@ def up(
 
 
 @app.command()
-def down(context: typer.Context, name: Name = "lab", folder: LabFolder = None) -> None:
+def down(context: typer.Context, name: LabName = "lab", folder: LabFolder = None) -> None:
     """Stop a cluster and all its jobs, also after a crash."""
 
     def work() -> int:
@@ -86,7 +86,7 @@ def down(context: typer.Context, name: Name = "lab", folder: LabFolder = None) -
 
 
 @app.command()
-def status(context: typer.Context, name: Name = "lab", folder: LabFolder = None) -> None:
+def status(context: typer.Context, name: LabName = "lab", folder: LabFolder = None) -> None:
     """Show daemons, nodes and links; exit code 0 if all of them work."""
 
     def work() -> int:
@@ -104,7 +104,7 @@ def status(context: typer.Context, name: Name = "lab", folder: LabFolder = None)
 
 
 @app.command()
-def env(context: typer.Context, name: Name = "lab", folder: LabFolder = None) -> None:
+def env(context: typer.Context, name: LabName = "lab", folder: LabFolder = None) -> None:
     """Print the environment variables of the lab: eval "$(rankwise lab env)"."""
 
     def work() -> int:
@@ -119,7 +119,7 @@ def execute(
     context: typer.Context,
     node: NodeArgument,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="command to run")],
-    name: Name = "lab",
+    name: LabName = "lab",
     folder: LabFolder = None,
 ) -> None:
     """Run a command on a node."""
@@ -140,7 +140,7 @@ def link(
     context: typer.Context,
     node: NodeArgument,
     action: Annotated[Literal["cut", "restore"], typer.Argument(help="cut or restore")],
-    name: Name = "lab",
+    name: LabName = "lab",
     folder: LabFolder = None,
 ) -> None:
     """Cut or restore the network link of a node."""
@@ -162,7 +162,7 @@ def restart(
         Literal["munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd"], typer.Argument(help="daemon to restart")
     ],
     node: Annotated[str | None, typer.Option(metavar="NODE", help="node of the slurmd")] = None,
-    name: Name = "lab",
+    name: LabName = "lab",
     folder: LabFolder = None,
 ) -> None:
     """Restart a daemon while jobs run."""

@@ -17,8 +17,8 @@ Level = Annotated[
     Literal["none", "balanced", "aggressive"],
     typer.Option(help="compression; a level whose answers lose too much falls to the next milder one"),
 ]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="name that `rankwise deployments` lists")]
-Model = Annotated[
+DeploymentName = Annotated[str, typer.Argument(metavar="NAME", help="name that `rankwise deployments` lists")]
+DeployedModel = Annotated[
     str | None, typer.Option("--model", help="folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED")
 ]
 FromRun = Annotated[
@@ -30,7 +30,7 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="do not compare the 
 
 def deploy(
     context: typer.Context,
-    model: Model = None,
+    model: DeployedModel = None,
     target: Annotated[str | None, typer.Option(help="local:cpu, ssh:HOST, aws:g4dn.xlarge, gcp:..., azure:...")] = None,
     targets: Annotated[str | None, typer.Option(metavar="A,B", help="several targets, side by side")] = None,
     optimization: Level = "none",
@@ -124,13 +124,15 @@ def undeploy(
 
 
 def scale(
-    context: typer.Context, name: Name, replicas: Annotated[int, typer.Option(min=1, max=64, help="servers")] = 1
+    context: typer.Context,
+    name: DeploymentName,
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="servers")] = 1,
 ) -> None:
     """Have more or fewer servers behind a deployment's address."""
 
     def work() -> int:
         from flows.cli.deploy.listing import store_of_user
-        from tasks.deployment.rollouts import scale as to_scale
+        from tasks.deployment.rollouts import set_server_count as to_scale
 
         found = to_scale(store_of_user(), name, replicas, typer.echo)
         typer.echo(f"{name}: {len(found.servers)} servers at {found.url}")
@@ -141,8 +143,8 @@ def scale(
 
 def rollout(
     context: typer.Context,
-    name: Name,
-    model: Model = None,
+    name: DeploymentName,
+    model: DeployedModel = None,
     optimization: Level = "none",
     from_run: FromRun = None,
     max_loss: MaxLoss = 0.01,
@@ -189,8 +191,8 @@ def _targets(target: str | None, targets: str | None) -> tuple[str, ...]:
 
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:
-    from flows.cli.deploy.errors import named
+    from flows.cli.deploy.errors import with_user_errors
     from flows.cli.run import guarded
 
     debug = bool((context.obj or {}).get("debug"))
-    raise typer.Exit(guarded(lambda: named(work), Path("deploy"), debug))
+    raise typer.Exit(guarded(lambda: with_user_errors(work), Path("deploy"), debug))

@@ -24,7 +24,7 @@ from tasks.deployment.bundles import WantedBundle, as_written, read_bundle, want
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.rollouts import RolledBack
-from tasks.deployment.rollouts import rollout as roll_out
+from tasks.deployment.rollouts import replace_bundle as roll_out
 from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
@@ -67,7 +67,7 @@ class DeployRequest:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TargetOutcome:
     """What became of one target. row: of the table; problem: why it failed."""
 
     target: str
@@ -176,7 +176,7 @@ def _agreed(wanted: list[WantedDeployment], yes: bool) -> bool:
     return not rented or yes or typer.confirm("Rent?", default=False)
 
 
-def _deployed(wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lock, single: bool) -> Outcome:
+def _deployed(wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lock, single: bool) -> TargetOutcome:
     store = store_of_user()
 
     def say(line: str) -> None:
@@ -190,7 +190,7 @@ def _deployed(wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lo
     except (ValueError, OSError, LeftBehind, ProviderError) as error:
         if single:
             raise
-        return Outcome(wanted.target.text, problem=redacted(getattr(error, "strerror", None) or str(error)))
+        return TargetOutcome(wanted.target.text, problem=redacted(getattr(error, "strerror", None) or str(error)))
     bundle = read_bundle(store.bundles, deployment.bundle)
     check = bundle.check
     usd = deployment.usd_per_hour
@@ -214,7 +214,7 @@ def _deployed(wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lo
         f"{deployment.name}: {deployment.url}/v1, token in {deployment.key_file}, until {until}",
         f"  take it down: rankwise undeploy {deployment.name}",
     )
-    return Outcome(wanted.target.text, row, lines)
+    return TargetOutcome(wanted.target.text, row, lines)
 
 
 def _size(count: int | None) -> str:
@@ -225,7 +225,7 @@ def _per_million(usd_per_hour: float | None, timing: Timing) -> str:
     return "" if usd_per_hour is None else f"{usd_per_hour / 3600 / timing.per_second * 1e6:.2f}"
 
 
-def _print(outcomes: list[Outcome]) -> None:
+def _print(outcomes: list[TargetOutcome]) -> None:
     header = (
         "deployment", "level", "MiB", "speed-up", "answers lose", "verdict", "ms a request", "one user", "first answer",
         "USD/h", "USD per million", "took s",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 
-def named(work: Callable[[], int]) -> int:
+def with_user_errors(work: Callable[[], int]) -> int:
     """Run a command. Raises ValueError for what a user can mend."""
     from tasks.models.sources import TransientFetchError
     from tasks.providers.giving_back import LeftBehind

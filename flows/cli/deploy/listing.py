@@ -1,4 +1,4 @@
-"""Implementation of `rankwise deployments` and `undeploy`, and the logs of a deployment."""
+"""Implementation of `rankwise deployments` and `take_down`, and the logs of a deployment."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from configs.common.printable import printable_lines
 from configs.serving.deployment import Deployment
 from flows.cli.tables import print_table
 from flows.folders import cache_folder, rented_folder
-from tasks.deployment.deploying import placer_of, undeploy
+from tasks.deployment.deploying import placer_of, take_down
 from tasks.deployment.places import read
 from tasks.deployment.servers import is_ready
 from tasks.deployment.store import Store
@@ -74,7 +74,7 @@ def run_undeploy(name: str | None, everything: bool) -> int:
     code = 0
     for one in dict.fromkeys(names):
         try:
-            cost = undeploy(store, one, typer.echo, Teardown())
+            cost = take_down(store, one, typer.echo, Teardown())
         except (LeftBehind, OSError) as error:
             typer.echo(f"{one}: {getattr(error, 'strerror', None) or error}", err=True)
             code = 1
@@ -96,7 +96,7 @@ def reap_deployments(dry_run: bool) -> list[str]:
         if dry_run:
             continue
         try:
-            undeploy(store, name, typer.echo, Teardown())
+            take_down(store, name, typer.echo, Teardown())
         except (LeftBehind, OSError, ValueError) as error:
             problems.append(f"deployment {name}: {getattr(error, 'strerror', None) or error}")
     return problems

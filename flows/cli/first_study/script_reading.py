@@ -30,7 +30,7 @@ _MAX_LINE = 200
 
 
 @dataclass(frozen=True)
-class Option:
+class ScriptOption:
     """One option of the script. default: as written; None where it has none, or no plain one."""
 
     flag: str
@@ -39,9 +39,9 @@ class Option:
 
 
 _TRAINING_ARGUMENTS = [
-    Option("--per_device_train_batch_size", 8, "micro_batch_size"),
-    Option("--learning_rate", 5e-5, "lr"),
-    Option("--seed", 42, "seed"),
+    ScriptOption("--per_device_train_batch_size", 8, "micro_batch_size"),
+    ScriptOption("--learning_rate", 5e-5, "lr"),
+    ScriptOption("--seed", 42, "seed"),
 ]
 """Of transformers.TrainingArguments, with its defaults."""
 
@@ -50,7 +50,7 @@ _TRAINING_ARGUMENTS = [
 class ScriptFacts:
     """What was found. pattern: of its printed lines, with the line as its author wrote it in `printed`."""
 
-    options: list[Option] = field(default_factory=list)
+    options: list[ScriptOption] = field(default_factory=list)
     launcher: str = "torchrun"
     measure: str = "wall"
     pattern: str | None = None
@@ -99,7 +99,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _options(tree: ast.AST) -> Iterator[Option]:
+def _options(tree: ast.AST) -> Iterator[ScriptOption]:
     """Options of argparse and of click, in the order of the source."""
     seen = set()
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
@@ -114,7 +114,7 @@ def _options(tree: ast.AST) -> Iterator[Option]:
         given = {each.arg: each.value for each in call.keywords}
         if isinstance(given.get("action"), ast.Constant):
             continue  # a flag without a value
-        yield Option(flag, _plain(given.get("default")), _role(flag))
+        yield ScriptOption(flag, _plain(given.get("default")), _role(flag))
 
 
 def _plain(node: ast.expr | None) -> int | float | str | bool | None:

@@ -13,7 +13,7 @@ from configs.common.base import write_atomically
 from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
 from flows.cli.errors import WrongArgument
-from flows.cli.first_study.script_reading import Option, ScriptFacts, script_facts, time_unit
+from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts, time_unit
 
 Ask = Callable[[str, str], str]
 _FIELDS = ("micro_batch_size", "accumulation_steps", "sequence_length")
@@ -113,7 +113,7 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
     return [*lines, f"wrote {output}: {what}, {facts.launcher}; {how}", f"next: rankwise run {output}"]
 
 
-def _shown(options: list[Option]) -> list[Option]:
+def _shown(options: list[ScriptOption]) -> list[ScriptOption]:
     return options[:8]
 
 

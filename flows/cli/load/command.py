@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 
-def load(
+def measure_server(
     context: typer.Context,
     url: Annotated[str, typer.Argument(metavar="URL", help="http://HOST:PORT of the server")],
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="name of the model at the server")],

@@ -13,9 +13,9 @@ from configs.load.objectives import RequestObjectives
 from flows.cli.load.request import LoadRequest
 from flows.cli.tables import print_table
 from reports.load.json_form import run_json, search_json
-from reports.load.metrics import measured
-from reports.load.search import Probe, SearchGoal
-from reports.load.text import latency_table, rate_table, search_sentence, search_table, verdict_lines
+from reports.load.metrics import serving_metrics
+from reports.load.search import ProbedRate, SearchGoal
+from reports.load.text import rate_table, search_sentence, search_table, served_latency_table, verdict_lines
 from reports.load.verdict import judged
 from reports.text import Table, number, percent
 from tasks.load.run import run_load, search_max_rate
@@ -31,7 +31,7 @@ def run_request(request: LoadRequest, out: Path | None, as_json: bool) -> int:
         assert request.objectives is not None
         return _search(request, request.objectives, request.goal, folder, as_json)
     run = run_load(request.job, folder)
-    figures = measured(run, request.objectives)
+    figures = serving_metrics(run, request.objectives)
     judgement = judged(run, figures)
     data = run_json(figures, judgement, request.objectives)
     _write(folder, data)
@@ -40,7 +40,7 @@ def run_request(request: LoadRequest, out: Path | None, as_json: bool) -> int:
     else:
         endpoint = request.job.endpoint
         print(printable_lines(f"{endpoint.model} at {shown_url(endpoint.url)}, {figures.window.seconds:.4g} s counted"))
-        _print(latency_table(figures))
+        _print(served_latency_table(figures))
         _print(rate_table(figures))
         for line in verdict_lines(figures, judgement):
             print(printable_lines(line))
@@ -49,7 +49,7 @@ def run_request(request: LoadRequest, out: Path | None, as_json: bool) -> int:
 
 
 def _search(request: LoadRequest, objectives: RequestObjectives, goal: SearchGoal, folder: Path, as_json: bool) -> int:
-    def tell(probe: Probe, run: int) -> None:
+    def tell(probe: ProbedRate, run: int) -> None:
         decision = {True: "passes", False: "fails", None: "undecided"}[probe.passes]
         text = f"run {run}: {number(probe.rate)} requests/s, {probe.requests:,} requests so far: {decision}"
         print(text, file=sys.stderr, flush=True)

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Write files for Docker, Compose, Kubernetes and Apptainer.", no_args_is_help=True)
 What = Annotated[str, typer.Argument(metavar="BUNDLE|STUDY.yaml", help="bundle of a deployment, or study file")]
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="new or empty folder")]
+OutFolder = Annotated[Path, typer.Option("--out", metavar="DIR", help="new or empty folder")]
 Gpus = Annotated[int, typer.Option(min=0, help="GPUs of a container; 0: its cores")]
 Image = Annotated[str, typer.Option(help="name of the image in your registry")]
 
 
 @app.command()
-def dockerfile(context: typer.Context, what: What, out: Out, gpus: Gpus = 0) -> None:
+def dockerfile(context: typer.Context, what: What, out: OutFolder, gpus: Gpus = 0) -> None:
     """Write a build context: Dockerfile, wheel, constraints and the model's files."""
 
     def work() -> int:
@@ -43,7 +43,7 @@ def dockerfile(context: typer.Context, what: What, out: Out, gpus: Gpus = 0) -> 
 
 @app.command()
 def compose(
-    context: typer.Context, what: What, out: Out, gpus: Gpus = 0,
+    context: typer.Context, what: What, out: OutFolder, gpus: Gpus = 0,
     nodes: Annotated[int, typer.Option(min=1, help="of a study: containers that torchrun joins")] = 2,
 ) -> None:  # fmt: skip
     """Write a Compose project: a server with Prometheus and Grafana, or a study's script on several nodes."""
@@ -76,7 +76,7 @@ def compose(
 
 @app.command()
 def k8s(
-    context: typer.Context, what: What, out: Out, image: Image = "rankwise:latest", gpus: Gpus = 0,
+    context: typer.Context, what: What, out: OutFolder, image: Image = "rankwise:latest", gpus: Gpus = 0,
     nodes: Annotated[int, typer.Option(min=1, help="of a study's script: pods that torchrun joins; 1: the study")] = 1,
     replicas: Annotated[int, typer.Option(min=1, help="servers at least")] = 1,
 ) -> None:  # fmt: skip
@@ -112,10 +112,10 @@ def apptainer(
     """Write the Apptainer definition file of the engine, or of a server."""
 
     def work() -> int:
-        from slurm.manifests.apptainer import definition
+        from slurm.manifests.apptainer import bundle_definition
 
         bundle = _read(what)[0] if what is not None else None
-        text = definition(None if bundle is None else _served(bundle, gpus))
+        text = bundle_definition(None if bundle is None else _served(bundle, gpus))
         if out is None:
             print(text, end="")
         else:
@@ -127,23 +127,23 @@ def apptainer(
 
 def write_files(folder: Path, files: dict[str, Any]) -> None:
     """Write mappings as YAML (JSON where the name says so), texts as they are."""
-    from configs.spec.study import yaml_text
+    from configs.spec.study import study_text
 
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = content if isinstance(content, str) else yaml_text(content)
+        text = content if isinstance(content, str) else study_text(content)
         if path.suffix == ".json":
             text = json.dumps(content, indent=1) + "\n"
         write_atomically(path, text)
 
 
 def _served(bundle: "ServingBundle", gpus: int) -> Any:
-    from slurm.manifests.serving import Served
+    from slurm.manifests.serving import ContainedServer
 
     if bundle.kind != "decoder":
         raise ValueError(f"{bundle.model}: containers serve decoders; `rankwise deploy` serves this model on a host")
-    return Served.of_bundle(bundle, gpus)
+    return ContainedServer.of_bundle(bundle, gpus)
 
 
 def _read(what: str) -> "tuple[ServingBundle | None, StudySpec | None]":

@@ -11,8 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 from configs.hardware.prices import Market
-from engine.planner.engines.point import Point
-from engine.planner.engines.service import DEFAULT_BATCHES, Service, Wish, best_measurement, pareto_front, services
+from engine.planner.engines.point import BatchPoint
+from engine.planner.engines.service import (
+    DEFAULT_BATCHES,
+    ServingLayout,
+    ServingRequest,
+    best_measurement,
+    pareto_front,
+    services,
+)
 from flows.cli.plan.request import NOTHING_FITS, PLANNED, PlanRequest
 from flows.cli.tables import print_table
 
@@ -71,7 +78,7 @@ def plan_service(request: PlanRequest) -> int:
     return PLANNED
 
 
-def _wish(request: PlanRequest) -> tuple[Wish, list[str]]:
+def _wish(request: PlanRequest) -> tuple[ServingRequest, list[str]]:
     """Raises ValueError naming an option that is missing or unknown."""
     from configs.hardware.catalog import catalog
     from engine.planner.catalog import find_model
@@ -99,7 +106,7 @@ def _wish(request: PlanRequest) -> tuple[Wish, list[str]]:
         machine = machine_for(hardware.accelerator(named), request.gpus or 8, hardware, market)
     if machine.accelerator.kind == "cpu":
         raise ValueError(f"--accelerator {named}: engines on CPUs are not predicted. Use a GPU")
-    return Wish(
+    return ServingRequest(
         engine=engine_name(request.engine or _DEFAULT_ENGINE),
         architecture=architecture,
         machine=machine,
@@ -112,7 +119,7 @@ def _wish(request: PlanRequest) -> tuple[Wish, list[str]]:
     ), assumed
 
 
-def _nothing(wish: Wish, everything: list[Service]) -> str:
+def _nothing(wish: ServingRequest, everything: list[ServingLayout]) -> str:
     """Return what is in the way, and how near the best comes."""
     if not everything:
         return (
@@ -127,20 +134,20 @@ def _nothing(wish: Wish, everything: list[Service]) -> str:
     )
 
 
-def _title(service: Service) -> str:
+def _title(service: ServingLayout) -> str:
     point = service.point
     layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
     return layout if service.prefill_ranks is None else f"{layout}, prefill apart on tp={service.prefill_ranks}"
 
 
-def _named(point: Point) -> str:
+def _named(point: BatchPoint) -> str:
     return (
         f"{point.architecture.name} with {point.engine} on {point.machine.accelerator.name}, tp={point.tp}, batch "
         f"{point.batch}, {point.prompt_tokens} prompt and {point.new_tokens} new tokens"
     )
 
 
-def _row(service: Service) -> list[str]:
+def _row(service: ServingLayout) -> list[str]:
     point = service.point
     layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
     apart = service.prefill_ranks is not None
@@ -153,7 +160,7 @@ def _row(service: Service) -> list[str]:
     ]  # fmt: skip
 
 
-def _as_dict(service: Service) -> dict[str, Any]:
+def _as_dict(service: ServingLayout) -> dict[str, Any]:
     point = service.point
     return {
         "tp": point.tp, "pp": point.pp, "batch": point.batch, "replicas": service.replicas,

@@ -21,13 +21,13 @@ from reports.runs.between_runs import BetweenRuns, between_runs
 from reports.runs.compare import Comparison, compare
 from reports.runs.compare_export import as_json, junit_xml
 from reports.runs.compare_text import markdown, short_commit, terminal_text
-from reports.runs.history import FILE_NAME, KeptRun, open_history
+from reports.runs.history import HISTORY_FILE, KeptRun, open_history
 from reports.runs.within import compare_within
 from reports.text import UNKNOWN, Table, aligned, code, escaped, estimate_cell
 
 NO_REGRESSION, OTHER_ERROR, WRONG_ARGUMENTS, REGRESSION = 0, 1, 2, 4
 _SHOWN_FILES = 5
-DEFAULT_HISTORY = Path("runs") / FILE_NAME
+DEFAULT_HISTORY = Path("runs") / HISTORY_FILE
 
 
 def compare_runs(
@@ -54,7 +54,7 @@ def compare_runs(
         return _told(comparison, markdown_file, junit_file, json_wanted)
     if second is not None and first.absolute() == second.absolute():
         return _refused(f"{first}: got the same run twice, expected two runs")
-    file = history_file or first.absolute().parent / FILE_NAME
+    file = history_file or first.absolute().parent / HISTORY_FILE
     if history_file is not None and not file.exists():
         raise WrongArgument(f"{file}: no such history. Create it with `rankwise history add RUN --as NAME`")
     if baseline is not None:
@@ -120,7 +120,7 @@ def _refused(message: str) -> int:
 
 def history_add(folder: Path, name: str | None = None, history_file: Path | None = None) -> int:
     """Add a run's figures to the history, optionally under a name. Returns the exit code."""
-    file = history_file or folder.absolute().parent / FILE_NAME
+    file = history_file or folder.absolute().parent / HISTORY_FILE
     run = read_run(folder)
     with open_history(file, create=True) as history:
         added = history.add(run, name)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from configs.common.base import write_atomically
 from reports.laws.file import laws_json, laws_text, read_points
-from reports.laws.fit import Residuals
+from reports.laws.fit import ResidualKind
 from reports.laws.laws import fit_laws
 
 FITTED, OTHER_ERROR, WRONG_FILE = 0, 1, 2
 
 
-def fit_file(path: Path, as_json: bool, plot: Path | None, residuals: Residuals = "relative") -> int:
+def fit_file(path: Path, as_json: bool, plot: Path | None, residuals: ResidualKind = "relative") -> int:
     """Fit every law that the file supports, print and plot them, and return the exit code.
 
     The default of `plot` is <name>-laws.png in the working directory; with JSON the default is no plot.

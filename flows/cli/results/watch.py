@@ -15,7 +15,7 @@ from pathlib import Path
 from configs.common.files.reading import read_bytes
 from configs.plans.paths import RunPaths
 from flows.cli.results.inspect import open_run
-from reports.document.html import Live, policy
+from reports.document.html import LiveHeader, policy
 from reports.render import render_page
 
 _RECORD = re.compile(r"/(records/[0-9a-f]{4,64}/[A-Za-z0-9_.-]{1,100}\.(?:json|npz))")
@@ -53,7 +53,7 @@ class LivePage:
         return version if time.monotonic() - self._made > _LEAST_SECONDS else self._version
 
 
-def progress(run: RunPaths, version: str) -> Live:
+def progress(run: RunPaths, version: str) -> LiveHeader:
     """How far a run is, and how long and at what price the rest may take, judged by the measurements so far."""
     from flows.cli.results.inspect import status_rows
     from tasks.campaign.ledger import read_ledger
@@ -74,7 +74,7 @@ def progress(run: RunPaths, version: str) -> Live:
             text += f", about {seconds / 3600 * prices[0] * nodes:.2f} USD"
     elif not left:
         text += "; complete"
-    return Live(version, text + ".", len(ended), len(rows))
+    return LiveHeader(version, text + ".", len(ended), len(rows))
 
 
 def _seconds_a_measurement(finished: list[str]) -> float:
@@ -134,7 +134,7 @@ def live_server(run: RunPaths, port: int) -> ThreadingHTTPServer:
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)
 
 
-def watch(folder: Path, port: int) -> int:
+def serve_page(folder: Path, port: int) -> int:
     """Serve until Ctrl-C. Raises WrongArgument for a folder without a run, OSError for a port in use."""
     run, _ = open_run(folder)
     with live_server(run, port) as server:

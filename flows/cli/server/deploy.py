@@ -7,7 +7,7 @@ from flows.server.settings import api_named_by_environment, prefect_environment,
 from flows.team.setup import FOLDER_VARIABLE
 
 
-def deploy(folder: Path, switch: dict[str, bool]) -> int:
+def register_flows(folder: Path, switch: dict[str, bool]) -> int:
     """Register the project and print the URLs. Raises ValueError if no API is named or it refuses."""
     url = api_named_by_environment()
     if url is None:

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from configs.common.execution import Compression
 
-Model = Annotated[
+ModelOption = Annotated[
     str, typer.Option("--model", metavar="DIR|ID", help="folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED")
 ]
 Tp = Annotated[int, typer.Option(min=1, help="tensor-parallel degree")]
@@ -29,7 +29,7 @@ MaxLength = Annotated[
 
 def serve(
     context: typer.Context,
-    model: Model,
+    model: ModelOption,
     tp: Tp = 1,
     pp: Pp = 1,
     dp: Annotated[int, typer.Option(min=1, help="replicas, behind one address")] = 1,
@@ -112,7 +112,7 @@ def _serve_in_cloud(
 ) -> int:
     """Deploy without compression to a rented instance. Returns the exit code."""
     from flows.cli.deploy.deploying import DeployRequest, run_deploy
-    from flows.cli.deploy.errors import named
+    from flows.cli.deploy.errors import with_user_errors
     from flows.cli.run import guarded
 
     provider, instance = node
@@ -127,13 +127,13 @@ def _serve_in_cloud(
         )  # fmt: skip
         return run_deploy(asked)
 
-    return guarded(lambda: named(work), Path(model), context.obj["debug"])
+    return guarded(lambda: with_user_errors(work), Path(model), context.obj["debug"])
 
 
 def generate(
     context: typer.Context,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="one answer each")],
-    model: Model,
+    model: ModelOption,
     tp: Tp = 1,
     pp: Pp = 1,
     dtype: ServedDtype = "bfloat16",

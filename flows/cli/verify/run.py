@@ -10,7 +10,7 @@ from pathlib import Path
 from configs.plans.paths import RunPaths
 from configs.records.record import Record, Status
 from configs.targets.target import LocalTarget
-from engine.planner.accelerators import described
+from engine.planner.accelerators import device_text
 from engine.planner.local import local_devices
 from flows.cli.signals import sigterm_as_interrupt
 from flows.cli.verify.text import (
@@ -27,7 +27,7 @@ from flows.folders import cache_folder
 from reports.correctness.section import judge_experiment
 from reports.reading.load import load_run
 from tasks.checks.machine import machine_fingerprint
-from tasks.checks.verification import Verification, prepare, run_verification
+from tasks.checks.verification import Verification, prepare_verification, run_verification
 from tasks.checks.verification_inputs import VerificationSpec
 from tasks.models.saved_reference import SavedReference, read_saved_reference, save_reference
 from tasks.models.sources import TransientFetchError
@@ -98,14 +98,14 @@ def verified(
     cache, asked = cache_folder(), request.asked
     try:
         saved = read_saved_reference(request.reference) if request.reference is not None else None
-        verification = prepare(asked, run, cache, Path.cwd(), saved)
+        verification = prepare_verification(asked, run, cache, Path.cwd(), saved)
     except ValueError as error:
         # The study is ours: its user named a model, and no place in a list.
         return VerificationOutcome(NOT_SUPPORTED, str(error).replace("models[0].id: ", "")), None, None
     devices, cores = local_devices(LocalTarget()), len(os.sched_getaffinity(0))
     if devices and asked.layout.ranks > len(devices):
         reason = (
-            f"--layout: {asked.layout.ranks} ranks, but this machine has {described(devices)}, one for each rank. "
+            f"--layout: {asked.layout.ranks} ranks, but this machine has {device_text(devices)}, one for each rank. "
             "With CUDA_VISIBLE_DEVICES= (empty) the ranks compute on its cores"
         )
         return VerificationOutcome(NOT_SUPPORTED, reason), None, None

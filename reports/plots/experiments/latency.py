@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reports.experiments.latency import Curves
+from reports.experiments.latency import LatencyCurves
 from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ LOG_FROM = 8.0
 _LABEL = 34
 
 
-def draw_latency(figure: "Figure", drawn: Curves) -> None:
+def draw_latency(figure: "Figure", drawn: LatencyCurves) -> None:
     """Left the cumulative share with P50 marked, right the tail on a logarithmic scale with P99 marked."""
     left, right = figure.subplots(1, 2)
     for index, curve in enumerate(drawn.curves):

@@ -49,7 +49,7 @@ def draw_laws(figure: "Figure", laws: ScalingLaws) -> None:
     points_with_bars(right, [(point.ranks, percents(point.efficiency)) for point in laws.points if point.efficiency])
     mark_changed(left, [(point.ranks, point.throughput) for point in laws.points if point.changed])
     left.set_ylabel("throughput, in the unit of the file")
-    finish(figure, left, right, ranks, [], base.ranks)
+    finish_axes(figure, left, right, ranks, [], base.ranks)
 
 
 def laws_height(laws: ScalingLaws) -> float:
@@ -129,7 +129,7 @@ def percents(efficiency: Ratio) -> Estimate:
     return Estimate(ratio.value, ratio.low, ratio.high, ratio.count, ratio.interval)
 
 
-def finish(
+def finish_axes(
     figure: "Figure",
     left: "Axes",
     right: "Axes",

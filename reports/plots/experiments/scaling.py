@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.scaling import Scaling
-from reports.plots.experiments.laws import finish, ideal, law_line, mark_changed, percents, points_with_bars
+from reports.plots.experiments.laws import finish_axes, ideal, law_line, mark_changed, percents, points_with_bars
 from reports.plots.style import medians
 
 if TYPE_CHECKING:
@@ -34,4 +34,4 @@ def draw_scaling(figure: "Figure", result: Scaling) -> None:
         left, [(point.ranks, point.throughput) for point in result.points if point.changed and point.throughput]
     )
     left.set_ylabel(f"throughput, {result.unit}")
-    finish(figure, left, right, ranks, lost, base.ranks)
+    finish_axes(figure, left, right, ranks, lost, base.ranks)

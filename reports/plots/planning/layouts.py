@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reports.planning.layouts import LayoutRanking, Placed
+from reports.planning.layouts import LayoutRanking, RankedLayout
 from reports.plots.style import COLOURS
 
 if TYPE_CHECKING:
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 MOST_LINES = 16
 
 
-def drawn_layouts(result: LayoutRanking) -> list[Placed]:
+def drawn_layouts(result: LayoutRanking) -> list[RankedLayout]:
     """The first of the ranking and all that were measured, as far as there is room."""
     rated = [item for item in result.placed if item.candidate.prediction.throughput or item.measured]
     fitting = [item for item in rated if item.candidate.prediction.fits is not False]

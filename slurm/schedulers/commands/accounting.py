@@ -93,7 +93,7 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
         return None
     submitted, started = (seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
     queued = None if submitted is None or started is None else _credible(max(0.0, started - submitted))
-    failed, nodes = (hosts_of(job.get(field, "")) for field in ("FailedNode", "NodeList"))
+    failed, nodes = (listed_hosts(job.get(field, "")) for field in ("FailedNode", "NodeList"))
     energy = max((joules for row in rows if (joules := _number(row.get("ConsumedEnergyRaw", "")))), default=None)
     accounting = Accounting(
         job_id=name,
@@ -147,6 +147,6 @@ def seconds_since_epoch(text: str) -> float | None:
         return None
 
 
-def hosts_of(text: str) -> tuple[str, ...]:
+def listed_hosts(text: str) -> tuple[str, ...]:
     """Of a host list; none where there is none."""
     return () if text in _EMPTY else host_names(text)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.targets.target import SlurmTarget
-from slurm.schedulers.commands.calls import Answer, run_slurm
+from slurm.schedulers.commands.calls import SchedulerAnswer, run_slurm
 from slurm.schedulers.commands.details import JobDetails, details_command, read_details
 from slurm.schedulers.commands.partitions import ClusterError, Need
 from slurm.schedulers.commands.states import bare, standing
@@ -64,7 +64,9 @@ def current_allocation(environment: Mapping[str, str] | None = None) -> Allocati
     return found
 
 
-def read_allocation(job_id: str, environment: Mapping[str, str] | None = None) -> tuple[Allocation | None, Answer]:
+def read_allocation(
+    job_id: str, environment: Mapping[str, str] | None = None
+) -> tuple[Allocation | None, SchedulerAnswer]:
     """An allocation as slurmctld has it, and its answer; None where it says nothing of the job."""
     environment = os.environ if environment is None else environment
     answer = run_slurm(details_command(job_id), environment, _CALL_SECONDS)

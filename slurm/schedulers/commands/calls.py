@@ -20,7 +20,7 @@ _USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_CLUSTERS
 
 
 @dataclass(frozen=True)
-class Answer:
+class SchedulerAnswer:
     """What a program of a scheduler said. `failed`: it failed, is missing or did not end: no word on any job."""
 
     text: str = ""
@@ -56,14 +56,14 @@ def called(
 
 def run_slurm(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, cluster: str | None = None
-) -> Answer:
+) -> SchedulerAnswer:
     """Run a program of Slurm; times in what it says are seconds since the epoch. Raises nothing."""
     own = {name: value for name, value in environment.items() if not name.startswith(_USERS_DEFAULTS)}
     done = called(on_cluster(command, cluster), own | {"SLURM_TIME_FORMAT": "%s"}, limit_seconds)
     if done is None:
         missing = shutil.which(command[0], path=environment.get("PATH")) is None
-        return Answer(failed=True, keeps_nothing=missing and command[0] == "sacct")
+        return SchedulerAnswer(failed=True, keeps_nothing=missing and command[0] == "sacct")
     if done.returncode == 0:
-        return Answer(done.stdout)
+        return SchedulerAnswer(done.stdout)
     unknown = _UNKNOWN_JOB in done.stderr
-    return Answer(failed=not unknown, unknown_job=unknown, keeps_nothing=_NO_ACCOUNTS in done.stderr)
+    return SchedulerAnswer(failed=not unknown, unknown_job=unknown, keeps_nothing=_NO_ACCOUNTS in done.stderr)

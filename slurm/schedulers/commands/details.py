@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from configs.records.record import Accounting
-from slurm.schedulers.commands.accounting import duration_seconds, hosts_of, seconds_since_epoch
+from slurm.schedulers.commands.accounting import duration_seconds, listed_hosts, seconds_since_epoch
 from slurm.schedulers.commands.states import bare
 
 _NONE = ("", "(null)", "None", "N/A", "Unknown")
@@ -47,7 +47,7 @@ def read_details(text: str) -> dict[str, JobDetails]:
 
 
 def _details(job_id: str, state: str, line: str) -> JobDetails:
-    nodes = hosts_of(_field(line, "NodeList"))
+    nodes = listed_hosts(_field(line, "NodeList"))
     submitted, started = (seconds_since_epoch(_field(line, name)) for name in ("SubmitTime", "StartTime"))
     queued = None if submitted is None or started is None or not nodes else max(0.0, started - submitted)
     reason = _REASON.search(line)

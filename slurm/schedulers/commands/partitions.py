@@ -80,7 +80,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Partitions:
     """All partitions, by name."""
 
     name: str
@@ -110,20 +110,20 @@ class Need:
         return f"{_several(self.nodes, 'node')} with {_several(self.cores, 'core')}{memory}{' each' * (self.nodes > 1)}"
 
 
-def read_cluster(cluster: str | None = None) -> Cluster:
+def read_cluster(cluster: str | None = None) -> Partitions:
     """Ask the scheduler of the cluster that SLURM_CONF names, or of another. Raises ClusterError."""
     config = _asked(["scontrol", "show", "config"], cluster)
     named = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
-    return Cluster(named.group(1) if named else "unknown", read_partitions(_asked(_SINFO, cluster)))
+    return Partitions(named.group(1) if named else "unknown", read_partitions(_asked(_SINFO, cluster)))
 
 
 class Clusters:
     """Each cluster that targets name, asked once."""
 
     def __init__(self) -> None:
-        self._known: dict[str | None, Cluster] = {}
+        self._known: dict[str | None, Partitions] = {}
 
-    def of(self, target: SlurmTarget) -> Cluster:
+    def of(self, target: SlurmTarget) -> Partitions:
         """The cluster of a target. Raises ClusterError."""
         if target.cluster not in self._known:
             self._known[target.cluster] = read_cluster(target.cluster)
@@ -133,13 +133,13 @@ class Clusters:
 _SINFO = ["sinfo", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
 
 
-def usable_nodes(target: SlurmTarget) -> tuple[str, ...]:
+def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
     """Nodes of the target's partition that take jobs, by name; none where the scheduler cannot say."""
     try:
         partitions = read_partitions(_asked(_SINFO, target.cluster))
     except ClusterError:
         return ()
-    found = Cluster("", partitions).partition_of(target)
+    found = Partitions("", partitions).partition_of(target)
     usable = tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
     return usable if target.allocation is None else tuple(name for name in usable if name in _own_nodes())
 
@@ -152,7 +152,7 @@ def _own_nodes() -> tuple[str, ...]:
         return ()
 
 
-def identity(target: SlurmTarget, cluster: Cluster) -> str:
+def cluster_identity(target: SlurmTarget, cluster: Partitions) -> str:
     """What figures of a target are comparable by: `cluster lab, partition lab, nodes of 1 CPU, 9 GiB`."""
     partition = cluster.partition_of(target)
     if partition is None:
@@ -161,7 +161,7 @@ def identity(target: SlurmTarget, cluster: Cluster) -> str:
     return f"cluster {cluster.name}, partition {partition.name}, nodes of {shapes}"
 
 
-def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Cluster) -> list[str]:
+def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> list[str]:
     """Return the requirements of a study that the target's partition does not meet, as `field: what is wrong`."""
     partition = cluster.partition_of(target)
     if partition is None:

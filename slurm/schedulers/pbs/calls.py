@@ -8,7 +8,7 @@ PBSE_UNKJOBID 15001, 35 of PBSE_HISTJOBID 15139.
 
 from collections.abc import Mapping, Sequence
 
-from slurm.schedulers.commands.calls import Answer, called
+from slurm.schedulers.commands.calls import SchedulerAnswer, called
 
 UNKNOWN_JOB = 153
 FINISHED_JOB = 35
@@ -16,7 +16,7 @@ FINISHED_JOB = 35
 
 def run_pbs(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, server: str | None = None
-) -> Answer:
+) -> SchedulerAnswer:
     """Run a program of PBS, for another server where one is named. Raises nothing.
 
     An answer on several jobs of which the server does not know some has the others in it.
@@ -24,6 +24,6 @@ def run_pbs(
     environment = {**environment, **({"PBS_SERVER": server} if server else {})}
     done = called(command, environment, limit_seconds)
     if done is None:
-        return Answer(failed=True)
+        return SchedulerAnswer(failed=True)
     unknown = done.returncode in (UNKNOWN_JOB, FINISHED_JOB)
-    return Answer(done.stdout, failed=done.returncode != 0 and not unknown, unknown_job=unknown)
+    return SchedulerAnswer(done.stdout, failed=done.returncode != 0 and not unknown, unknown_job=unknown)

@@ -17,11 +17,11 @@ from threading import Lock
 
 from configs.plans.paths import JobPaths
 from slurm.schedulers.commands.accounting import Account
-from slurm.schedulers.commands.calls import Answer
+from slurm.schedulers.commands.calls import SchedulerAnswer
 from slurm.schedulers.job_queue import JobQueue, Pace, Sight
 from slurm.schedulers.pbs.calls import run_pbs
 from slurm.schedulers.pbs.jobs import NEVER, PbsJob, read_jobs
-from slurm.schedulers.pbs.submission import limited_field, qsub
+from slurm.schedulers.pbs.submission import field_refused, qsub
 
 _CALL_LIMIT_SECONDS = 30.0
 _SHORT_CALL_SECONDS = 10.0
@@ -83,13 +83,13 @@ class PbsQueue(JobQueue):
 
     def field_to_correct(self, reason: str) -> str | None:
         """The target's field that a job can never run for."""
-        return limited_field(reason) if reason.startswith(NEVER) else None
+        return field_refused(reason) if reason.startswith(NEVER) else None
 
     def waits_for_own_jobs(self, reason: str) -> bool:
         """Never: there are no arrays."""
         return False
 
-    def run(self, command: Sequence[str], limit_seconds: float) -> Answer:
+    def run(self, command: Sequence[str], limit_seconds: float) -> SchedulerAnswer:
         """Run a program of PBS for this queue's server. Raises nothing."""
         return run_pbs(command, self.environment, limit_seconds, self.cluster)
 

@@ -157,6 +157,6 @@ def qsub_refusal(words: str, target: PbsTarget) -> Refused | Limited | Unavailab
     return Refused(f"target.{name}{given} of {target.name}: qsub: {text}")
 
 
-def limited_field(reason: str) -> str:
+def field_refused(reason: str) -> str:
     """The target's field that a job can never run for, by the scheduler's comment."""
     return next((name for pattern, name in _REFUSALS if re.search(pattern, reason, re.IGNORECASE)), "nodes")

@@ -22,7 +22,7 @@ from slurm.schedulers.ssh.job import SshJob
 from slurm.schedulers.ssh.turns import Turns
 from slurm.schedulers.waiting import note_waiting, overdue
 from slurm.ssh.connection import HostAway
-from slurm.ssh.loop import begin, wait_for
+from slurm.ssh.loop import run_on_loop, wait_for
 
 _CANCEL_SECONDS = 8.0
 
@@ -103,7 +103,7 @@ def _cancel(folders: Sequence[Path], end: JobEnd | None) -> None:
         if not paths.submission.exists():
             write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request, before it was submitted")
             continue
-        asked.append(begin(_cancelled(_followed(folder, go_on=False), end)))
+        asked.append(run_on_loop(_cancelled(_followed(folder, go_on=False), end)))
     done, late = concurrent.futures.wait(asked, timeout=_CANCEL_SECONDS)
     problems = [str(future.exception()) for future in done if future.exception() is not None]
     problems += ["a host did not end its job in time"] * bool(late)

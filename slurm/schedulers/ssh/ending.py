@@ -17,7 +17,7 @@ _LAST_BYTES = 600
 
 
 @dataclass(frozen=True)
-class Loss:
+class EndedFromOutside:
     """Why a job was ended from outside; nodes: those to blame."""
 
     status: Status
@@ -26,7 +26,7 @@ class Loss:
     kind: str | None = None
 
     @classmethod
-    def of_error(cls, error: Exception, names: Sequence[str]) -> "Loss":
+    def of_error(cls, error: Exception, names: Sequence[str]) -> "EndedFromOutside":
         """Of what a host refuses or cannot do; its message begins with the host's name."""
         said = str(getattr(error, "strerror", None) or error)
         blamed = tuple(name for name in names if said.startswith(f"{name}:"))
@@ -34,7 +34,7 @@ class Loss:
         return cls(Status.NODE_FAILED, f"host {said}", blamed, kind)
 
 
-def concluded(job: Job, paths: JobPaths, names: Sequence[str], losses: Sequence[Loss]) -> JobEnd:
+def concluded(job: Job, paths: JobPaths, names: Sequence[str], losses: Sequence[EndedFromOutside]) -> JobEnd:
     """The end of a job that is over on all its hosts, or given up. names: of the hosts, by node rank."""
     ends = [node_end(paths, rank) for rank in range(len(names))]
     measurement = measurement_under_way(paths)

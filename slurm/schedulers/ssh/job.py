@@ -27,7 +27,7 @@ from configs.records.record import Accounting, Status
 from configs.targets.target import SshTarget
 from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end
 from slurm.schedulers.refusals import JobState
-from slurm.schedulers.ssh.ending import Loss, concluded
+from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.node import NodeJob
 from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh.connection import HostAway, HostError, HostRefused, host_of
@@ -45,7 +45,7 @@ _CANCEL_SECONDS = 7.0
 class HostLost(Exception):
     """A host could not be reached for longer than the target allows."""
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: EndedFromOutside) -> None:
         super().__init__(loss.message)
         self.loss = loss
 
@@ -86,9 +86,11 @@ class SshJob:
         except HostLost as lost:
             await self._end([lost.loss])
         except (HostRefused, HostError) as error:
-            await self._end([Loss.of_error(error, [node.host.name for node in self.nodes])])
+            await self._end([EndedFromOutside.of_error(error, [node.host.name for node in self.nodes])])
         except Exception as error:  # a fault of ours must not leave a job that nobody looks at
-            await self._end([Loss(Status.LOST, f"the job cannot be followed: {type(error).__name__}: {error}")])
+            await self._end(
+                [EndedFromOutside(Status.LOST, f"the job cannot be followed: {type(error).__name__}: {error}")]
+            )
         finally:
             await self._turns.give_back(self)
 
@@ -151,13 +153,13 @@ class SshJob:
         limit = self.target.lost_after_seconds
         self.note = f"{error.strerror}; given up after {limit:g} s, {node.host.away_seconds:.0f} s have passed"
 
-    def _loss(self, node: NodeJob, error: HostAway) -> Loss:
+    def _loss(self, node: NodeJob, error: HostAway) -> EndedFromOutside:
         message = f"host {node.host.name} could not be reached for {node.host.away_seconds:.0f} s: {error.strerror}"
-        return Loss(Status.NODE_FAILED, message, (node.host.name,), "HostUnreachable")
+        return EndedFromOutside(Status.NODE_FAILED, message, (node.host.name,), "HostUnreachable")
 
-    async def _follow(self) -> list[Loss]:
+    async def _follow(self) -> list[EndedFromOutside]:
         """Look at the hosts until the job is over on all of them. Returns what was lost."""
-        losses: dict[int, Loss] = {}
+        losses: dict[int, EndedFromOutside] = {}
         first_end: float | None = None
         while left := [node for node in self.nodes if not node.over and node.rank not in losses]:
             await asyncio.gather(*(self._look(node, losses) for node in left))
@@ -173,7 +175,7 @@ class SshJob:
         young = self._began is not None and time.time() - self._began < _SOON_FOR_SECONDS
         return min(_SOON_SECONDS, self.target.poll_seconds) if young else self.target.poll_seconds
 
-    async def _look(self, node: NodeJob, losses: dict[int, Loss]) -> None:
+    async def _look(self, node: NodeJob, losses: dict[int, EndedFromOutside]) -> None:
         try:
             await node.look()
             if self.state == "running":
@@ -185,9 +187,9 @@ class SshJob:
             if node.host.away_seconds > limit:
                 losses[node.rank] = self._loss(node, error)
         except (HostRefused, HostError) as error:
-            losses[node.rank] = Loss.of_error(error, [node.host.name])
+            losses[node.rank] = EndedFromOutside.of_error(error, [node.host.name])
 
-    async def _end_others(self, losses: dict[int, Loss]) -> None:
+    async def _end_others(self, losses: dict[int, EndedFromOutside]) -> None:
         """End what still runs of a job that has lost a part."""
         for node in self.nodes:
             if not node.over and node.rank not in losses:
@@ -195,7 +197,7 @@ class SshJob:
                     await node.end()
                     await node.look()
 
-    async def _end(self, losses: Sequence[Loss], told: JobEnd | None = None) -> None:
+    async def _end(self, losses: Sequence[EndedFromOutside], told: JobEnd | None = None) -> None:
         """Keep how the job ended, and remove it from its hosts; where a host is away, when it is back."""
         for node in self.nodes:
             if losses and not node.over:

@@ -12,7 +12,7 @@ from configs.targets.target import SshTarget
 from slurm.ssh.connection import Host, host_of
 
 
-class Turn(Protocol):
+class WaitingJob(Protocol):
     """A job that wants hosts."""
 
     job: Job
@@ -26,11 +26,11 @@ class Turns:
     """All hosts of this process."""
 
     def __init__(self) -> None:
-        self._held: dict[Host, Turn] = {}
-        self._queue: list[Turn] = []
+        self._held: dict[Host, WaitingJob] = {}
+        self._queue: list[WaitingJob] = []
         self._changed = asyncio.Condition()
 
-    async def take(self, turn: Turn) -> None:
+    async def take(self, turn: WaitingJob) -> None:
         """Wait for as many hosts as the job needs, none of those that it is kept from; at once where it has some."""
         async with self._changed:
             placed = turn.placed()
@@ -44,18 +44,18 @@ class Turns:
             finally:
                 self._queue.remove(turn)
 
-    def held_by(self, turn: Turn) -> list[Host]:
+    def held_by(self, turn: WaitingJob) -> list[Host]:
         """The hosts of a job, in its target's order."""
         return [host for host in _all(turn.target) if self._held.get(host) is turn]
 
-    async def give_back(self, turn: Turn) -> None:
+    async def give_back(self, turn: WaitingJob) -> None:
         """The job no longer needs its hosts."""
         async with self._changed:
             for host in [host for host, holder in self._held.items() if holder is turn]:
                 del self._held[host]
             self._changed.notify_all()
 
-    def _chosen(self, turn: Turn) -> list[Host]:
+    def _chosen(self, turn: WaitingJob) -> list[Host]:
         """Hosts that the job could have now; [] while it must wait."""
         mine = _all(turn.target)
         before = self._queue[: self._queue.index(turn)]

@@ -9,7 +9,7 @@ from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.launches.staging import bring_home
-from tasks.campaign.ledger import places
+from tasks.campaign.ledger import planned_repeats
 from tasks.campaign.records import Collected, collect_job, failed_records
 from tasks.campaign.session import Session
 
@@ -25,7 +25,7 @@ class Leftovers:
 def resolve_leftovers(session: Session) -> Leftovers:
     """Look at every job folder that was not collected. Jobs that still run for this plan are returned."""
     run, found = session.run, Leftovers()
-    wanted = set(places(session.plan))
+    wanted = set(planned_repeats(session.plan))
     unwanted: dict[str, list[str]] = {}
     for name, job in _uncollected(run):
         mine = {

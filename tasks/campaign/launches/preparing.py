@@ -15,7 +15,7 @@ from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.targets.target import LocalTarget
-from slurm.forking.parents import prepare
+from slurm.forking.parents import start_parent
 from tasks.campaign.launches.jobs import job_of
 
 
@@ -33,6 +33,6 @@ def prepare_first(launches: Sequence[Launch], plan: Plan, run: RunPaths, cache: 
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
             job_json = Path(folder) / "job.json"
             job_json.write_text(job.model_dump_json())
-            prepare(job, job_json)
+            start_parent(job, job_json)
 
     threading.Thread(target=prepare_parent, name="prepare", daemon=True).start()

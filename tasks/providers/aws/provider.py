@@ -23,10 +23,10 @@ from tasks.providers.rental import (
     TAG_OWNER,
     TAG_RUN,
     TAG_STUDY,
-    Lease,
     Node,
     Problem,
     ProviderError,
+    RentalLease,
     RentalRequest,
     Resource,
     ResourceKind,
@@ -106,7 +106,7 @@ class Aws:
         )["InstanceTypeOfferings"]
         return sorted(offer["Location"] for offer in offers)
 
-    def prepare(self, lease: Lease, region: str) -> None:
+    def prepare(self, lease: RentalLease, region: str) -> None:
         """Make the security group, and the placement group of several nodes."""
         ec2 = self._ec2(region)
         if self._group(lease, region) is None:
@@ -126,7 +126,7 @@ class Aws:
             _unless("InvalidPlacementGroup.Duplicate", lambda: ec2.create_placement_group(
                 **made, **_specify(lease, ["placement-group"])))  # fmt: skip
 
-    def create(self, lease: Lease, user_data: str, rung: Rung, token: str) -> list[Node]:
+    def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
         """Create all nodes or none: MinCount and MaxCount are the same."""
         request, ec2 = lease.request, self._ec2(rung.region)
         image = _ask(lambda: ec2.describe_images(ImageIds=[self._image(request, rung.region)]))["Images"][0]
@@ -222,7 +222,7 @@ class Aws:
             for reservation in page["Reservations"]:
                 yield from reservation["Instances"]
 
-    def _group(self, lease: Lease, region: str) -> str | None:
+    def _group(self, lease: RentalLease, region: str) -> str | None:
         filters = [_filter(lease.run), {"Name": "group-name", "Values": [lease.name]}]
         found = _ask(lambda: self._ec2(region).describe_security_groups(Filters=filters))["SecurityGroups"]
         return str(found[0]["GroupId"]) if found else None
@@ -270,7 +270,7 @@ _KINDS: tuple[tuple[ResourceKind, str, str, str], ...] = (
 )
 
 
-def _specify(lease: Lease, kinds: Sequence[str]) -> dict[str, Any]:
+def _specify(lease: RentalLease, kinds: Sequence[str]) -> dict[str, Any]:
     tags = [{"Key": key, "Value": value} for key, value in lease.tags.items()]
     return {"TagSpecifications": [{"ResourceType": kind, "Tags": tags} for kind in kinds]}
 

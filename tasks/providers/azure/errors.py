@@ -44,7 +44,7 @@ _STATUS: dict[int, Problem] = {401: "auth", 403: "auth", 429: "throttled", 408: 
 _LOG_IN = "Log in, such as by `az login`, or set AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET"
 
 
-def ask(call: Callable[[], Any]) -> Any:
+def call_azure(call: Callable[[], Any]) -> Any:
     """Make a call. Raises ProviderError with the kind of problem."""
     try:
         return call()

@@ -20,16 +20,16 @@ from functools import partial
 from typing import Any, Literal
 
 from configs.hardware.node_names import Cloud
-from tasks.providers.azure.errors import ask
+from tasks.providers.azure.errors import call_azure
 from tasks.providers.azure.requests import machine, refuse_retired, ssh_rule
 from tasks.providers.rental import (
     TAG_EXPIRES,
     TAG_OWNER,
     TAG_RUN,
     TAG_STUDY,
-    Lease,
     Node,
     ProviderError,
+    RentalLease,
     Resource,
     ResourceKind,
     Rung,
@@ -83,12 +83,12 @@ class Azure:
 
     def identity(self) -> str:
         """Return the subscription, after a request that needs a valid token."""
-        ask(lambda: next(iter(self._resources.resource_groups.list(top=1)), None))
+        call_azure(lambda: next(iter(self._resources.resource_groups.list(top=1)), None))
         return f"subscription {os.environ['AZURE_SUBSCRIPTION_ID']}"
 
     def regions(self) -> list[str]:
         """Return the regions that offer machines."""
-        compute = ask(lambda: self._resources.providers.get("Microsoft.Compute"))
+        compute = call_azure(lambda: self._resources.providers.get("Microsoft.Compute"))
         machines = [each for each in compute.resource_types if each.resource_type.lower() == "virtualmachines"]
         # Listed by display name: `East US` is eastus.
         return sorted({place.lower().replace(" ", "") for each in machines for place in each.locations})
@@ -97,7 +97,7 @@ class Azure:
         """Return the zones of a region that offer the size to this subscription. Problem `invalid`: it is retired."""
         refuse_retired(instance)
         wanted = f"location eq '{region}'"
-        for sku in ask(lambda: list(self._compute.resource_skus.list(filter=wanted))):
+        for sku in call_azure(lambda: list(self._compute.resource_skus.list(filter=wanted))):
             if sku.resource_type == "virtualMachines" and sku.name == instance:
                 offered = {zone for place in sku.location_info or [] for zone in place.zones or []}
                 for limit in sku.restrictions or []:
@@ -106,42 +106,42 @@ class Azure:
                 return sorted(offered)
         return []
 
-    def prepare(self, lease: Lease, region: str) -> None:
+    def prepare(self, lease: RentalLease, region: str) -> None:
         """Make the resource group with security group, network and placement group."""
         request, group, tags = lease.request, _group_of(lease.run, region), lease.tags
         if request.network is not None and request.subnet is None:
             raise ProviderError("invalid", "", "azure: a network needs its subnet: name it by its whole id, --subnet")
         common = {"location": region, "tags": tags}
-        ask(lambda: self._resources.resource_groups.create_or_update(group, common))
+        call_azure(lambda: self._resources.resource_groups.create_or_update(group, common))
         rules = {
             **common,
             "properties": {"securityRules": [ssh_rule(request.ssh_from)]},
         }  # inside the network all may connect by default
         groups = self._network.network_security_groups
-        _finish(ask(lambda: groups.begin_create_or_update(group, lease.name, rules)))
+        _finish(call_azure(lambda: groups.begin_create_or_update(group, lease.name, rules)))
         if request.subnet is None:
             space = {"addressSpace": {"addressPrefixes": ["10.0.0.0/16"]}}
             subnet = {"name": "nodes", "properties": {"addressPrefix": "10.0.0.0/16"}}
             made = {**common, "properties": {**space, "subnets": [subnet]}}
-            _finish(ask(lambda: self._network.virtual_networks.begin_create_or_update(group, lease.name, made)))
+            _finish(call_azure(lambda: self._network.virtual_networks.begin_create_or_update(group, lease.name, made)))
         if request.close_together:
             near = {**common, "properties": {"proximityPlacementGroupType": "Standard"}}
-            ask(lambda: self._compute.proximity_placement_groups.create_or_update(group, lease.name, near))
+            call_azure(lambda: self._compute.proximity_placement_groups.create_or_update(group, lease.name, near))
 
-    def create(self, lease: Lease, user_data: str, rung: Rung, token: str) -> list[Node]:
+    def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
         """Create all machines at once and wait for all of them; where one is refused, the others are deleted."""
         group = _group_of(lease.run, rung.region)
         names = [f"node-{token[:8]}-{place}" for place in range(lease.request.nodes)]
         machines = self._compute.virtual_machines
         user = lease.request.user or self.default_user
-        earlier = [each.name for each in ask(lambda: list(machines.list(group)))]
+        earlier = [each.name for each in call_azure(lambda: list(machines.list(group)))]
         self._delete_machines(group, [name for name in earlier if name not in names])  # of a place asked before
         pollers = []
         refused: ProviderError | None = None
         for name in names:
             wanted = machine(lease, user_data, rung, f"{_scope(group)}/providers", name, user)
             try:
-                pollers.append(ask(partial(machines.begin_create_or_update, group, name, wanted)))
+                pollers.append(call_azure(partial(machines.begin_create_or_update, group, name, wanted)))
             except ProviderError as error:
                 refused = error
                 break
@@ -167,7 +167,7 @@ class Azure:
         found = {}
         try:
             addresses = self._addresses(group)
-            for entry in ask(lambda: list(self._compute.virtual_machines.list(group))):
+            for entry in call_azure(lambda: list(self._compute.virtual_machines.list(group))):
                 node = self._node(group, entry, addresses.get(entry.name.lower(), (None, None)))
                 found[node.id] = node
         except ProviderError as error:
@@ -183,7 +183,7 @@ class Azure:
             state = "stopping"
         elif entry.properties.provisioning_state == "Succeeded":
             try:
-                view = ask(lambda: self._compute.virtual_machines.instance_view(group, entry.name))
+                view = call_azure(lambda: self._compute.virtual_machines.instance_view(group, entry.name))
                 state = next((_POWER[each.code] for each in view.statuses or [] if each.code in _POWER), "pending")
             except ProviderError as error:
                 if not _is_gone(error):
@@ -201,10 +201,10 @@ class Azure:
 
     def _addresses(self, group: str) -> dict[str, tuple[str | None, str | None]]:
         """Return private and public address of each machine, by its name in lower case."""
-        listed = ask(lambda: list(self._network.public_ip_addresses.list(group)))
+        listed = call_azure(lambda: list(self._network.public_ip_addresses.list(group)))
         public = {each.id.lower(): each.properties.ip_address for each in listed}
         found = {}
-        for nic in ask(lambda: list(self._network.network_interfaces.list(group))):
+        for nic in call_azure(lambda: list(self._network.network_interfaces.list(group))):
             if nic.properties.virtual_machine is not None and nic.properties.ip_configurations:
                 own = nic.properties.ip_configurations[0].properties
                 outside = None if own.public_ip_address is None else public.get(own.public_ip_address.id.lower())
@@ -216,17 +216,17 @@ class Azure:
         value = "" if run is None else f" and tagValue eq '{run}'"
         wanted = f"tagName eq '{TAG_RUN}'{value}"
         found = {}
-        for group in ask(lambda: list(self._resources.resource_groups.list(filter=wanted))):
+        for group in call_azure(lambda: list(self._resources.resource_groups.list(filter=wanted))):
             if group.location in regions:
                 found[group.id.lower()] = _resource("group", group.name, group, group.tags)
                 try:
-                    inside = ask(partial(self._inside, group.name))
+                    inside = call_azure(partial(self._inside, group.name))
                 except ProviderError as error:
                     if not _is_gone(error):
                         raise
                     inside = []
                 found |= {each.id.lower(): made for each in inside for made in _known(each, group.tags)}
-        for each in ask(lambda: list(self._resources.resources.list(filter=wanted))):
+        for each in call_azure(lambda: list(self._resources.resources.list(filter=wanted))):
             if each.location in regions and each.id.lower() not in found:
                 found |= {each.id.lower(): made for made in _known(each, {})}
         return list(found.values())
@@ -249,7 +249,7 @@ class Azure:
             "placement": lambda: compute.proximity_placement_groups.delete(group, name),
         }
         try:
-            ask(calls[resource.kind])
+            call_azure(calls[resource.kind])
         except ProviderError as error:
             if not _is_gone(error):
                 raise
@@ -262,14 +262,14 @@ class Azure:
         if name:
             kinds = {kind: type for type, kind in _TYPES.items()}
             scope += f"/providers/{kinds[resource.kind]}/{name}"
-        _finish(ask(lambda: self._resources.tags.begin_update_at_scope(scope, change)))
+        _finish(call_azure(lambda: self._resources.tags.begin_update_at_scope(scope, change)))
 
     def _delete_machines(self, group: str, names: Sequence[str]) -> None:
         """Give back a part of a gang, so that the next place is asked for a whole one."""
         machines = self._compute.virtual_machines
         for name in names:
             try:
-                _finish(ask(partial(machines.begin_delete, group, name, force_deletion=True)))
+                _finish(call_azure(partial(machines.begin_delete, group, name, force_deletion=True)))
             except ProviderError as error:
                 if not _is_gone(error):
                     raise
@@ -308,10 +308,10 @@ class Azure:
 
 def _finish(poller: Any) -> None:
     """Wait for the end of an operation. Raises ProviderError: it failed, or takes too long."""
-    ask(lambda: poller.wait(_OPERATION_SECONDS))
+    call_azure(lambda: poller.wait(_OPERATION_SECONDS))
     if not poller.done():
         raise ProviderError("transient", "", f"no end of an operation after {_OPERATION_SECONDS:g} s")
-    ask(poller.result)
+    call_azure(poller.result)
 
 
 def _group_of(run: str, region: str) -> str:

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from configs.hardware.catalog import catalog, instance
-from tasks.providers.rental import Lease, ProviderError, Rung
+from tasks.providers.rental import ProviderError, RentalLease, Rung
 
 _GPU_IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
 _CPU_IMAGE = "Canonical:0001-com-ubuntu-server-jammy:22_04-lts-gen2:latest"
@@ -33,7 +33,7 @@ def ssh_rule(source: str) -> dict[str, Any]:
     }
 
 
-def machine(lease: Lease, user_data: str, rung: Rung, inside: str, name: str, user: str) -> dict[str, Any]:
+def machine(lease: RentalLease, user_data: str, rung: Rung, inside: str, name: str, user: str) -> dict[str, Any]:
     """Return one machine with interface, address and disk, which are made, and deleted, with it.
 
     inside: path of the providers of its resource group. user: login name.

@@ -25,12 +25,12 @@ from configs.hardware.node_names import Cloud
 from tasks.providers.gcp.errors import missing_project, operation_failed, translated
 from tasks.providers.gcp.requests import (
     accelerator_of,
-    described,
     firewall_rules,
     gang,
     is_placed,
     node_names,
     placement_policy,
+    tags_as_description,
     tags_in,
 )
 from tasks.providers.rental import (
@@ -38,9 +38,9 @@ from tasks.providers.rental import (
     TAG_OWNER,
     TAG_RUN,
     TAG_STUDY,
-    Lease,
     Node,
     ProviderError,
+    RentalLease,
     Resource,
     ResourceKind,
     Rung,
@@ -89,7 +89,7 @@ class Gcp:
             found &= self._offered(compute.AcceleratorTypesClient, "accelerator_types", accelerator[0])
         return sorted(zone for zone in found if _region(zone) == region)
 
-    def prepare(self, lease: Lease, region: str) -> None:
+    def prepare(self, lease: RentalLease, region: str) -> None:
         """Make the firewall rules, and the placement policy of several nodes."""
         begun = [
             self._begin_unless_there(compute.FirewallsClient, "insert_unary", firewall_resource=rule)
@@ -102,7 +102,7 @@ class Gcp:
             if operation is not None:
                 self._finish(operation)
 
-    def create(self, lease: Lease, user_data: str, rung: Rung, token: str) -> list[Node]:
+    def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
         """Create all nodes or none, with one bulk request. What a failed one has made is deleted."""
         resource = gang(lease, user_data, rung, token, self._project)
         wanted: dict[str, Any] = {"bulk_insert_instance_resource_resource": resource, "request_id": token}
@@ -188,7 +188,7 @@ class Gcp:
             TAG_OWNER: resource.owner,
             TAG_EXPIRES: str(expires_at),
         }
-        text = {"description": described(tags, resource.region)}
+        text = {"description": tags_as_description(tags, resource.region)}
         if resource.kind == "security_group":
             wanted: dict[str, Any] = {"firewall": resource.id, "firewall_resource": text}
             self._finish(self._call(compute.FirewallsClient, "patch_unary", **wanted))
@@ -196,7 +196,7 @@ class Gcp:
             wanted = {"region": resource.region, "resource_policy": resource.id, "resource_policy_resource": text}
             self._finish(self._call(compute.ResourcePoliciesClient, "patch_unary", **wanted))
 
-    def _roll_back(self, lease: Lease, region: str, names: set[str]) -> None:
+    def _roll_back(self, lease: RentalLease, region: str, names: set[str]) -> None:
         """Delete what a failed bulk request has left; the ladder goes on elsewhere."""
         for resource in self.tagged([region], lease.run):
             if resource.kind == "instance" and resource.id in names:

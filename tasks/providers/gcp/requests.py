@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.hardware.catalog import instance
 from tasks.providers.boot import startup_script
-from tasks.providers.rental import Lease, ProviderError, RentalRequest, Rung
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
 
 _GPU_IMAGE = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
 _CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts"
@@ -54,7 +54,7 @@ def is_placed(request: RentalRequest) -> bool:
     return False
 
 
-def described(tags: dict[str, str], region: str) -> str:
+def tags_as_description(tags: dict[str, str], region: str) -> str:
     """Return tags and region as the description of a kind without labels."""
     return " ".join(f"{key}={value}" for key, value in {**tags, _REGION: region}.items())
 
@@ -65,18 +65,18 @@ def tags_in(description: str) -> tuple[dict[str, str], str]:
     return tags, tags.pop(_REGION, "")
 
 
-def run_name(lease: Lease, region: str) -> str:
+def run_name(lease: RentalLease, region: str) -> str:
     """Name of what there is once per run and region, of at most 55 characters: firewall rules are global."""
     return f"{lease.name[:46].rstrip('-')}-{_digest(f'{lease.run}/{region}')}"
 
 
-def node_names(lease: Lease, token: str) -> list[str]:
+def node_names(lease: RentalLease, token: str) -> list[str]:
     """Names of the instances of one create call: another attempt never meets them."""
     stem = f"{lease.name[:46].rstrip('-')}-{_digest(token)}"
     return [f"{stem}-{place}" for place in range(lease.request.nodes)]
 
 
-def firewall_rules(lease: Lease, region: str) -> list[dict[str, Any]]:
+def firewall_rules(lease: RentalLease, region: str) -> list[dict[str, Any]]:
     """SSH from the caller's range, everything between the nodes, and nothing else, whatever the network admits."""
     name = run_name(lease, region)
     everything = [{"I_p_protocol": "all"}]
@@ -91,7 +91,7 @@ def firewall_rules(lease: Lease, region: str) -> list[dict[str, Any]]:
     return [
         {
             "name": f"{name}-{kind}",
-            "description": described(lease.tags, region),
+            "description": tags_as_description(lease.tags, region),
             "network": f"global/networks/{lease.request.network or 'default'}",
             "direction": "INGRESS",
             "priority": _PRIORITY[kind],
@@ -102,14 +102,14 @@ def firewall_rules(lease: Lease, region: str) -> list[dict[str, Any]]:
     ]
 
 
-def placement_policy(lease: Lease, region: str) -> dict[str, Any]:
+def placement_policy(lease: RentalLease, region: str) -> dict[str, Any]:
     """The compact policy of a run in a region."""
     policy = {"collocation": "COLLOCATED", "vm_count": lease.request.nodes}
-    name, text = run_name(lease, region), described(lease.tags, region)
+    name, text = run_name(lease, region), tags_as_description(lease.tags, region)
     return {"name": name, "description": text, "group_placement_policy": policy}
 
 
-def gang(lease: Lease, user_data: str, rung: Rung, token: str, project: str) -> dict[str, Any]:
+def gang(lease: RentalLease, user_data: str, rung: Rung, token: str, project: str) -> dict[str, Any]:
     """All nodes of a run: min_count is count, in one zone."""
     request, names = lease.request, node_names(lease, token)
     wanted: dict[str, Any] = {
@@ -125,7 +125,7 @@ def gang(lease: Lease, user_data: str, rung: Rung, token: str, project: str) -> 
     return wanted
 
 
-def _properties(lease: Lease, user_data: str, rung: Rung, project: str) -> dict[str, Any]:
+def _properties(lease: RentalLease, user_data: str, rung: Rung, project: str) -> dict[str, Any]:
     request = lease.request
     machine, accelerator = request.instance.partition("+")[0], accelerator_of(request.instance)
     interface: dict[str, Any] = {"network": f"global/networks/{request.network or 'default'}"}

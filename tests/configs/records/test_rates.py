@@ -9,7 +9,7 @@ from configs.common.execution import Layout
 from configs.records.rates import MeasurementSamples, by_rank, rates_of, time_per_output_token, wall_seconds
 from configs.spec.cell import Cell
 from configs.workloads import DESCRIPTORS
-from configs.workloads.descriptor import Latency
+from configs.workloads.descriptor import ComparedLatency
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
@@ -166,7 +166,7 @@ def test_a_latency_with_a_column_of_its_own_is_the_median_of_its_samples(monkeyp
         noop,
         columns=("pass_seconds", "nap_seconds"),
         latencies={"pass": "pass_seconds", "nap": "nap_seconds"},
-        latency=Latency("latency_seconds", "ms a nap", waited_for="nap"),
+        latency=ComparedLatency("latency_seconds", "ms a nap", waited_for="nap"),
     )
     monkeypatch.setitem(DESCRIPTORS, "noop", napping)
     samples = {

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from configs.spec.assignments import assign
+from configs.spec.assignments import set_dotted
 
 BAD = {
     "no value": ("measuring.repeats", "expected dotted.key=value, such as measuring.repeats=3"),
@@ -26,13 +26,13 @@ def data() -> dict[str, Any]:
 @pytest.mark.parametrize(("assignment", "told"), BAD.values(), ids=BAD)
 def test_an_assignment_that_cannot_be_is_refused_by_name(assignment: str, told: str) -> None:
     with pytest.raises(ValueError) as caught:
-        assign(data(), assignment)
+        set_dotted(data(), assignment)
     assert told in str(caught.value) and len(str(caught.value)) < 400
 
 
 def test_an_assignment_sets_lists_and_makes_mappings() -> None:
     found = data()
     for one in ("models.0.id=b", "measuring.repeats=3", "experiments.a.over={batch_size: [1, 2]}"):
-        assign(found, one)
+        set_dotted(found, one)
     assert found["models"] == [{"id": "b"}] and found["measuring"] == {"repeats": 3}
     assert found["experiments"]["a"]["over"] == {"batch_size": [1, 2]}

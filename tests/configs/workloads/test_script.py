@@ -11,7 +11,7 @@ from configs.records.rates import MeasurementSamples, rates_of
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, parse_study
 from configs.workloads import descriptor_of
-from configs.workloads.placeholders import arithmetic, filled, named
+from configs.workloads.placeholders import arithmetic, filled_text, names_in
 from configs.workloads.script import ScriptWorkload
 
 
@@ -57,10 +57,10 @@ def test_what_is_no_arithmetic_is_refused(text: str) -> None:
 
 
 def test_placeholders_are_filled_and_other_braces_stay() -> None:
-    assert filled('{"a": {dp}, "lr": {params.lr}}', {"dp": 2, "params.lr": 3e-4}) == '{"a": 2, "lr": 0.0003}'
-    assert named("{dp}{params.x}", '{"json": 1}') == {"dp", "params.x"}
+    assert filled_text('{"a": {dp}, "lr": {params.lr}}', {"dp": 2, "params.lr": 3e-4}) == '{"a": 2, "lr": 0.0003}'
+    assert names_in("{dp}{params.x}", '{"json": 1}') == {"dp", "params.x"}
     with pytest.raises(KeyError, match="lr"):
-        filled("{lr}", {})
+        filled_text("{lr}", {})
 
 
 def test_every_field_of_a_layout_reaches_the_command() -> None:

@@ -17,7 +17,7 @@ from engine.correctness.finite import check_logits, check_tokens, check_vectors
 from engine.kernels.rows import NO_WORD
 from engine.models.weights import write_folder
 from engine.prompts.decoded import Decoded, Encoded
-from engine.prompts.tokens import Batch, Prompts, batches
+from engine.prompts.tokens import PromptBatch, Prompts, batches
 from tests.support.answers.prompted_runs import measurement_alone, measurement_on_rank
 from tests.support.rank_pool import RankPool
 
@@ -42,17 +42,17 @@ class Scores:
         self.column, self.value, self.in_cache = column, value, cached
         self.steps: list[int] = []
 
-    def prefill(self, batch: Batch, consume: Consume) -> None:
+    def prefill(self, batch: PromptBatch, consume: Consume) -> None:
         for first in range(0, batch.tokens.shape[1], 2):
             consume(first, self._logits(batch, spoiled=not self.in_cache)[:, first : first + 2])
 
-    def cached(self, batch: Batch, steps: int, consume: Consume) -> None:
+    def cached(self, batch: PromptBatch, steps: int, consume: Consume) -> None:
         self.steps.append(steps)
         length = batch.tokens.shape[1]
         for column in range(length - steps, length):
             consume(column, self._logits(batch, spoiled=self.in_cache)[:, column : column + 1])
 
-    def _logits(self, batch: Batch, spoiled: bool) -> torch.Tensor:
+    def _logits(self, batch: PromptBatch, spoiled: bool) -> torch.Tensor:
         logits = torch.zeros(*batch.tokens.shape, 9)
         if spoiled:
             logits[-1, self.column, 3] = self.value

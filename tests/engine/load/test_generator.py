@@ -19,7 +19,7 @@ from configs.common.arrays import Floats
 from configs.common.files.reading import read_model
 from configs.load.arrivals import Arrivals, ClosedLoop, PoissonArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
-from configs.load.samples import COLUMNS, Finish, LoadFacts, Outcome
+from configs.load.samples import SAMPLE_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from configs.records.samples import read_samples
 
 TOKEN = "LOAD_TEST_TOKEN"
@@ -57,7 +57,7 @@ def started(
 
 
 def samples(folder: Path) -> tuple[dict[str, Floats], LoadFacts]:
-    read = read_samples(folder / "samples.npz", COLUMNS)
+    read = read_samples(folder / "samples.npz", SAMPLE_COLUMNS)
     columns = {name.removeprefix("0/"): np.asarray(column, float) for name, column in read.items()}
     return columns, read_model(folder / "run.json", LoadFacts)
 
@@ -70,7 +70,7 @@ def test_an_open_loop_records_what_the_server_did(tmp_path: Path, script: Script
     columns, facts = samples(tmp_path)
     count = facts.requests
     assert count == len(script.seen or ()) > 20
-    assert set(columns["outcome"]) == {Outcome.COMPLETED} and set(columns["finish"]) == {Finish.LENGTH}
+    assert set(columns["outcome"]) == {RequestOutcome.COMPLETED} and set(columns["finish"]) == {FinishCode.LENGTH}
     assert set(columns["asked_prompt_tokens"]) == {9}
     assert set(columns["new_tokens"]) == set(columns["chunks"]) == set(columns["asked_new_tokens"]) == {4}
     assert len(columns["chunk_seconds"]) == 4 * count
@@ -139,14 +139,14 @@ def test_errors_are_counted_by_message(tmp_path: Path, script: Script, url: str)
     run(tmp_path, url, PoissonArrivals(rate=100), contents=Contents(new_tokens=1), max_requests=20)
     columns, facts = samples(tmp_path)
     assert facts.errors == {"HTTP 503: busy": 10}
-    assert (columns["outcome"] == Outcome.REFUSED).sum() == 10 == (columns["http_status"] == 503).sum()
+    assert (columns["outcome"] == RequestOutcome.REFUSED).sum() == 10 == (columns["http_status"] == 503).sum()
 
 
 def test_a_cut_stream_is_no_answer(tmp_path: Path, script: Script, url: str) -> None:
     script.cut_after = 2
     run(tmp_path, url, PoissonArrivals(rate=100), contents=Contents(new_tokens=5), max_requests=4)
     columns, facts = samples(tmp_path)
-    assert set(columns["outcome"]) == {Outcome.CONNECTION} and set(columns["chunks"]) == {2}
+    assert set(columns["outcome"]) == {RequestOutcome.CONNECTION} and set(columns["chunks"]) == {2}
     assert list(facts.errors) == ["connection lost: closed by the server"]
 
 
@@ -154,7 +154,7 @@ def test_a_request_that_takes_too_long_is_ended(tmp_path: Path, script: Script, 
     script.first_seconds = 30.0
     run(tmp_path, url, PoissonArrivals(rate=100), caps=Caps(timeout_seconds=0.3), max_requests=3)
     columns, _ = samples(tmp_path)
-    assert set(columns["outcome"]) == {Outcome.TIMEOUT}
+    assert set(columns["outcome"]) == {RequestOutcome.TIMEOUT}
     assert (columns["ended_seconds"] < 20).all() and np.isnan(columns["first_seconds"]).all()
 
 
@@ -162,7 +162,7 @@ def test_connections_that_the_server_closes_are_opened_again(tmp_path: Path, scr
     script.ends_connections = True
     run(tmp_path, url, PoissonArrivals(rate=60), contents=Contents(new_tokens=1), max_requests=60)
     columns, facts = samples(tmp_path)
-    assert set(columns["outcome"]) == {Outcome.COMPLETED}
+    assert set(columns["outcome"]) == {RequestOutcome.COMPLETED}
     assert facts.connections > 1
 
 
@@ -171,7 +171,7 @@ def test_no_server_is_an_error_of_each_request(tmp_path: Path) -> None:
         pass
     done = run(tmp_path, url, PoissonArrivals(rate=100), max_requests=5)
     columns, facts = samples(tmp_path)
-    assert done.returncode == 0 and set(columns["outcome"]) == {Outcome.CONNECTION}
+    assert done.returncode == 0 and set(columns["outcome"]) == {RequestOutcome.CONNECTION}
     assert len(facts.errors) == 1 and "no connection" in next(iter(facts.errors))
 
 
@@ -184,8 +184,10 @@ def test_caps_of_tokens_and_requests_in_flight_protect_the_server(tmp_path: Path
     script.first_seconds = 0.5
     run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=Caps(max_in_flight=4), max_requests=20)
     columns, _ = samples(tmp_path)
-    assert (columns["outcome"] == Outcome.COMPLETED).sum() >= 4 and (columns["outcome"] == Outcome.DROPPED).any()
-    assert np.isnan(columns["sent_seconds"][columns["outcome"] == Outcome.DROPPED]).all()
+    assert (columns["outcome"] == RequestOutcome.COMPLETED).sum() >= 4 and (
+        columns["outcome"] == RequestOutcome.DROPPED
+    ).any()
+    assert np.isnan(columns["sent_seconds"][columns["outcome"] == RequestOutcome.DROPPED]).all()
 
 
 def test_an_interrupted_run_keeps_its_samples(tmp_path: Path, script: Script, url: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load.samples import Finish, Outcome
+from configs.load.samples import FinishCode, RequestOutcome
 from engine.load.replies import Events, Reply
 
 
@@ -38,7 +38,7 @@ def test_the_cuts_of_the_network_change_nothing(cuts: list[int], end: str) -> No
         begin = cut
     reply.end()
     assert "".join(reply.text) == "é b" and len(reply.chunk_seconds) == 2
-    assert (reply.outcome, reply.finish) == (Outcome.COMPLETED, Finish.LENGTH)
+    assert (reply.outcome, reply.finish) == (RequestOutcome.COMPLETED, FinishCode.LENGTH)
     assert (reply.prompt_tokens, reply.new_tokens) == (5, 3)
     assert reply.chunk_seconds == sorted(reply.chunk_seconds)
 
@@ -49,7 +49,7 @@ def test_comments_and_other_fields_are_skipped() -> None:
 
 def test_without_usage_the_count_is_unknown() -> None:
     reply = replied(stream(chunk(" a"), chunk(" b", "stop"), "[DONE]"))
-    assert (reply.new_tokens, len(reply.chunk_seconds), reply.finish) == (None, 2, Finish.STOP)
+    assert (reply.new_tokens, len(reply.chunk_seconds), reply.finish) == (None, 2, FinishCode.STOP)
 
 
 def test_running_usage_counts_end_with_the_last() -> None:
@@ -61,19 +61,31 @@ def test_running_usage_counts_end_with_the_last() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "kind", "outcome", "message"),
     [
-        (b'{"error": "no\x1b[31m"}', 429, "application/json", Outcome.REFUSED, 'HTTP 429: {"error": "no\\x1b[31m"}'),
-        (b"{}", 200, "application/json", Outcome.MALFORMED, "not a stream: {}"),
-        (stream({"error": {"message": "out of memory"}}), 200, "text/event-stream", Outcome.REFUSED, "out of memory"),
-        (stream("{nonsense"), 200, "text/event-stream", Outcome.MALFORMED, "not JSON"),
-        (stream([1]), 200, "text/event-stream", Outcome.MALFORMED, "expected an object"),
-        (stream({"choices": [{"text": 3}]}), 200, "text/event-stream", Outcome.MALFORMED, "choices"),
-        (stream({"choices": 3}), 200, "text/event-stream", Outcome.MALFORMED, "choices"),
-        (b"data: " + b"x" * (2 << 20), 200, "text/event-stream", Outcome.MALFORMED, "more than"),
-        (stream(chunk(" a")), 200, "text/event-stream", Outcome.CONNECTION, "ended before"),
-        (b"", 200, "text/event-stream", Outcome.CONNECTION, "ended before"),
+        (
+            b'{"error": "no\x1b[31m"}',
+            429,
+            "application/json",
+            RequestOutcome.REFUSED,
+            'HTTP 429: {"error": "no\\x1b[31m"}',
+        ),
+        (b"{}", 200, "application/json", RequestOutcome.MALFORMED, "not a stream: {}"),
+        (
+            stream({"error": {"message": "out of memory"}}),
+            200,
+            "text/event-stream",
+            RequestOutcome.REFUSED,
+            "out of memory",
+        ),
+        (stream("{nonsense"), 200, "text/event-stream", RequestOutcome.MALFORMED, "not JSON"),
+        (stream([1]), 200, "text/event-stream", RequestOutcome.MALFORMED, "expected an object"),
+        (stream({"choices": [{"text": 3}]}), 200, "text/event-stream", RequestOutcome.MALFORMED, "choices"),
+        (stream({"choices": 3}), 200, "text/event-stream", RequestOutcome.MALFORMED, "choices"),
+        (b"data: " + b"x" * (2 << 20), 200, "text/event-stream", RequestOutcome.MALFORMED, "more than"),
+        (stream(chunk(" a")), 200, "text/event-stream", RequestOutcome.CONNECTION, "ended before"),
+        (b"", 200, "text/event-stream", RequestOutcome.CONNECTION, "ended before"),
     ],
 )
-def test_what_is_no_answer_is_named(body: bytes, status: int, kind: str, outcome: Outcome, message: str) -> None:
+def test_what_is_no_answer_is_named(body: bytes, status: int, kind: str, outcome: RequestOutcome, message: str) -> None:
     reply = replied(body, status, kind)
     assert reply.outcome == outcome
     assert message in reply.message and len(reply.message) <= 160

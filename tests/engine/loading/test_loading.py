@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 
 from engine.loading import (
     LoadReport,
-    Piece,
+    TensorSlice,
     access,
     cached_share,
     evict,
     raw_read_seconds,
     read_pieces,
-    stored_tensors,
+    tensor_locations,
     warm,
 )
 from engine.loading.access import network_file_system
@@ -58,7 +58,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def part(piece: Piece) -> torch.Tensor:
+def part(piece: TensorSlice) -> torch.Tensor:
     whole = (FIRST | SECOND)[piece.name]
     rows = slice(*piece.rows) if piece.rows else slice(None)
     if piece.columns:
@@ -67,7 +67,7 @@ def part(piece: Piece) -> torch.Tensor:
 
 
 def test_places_agree_with_the_format(files: list[Path]) -> None:
-    found = stored_tensors(files)
+    found = tensor_locations(files)
     assert found.keys() == FIRST.keys() | SECOND.keys()
     for name, tensor in (FIRST | SECOND).items():
         stored = found[name]
@@ -120,26 +120,26 @@ def test_a_damaged_file_is_refused_by_name(
 ) -> None:
     path = written(tmp_path, header, data, claimed)
     with pytest.raises(ValueError, match=rf"bad\.safetensors: truncated or damaged: .*{reason}"):
-        stored_tensors([path])
+        tensor_locations([path])
 
 
 def test_an_unknown_dtype_is_refused_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, {"a": entry(dtype="Q4")}, bytes(8), None)
     with pytest.raises(ValueError, match=r"bad\.safetensors: tensor 'a': unknown dtype 'Q4'; use one of: F64"):
-        stored_tensors([path])
+        tensor_locations([path])
 
 
 def test_a_missing_file_and_a_tensor_in_two_files_are_refused(files: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gone\.safetensors: No such file"):
-        stored_tensors([tmp_path / "gone.safetensors"])
+        tensor_locations([tmp_path / "gone.safetensors"])
     copy = tmp_path / "copy.safetensors"
     copy.write_bytes(files[1].read_bytes())
     with pytest.raises(ValueError, match=r"copy\.safetensors: tensor other is also in .*model-2"):
-        stored_tensors([*files, copy])
+        tensor_locations([*files, copy])
 
 
 @st.composite
-def some_pieces(draw: st.DrawFn) -> list[Piece]:
+def some_pieces(draw: st.DrawFn) -> list[TensorSlice]:
     def span(size: int) -> st.SearchStrategy[tuple[int, int] | None]:
         cuts = st.lists(st.integers(0, size), min_size=2, max_size=2).map(lambda ends: (min(ends), max(ends)))
         return st.none() | cuts
@@ -148,13 +148,13 @@ def some_pieces(draw: st.DrawFn) -> list[Piece]:
     for name, tensor in (FIRST | SECOND).items():
         for _ in range(draw(st.integers(0, 2))):
             rows = draw(span(tensor.shape[0])) if tensor.dim() else None
-            pieces.append(Piece(name, rows, draw(span(tensor.shape[1])) if tensor.dim() == 2 else None))
+            pieces.append(TensorSlice(name, rows, draw(span(tensor.shape[1])) if tensor.dim() == 2 else None))
     return draw(st.permutations(pieces))
 
 
 @settings(max_examples=60)
 @given(pieces=some_pieces(), network=st.booleans(), lend=st.booleans())
-def test_pieces_are_slices(files: list[Path], pieces: list[Piece], network: bool, lend: bool) -> None:
+def test_pieces_are_slices(files: list[Path], pieces: list[TensorSlice], network: bool, lend: bool) -> None:
     report = LoadReport.before(files)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.loading.access.network_file_system", lambda path: "nfs" if network else None)
@@ -168,8 +168,8 @@ def test_pieces_are_slices(files: list[Path], pieces: list[Piece], network: bool
 
 
 def test_the_order_is_that_of_the_bytes(files: list[Path]) -> None:
-    stored = stored_tensors(files)
-    pieces = [Piece(name) for name in sorted(stored)]
+    stored = tensor_locations(files)
+    pieces = [TensorSlice(name) for name in sorted(stored)]
     got = [piece.name for piece, _ in read_pieces(files, pieces)]
     assert got == list(stored)
 
@@ -177,27 +177,27 @@ def test_the_order_is_that_of_the_bytes(files: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("piece", "message"),
     [
-        (Piece("nothing"), "model-1.safetensors.*tensor nothing is missing"),
-        (Piece("wide", rows=(0, 49)), r"tensor wide of shape \(48, 40\) has no rows 0 to 49"),
-        (Piece("wide", columns=(30, 41)), "has no columns 30 to 41"),
-        (Piece("bias", columns=(0, 1)), "has no columns 0 to 1"),
-        (Piece("scalar", rows=(0, 1)), "has no rows 0 to 1"),
+        (TensorSlice("nothing"), "model-1.safetensors.*tensor nothing is missing"),
+        (TensorSlice("wide", rows=(0, 49)), r"tensor wide of shape \(48, 40\) has no rows 0 to 49"),
+        (TensorSlice("wide", columns=(30, 41)), "has no columns 30 to 41"),
+        (TensorSlice("bias", columns=(0, 1)), "has no columns 0 to 1"),
+        (TensorSlice("scalar", rows=(0, 1)), "has no rows 0 to 1"),
     ],
 )
-def test_a_part_that_is_not_there_is_refused(files: list[Path], piece: Piece, message: str) -> None:
+def test_a_part_that_is_not_there_is_refused(files: list[Path], piece: TensorSlice, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         list(read_pieces(files, [piece]))
 
 
 def test_kept_tensors_stay_as_they_are_and_dropped_memory_is_used_again(large: Path) -> None:
-    names = list(stored_tensors([large]))
-    kept = {piece.name: tensor for piece, tensor in read_pieces([large], map(Piece, names))}
+    names = list(tensor_locations([large]))
+    kept = {piece.name: tensor for piece, tensor in read_pieces([large], map(TensorSlice, names))}
     first = kept["m0"].view(torch.int16)
     for number in range(16):
         assert torch.equal(kept[f"m{number}"].view(torch.int16), first.roll(number, 0)), number
-    addresses = {tensor.data_ptr() for _, tensor in read_pieces([large], map(Piece, names))}
+    addresses = {tensor.data_ptr() for _, tensor in read_pieces([large], map(TensorSlice, names))}
     assert len(addresses) <= 2
-    views = {piece.name: tensor[5:7, 3:9] for piece, tensor in read_pieces([large], map(Piece, names))}
+    views = {piece.name: tensor[5:7, 3:9] for piece, tensor in read_pieces([large], map(TensorSlice, names))}
     for number in range(16):
         assert torch.equal(views[f"m{number}"].view(torch.int16), first.roll(number, 0)[5:7, 3:9])
 
@@ -205,7 +205,7 @@ def test_kept_tensors_stay_as_they_are_and_dropped_memory_is_used_again(large: P
 def test_what_is_lent_lies_in_the_page_cache_and_can_be_let_go(large: Path) -> None:
     before = large.read_bytes()
     memory_mapped = [
-        tensor for _, tensor in read_pieces([large], [Piece(f"m{number}") for number in range(16)], lend=True)
+        tensor for _, tensor in read_pieces([large], [TensorSlice(f"m{number}") for number in range(16)], lend=True)
     ]
     assert _mapped_bytes(large) >= sum(tensor.nbytes for tensor in memory_mapped), "no page has to be asked for again"
     memory_mapped[0].zero_()
@@ -230,7 +230,7 @@ def test_a_file_that_becomes_shorter_is_named(large: Path, tmp_path: Path, lend:
     path = tmp_path / "model.safetensors"
     path.write_bytes(large.read_bytes())
     for columns in (None, (0, 1024)):
-        pieces = [Piece(f"m{number}", columns=columns) for number in range(16)]
+        pieces = [TensorSlice(f"m{number}", columns=columns) for number in range(16)]
         reading = read_pieces([path], pieces, lend=lend)
         next(reading)
         os.truncate(path, 1 << 20)
@@ -239,13 +239,13 @@ def test_a_file_that_becomes_shorter_is_named(large: Path, tmp_path: Path, lend:
         path.write_bytes(large.read_bytes())
 
 
-def halves(files: list[Path], rank: int) -> list[Piece]:
+def halves(files: list[Path], rank: int) -> list[TensorSlice]:
     """What one of two ranks keeps where every second matrix is split by columns."""
     return [
-        Piece(name, columns=(1024 * rank, 1024 * (rank + 1)))
+        TensorSlice(name, columns=(1024 * rank, 1024 * (rank + 1)))
         if number % 2
-        else Piece(name, rows=(512 * rank, 512 * (rank + 1)))
-        for number, name in enumerate(stored_tensors(files))
+        else TensorSlice(name, rows=(512 * rank, 512 * (rank + 1)))
+        for number, name in enumerate(tensor_locations(files))
     ]
 
 

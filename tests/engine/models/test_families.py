@@ -16,12 +16,12 @@ from configs.families.checkpoint import check_tensors, head_names, with_stored_h
 from configs.families.config import ModelConfig
 from configs.families.plans import STYLES, splits_of
 from configs.families.table import FAMILIES, families
-from configs.families.tensors import is_unused, names_in_file, stacks_of
+from configs.families.tensors import is_unused, layer_stacks, names_in_file
 from configs.hardware.architectures import ARCHITECTURES, one_of_each_family
 from configs.plans.model_manifest import ModelManifest
 from engine.api.checkpoint_loader import DistributedCheckpointLoader
 from engine.inference.weights import cut
-from engine.loading import stored_tensors
+from engine.loading import tensor_locations
 from engine.models.slots import Slot, rotary_order, wanted_slots
 from engine.models.stages import own_layers
 from engine.models.weights import synthetic_tensor, write_folder
@@ -173,7 +173,7 @@ def test_stages_hold_each_slot_of_a_layer_once(name: str) -> None:
     assert stages[0] | stages[1] == whole
     # Relative positions are added in every layer.
     assert {slot for slot in stages[0] & stages[1] if not slot.endswith("relative.weight")} == set()
-    for stack, layers in stacks_of(config).items():
+    for stack, layers in layer_stacks(config).items():
         own = [own_layers(config, Grid(1, 1, 2, stage), stack) for stage in range(2)]
         assert [*own[0], *own[1]] == list(range(layers)) and all(own)
 
@@ -265,7 +265,7 @@ def test_a_written_folder_is_read_by_transformers_without_a_tensor_too_few_or_to
         ModelManifest(identity="synthetic:x@5", source="synthetic", folder="", files={}, config=data), tmp_path
     )
     assert sorted(os.listdir(tmp_path)) == ["config.json", "model.safetensors"]
-    check_tensors(config, stored_tensors([tmp_path / "model.safetensors"]))
+    check_tensors(config, tensor_locations([tmp_path / "model.safetensors"]))
     cls = {"bert": AutoModel, "t5": AutoModelForSeq2SeqLM}.get(data["model_type"], AutoModelForCausalLM)
     model, told = cls.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert {one for one in told["missing_keys"] if "pooler" not in one} == set() == set(told["unexpected_keys"])

@@ -21,7 +21,7 @@ from configs.workloads import Workload
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.workloads.other_engines import run
 from tests.support.launches import part
 
@@ -61,7 +61,7 @@ def write_job(
     return paths, job
 
 
-def run_here(folder: Path, architecture: str, workload: Workload, **fields: Any) -> Outcome:
+def run_here(folder: Path, architecture: str, workload: Workload, **fields: Any) -> RankResult:
     """A one-rank cell, measured in this process."""
     paths, job = write_job(folder, architecture, workload, **fields)
     manifest = ModelManifest.model_validate_json((folder / "manifest.json").read_bytes())
@@ -70,12 +70,12 @@ def run_here(folder: Path, architecture: str, workload: Workload, **fields: Any)
 
 def run_two_ranks(
     folder: Path, architecture: str, workload: Workload, cache: Path | None = None, **fields: Any
-) -> tuple[list[RankPart], Outcome]:
+) -> tuple[list[RankPart], RankResult]:
     """Parts of both ranks of a launch of its own, and the samples of the one that speaks."""
     paths, job = write_job(folder, architecture, workload, cache, **fields)
     subprocess.run([sys.executable, "-m", "slurm.launch", str(paths.job)], check=True, timeout=LIMIT_SECONDS)
     measurement = job.measurements[0]
-    outcome = Outcome()
+    outcome = RankResult()
     reports_results = 1 if measurement.cell.layout.pp > 1 else 0
     if (samples := paths.samples(measurement.name, reports_results)).is_file():
         with np.load(samples) as found:
@@ -86,7 +86,7 @@ def run_two_ranks(
     ], outcome
 
 
-def same_answers(found: Outcome, expected: Outcome) -> None:
+def same_answers(found: RankResult, expected: RankResult) -> None:
     """Answers agree value by value, and samples have the same columns."""
     assert found.samples.keys() == expected.samples.keys()
     for name, values in expected.samples.items():

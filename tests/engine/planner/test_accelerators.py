@@ -9,7 +9,7 @@ from configs.targets.target import LocalTarget
 from engine.planner.accelerators import (
     LocalAccelerator,
     cores_of,
-    described,
+    device_text,
     local_accelerators,
     numa_node,
     unusable_reason,
@@ -139,4 +139,4 @@ def test_a_machine_of_devices_has_their_memory(tmp_path: Path) -> None:
     assert (machine.accelerator.kind, machine.accelerators, machine.accelerator.memory_bytes) == ("cuda", 2, 123)
     with pytest.raises(ValueError, match=r"^3 ranks, but this machine has 2 x NVIDIA H100"):
         machine_of_devices([LocalAccelerator(name=H100)] * 2, 3, None)
-    assert described([]) == ""
+    assert device_text([]) == ""

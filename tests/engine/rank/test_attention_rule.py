@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
 from engine.models.llama import attend
-from engine.rank.attention_rule import AttentionCall, Gpu, explain, obstacle
+from engine.rank.attention_rule import AttentionCall, Gpu, explain_attention, obstacle
 from engine.rank.computing import Pass, attention_operands
 
 TURING, AMPERE, A10G, HOPPER, BLACKWELL_RTX = (Gpu(each) for each in ((7, 5), (8, 0), (8, 6), (9, 0), (12, 0)))
@@ -51,9 +51,9 @@ def test_what_a_kernel_cannot_do_is_named(kernel: str, call: AttentionCall, gpu:
 
 def test_the_reason_of_a_choice_is_what_is_wrong_with_those_before_it() -> None:
     prompt = AttentionCall("float32", 128)
-    first = explain("cudnn_attention", ORDER, AttentionCall("bfloat16", 128), HOPPER)
+    first = explain_attention("cudnn_attention", ORDER, AttentionCall("bfloat16", 128), HOPPER)
     assert first == "cudnn_attention is the first in torch's order"
-    assert explain("math", ORDER, prompt, HOPPER) == (
+    assert explain_attention("math", ORDER, prompt, HOPPER) == (
         "cudnn_attention takes 16-bit numbers, not float32; flash_attention takes 16-bit numbers, not float32; "
         "efficient_attention: refused by this version of torch"
     )

@@ -1,11 +1,11 @@
 """Own machines take the base, cheaper clouds come before dearer ones, peaks go to the next that has room."""
 
-from configs.serving.deployment import Backend
-from engine.routing.choosing import Load, choose
+from configs.serving.deployment import RoutedServer
+from engine.routing.choosing import BackendLoad, next_backend
 
 
-def backend(name: str, price: float | None = None, draining: bool = False) -> Backend:
-    return Backend(name=name, url="http://x", usd_per_hour=price, max_in_flight=2, draining=draining)
+def backend(name: str, price: float | None = None, draining: bool = False) -> RoutedServer:
+    return RoutedServer(name=name, url="http://x", usd_per_hour=price, max_in_flight=2, draining=draining)
 
 
 OWN, CHEAP, DEAR = backend("own"), backend("cheap", 0.5), backend("dear", 3.0)
@@ -14,10 +14,12 @@ ALL = (DEAR, CHEAP, OWN)
 
 def chosen(tried: tuple[str, ...] = (), **in_flight: int | None) -> str | None:
     loads = {
-        each.name: Load(ready=in_flight.get(each.name, 0) is not None, in_flight=in_flight.get(each.name, 0) or 0)
+        each.name: BackendLoad(
+            ready=in_flight.get(each.name, 0) is not None, in_flight=in_flight.get(each.name, 0) or 0
+        )
         for each in ALL
     }
-    found = choose(ALL, loads, tried)
+    found = next_backend(ALL, loads, tried)
     return None if found is None else found.name
 
 
@@ -37,6 +39,6 @@ def test_what_is_not_ready_tried_or_draining_is_passed_over() -> None:
     assert chosen(own=None) == "cheap"
     assert chosen(("own", "cheap")) == "dear"
     assert chosen(own=None, cheap=None, dear=None) is None
-    ready = {"old": Load(ready=True), "new": Load(ready=True, in_flight=2)}
-    found = choose((backend("old", draining=True), backend("new")), ready)
+    ready = {"old": BackendLoad(ready=True), "new": BackendLoad(ready=True, in_flight=2)}
+    found = next_backend((backend("old", draining=True), backend("new")), ready)
     assert found is not None and found.name == "new"

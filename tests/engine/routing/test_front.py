@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from configs.serving.deployment import Backend, FrontConfig, FrontState
+from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
 from tests.support.fronts import running_front
 from tests.support.studies import wait_until
 
@@ -57,8 +57,10 @@ class Upstream:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
-    def backend(self) -> Backend:
-        return Backend(name=self.name, url=f"http://127.0.0.1:{self._server.server_port}", key=f"key-of-{self.name}")
+    def backend(self) -> RoutedServer:
+        return RoutedServer(
+            name=self.name, url=f"http://127.0.0.1:{self._server.server_port}", key=f"key-of-{self.name}"
+        )
 
     def close(self) -> None:
         self._server.shutdown()
@@ -80,7 +82,7 @@ def post(url: str, key: str = "front-key") -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json={"a": 1}, headers=headers, timeout=30, trust_env=False)
 
 
-def config(*backends: Backend, wait_seconds: float = 5.0) -> FrontConfig:
+def config(*backends: RoutedServer, wait_seconds: float = 5.0) -> FrontConfig:
     return FrontConfig(key="front-key", backends=backends, wait_seconds=wait_seconds)
 
 
@@ -136,7 +138,7 @@ def test_a_configuration_is_taken_while_requests_come(tmp_path: Path) -> None:
 
 
 def test_a_request_waits_for_a_backend_and_then_says_so(tmp_path: Path) -> None:
-    gone = Backend(name="gone", url="http://127.0.0.1:9")
+    gone = RoutedServer(name="gone", url="http://127.0.0.1:9")
     with running_front(tmp_path, config(gone, wait_seconds=0.5)) as url:
         answer = post(url)
         assert answer.status_code == 503 and "no server of this address is ready" in answer.text

@@ -38,7 +38,7 @@ with step():
     pass
 """
     assert with_probe(tmp_path, code).returncode == 0
-    series = probe_samples.read_series(tmp_path, 0)
+    series = probe_samples.series_of_probe(tmp_path, 0)
     assert len(series) == probe_samples.steps_so_far(tmp_path, 0) == 9002
     assert series.seconds[0] is None and series.units[:3] == [0, 1, 2]
     assert series.losses[4] == 2 and series.losses[5] is None
@@ -53,7 +53,7 @@ with step():
 def test_samples_survive_a_kill(tmp_path: Path) -> None:
     code = "import os, signal\nfrom rankwise_probe import step\nstep(); step()\nos.kill(os.getpid(), signal.SIGKILL)"
     assert with_probe(tmp_path, code).returncode == -9
-    assert len(probe_samples.read_series(tmp_path, 0)) == 2
+    assert len(probe_samples.series_of_probe(tmp_path, 0)) == 2
     assert not probe_samples.ended_in_order(tmp_path, 0)
 
 
@@ -71,7 +71,7 @@ def test_the_probe_does_nothing_by_itself_and_breaks_nothing(tmp_path: Path) -> 
 def test_garbage_beside_the_samples_is_no_rank(tmp_path: Path) -> None:
     (tmp_path / "rank_0.1.samples").write_bytes(b"x" * 100)
     os.mkfifo(tmp_path / "rank_0.2.samples")
-    assert len(probe_samples.read_series(tmp_path, 0)) == 0
+    assert len(probe_samples.series_of_probe(tmp_path, 0)) == 0
 
 
 def seen(pattern: LinePattern, lines: list[str], ranks: int = 2, rank: int = 0) -> LineReader:
@@ -161,7 +161,7 @@ writer.close()
         (step, 1000 + step / 2, 5 - step / 10) for step in range(0, 50, 10)
     ]
     assert [value for _, _, value in event_files.scalars(tmp_path, "new")] == [0, 10, 20, 30, 40]
-    series = event_files.read_series(tmp_path, "train/loss", None)
+    series = event_files.series_of_events(tmp_path, "train/loss", None)
     assert series.seconds == [0.5] * 40 and series.losses[0] == 4.0
     # Damaged, endless and foreign files are no scalars.
     whole = next(tmp_path.glob("*tfevents*"))
@@ -174,19 +174,21 @@ writer.close()
 def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
     asked = JsonFigures(figures={"units_per_second": "jobs.0.read.bw", "version": "v"})
     document = {"v": "fio-3", "jobs": [{"read": {"bw": 50.0}}]}
-    series = json_output.read_series(asked, tmp_path, b'log\n{"v": 0}\n' + json.dumps(document, indent=1).encode(), 4.0)
+    series = json_output.series_of_json(
+        asked, tmp_path, b'log\n{"v": 0}\n' + json.dumps(document, indent=1).encode(), 4.0
+    )
     assert (series.seconds, series.units) == ([4.0], [200.0])
     assert series.own_figures() == {"units_per_second": 50.0, "version": "fio-3"}
     with pytest.raises(
         NoFiguresError, match=r"workload.json_figures.figures.units_per_second: no figure at jobs.0.read.bw"
     ):
-        json_output.read_series(asked, tmp_path, b'{"v": 1}', 1.0)
+        json_output.series_of_json(asked, tmp_path, b'{"v": 1}', 1.0)
     with pytest.raises(NoFiguresError, match="no JSON document"):
-        json_output.read_series(asked, tmp_path, b"[[[[ {\n{", 1.0)
+        json_output.series_of_json(asked, tmp_path, b"[[[[ {\n{", 1.0)
     in_file = asked.model_copy(update={"file": "out.json"})
     os.mkfifo(tmp_path / "out.json")
     with pytest.raises(NoFiguresError, match="named pipe"):
-        json_output.read_series(in_file, tmp_path, b"", 1.0)
+        json_output.series_of_json(in_file, tmp_path, b"", 1.0)
 
 
 @pytest.mark.parametrize(

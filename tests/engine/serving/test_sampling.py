@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.serving.sampling import Sampling, choose
+from engine.serving.sampling import Sampling, next_token
 
 _LOGITS = np.array([2.0, 1.0, 0.0, -1.0, 1.0], dtype=np.float32)
 
@@ -22,7 +22,7 @@ def softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 def frequencies(draws: int = 4000, answer: tuple[int, ...] = (), **fields: Any) -> np.ndarray:
     """How often each token is drawn over seeds, with the logits above."""
     count = Counter(
-        choose(_LOGITS, Sampling(**{"temperature": 1.0, "seed": seed, **fields}), [0], answer).token
+        next_token(_LOGITS, Sampling(**{"temperature": 1.0, "seed": seed, **fields}), [0], answer).token
         for seed in range(draws)
     )
     return np.array([count[token] for token in range(len(_LOGITS))]) / draws
@@ -72,32 +72,32 @@ def test_penalties() -> None:
     assert_drawn_from(frequencies(answer=answer, presence_penalty=0.5, frequency_penalty=0.25), softmax(changed))
     repeated = np.array([1.0, 0.5, 0.0, -1.0, 0.5], dtype=np.float32)
     assert_drawn_from(frequencies(answer=answer, repetition_penalty=2.0), softmax(repeated))
-    negative = choose(np.array([-1.0, -1.5], dtype=np.float32), Sampling(repetition_penalty=2.0), [0], [])
+    negative = next_token(np.array([-1.0, -1.5], dtype=np.float32), Sampling(repetition_penalty=2.0), [0], [])
     assert negative.token == 1, "a negative logit is multiplied"
 
 
 def test_banned_tokens_come_back_after_the_minimum() -> None:
     sampling = Sampling(min_tokens=2, banned=(0,))
-    tokens = [choose(_LOGITS, sampling, [3], [2] * count).token for count in range(4)]
+    tokens = [next_token(_LOGITS, sampling, [3], [2] * count).token for count in range(4)]
     assert tokens == [1, 1, 0, 0]
 
 
 def test_log_probabilities_are_of_the_raw_logits() -> None:
     sampling = Sampling(temperature=7.0, seed=3, logprobs=2, bias=((2, 50.0),))
-    chosen = choose(_LOGITS, sampling, [0], [])
+    chosen = next_token(_LOGITS, sampling, [0], [])
     probabilities = softmax(_LOGITS)
     assert chosen.token == 2
     assert chosen.logprob == pytest.approx(math.log(probabilities[2]))
     assert [word for word, _ in chosen.top] == [0, 1]
     assert [value for _, value in chosen.top] == pytest.approx(np.log(probabilities[[0, 1]]))
-    assert choose(_LOGITS, Sampling(logprobs=0), [0], []).top == ()
+    assert next_token(_LOGITS, Sampling(logprobs=0), [0], []).top == ()
 
 
 def test_a_seed_gives_the_same_draws_and_choices_differ() -> None:
     logits = np.random.default_rng(1).normal(size=500).astype(np.float32)
 
     def draw(seed: int, choice: int, place: int) -> int:
-        return choose(logits, Sampling(temperature=1.0, seed=seed, choice=choice), [0], [0] * place).token
+        return next_token(logits, Sampling(temperature=1.0, seed=seed, choice=choice), [0], [0] * place).token
 
     first = [draw(1, 0, place) for place in range(30)]
     assert first == [draw(1, 0, place) for place in range(30)]
@@ -115,7 +115,7 @@ def test_a_seed_gives_the_same_draws_and_choices_differ() -> None:
 def test_top_p_is_the_smallest_set(values: list[float], top_p: float, top_k: int, seed: int) -> None:
     """The drawn token is in the set found by sorting everything."""
     logits = np.array(values, dtype=np.float32)
-    token = choose(logits, Sampling(temperature=1.0, top_p=top_p, top_k=top_k, seed=seed), [0], []).token
+    token = next_token(logits, Sampling(temperature=1.0, top_p=top_p, top_k=top_k, seed=seed), [0], []).token
     order = np.lexsort((np.arange(len(logits)), -logits))[: top_k or None]
     weights = softmax(logits)[order]
     count = int(np.searchsorted(np.cumsum(weights), top_p * weights.sum() * (1 + 1e-9))) + 1
@@ -125,21 +125,21 @@ def test_top_p_is_the_smallest_set(values: list[float], top_p: float, top_k: int
 @pytest.mark.parametrize("fields", [{"top_k": 1}, {"top_p": 0.4}], ids=str)
 def test_logits_whose_weights_round_to_one_number_keep_their_order(fields: dict[str, Any]) -> None:
     logits = np.array([0.0, 1e-45], dtype=np.float32)
-    assert choose(logits, Sampling(), [0], []).token == 1, "greedy"
-    drawn = {choose(logits, Sampling(temperature=1.0, seed=seed, **fields), [0], []).token for seed in range(20)}
+    assert next_token(logits, Sampling(), [0], []).token == 1, "greedy"
+    drawn = {next_token(logits, Sampling(temperature=1.0, seed=seed, **fields), [0], []).token for seed in range(20)}
     assert drawn == {1}
 
 
 def test_equal_logits_beyond_the_first_candidates() -> None:
     flat = np.zeros(5000, dtype=np.float32)
-    drawn = {choose(flat, Sampling(temperature=1.0, top_p=0.8, seed=seed), [0], []).token for seed in range(300)}
+    drawn = {next_token(flat, Sampling(temperature=1.0, top_p=0.8, seed=seed), [0], []).token for seed in range(300)}
     assert max(drawn) < 4000 and max(drawn) > 3000, "four fifths of the tokens, the lowest ids of equals"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(FloatingPointError):
-        choose(np.array([0.0, bad], dtype=np.float32), Sampling(), [0], [])
+        next_token(np.array([0.0, bad], dtype=np.float32), Sampling(), [0], [])
 
 
 def test_what_greedy_decoding_gives_needs_no_logits() -> None:

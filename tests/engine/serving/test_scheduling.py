@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.serving.blocks import BlockPool
-from engine.serving.scheduling import Batch, Request, Scheduler, SchedulerLimits, positions_of
+from engine.serving.scheduling import Request, ScheduledStep, Scheduler, SchedulerLimits, positions_of
 
 _WORDS = 7
 
@@ -39,7 +39,7 @@ class CacheModel:
     tables: dict[tuple[int, int], int] = field(default_factory=dict)
     store: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def run(self, batch: Batch) -> dict[str, int]:
+    def run(self, batch: ScheduledStep) -> dict[str, int]:
         for slot, place, block in batch.assigned:
             self.tables[slot, place] = block
         slots, positions, rows = positions_of(batch.pieces)
@@ -67,7 +67,7 @@ class Server:
         self.started: list[str] = []
         self.ended: dict[str, str] = {}
 
-    def step(self) -> Batch | None:
+    def step(self) -> ScheduledStep | None:
         batch = self.scheduler.next_batch()
         if batch is None:
             return None

@@ -22,7 +22,7 @@ from configs.records.record import MeasuringPass
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TRAINING_PARTS, TrainWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.training.schedule import learning_rate
 from engine.training.task_types import load_examples
 from engine.workloads import train
@@ -111,7 +111,7 @@ def run_two_ranks(folder: Path, context: Context) -> tuple[list[dict[str, Any]],
     return figures, [dict(np.load(folder / f"{rank}-{last}.npz")) for rank in (0, 1)]
 
 
-def losses(outcome: Outcome) -> list[float]:
+def losses(outcome: RankResult) -> list[float]:
     return [float(loss) for loss in outcome.samples["loss"]]
 
 

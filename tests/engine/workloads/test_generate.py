@@ -21,14 +21,14 @@ from configs.records.record import MeasuringPass
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.correctness import answers
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica
 from engine.models.sharding import even_share
 from engine.models.weights import build_model
 from engine.prompts.decoded import Decoded
-from engine.prompts.tokens import Batch, batches, prompts_of_rank
+from engine.prompts.tokens import PromptBatch, batches, prompts_of_rank
 from engine.workloads import generate, other_engines
 from tests.support.launches import run_on_two_ranks
 from tests.support.training.memory_models import save_model
@@ -119,7 +119,7 @@ def make(tmp_path: Path, manifest: ModelManifest) -> MakeContext:
     return make_context
 
 
-def answer_rows(outcome: Outcome) -> dict[int, list[int]]:
+def answer_rows(outcome: RankResult) -> dict[int, list[int]]:
     tokens = outcome.samples["answer_tokens"].reshape(len(outcome.samples["answer_prompts"]), -1)
     return {int(place): row.tolist() for place, row in zip(outcome.samples["answer_prompts"], tokens, strict=True)}
 
@@ -171,7 +171,7 @@ def test_a_memory_pass_runs_only_the_largest_request(make: MakeContext, monkeypa
     shapes: list[tuple[int, ...]] = []
     decode = Replica.decode
 
-    def watched(replica: Replica, batch: Batch, new_tokens: int) -> list[Decoded]:
+    def watched(replica: Replica, batch: PromptBatch, new_tokens: int) -> list[Decoded]:
         shapes.append(tuple(batch.tokens.shape))
         return decode(replica, batch, new_tokens)
 

@@ -25,7 +25,7 @@ from configs.workloads.generate import GenerateWorkload
 from engine.planner.accelerators import LocalAccelerator
 from flows.cli.verify.run import VerificationRequest, run_verify
 from tasks.checks.own_prompts import MAX_POSITIONS, longest_sequence, own_prompts, position_limit
-from tasks.checks.verification import BATCH_SIZE, NEW_TOKENS, prepare
+from tasks.checks.verification import BATCH_SIZE, NEW_TOKENS, prepare_verification
 from tasks.checks.verification_inputs import VerificationSpec
 from tests.support.launches import assert_nothing_left
 from tests.support.studies import RANKWISE
@@ -245,7 +245,7 @@ def test_a_reference_of_another_vocabulary_or_damaged_or_newer(
 def test_prompts_may_be_token_ids(model: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"tokens": [1, 2, 3]}\n{"tokens": [127, 5]}\n')
     asked = VerificationSpec(str(model), prompts=tmp_path / "p.jsonl", new_tokens=2)
-    verification = prepare(asked, RunPaths(tmp_path / "run"), tmp_path / "cache", tmp_path, None)
+    verification = prepare_verification(asked, RunPaths(tmp_path / "run"), tmp_path / "cache", tmp_path, None)
     workload = verification.plan.cells[verification.asked_cell].workload
     assert isinstance(workload, GenerateWorkload)
     assert (workload.num_prompts, workload.batch_size, workload.longest_tokens) == (2, 2, None)
@@ -291,7 +291,7 @@ def test_places_that_cannot_be_written_are_refused(
 def test_a_model_with_a_tokenizer_gets_texts_of_mixed_lengths(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")
     asked = VerificationSpec(str(ROOT / "configs/models/tiny-stdlib"), num_prompts=12, dtype="bfloat16")
-    verification = prepare(asked, run, tmp_path / "cache", tmp_path, None)
+    verification = prepare_verification(asked, run, tmp_path / "cache", tmp_path, None)
     cells = verification.plan.cells
     assert len(cells) == 3 and cells[verification.asked_cell].dtype == "bfloat16"
     assert verification.check_cell is not None and cells[verification.check_cell].dtype == "float32"

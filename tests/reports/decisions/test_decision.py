@@ -18,7 +18,7 @@ from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
 from reports.correctness.judge import CorrectnessVerdict
 from reports.correctness.section import JudgedCell
-from reports.decisions.choice import Candidate, choose
+from reports.decisions.choice import Candidate, choose_candidate
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import Decision, decide, decision_body, decision_lead
 from reports.decisions.next_measurement import repeats_to_decide
@@ -173,9 +173,9 @@ def test_equals_of_one_size_go_to_the_one_that_answers_first() -> None:
     slow = Candidate("slow", 1, dict(rates), {repeat: 0.2 for repeat in rates})
     soon = Candidate("soon", 1, {repeat: rate * (0.99, 1.02)[repeat % 2] for repeat, rate in rates.items()},
                      {repeat: 0.1 for repeat in rates})  # fmt: skip
-    assert choose([slow, soon]).chosen == 1
+    assert choose_candidate([slow, soon]).chosen == 1
     faster = Candidate("faster", 1, {repeat: rate * 1.2 for repeat, rate in rates.items()}, slow.latency)
-    assert choose([slow, soon, faster]).chosen == 2
+    assert choose_candidate([slow, soon, faster]).chosen == 2
 
 
 def test_serving_goes_by_latency() -> None:
@@ -188,8 +188,8 @@ def test_serving_goes_by_latency() -> None:
         )
 
     halves, tie = [one(1, 100, 0.1), one(2, 120, 0.06)], [one(1, 100, 0.1), one(2, 120, 0.1)]
-    assert choose(halves, by_latency=True).chosen == 1 and choose(halves).chosen == 0
-    assert choose(tie, by_latency=True).chosen == 0
+    assert choose_candidate(halves, by_latency=True).chosen == 1 and choose_candidate(halves).chosen == 0
+    assert choose_candidate(tie, by_latency=True).chosen == 0
 
 
 def test_the_sentence_says_what_the_larger_would_bring() -> None:

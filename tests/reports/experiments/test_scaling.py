@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.execution import Layout
-from configs.plans.plan import Plan, PlannedExperiment, Point
+from configs.plans.plan import CellPoint, Plan, PlannedExperiment
 from configs.records.rates import Rates
 from configs.records.record import Record, Status
 from configs.spec.cell import Cell
@@ -51,7 +51,7 @@ def study_of(speeds: dict[str, tuple[int, list[float | None]]], kind: str) -> tu
             "kind": kind,
             "model": None,
             "points": [
-                Point(cell=cell.key, values={"ranks": cell.layout.ranks}, label=label, baseline=position == 0)
+                CellPoint(cell=cell.key, values={"ranks": cell.layout.ranks}, label=label, baseline=position == 0)
                 for position, (label, cell) in enumerate(cells.items())
             ],
         }

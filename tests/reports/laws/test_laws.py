@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.laws import Case, coverage
 from reports.laws.file import read_points
-from reports.laws.fit import Residuals
+from reports.laws.fit import ResidualKind
 from reports.laws.laws import LawKind, MeasuredPoint, ScalingLaws, fit_laws, scaled, serial_fraction
 from reports.laws.text import changed_text, fit_text, law_lines, more_than_linear, runs_chance
 from reports.numbers.statistics import Ratio
@@ -17,7 +17,9 @@ from reports.numbers.statistics import Ratio
 DATA = Path(__file__).parents[2] / "data"
 
 
-def laws_of(throughputs: dict[int, float], kind: LawKind = "strong", residuals: Residuals = "relative") -> ScalingLaws:
+def laws_of(
+    throughputs: dict[int, float], kind: LawKind = "strong", residuals: ResidualKind = "relative"
+) -> ScalingLaws:
     return fit_laws([MeasuredPoint(n, {0: value}) for n, value in throughputs.items()], kind, residuals=residuals)
 
 
@@ -25,7 +27,7 @@ def usl(ranks: list[int], level: float, sigma: float, kappa: float) -> dict[int,
     return {n: level * n / (1 + sigma * (n - 1) + kappa * n * (n - 1)) for n in ranks}
 
 
-def published(name: str, residuals: Residuals = "relative", first: int | None = None) -> ScalingLaws:
+def published(name: str, residuals: ResidualKind = "relative", first: int | None = None) -> ScalingLaws:
     data = read_points(DATA / f"{name}.csv")
     return fit_laws(data.points[:first], data.kind, data.paired, residuals=residuals)
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from benchmarks.load.simulated import SingleServer
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import Outcome
-from reports.load.metrics import MAX_SCORE, SECTIONS, latency_of, measured, scores, scores_after_warm_up
+from configs.load.samples import RequestOutcome
+from reports.load.metrics import MAX_SCORE, SECTIONS, latency_of, scores, scores_after_warm_up, serving_metrics
 from tests.support.load_runs import made_run
 
 SECONDS = st.floats(1e-4, 10)
@@ -18,7 +18,7 @@ def evenly(count: int, rate: float = 10.0) -> np.ndarray:
 
 def test_figures_of_a_run_whose_moments_are_known() -> None:
     run = made_run(evenly(200), ttft=0.3, gap=0.01, tokens=11, duration=20.0)
-    found = measured(run, RequestObjectives(ttft_seconds=0.31, tpot_seconds=0.011))
+    found = serving_metrics(run, RequestObjectives(ttft_seconds=0.31, tpot_seconds=0.011))
     assert found.latencies["ttft"].p99.value == pytest.approx(0.3)
     assert found.latencies["tpot"].p50.value == pytest.approx(0.01)
     assert found.latencies["tpot_with_first"].p50.value == pytest.approx(0.4 / 11)
@@ -34,14 +34,14 @@ def test_figures_of_a_run_whose_moments_are_known() -> None:
 def test_waiting_in_the_generator_counts() -> None:
     """A request that was due at 0 and answered 0.1 s after it was sent, 2 s late, took 2.1 s."""
     run = made_run([0.0], ttft=2.1, late=2.0, duration=5.0)
-    assert measured(run).latencies["ttft"].mean == pytest.approx(2.1)
-    assert measured(run).late_p99_seconds == pytest.approx(2.0)
+    assert serving_metrics(run).latencies["ttft"].mean == pytest.approx(2.1)
+    assert serving_metrics(run).late_p99_seconds == pytest.approx(2.0)
 
 
 def test_failed_requests_have_no_latency_and_miss_the_objectives() -> None:
-    outcome = np.where(np.arange(100) % 4 == 0, Outcome.REFUSED, Outcome.COMPLETED)
+    outcome = np.where(np.arange(100) % 4 == 0, RequestOutcome.REFUSED, RequestOutcome.COMPLETED)
     run = made_run(evenly(100), ttft=0.1, outcome=outcome, duration=10.0)
-    found = measured(run, RequestObjectives(ttft_seconds=1))
+    found = serving_metrics(run, RequestObjectives(ttft_seconds=1))
     assert found.latencies["ttft"].samples == found.completed == 75
     assert found.outcomes == {"completed": 75, "refused": 25}
     assert found.goodput is not None and found.goodput.share == 0.75
@@ -51,23 +51,23 @@ def test_failed_requests_have_no_latency_and_miss_the_objectives() -> None:
 
 def test_a_queue_that_grows_is_no_steady_state_and_an_even_one_is() -> None:
     due = evenly(400)
-    growing = measured(made_run(due, ttft=0.1 + due * 0.1))
+    growing = serving_metrics(made_run(due, ttft=0.1 + due * 0.1))
     assert growing.window.found is False and growing.due == 400
-    assert measured(made_run(due, ttft=0.1 + 0.01 * np.sin(due * 7))).window.found is True
+    assert serving_metrics(made_run(due, ttft=0.1 + 0.01 * np.sin(due * 7))).window.found is True
 
 
 def test_a_slow_start_is_cut() -> None:
     rng = np.random.default_rng(0)
     ttft = 0.1 * (1 + 0.05 * rng.standard_normal(600))
     ttft[:60] += 2.0
-    found = measured(made_run(evenly(600), ttft=ttft))
+    found = serving_metrics(made_run(evenly(600), ttft=ttft))
     assert found.window.found is True and 5.5 <= found.window.begin <= 9
     assert found.latencies["ttft"].p99.value < 0.2
     assert found.offered_rate == pytest.approx(10, rel=0.02)
 
 
 def test_few_requests_cannot_tell_and_have_no_interval() -> None:
-    found = measured(made_run(evenly(30), ttft=0.1))
+    found = serving_metrics(made_run(evenly(30), ttft=0.1))
     assert found.window.found is None
     assert found.latencies["ttft"].p99.interval is None and found.latencies["ttft"].p99.marked
 
@@ -85,12 +85,12 @@ def test_a_score_up_to_one_is_a_request_that_meets_its_objectives(
 
 def test_an_answer_of_one_token_has_no_time_per_token() -> None:
     run = made_run(evenly(10), ttft=0.5, tokens=1)
-    assert np.isnan(run.tpot_seconds).all() and "tpot" not in measured(run).latencies
+    assert np.isnan(run.tpot_seconds).all() and "tpot" not in serving_metrics(run).latencies
     assert scores(run, RequestObjectives(ttft_seconds=1, tpot_seconds=1e-9)) == pytest.approx(0.5)
 
 
 def test_failures_have_the_largest_score() -> None:
-    run = made_run(evenly(10), ttft=0.5, outcome=Outcome.TIMEOUT)
+    run = made_run(evenly(10), ttft=0.5, outcome=RequestOutcome.TIMEOUT)
     assert (scores(run, RequestObjectives(e2e_seconds=99)) == MAX_SCORE).all()
 
 
@@ -101,9 +101,9 @@ def test_the_warm_up_of_a_search_is_a_fifth_whatever_the_samples() -> None:
 
 def test_wrong_usage_is_counted() -> None:
     usage = np.where(np.arange(50) < 10, 5.0, 11.0)
-    found = measured(made_run(evenly(50), ttft=0.1, new_tokens=usage))
+    found = serving_metrics(made_run(evenly(50), ttft=0.1, new_tokens=usage))
     assert found.chunks_above_usage == 10 and found.counts_agree == 0.8 and found.lengths_held == 0.8
-    assert measured(made_run(evenly(50), ttft=0.1, new_tokens=np.nan)).counts_agree is None
+    assert serving_metrics(made_run(evenly(50), ttft=0.1, new_tokens=np.nan)).counts_agree is None
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.5, 0.91), (0.9, 0.91), (0.99, 0.87)])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load.samples import COLUMNS, REQUEST_COLUMNS
+from configs.load.samples import REQUEST_COLUMNS, SAMPLE_COLUMNS
 from reports.load.samples import in_order, read_load_run
 from tests.support.load_runs import made_run
 
@@ -28,7 +28,7 @@ def written(folder: Path, **changed: np.ndarray) -> Path:
     run = made_run(np.arange(5.0), ttft=0.5, tokens=3)
     columns = {**run.columns, "chunk_seconds": run.chunk_seconds, "lag_seconds": run.lag_seconds} | changed
     folder.mkdir(exist_ok=True)
-    np.savez(folder / "samples.npz", **{f"0/{name}": columns[name] for name in COLUMNS if name in columns})
+    np.savez(folder / "samples.npz", **{f"0/{name}": columns[name] for name in SAMPLE_COLUMNS if name in columns})
     (folder / "run.json").write_text(run.facts.model_dump_json())
     return folder
 

@@ -2,18 +2,18 @@ import numpy as np
 import pytest
 
 from configs.load.job import Contents
-from configs.load.samples import Outcome
-from reports.load.metrics import measured
+from configs.load.samples import RequestOutcome
+from reports.load.metrics import serving_metrics
 from reports.load.samples import LoadRun
-from reports.load.text import latency_table, rate_table, verdict_lines
-from reports.load.verdict import Judgement, Verdict, judged
+from reports.load.text import rate_table, served_latency_table, verdict_lines
+from reports.load.verdict import LoadVerdict, Verdict, judged
 from tests.support.load_runs import made_run
 
 DUE = np.arange(400) / 10
 
 
-def judgement(run: LoadRun) -> Judgement:
-    return judged(run, measured(run))
+def judgement(run: LoadRun) -> LoadVerdict:
+    return judged(run, serving_metrics(run))
 
 
 def test_a_clean_run_is_valid_without_notes() -> None:
@@ -40,15 +40,15 @@ def test_lateness_of_a_few_requests_is_no_bottleneck() -> None:
 
 
 def test_requests_that_were_not_sent_are_the_generators_fault() -> None:
-    outcome = np.where(np.arange(400) < 2, Outcome.DROPPED, Outcome.COMPLETED)
+    outcome = np.where(np.arange(400) < 2, RequestOutcome.DROPPED, RequestOutcome.COMPLETED)
     found = judgement(made_run(DUE, ttft=0.2, outcome=outcome))
     assert found.verdict is Verdict.CLIENT_BOUND and "2 requests not sent" in found.reason
 
 
 def test_no_answer_at_all_is_no_result() -> None:
-    found = judgement(made_run(DUE, ttft=0.2, outcome=Outcome.REFUSED))
+    found = judgement(made_run(DUE, ttft=0.2, outcome=RequestOutcome.REFUSED))
     assert found.verdict is Verdict.NO_ANSWERS and not found.is_result and found.reason == "HTTP 503: busy"
-    late = judgement(made_run(DUE, ttft=0.2, outcome=Outcome.REFUSED, late=0.5))
+    late = judgement(made_run(DUE, ttft=0.2, outcome=RequestOutcome.REFUSED, late=0.5))
     assert late.verdict is Verdict.NO_ANSWERS  # what the server said tells more than how late it was asked
 
 
@@ -70,8 +70,8 @@ def test_notes_name_what_limits_the_figures() -> None:
 
 def test_both_definitions_of_tpot_are_printed() -> None:
     run = made_run(DUE, ttft=0.2)
-    figures = measured(run)
-    rows = {row[0]: row for row in latency_table(figures).rows}
+    figures = serving_metrics(run)
+    rows = {row[0]: row for row in served_latency_table(figures).rows}
     assert rows["TPOT without the first token"][3] != rows["TPOT with the first token"][3]
     assert any(row[0] == "requested" for row in rate_table(figures).rows)
     assert verdict_lines(figures, judged(run, figures))[0].startswith("verdict: valid")

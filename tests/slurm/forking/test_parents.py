@@ -108,7 +108,7 @@ def test_launches_of_a_block_share_a_parent_and_repeats_do_not(tmp_path: Path) -
 def test_a_parent_that_was_prepared_serves_the_first_launch(tmp_path: Path) -> None:
     measurement = noop_measurement("cell", seconds=0.5)
     ahead = write_job(tmp_path, [measurement], name="ahead")
-    parents.prepare(Job.model_validate_json(ahead.job.read_bytes()), ahead.job)
+    parents.start_parent(Job.model_validate_json(ahead.job.read_bytes()), ahead.job)
     shutil.rmtree(ahead.folder)
     prepared = [process.pid for process in psutil.process_iter() if _is_parent(process)]
     paths = submit(tmp_path, "a", measurement)

@@ -13,7 +13,7 @@ from configs.records.record import Status
 from slurm.schedulers import steps
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.commands.allocation import allocation_lacks, current_allocation
-from slurm.schedulers.commands.partitions import ClusterError, Need, usable_nodes
+from slurm.schedulers.commands.partitions import ClusterError, Need, partition_nodes
 from slurm.schedulers.commands.submission import slurm_target
 from slurm.schedulers.refusals import REFUSED, Refused
 from tests.support.lab import Lab
@@ -145,7 +145,7 @@ def test_an_allocation_that_is_missing_or_too_small_is_told(
     target = slurm_target(Job.model_validate_json(step(tmp_path / "run").job.read_bytes()))
     found = current_allocation()
     assert (found.job_id, len(found.nodes), found.cores) == (held, 1, (1,))
-    assert usable_nodes(target) == found.nodes
+    assert partition_nodes(target) == found.nodes
     assert allocation_lacks(target, [Need(nodes=1, cores=1)], found) == []
     (problem,) = allocation_lacks(target, [Need(nodes=2, cores=1)], found)
     assert f"job {held} is too small for 2 nodes with 1 core each: it has 1 node with 1 cores" in problem

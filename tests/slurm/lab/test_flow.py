@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from configs.records.record import Record, read_record
-from flows.server.local import Lease, lease_server
+from flows.server.local import ApiLease, lease_server
 from tests.support.studies import (
     job_count,
     processes_of,
@@ -37,7 +37,7 @@ SLURM = {"kind": "slurm", "name": "lab", "partition": "lab", "nodes": 2, "poll_s
 
 
 @pytest.fixture(scope="module", autouse=True)
-def api() -> Iterator[Lease]:
+def api() -> Iterator[ApiLease]:
     """One local server for all runs of this file."""
     with lease_server() as lease:
         lease.wait_until_healthy()
@@ -150,25 +150,25 @@ def test_jobs_that_a_killed_run_left_are_adopted_at_once_and_none_is_submitted_a
     assert not in_queue(lab, run)
 
 
-def _interrupt(process: "subprocess.Popen[str]", _: Lease) -> None:
+def _interrupt(process: "subprocess.Popen[str]", _: ApiLease) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
-def ask(api: Lease, path: str, body: dict[str, Any]) -> Any:
+def ask(api: ApiLease, path: str, body: dict[str, Any]) -> Any:
     """What the Prefect API says."""
     request = Request(f"{api.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=20) as answer:
         return json.load(answer)
 
 
-def _cancel(_: "subprocess.Popen[str]", api: Lease) -> None:
+def _cancel(_: "subprocess.Popen[str]", api: ApiLease) -> None:
     found = ask(api, "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
     ask(api, f"/flow_runs/{found[0]['id']}/set_state", {"state": {"type": "CANCELLING"}, "force": False})
 
 
 @pytest.mark.parametrize(("end", "said"), [(_interrupt, "interrupted"), (_cancel, "cancelled")])
 def test_what_ends_a_run_ends_all_its_jobs(
-    lab: "Lab", tmp_path: Path, api: Lease, end: Callable[["subprocess.Popen[str]", Lease], None], said: str
+    lab: "Lab", tmp_path: Path, api: ApiLease, end: Callable[["subprocess.Popen[str]", ApiLease], None], said: str
 ) -> None:
     experiments = {"grid": {"kind": "sweep", "over": {"label": list("abcd")}}}
     study = lab_study(tmp_path, experiments=experiments, pack=False, workload={"kind": "noop", "seconds": 60.0})
@@ -197,7 +197,7 @@ def without_slurmd(lab: "Lab", node: str) -> Iterator[None]:
     try:
         yield
     finally:
-        daemons.start(lab.plan, daemon)
+        daemons.start_daemon(lab.plan, daemon)
         daemons.wait_until_it_works(lab.plan, daemon)
         wait_until(lambda: not lab.slurm("sinfo", "--noheader", "--nodes", node, "--states=down", "--format=%N"))
 
@@ -255,7 +255,7 @@ def test_a_local_target_beside_a_cluster(lab: "Lab", tmp_path: Path) -> None:
     )
 
 
-def test_status_and_the_ui_name_the_jobs_that_wait(lab: "Lab", tmp_path: Path, api: Lease) -> None:
+def test_status_and_the_ui_name_the_jobs_that_wait(lab: "Lab", tmp_path: Path, api: ApiLease) -> None:
     experiments = {"grid": {"kind": "sweep", "over": {"label": list("abc")}}}
     study = lab_study(
         tmp_path, "waiting", experiments=experiments, pack=False, workload={"kind": "noop", "seconds": 120.0},

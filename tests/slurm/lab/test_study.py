@@ -9,7 +9,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.targets.target import SlurmTarget
 from reports.reading.load import load_run
-from slurm.schedulers.commands.partitions import Need, identity, lacks, read_cluster, usable_nodes
+from slurm.schedulers.commands.partitions import Need, cluster_identity, lacks, partition_nodes, read_cluster
 from tests.support.lab import Lab
 from tests.support.studies import rankwise, write_study
 
@@ -25,8 +25,8 @@ def test_the_scheduler_says_what_there_is(lab: Lab) -> None:
     assert {"lab", "high", "link-100mbit", "link-1gbit"} <= cluster.partitions.keys()
     assert cluster.default is not None and cluster.default.name == "lab"
     target = SlurmTarget.model_validate(target_of(lab))
-    assert usable_nodes(target) == lab.plan.node_names
-    assert identity(target, cluster).startswith(f"cluster {cluster.name}, partition lab, nodes of 1 CPU, ")
+    assert partition_nodes(target) == lab.plan.node_names
+    assert cluster_identity(target, cluster).startswith(f"cluster {cluster.name}, partition lab, nodes of 1 CPU, ")
     assert lacks(target, [Need(2, 1)], cluster) == []
 
 

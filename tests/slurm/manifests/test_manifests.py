@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm.manifests.apptainer import definition
+from slurm.manifests.apptainer import bundle_definition
 from slurm.manifests.compose import compose_of_server, compose_of_study
 from slurm.manifests.dockerfile import dockerfile
 from slurm.manifests.kubernetes import kubernetes_of_script, kubernetes_of_server, kubernetes_of_study
-from slurm.manifests.serving import Served
+from slurm.manifests.serving import ContainedServer
 
 compose_spec = pytest.importorskip("compose_spec")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
 KUBERNETES = "1.37"
-SERVED = Served(
+SERVED = ContainedServer(
     name="tiny stdlib", model="/bundle/model", model_in_image=True, kind="decoder", tp=1, pp=1, dp=1, dtype="bfloat16",
     compression="int8", max_sequences=32, max_length=2048,
 )  # fmt: skip
@@ -90,7 +90,7 @@ def references(files: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("base", ["cpu", "cuda"])
 @pytest.mark.parametrize("served", [SERVED, None], ids=["server", "study"])
-def test_dockerfiles_have_no_findings(base: Any, served: Served | None) -> None:
+def test_dockerfiles_have_no_findings(base: Any, served: ContainedServer | None) -> None:
     text = dockerfile(served, base)
     assert problems_of_dockerfile(text) == []
     assert "USER 10001" in text and ("HEALTHCHECK" in text) is (served is not None)
@@ -139,10 +139,10 @@ def test_kubernetes_files_follow_the_schemas(files: dict[str, Any]) -> None:
 
 
 def test_apptainer_runs_the_server() -> None:
-    text = definition(SERVED)
+    text = bundle_definition(SERVED)
     assert "model /bundle/model" in text
     assert "exec rankwise serve --model /bundle/model --name 'tiny stdlib'" in text
-    assert '    exec rankwise "$@"' in definition(None)
+    assert '    exec rankwise "$@"' in bundle_definition(None)
 
 
 DOCKER: dict[str, tuple[str, str]] = {

@@ -20,7 +20,7 @@ from slurm.sbatch_bundle.scripts import (
     BundleLaunch,
     LargeModel,
     SbatchBundle,
-    definition,
+    image_definition,
     multi_node_example,
     readme,
     run_script,
@@ -228,6 +228,6 @@ def test_the_multi_node_example_trains_by_the_setup_script(tmp_path: Path) -> No
 
 
 def test_the_image_has_what_the_ranks_import() -> None:
-    text = definition()
+    text = image_definition()
     for folder in ("configs", "engine", "slurm", "constraints.txt", "prefect.yaml", "hatch_build.py"):
         assert f"    {folder} /opt/rankwise/{folder}\n" in text

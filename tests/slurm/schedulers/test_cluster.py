@@ -17,7 +17,7 @@ from configs.spec.measuring import Measuring
 from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster, ending
-from slurm.schedulers.commands.calls import Answer
+from slurm.schedulers.commands.calls import SchedulerAnswer
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED
 from slurm.schedulers.waiting import read_waiting
@@ -113,7 +113,7 @@ def test_without_accounts_scontrol_tells_of_the_job(
 ) -> None:
     paths, run = made_job(tmp_path), slurm.queue.run
 
-    def delayed(command: Sequence[str], limit_seconds: float) -> Answer:
+    def delayed(command: Sequence[str], limit_seconds: float) -> SchedulerAnswer:
         time.sleep(takes if command[0] == "scontrol" else 0.0)
         return run(command, limit_seconds)
 

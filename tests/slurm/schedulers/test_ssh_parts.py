@@ -16,7 +16,7 @@ from configs.targets.target import SshTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.launcher.job_files import write_end
 from slurm.launcher.node import GIVEN, given_node
-from slurm.schedulers.ssh.ending import Loss, concluded
+from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.node import _is_theirs
 from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh.connection import HostError
@@ -105,13 +105,13 @@ def test_a_host_whose_launcher_went_without_a_word_is_named(tmp_path: Path) -> N
 def test_a_loss_comes_before_what_others_saw_of_it(tmp_path: Path) -> None:
     paths, job = JobPaths(tmp_path), job_on(target("a", "b"), 2)
     ends(paths, Status.FAILED, None, kind="PeerLost")
-    loss = Loss(Status.NODE_FAILED, "host b could not be reached for 9 s", ("b",), "HostUnreachable")
+    loss = EndedFromOutside(Status.NODE_FAILED, "host b could not be reached for 9 s", ("b",), "HostUnreachable")
     end = concluded(job, paths, ["a", "b"], [loss])
     assert (end.status, end.nodes, end.message) == (Status.NODE_FAILED, ("b",), loss.message)
 
 
 def test_an_error_blames_the_host_that_it_names() -> None:
-    loss = Loss.of_error(HostError(28, "b: No space left on device"), ["a", "b"])
+    loss = EndedFromOutside.of_error(HostError(28, "b: No space left on device"), ["a", "b"])
     assert (loss.nodes, loss.message) == (("b",), "host b: No space left on device")
 
 

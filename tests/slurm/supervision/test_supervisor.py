@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.serving.deployment import Service, ServiceState
+from configs.serving.deployment import ServiceState, SupervisedProcess
 from slurm.supervision.supervisor import main
 from tests.support.studies import wait_until
 
@@ -18,7 +18,7 @@ SERVER = "import sys, time; print('serving', sys.argv[1], flush=True); time.slee
 
 
 def service(folder: Path, *argv: str, **fields: object) -> None:
-    told = Service.model_validate({"argv": (sys.executable, "-c", *argv), **fields})
+    told = SupervisedProcess.model_validate({"argv": (sys.executable, "-c", *argv), **fields})
     (folder / "service.json").write_text(told.model_dump_json())
 
 
@@ -95,7 +95,7 @@ def test_the_key_is_in_the_environment_only_and_a_missing_one_ends_it(tmp_path: 
 
 @pytest.mark.parametrize("argv", ["/no/such/program"])
 def test_a_program_that_is_missing_is_named(tmp_path: Path, argv: str) -> None:
-    (tmp_path / "service.json").write_text(Service(argv=(argv,)).model_dump_json())
+    (tmp_path / "service.json").write_text(SupervisedProcess(argv=(argv,)).model_dump_json())
     process = supervised(tmp_path)
     wait_until(lambda: (told := state(tmp_path)) is not None and told.starts > 1, 60, "two starts")
     told = state(tmp_path)

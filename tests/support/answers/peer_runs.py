@@ -12,7 +12,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.workloads.other_engines import run
 
 WORDS = 96
@@ -53,9 +53,9 @@ def context_of(folder: Path, manifest: ModelManifest, workload: Any, **fields: A
     return measurement, Context(job, paths, 0, 1, torch.device("cpu"), manifest, lambda: None)
 
 
-def outcome_of(folder: Path, manifest: ModelManifest, workload: Any, **fields: Any) -> Outcome:
+def outcome_of(folder: Path, manifest: ModelManifest, workload: Any, **fields: Any) -> RankResult:
     return run(*context_of(folder, manifest, workload, **fields))
 
 
-def ranked(outcome: Outcome) -> dict[str, np.ndarray]:
+def ranked(outcome: RankResult) -> dict[str, np.ndarray]:
     return {f"0/{name}": column for name, column in outcome.samples.items()}

@@ -14,7 +14,7 @@ from configs.records.record import MeasuringPass, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads import Workload
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
 from engine.worker import load_workload
@@ -63,7 +63,7 @@ def _communicators(layout: Layout, rank: int) -> Communicators:
     return _OPENED[layout, rank]
 
 
-def measurement_alone(folder: Path, manifest: ModelManifest, workload: Workload, **cell: Any) -> Outcome:
+def measurement_alone(folder: Path, manifest: ModelManifest, workload: Workload, **cell: Any) -> RankResult:
     """What one rank's measurement gives."""
     measurement, job = made_measurement(folder, workload, **cell)
     return load_workload(measurement.cell)(measurement, made_context(folder, manifest, job))

@@ -14,7 +14,7 @@ from engine.inference.recorded import decode_step, path_of
 from engine.inference.weights import read_shard
 from engine.parallel.communicator import PeerLostError
 from engine.parallel.grid import Grid
-from engine.prompts.tokens import Batch
+from engine.prompts.tokens import PromptBatch
 from tests.support.answers.sharded_runs import communicators
 
 WORDS = 97
@@ -61,7 +61,7 @@ def decode(rank: int, run: Decoding) -> dict[str, Any]:
     for seed, length in ((1, 7), (2, 6), (3, 8)):
         words = torch.randint(0, WORDS, (run.rows, length), generator=torch.Generator().manual_seed(seed))
         padding = None if run.padding is None else torch.tensor(run.padding)
-        outcomes = [replica.decode(Batch(words, padding), run.new_tokens) for replica in replicas]
+        outcomes = [replica.decode(PromptBatch(words, padding), run.new_tokens) for replica in replicas]
         tokens = [torch.cat([decoded.tokens for decoded in outcome]) for outcome in outcomes]
         kept = [[cache.store[..., : cache.length, :] for cache in replica._caches] for replica in replicas]
         found["tokens"].append([each.tolist() for each in tokens])

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tasks.providers.giving_back import Sweep, Teardown, reap
-from tasks.providers.rental import Lease, Node, Provider, RentalRequest
+from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
+from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest
 from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
 from tests.support.clouds.faults import Fault
 
@@ -47,31 +47,31 @@ class Renter:
         self.provider = provider
         self._usual = {"nodes": 2, "ssh_from": "203.0.113.7/32", "provider": provider.name} | usual
 
-    def lease(self, run: str, hours: float = 0.25, **wanted: Any) -> Lease:
+    def lease(self, run: str, hours: float = 0.25, **wanted: Any) -> RentalLease:
         """What is wanted for one run."""
         request = RentalRequest.model_validate(self._usual | wanted)
-        return Lease(
+        return RentalLease(
             study="faults", run=run, owner="tester", expires_at=int(time.time() + 3600 * hours), request=request
         )
 
-    def rent(self, lease: Lease, limits: Limits = LIMITS, cap: float | None = None) -> list[Node]:
+    def rent(self, lease: RentalLease, limits: Limits = LIMITS, cap: float | None = None) -> list[Node]:
         """Climb the ladder."""
         offer = plan_rental(self.provider, lease.request, cap)
         return rent(self.provider, lease, offer, self.rented / lease.run, self.printed.append, limits)
 
-    def down(self, lease: Lease) -> int:
+    def down(self, lease: RentalLease) -> int:
         """Give everything of a run back."""
         return give_back_run(self.provider, lease, self.rented / lease.run, self.printed.append, PATIENCE)
 
-    def reap(self, everything: bool = False, dry_run: bool = False) -> Sweep:
+    def reap(self, everything: bool = False, dry_run: bool = False) -> ReapResult:
         """Sweep the account."""
-        return reap([self.provider], self.rented, everything, dry_run, self.printed.append, PATIENCE)
+        return remove_expired([self.provider], self.rented, everything, dry_run, self.printed.append, PATIENCE)
 
     def suffer(self, *faults: Fault) -> None:
         """Let these happen."""
         self.cloud.faults += faults
 
-    def killed(self, stage: str, fault: Fault, machine: dict[str, Any]) -> Lease:
+    def killed(self, stage: str, fault: Fault, machine: dict[str, Any]) -> RentalLease:
         """Rent in another process that is killed when its first call of this kind arrives."""
         lease = self.lease(re.sub(r"\W", "-", f"kill-{stage}").lower()[:60])
         if machine:

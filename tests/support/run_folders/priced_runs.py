@@ -11,7 +11,7 @@ from configs.common.execution import Layout
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.job import Job, JobEnd, Launcher, Measurement
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, Point
+from configs.plans.plan import CellPoint, Plan, PlannedExperiment, PlannedModel
 from configs.records.record import MeasuringPass, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
@@ -68,7 +68,7 @@ def as_prices(price: float | Price | TargetPrices) -> TargetPrices:
 
 def strong(cells: Sequence[Cell], model: PlannedModel = TINY) -> PlannedExperiment:
     points = tuple(
-        Point(cell=item.key, values={"ranks": item.layout.ranks}, label=f"{item.layout.ranks}", baseline=index == 0)
+        CellPoint(cell=item.key, values={"ranks": item.layout.ranks}, label=f"{item.layout.ranks}", baseline=index == 0)
         for index, item in enumerate(cells)
     )
     return PlannedExperiment(name="strong", kind="strong", model=model.name, grow="dp", points=points)

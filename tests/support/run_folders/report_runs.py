@@ -9,7 +9,7 @@ from configs.common.base import canonical_json
 from configs.common.execution import Layout
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, Point
+from configs.plans.plan import CellPoint, Plan, PlannedExperiment, PlannedModel
 from configs.records.record import Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
@@ -33,7 +33,7 @@ def experiment(
     name: str, kind: str, points: list[tuple[Cell, dict[str, Any], str]], **fields: Any
 ) -> PlannedExperiment:
     placed = [
-        Point(cell=cell.key, values=values, label=label, baseline=position == 0)
+        CellPoint(cell=cell.key, values=values, label=label, baseline=position == 0)
         for position, (cell, values, label) in enumerate(points)
     ]
     return PlannedExperiment.model_validate(

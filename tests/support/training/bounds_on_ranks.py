@@ -14,7 +14,7 @@ from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.rank import agreement
 from engine.training import bounds
-from engine.training.bounds import Done, StepBudget
+from engine.training.bounds import StepBudget, TrainingProgress
 
 
 def context_of(work: TrainWorkload, world_size: int = 1, measuring_pass: Any = "timed", **rules: Any) -> Context:
@@ -42,7 +42,7 @@ def steps_until(
     while here < 10_000:
         loss = losses[here - 1] if losses and 0 < here <= len(losses) else None
         measured = max(0, here - warmup) * step_seconds
-        done = Done(earlier + here, here, (earlier + here) * step_seconds, measured, loss)
+        done = TrainingProgress(earlier + here, here, (earlier + here) * step_seconds, measured, loss)
         if ends.reached(done):
             return here
         here += 1

@@ -12,7 +12,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.training.live import Live, open_live
+from engine.training.live import LiveStreams, open_live
 
 LOSSES = [4.0, 3.5, 3.25]
 
@@ -37,12 +37,12 @@ def context_of(
     return Context(job, paths, rank, 2, torch.device("cpu"), None, lambda: None)
 
 
-def opened(folder: Path, *sinks: str) -> Live:
+def opened(folder: Path, *sinks: str) -> LiveStreams:
     context = context_of(folder, sinks)
     return open_live(context.job.measurements[0], context)
 
 
-def tell(live: Live, step: int, loss: float) -> None:
+def tell(live: LiveStreams, step: int, loss: float) -> None:
     live.tell(
         step=step, seconds=0.5, tokens=1024, loss=loss, gradient_norm=1.5, learning_rate=1e-3, exposed_seconds=0.1
     )

@@ -11,7 +11,7 @@ from configs.common.base import SCHEMA_VERSION
 from configs.common.execution import Layout
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
-from configs.plans.plan import Plan, PlannedExperiment, Point
+from configs.plans.plan import CellPoint, Plan, PlannedExperiment
 from configs.records.record import Accounting, Failure, RankPart, SchemaError, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def plan() -> Plan:
-    points = tuple(Point(cell=cell.key, values={"label": "x"}, label="x") for cell in CELLS)
+    points = tuple(CellPoint(cell=cell.key, values={"label": "x"}, label="x") for cell in CELLS)
     return Plan(
         study="s",
         models=(),

@@ -17,9 +17,9 @@ import pytest
 
 from configs.serving.deployment import Deployment, ServingBundle
 from tasks.deployment.bundles import WantedBundle, save_bundle
-from tasks.deployment.deploying import Deploying, FirstAnswerWrong, WantedDeployment, undeploy
+from tasks.deployment.deploying import Deploying, FirstAnswerWrong, WantedDeployment, take_down
 from tasks.deployment.places import PlaceError, state
-from tasks.deployment.rollouts import RolledBack, replace, scale
+from tasks.deployment.rollouts import RolledBack, replace, set_server_count
 from tasks.deployment.servers import ServerNotReady, is_ready
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
@@ -64,7 +64,7 @@ def deployed(store: Store) -> Iterator[tuple[Deployment, ServingBundle]]:
     deployment, timing = Deploying(store, wanted("tiny"), said.append, None).deploy()
     assert timing.requests >= 1 and timing.per_second > 0
     yield deployment, store.bundle(deployment)
-    assert undeploy(store, "tiny", said.append) == 0.0
+    assert take_down(store, "tiny", said.append) == 0.0
     assert processes_of(store.folder("tiny")) == [] and not store.folder("tiny").exists()
 
 
@@ -165,7 +165,7 @@ def test_scale_and_a_server_that_is_killed(store: Store, deployed: tuple[Deploym
     deployment, bundle = deployed
     from tasks.deployment.places import LocalPlace
 
-    two = scale(store, "tiny", 2, print, ready_seconds=120)
+    two = set_server_count(store, "tiny", 2, print, ready_seconds=120)
     assert len(two.servers) == 2
     place = LocalPlace(store.folder("tiny"), store.cache)
     told = state(place, two.servers[-1].folder)
@@ -176,7 +176,7 @@ def test_scale_and_a_server_that_is_killed(store: Store, deployed: tuple[Deploym
         wait_until(lambda: (now := state(place, again)) is not None and now.starts == 2, 60, "the second start")
     assert sent.statuses["200"] >= sent.statuses.total() - 5  # answers that had begun there may break
     wait_until(lambda: is_ready(f"http://127.0.0.1:{two.servers[-1].local_port}", key_of(deployment)), 120, "it")
-    assert len(scale(store, "tiny", 1, print).servers) == 1
+    assert len(set_server_count(store, "tiny", 1, print).servers) == 1
     assert is_ready(deployment.url, key_of(deployment))
 
 
@@ -217,7 +217,7 @@ def test_a_planted_bad_quantisation_is_refused_and_the_milder_one_deployed(store
     if refused.passes:  # this machine has kernels of bytes
         assert refused.refused is not None and made.level in ("balanced", "none")
         assert any("aggressive" in line and "is not deployed" in line for line in said)
-    assert undeploy(store, "levels", said.append) == 0.0
+    assert take_down(store, "levels", said.append) == 0.0
 
 
 def test_an_expired_deployment_ends_by_itself(store: Store) -> None:
@@ -228,4 +228,4 @@ def test_an_expired_deployment_ends_by_itself(store: Store) -> None:
         pytest.skip(f"this machine was too busy to deploy in 40 s: {error}")
     wait_until(lambda: not processes_of(store.folder("brief")), 120, "everything to end")
     assert deployment.expires_at <= time.time()
-    undeploy(store, "brief", print)
+    take_down(store, "brief", print)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs.serving.deployment import Deployment, FrontConfig, Placed
+from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
 from tasks.deployment import rollouts
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.deploying import Deploying, WantedDeployment
@@ -27,7 +27,7 @@ def deployed(store: Store, *events: str) -> Deployment:
     folder = store.folder("one")
     folder.mkdir(parents=True)
     (folder / "key").write_text("secret\n")
-    server = Placed(generation=1, bundle="b-1", folder="x", port=1, local_port=1)
+    server = PlacedServer(generation=1, bundle="b-1", folder="x", port=1, local_port=1)
     made = Deployment(
         name="one", target="local:cpu", kind="local", url="http://127.0.0.1:9", front=str(folder / "front"),
         key_file=str(folder / "key"), bundle="b-1", servers=(server,),
@@ -87,13 +87,13 @@ class Placer:
         self.ended: list[int] = []
         self.here = None
 
-    def place(self, bundle: Any, generation: int, share: int, ready_seconds: float, check: Any) -> Placed:
-        return Placed(generation=generation, bundle="b-2", folder=f"s{generation}", port=1, local_port=1)
+    def place(self, bundle: Any, generation: int, share: int, ready_seconds: float, check: Any) -> PlacedServer:
+        return PlacedServer(generation=generation, bundle="b-2", folder=f"s{generation}", port=1, local_port=1)
 
-    def end(self, server: Placed) -> None:
+    def end(self, server: PlacedServer) -> None:
         self.ended.append(server.generation)
 
-    def backend(self, server: Placed, draining: bool = False) -> Any:
+    def backend(self, server: PlacedServer, draining: bool = False) -> Any:
         return SimpleNamespace(name=f"server-{server.generation}", draining=draining)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from configs.common.base import SCHEMA_VERSION, sha256_of_file
-from configs.common.files.safetensors_header import stored_tensors
+from configs.common.files.safetensors_header import header_tensors
 from configs.hardware.architectures import ARCHITECTURES
 from tasks.models import folder as folder_module
 from tasks.models.sources import (
@@ -270,7 +270,7 @@ def test_files_that_safetensors_writes_are_sound(tmp_path: Path) -> None:
         " 'scalar': np.array(1.0)}, sys.argv[1], metadata={'format': 'pt'})"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "x.safetensors")], check=True, timeout=60)
-    assert set(stored_tensors(tmp_path / "x.safetensors")) == {"a", "empty", "flag", "scalar"}
+    assert set(header_tensors(tmp_path / "x.safetensors")) == {"a", "empty", "flag", "scalar"}
 
 
 def test_shards(cache: Path, base: Path) -> None:

@@ -9,16 +9,16 @@ import time
 import pytest
 from azure.core.exceptions import HttpResponseError
 
-from tasks.providers.azure.errors import ask
+from tasks.providers.azure.errors import call_azure
 from tasks.providers.azure.provider import Azure
 from tasks.providers.azure.requests import machine, refuse_retired
-from tasks.providers.rental import Lease, ProviderError, RentalRequest, Rung
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
 from tasks.providers.renting import RentalFailed, plan_rental
 
 REQUEST = RentalRequest(
     provider="azure", instance="Standard_NC24ads_A100_v4", nodes=2, regions=("eastus",), ssh_from="203.0.113.7/32"
 )
-LEASE = Lease(study="s", run="r", owner="o", expires_at=int(time.time()) + 60, request=REQUEST)
+LEASE = RentalLease(study="s", run="r", owner="o", expires_at=int(time.time()) + 60, request=REQUEST)
 BOOT = '#cloud-config\n{"ssh_authorized_keys": ["ssh-ed25519 AAAA"]}\n'
 
 
@@ -103,5 +103,5 @@ def test_refusals_by_code(code: str, message: str, status: int, problem: str) ->
         raise HttpResponseError(response=Body())  # type: ignore[arg-type]
 
     with pytest.raises(ProviderError) as caught:
-        ask(refuse)
+        call_azure(refuse)
     assert caught.value.problem == problem and caught.value.code == code

@@ -19,7 +19,7 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.connections import ssh_argv
 from tasks.providers.giving_back import LeftBehind, Teardown, find_everything
 from tasks.providers.leases import read_entries
-from tasks.providers.rental import Lease, Provider
+from tasks.providers.rental import Provider, RentalLease
 from tasks.providers.renting import RentalFailed, extend_run, give_back_run, nodes_of
 from tests.support.clouds import hosts
 from tests.support.clouds.aws import FakeAws
@@ -120,7 +120,7 @@ class WordedRenter(Renter):
     def word(self, general: str | None) -> str | None:
         return None if general is None else self.words.get(general, general)
 
-    def lease(self, run: str, hours: float = 0.25, **wanted: Any) -> Lease:
+    def lease(self, run: str, hours: float = 0.25, **wanted: Any) -> RentalLease:
         fields = {"regions": ("region",), "instance": "instance", "zones": (), **wanted}
         said = {name: tuple(self.word(place) for place in fields[name]) for name in ("regions", "zones")}
         return super().lease(run, hours, **fields | said | {"instance": self.word(fields["instance"])})
@@ -371,7 +371,7 @@ def test_two_runs_at_once(renter: WordedRenter, seen: Seen) -> None:
     leases = [renter.lease(name, nodes=1) for name in ("twin-a", "twin-b", "twin-b")]
     outcomes: list[object] = []
 
-    def one(lease: Lease) -> None:
+    def one(lease: RentalLease) -> None:
         try:
             outcomes.append(renter.rent(lease))
         except ValueError as error:

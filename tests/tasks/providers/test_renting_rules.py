@@ -14,7 +14,7 @@ from tasks.providers.giving_back import why_doomed
 from tasks.providers.labels import label
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
-from tasks.providers.rental import Lease, RentalRequest, Resource, Rung
+from tasks.providers.rental import RentalLease, RentalRequest, Resource, Rung
 from tasks.providers.renting import extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name
 
@@ -80,7 +80,7 @@ def test_a_cap_that_holds_nothing_back_is_refused(cap: float) -> None:
 
 @pytest.mark.parametrize("seconds", [-10, 31 * 24 * 3600])
 def test_an_end_in_the_past_or_far_away_is_refused(tmp_path: Path, seconds: int) -> None:
-    lease = Lease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
     with pytest.raises(ValueError, match="hours"):
         extend_run(provider_named("aws"), lease, tmp_path, int(time.time()) + seconds)
 
@@ -183,7 +183,7 @@ def test_a_rental_is_named_after_run_and_target() -> None:
 
 
 def test_tags_name_study_run_owner_and_expiry() -> None:
-    lease = Lease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
     assert sorted(lease.tags.values()) == ["7", "o", "r", "s"]
 
 

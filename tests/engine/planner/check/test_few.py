@@ -11,7 +11,7 @@ import pytest
 from engine.planner.check import pretraining, serving, slow_link
 from engine.planner.check.rows import PublishedRow, RowPrediction
 from engine.planner.check.table import check_files, read_published_rows
-from engine.planner.fitting.few import Model, fit
+from engine.planner.fitting.few import FewConstants, fit_few
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "measurements" / "published"
 FILES = {
@@ -102,8 +102,10 @@ def test_what_cannot_be_predicted_says_why(module: ModuleType, changes: dict[str
 
 
 def test_a_fit_moves_from_its_priors_as_far_as_rows_require() -> None:
-    model: Model[float] = Model({"rate": (2.0, 0.5)}, lambda size, constants: size * constants["rate"], lambda _: 0.05)
-    none, some = fit(model, [], []), fit(model, [1.0, 2.0, 3.0], [3.0, 6.0, 9.0])
+    model: FewConstants[float] = FewConstants(
+        {"rate": (2.0, 0.5)}, lambda size, constants: size * constants["rate"], lambda _: 0.05
+    )
+    none, some = fit_few(model, [], []), fit_few(model, [1.0, 2.0, 3.0], [3.0, 6.0, 9.0])
     assert none.constants == {"rate": 2.0} and none.predict(4.0)[2] / none.predict(4.0)[0] > 2
     value, low, high = some.predict(4.0)
     assert value == pytest.approx(12, rel=0.01) and 10 < low < value < high < 14.5

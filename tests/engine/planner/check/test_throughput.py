@@ -13,7 +13,7 @@ from configs.hardware.catalog import accelerator
 from engine.planner.check.rows import PublishedRow
 from engine.planner.check.throughput import calibrated_on, predict, setup_of
 from engine.planner.timing.constants import LEARNT, constants_for, prior_for
-from engine.planner.timing.fitting import Calibrated, calibrate
+from engine.planner.timing.fitting import CalibratedConstants, calibrate_constants
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "measurements" / "published"
 MEASURED = ("tokens_per_second", "tokens_per_second_per_gpu", "mfu_percent", "hfu_percent")
@@ -32,7 +32,7 @@ def rows() -> list[PublishedRow]:
 
 
 @pytest.fixture(scope="module")
-def whole(rows: list[PublishedRow]) -> Calibrated:
+def whole(rows: list[PublishedRow]) -> CalibratedConstants:
     return calibrated_on(rows)
 
 
@@ -93,16 +93,16 @@ def test_without_anything_to_learn_from_the_priors_are_used(rows: list[Published
     priors = [prediction.predicted for prediction in predict(rows, [])]
     assert errors_of(rows, priors).median < 0.35
     # Nothing of the published rows may have come in by way of the constants of planning.
-    assert one(EXAMPLE) == pytest.approx(calibrate([], []).tokens_per_second(setup_of(EXAMPLE)), rel=1e-12)
+    assert one(EXAMPLE) == pytest.approx(calibrate_constants([], []).tokens_per_second(setup_of(EXAMPLE)), rel=1e-12)
     assert prior_for(accelerator("h100-80gb")) != constants_for(accelerator("h100-80gb"))
 
 
-def test_what_planning_has_learnt_is_what_the_published_rows_teach(whole: Calibrated) -> None:
+def test_what_planning_has_learnt_is_what_the_published_rows_teach(whole: CalibratedConstants) -> None:
     for name, times in LEARNT.items():
         assert whole.fitted.shared[name] == pytest.approx(times, rel=0.02), name
 
 
-def test_fitted_constants_are_physical(whole: Calibrated) -> None:
+def test_fitted_constants_are_physical(whole: CalibratedConstants) -> None:
     for name, matmul in (("a100-80gb", (0.65, 0.9)), ("h100-80gb", (0.5, 0.75))):
         constants = whole.fitted.constants(accelerator(name))
         assert matmul[0] < constants.matmul < matmul[1]
@@ -114,7 +114,7 @@ def test_fitted_constants_are_physical(whole: Calibrated) -> None:
     assert other.matmul == pytest.approx(prior_for(accelerator("l4")).matmul * whole.fitted.shared["matmul"])
 
 
-def test_one_absurd_row_does_not_spoil_the_rest(rows: list[PublishedRow], whole: Calibrated) -> None:
+def test_one_absurd_row_does_not_spoil_the_rest(rows: list[PublishedRow], whole: CalibratedConstants) -> None:
     absurd = [rows[0] | {"tokens_per_second": "1000"}, *rows[1:]]
     asked = rows[40:60]
     before = [whole.tokens_per_second(setup_of(row)) for row in asked]

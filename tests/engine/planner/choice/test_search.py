@@ -25,7 +25,7 @@ from engine.planner.choice.search import (
     ranked,
     splits,
     usd_per_million_tokens,
-    within,
+    with_memory_limit,
 )
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
@@ -121,7 +121,7 @@ def test_nothing_faster_is_missed(limit_gb: int) -> None:
 
 
 def test_less_memory_is_never_faster() -> None:
-    seconds = [ranked(OPT, 8, 16, within(LAUNCHABLE, int(gb * 1e9)))[0].seconds for gb in (40, 24, 16, 12)]
+    seconds = [ranked(OPT, 8, 16, with_memory_limit(LAUNCHABLE, int(gb * 1e9)))[0].seconds for gb in (40, 24, 16, 12)]
     known = [one for one in seconds if one is not None]
     assert known == sorted(known)
 

@@ -9,10 +9,10 @@ import pytest
 
 from configs.hardware.catalog import accelerator, catalog
 from engine.planner.catalog import find_model
-from engine.planner.choice.instances import Among, Wish, counts, options_on
+from engine.planner.choice.instances import Among, InstanceRequest, counts, options_on
 from engine.planner.choice.lengths import default_length
 from engine.planner.choice.machines import inference_format, instance_price, machine_for, training_precision
-from engine.planner.choice.search import LAUNCHABLE, ranked, within
+from engine.planner.choice.search import LAUNCHABLE, ranked, with_memory_limit
 from engine.planner.choice.selector import HardwareSelector
 from engine.planner.setup import TrainingSetup
 
@@ -109,7 +109,7 @@ def test_the_answer_is_the_fastest_of_all_that_fit() -> None:
     config = config_of("opt-6.7b", 8, 4, accelerator="a100-40gb")
     setup = config["setup"]
     base = TrainingSetup(setup.architecture, setup.machine, sequence_length=setup.sequence_length)
-    seconds = [each.seconds for each in ranked(base, 8, 32, within(LAUNCHABLE, None)) if each.seconds]
+    seconds = [each.seconds for each in ranked(base, 8, 32, with_memory_limit(LAUNCHABLE, None)) if each.seconds]
     assert config["step_seconds"] == min(seconds)
     assert config["candidates"][0]["step_seconds"] == config["step_seconds"]
     parts = config["predicted_time"]
@@ -254,7 +254,9 @@ class TestInstances:
         assert any("no single GPU" in note for note in found["assumptions"])
 
     def test_nothing_at_all(self) -> None:
-        options = options_on(Wish(find_model("gpt2"), False, 1, (1,), 128, 8), catalog(), Among(providers=("nobody",)))
+        options = options_on(
+            InstanceRequest(find_model("gpt2"), False, 1, (1,), 128, 8), catalog(), Among(providers=("nobody",))
+        )
         assert options.best is None
         assert "No instance" in options.answer()["explanation"]
 

@@ -10,22 +10,22 @@ from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
 from engine.planner.check.generation import measured_points
 from engine.planner.check.table import read_published_rows
-from engine.planner.engines.calibrated import Calibrated, calibrate
+from engine.planner.engines.calibrated import CalibratedEngines, fit_engines
 from engine.planner.engines.constants import engine_name
-from engine.planner.engines.levels import Basis, names
-from engine.planner.engines.point import Point
+from engine.planner.engines.levels import LevelBasis, names
+from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.saved import SHIPPED, read, shipped, write
-from engine.planner.engines.work import Work, seconds
+from engine.planner.engines.work import PhaseWork, seconds
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "measurements" / "published" / "inference_throughput.csv"
 
 
 def point(
     engine: str = "vllm", device: str = "h100-80gb", tp: int = 1, batch: int = 8, model: str = "llama-3-8b"
-) -> Point:
+) -> BatchPoint:
     found = accelerator(device)
     machine = Machine(name=device, accelerator=found, accelerators=8)
-    return Point(engine, find_model(model), machine, tp, batch, 256, 256)
+    return BatchPoint(engine, find_model(model), machine, tp, batch, 256, 256)
 
 
 def test_constants_are_found_again() -> None:
@@ -37,10 +37,10 @@ def test_constants_are_found_again() -> None:
     order = names(points)
     truth = np.zeros(len(order))
     truth[order.index("memory")], truth[order.index("sequence_seconds|vllm")] = -1.0, 1.5
-    measured = seconds(Work.of(points), Basis(points, order).constants(truth))
+    measured = seconds(PhaseWork.of(points), LevelBasis(points, order).constants(truth))
     others = [point(tp=2, batch=32, model="mistral-7b"), point("tensorrt-llm", batch=1, model="mistral-7b")]
-    wanted = seconds(Work.of(others), Basis(others, order).constants(truth))
-    found = calibrate(points, measured).forecast(others)
+    wanted = seconds(PhaseWork.of(others), LevelBasis(others, order).constants(truth))
+    found = fit_engines(points, measured).forecast(others)
     for forecast, figure in zip(found, wanted, strict=True):
         assert forecast.seconds == pytest.approx(figure, rel=0.05) and forecast.low < figure < forecast.high
 
@@ -55,7 +55,7 @@ def test_what_was_never_measured_is_wider_and_says_so() -> None:
     assert "none of llama-3-8b" in found[0].support and "none of h200" in found[1].support
     assert found[2].support.startswith("data sheets and priors alone")
     assert found[4].support == "120 measured points of llama-3-8b on mi300x with vllm"
-    bare = Calibrated.none().forecast([known])[0]
+    bare = CalibratedEngines.none().forecast([known])[0]
     assert bare.high / bare.seconds > 1.5 and bare.support.startswith("data sheets")
 
 
@@ -79,7 +79,9 @@ def test_a_left_out_pair_is_predicted_and_its_interval_holds() -> None:
     points, measured = measured_points(rows[::4])
     left = np.array([one.pair == ("llama-2-7b", "h100-80gb") for one in points])
     kept = np.flatnonzero(~left)
-    found = calibrate([points[at] for at in kept], measured[kept]).forecast([points[at] for at in np.flatnonzero(left)])
+    found = fit_engines([points[at] for at in kept], measured[kept]).forecast(
+        [points[at] for at in np.flatnonzero(left)]
+    )
     pairs = list(zip(measured[left], found, strict=True))
     assert float(np.median([abs(figure / forecast.seconds - 1) for figure, forecast in pairs])) < 0.07
     assert sum(forecast.low <= figure <= forecast.high for figure, forecast in pairs) >= 0.85 * len(pairs)

@@ -5,17 +5,19 @@ import pytest
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
-from engine.planner.engines.point import Point
+from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.schedule import MOST_PHASES, admit, cache_tokens
 
 
-def point(engine: str = "vllm", batch: int = 16, tokens: int = 512, model: str = "llama-2-7b", tp: int = 1) -> Point:
+def point(
+    engine: str = "vllm", batch: int = 16, tokens: int = 512, model: str = "llama-2-7b", tp: int = 1
+) -> BatchPoint:
     device = accelerator("a100-40gb")
     machine = Machine(name=device.name, accelerator=device, accelerators=8)
-    return Point(engine, find_model(model), machine, tp, batch, tokens, tokens)
+    return BatchPoint(engine, find_model(model), machine, tp, batch, tokens, tokens)
 
 
-def decoded(one: Point) -> float:
+def decoded(one: BatchPoint) -> float:
     return sum(steps * sequences for steps, sequences, _ in admit(one).phases)
 
 

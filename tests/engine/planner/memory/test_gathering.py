@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.planner.memory.framework import Framework
-from engine.planner.memory.gathering import GatheredWeights, Moment, gather
+from engine.planner.memory.gathering import GatheredPeak, GatheredWeights, gather
 
 WEIGHTS = GatheredWeights((10.0, 20.0), layers=2, tables=7.0, head=5.0, tied=False, recomputed=False)
 EVERYTHING = 5 + 7 + 2 * 30
@@ -19,7 +19,9 @@ def framework(**more: int) -> Framework:
 def test_all_at_once_arrives_in_one_buffer_that_stays_until_the_last_weight_is_used() -> None:
     found = gather(WEIGHTS, framework())
     batch = EVERYTHING - 5  # the head is fetched before, alone
-    assert found.start == Moment(5 + 2 * batch, 5 + 2 * batch)  # gloo's second buffer, then copies of all the weights
+    assert found.start == GatheredPeak(
+        5 + 2 * batch, 5 + 2 * batch
+    )  # gloo's second buffer, then copies of all the weights
     assert [moment.held for moment in found.forward] == [5 + 2 * batch, 5 + 2 * batch]
     assert found.head.held == EVERYTHING
     assert [moment.held for moment in found.backward] == [EVERYTHING, EVERYTHING - 30]
@@ -57,7 +59,7 @@ def test_recomputing_uses_a_block_s_weights_forwards_and_backwards() -> None:
 
 
 def test_small_weights_are_never_shared_out() -> None:
-    assert gather(WEIGHTS, framework(param_persistence_threshold=1000)).forward == (Moment(), Moment())
+    assert gather(WEIGHTS, framework(param_persistence_threshold=1000)).forward == (GatheredPeak(), GatheredPeak())
 
 
 @given(

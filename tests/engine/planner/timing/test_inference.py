@@ -11,7 +11,7 @@ from engine.planner.catalog import find_model
 from engine.planner.memory.stored import slowest_stage
 from engine.planner.setup import InferenceSetup
 from engine.planner.timing.collectives import all_reduce_seconds
-from engine.planner.timing.constants import Constants, constants_for
+from engine.planner.timing.constants import DeviceConstants, constants_for
 from engine.planner.timing.inference import generation_time, small_all_reduce_seconds, touched_experts
 
 NVLINK = Link(name="nvlink", latency_seconds=1e-5, bytes_per_second=3e11)
@@ -28,7 +28,7 @@ GPU = Accelerator(
 NODE = Machine(
     name="node", accelerator=GPU, accelerators=8, between=Link(name="ib", latency_seconds=1e-5, bytes_per_second=2.5e10)
 )
-IDEAL = Constants(matmul=1.0, attention=1.0, memory=1.0, link=1.0, product_depth=0.0)
+IDEAL = DeviceConstants(matmul=1.0, attention=1.0, memory=1.0, link=1.0, product_depth=0.0)
 FREE = NODE.model_copy(update={"accelerator": GPU.model_copy(update={"kernel_seconds": 0.0})})
 
 

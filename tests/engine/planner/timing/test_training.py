@@ -15,11 +15,11 @@ from engine.planner.families import read_architecture
 from engine.planner.flops import model_flops, training_flops
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import block_seconds, optimizer_seconds
-from engine.planner.timing.constants import Constants, constants_for, prior_for
+from engine.planner.timing.constants import DeviceConstants, constants_for, prior_for
 from engine.planner.timing.training import step_time, traffic
 
 LINK = Link(name="link", latency_seconds=1e-6, bytes_per_second=1e11)
-IDEAL = Constants(
+IDEAL = DeviceConstants(
     matmul=1.0, attention=1.0, memory=1.0, link=1.0, overlap=1.0, contention=0.0, product_depth=0.0, head_depth=0.0
 )
 BERT = {
@@ -56,7 +56,7 @@ def setup(config: dict[str, Any] | None = None, gpu: Accelerator | None = None, 
     return TrainingSetup(read_architecture(config or LLAMA, "model"), machine, **(fixed | fields))
 
 
-def seconds(one: TrainingSetup, constants: Constants = IDEAL) -> float:
+def seconds(one: TrainingSetup, constants: DeviceConstants = IDEAL) -> float:
     return step_time(one, constants).seconds
 
 

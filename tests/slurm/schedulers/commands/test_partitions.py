@@ -10,17 +10,17 @@ import pytest
 
 from configs.targets.target import SlurmTarget
 from slurm.schedulers.commands.partitions import (
-    Cluster,
     ClusterError,
     Need,
     Partition,
-    identity,
+    Partitions,
+    cluster_identity,
     lacks,
     megabytes,
     minutes_of,
+    partition_nodes,
     read_cluster,
     read_partitions,
-    usable_nodes,
 )
 
 SINFO = """\
@@ -33,8 +33,8 @@ old|old|o1|8|16000|(null)|infinite|idle|down|(null)
 """
 
 
-def cluster() -> Cluster:
-    return Cluster("c", read_partitions(SINFO))
+def cluster() -> Partitions:
+    return Partitions("c", read_partitions(SINFO))
 
 
 def target(**fields: object) -> SlurmTarget:
@@ -100,15 +100,19 @@ def test_what_a_cluster_lacks_is_named(fields: dict[str, object], need: Need, pr
 
 
 def test_without_a_default_partition_one_must_be_named() -> None:
-    bare = Cluster("c", {"gpu": cluster().partitions["gpu"]})
+    bare = Partitions("c", {"gpu": cluster().partitions["gpu"]})
     assert lacks(target(), [], bare) == ["partition: not set, and cluster c has no default partition. Use one of: gpu"]
 
 
 def test_figures_are_comparable_on_nodes_of_one_kind() -> None:
     assert (
-        identity(target(partition="gpu"), cluster()) == "cluster c, partition gpu, nodes of 128 CPUs, 1007 GiB, 6 GPUs"
+        cluster_identity(target(partition="gpu"), cluster())
+        == "cluster c, partition gpu, nodes of 128 CPUs, 1007 GiB, 6 GPUs"
     )
-    assert identity(target(constraint="rome"), cluster()) == "cluster c, partition batch, nodes of 32 CPUs, 125 GiB"
+    assert (
+        cluster_identity(target(constraint="rome"), cluster())
+        == "cluster c, partition batch, nodes of 32 CPUs, 125 GiB"
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,7 @@ def test_without_slurm_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match=r"`scontrol`: not found on PATH\. Submit from a machine of the cluster"):
         read_cluster()
-    assert usable_nodes(target()) == ()
+    assert partition_nodes(target()) == ()
 
 
 def test_a_scheduler_that_is_away_is_said_with_its_configuration(

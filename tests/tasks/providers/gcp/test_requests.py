@@ -9,21 +9,30 @@ from pathlib import Path
 import google.api_core.exceptions as failures
 import pytest
 
+from configs.targets.rented import MarketName
 from tasks.providers.boot import make_keys, startup_script, user_data
 from tasks.providers.gcp.errors import operation_failed, translated
-from tasks.providers.gcp.requests import accelerator_of, described, firewall_rules, gang, is_placed, node_names, tags_in
-from tasks.providers.rental import Lease, Market, ProviderError, RentalRequest, Rung
+from tasks.providers.gcp.requests import (
+    accelerator_of,
+    firewall_rules,
+    gang,
+    is_placed,
+    node_names,
+    tags_as_description,
+    tags_in,
+)
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
 
 TOKEN = "7d1f0c7f-0000-5000-8000-000000000000"
 
 
-def lease(instance: str = "n1-standard-4+t4", run: str = "demo-1a2b", **wanted: object) -> Lease:
+def lease(instance: str = "n1-standard-4+t4", run: str = "demo-1a2b", **wanted: object) -> RentalLease:
     fields = {"nodes": 2, "regions": ("us-central1",), "ssh_from": "203.0.113.7/32", "hours": 2.0, **wanted}
     request = RentalRequest.model_validate({"provider": "gcp", "instance": instance, **fields})
-    return Lease(study="s", run=run, owner="o", expires_at=7, request=request)
+    return RentalLease(study="s", run=run, owner="o", expires_at=7, request=request)
 
 
-def asked(rented: Lease, market: Market = "on_demand", zone: str | None = None) -> dict[str, object]:
+def asked(rented: RentalLease, market: MarketName = "on_demand", zone: str | None = None) -> dict[str, object]:
     config = '#cloud-config\n{"ssh_keys": {"ed25519_private": "", "ed25519_public": ""}, '
     config += '"ssh_authorized_keys": [], "write_files": [], "runcmd": []}'
     rung = Rung(region="us-central1", zone=zone, market=market)
@@ -48,7 +57,7 @@ def test_attached_gpus_end_at_maintenance_and_have_the_vendors_image() -> None:
 
 
 @pytest.mark.parametrize("market", ["spot", "on_demand"])
-def test_google_ends_the_machine_itself_after_the_switch(market: Market) -> None:
+def test_google_ends_the_machine_itself_after_the_switch(market: MarketName) -> None:
     scheduling = asked(lease("n2-standard-4"), market)["scheduling"]
     assert isinstance(scheduling, dict)
     assert scheduling["instance_termination_action"] == "DELETE"
@@ -85,7 +94,7 @@ def test_names_fit_and_differ_between_regions_and_attempts() -> None:
 
 def test_a_description_says_what_labels_say() -> None:
     tags = lease().tags
-    assert tags_in(described(tags, "us-central1")) == (tags, "us-central1")
+    assert tags_in(tags_as_description(tags, "us-central1")) == (tags, "us-central1")
     assert tags_in("made by hand") == ({}, "")
 
 
