@@ -1,6 +1,6 @@
 """Requests of OpenAI's API for models that do not chat: embeddings of encoders, completions of encoder-decoders.
 
-    app = make_app(service)           # POST /v1/embeddings or /v1/completions, /v1/models, /metrics, /healthz, /readyz
+    app = answering_app(service)  # POST /v1/embeddings or /v1/completions, /v1/models, /metrics, /healthz, /readyz
 
 Completions are greedy: `temperature` other than 0 is refused, as is every field that is not listed below.
 """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer
 from engine.planner.fitting.few import FewFit, fit_few
 from engine.planner.timing.pretraining import PRETRAINING, Run
 
@@ -32,16 +32,7 @@ def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> l
 
 def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[Run]:
     """What measured rows teach; rows with unknown values are left out."""
-    known, measured = [], []
-    for row in rows:
-        figure = measured_figure(row, MEASURED)
-        try:
-            run = run_of(row)
-        except ValueError:
-            continue
-        if figure is not None:
-            known.append(run)
-            measured.append(figure)
+    known, measured = known_rows(rows, MEASURED, run_of)
     return fit_few(PRETRAINING, known, measured)
 
 

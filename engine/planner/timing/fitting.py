@@ -1,6 +1,6 @@
 """Fit the constants of the time model, and a correction of the residuals, to measured training throughput.
 
-    calibrated = calibrate(setups, tokens_per_second, groups)       # groups: the model of each row
+    calibrated = calibrate_constants(setups, tokens_per_second, groups)       # groups: the model of each row
     seconds, sigma = calibrated.step_seconds(setup)                 # of any other setup
 
 First the `DeviceConstants`: each moves from its prior only as far as the rows require (least squares of log errors with

@@ -1,6 +1,6 @@
 """The HTTP application: endpoints, limits, the token, health and metrics.
 
-    app = make_app(server)                # a FastAPI application
+    app = serving_app(server)                # a FastAPI application
 
 Every refusal has the form of OpenAI's API. A body is read with a limit of size and time before it is parsed.
 """
