@@ -1,6 +1,6 @@
 """Arguments and results of a workload: `Context` and `RankResult`.
 
-A workload is a plain function `(measurement, context) -> Outcome`, listed in `engine.worker`. It
+A workload is a plain function `(measurement, context) -> RankResult`, listed in `engine.worker`. It
 never writes a record: the worker does, when the function returns or raises.
 """
 

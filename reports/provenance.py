@@ -5,6 +5,7 @@ Each function takes the study as read and gives a `Table`, sentences, or None wh
 
 from collections.abc import Iterable
 
+from configs.common.files.reading import MIB
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.targets.target import LocalTarget
@@ -14,7 +15,7 @@ from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
 from reports.reading.read import Reading
 from reports.tables import MOST_ROWS, first_rows, max_over_ranks
-from reports.text import MIB, UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, plural
+from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, plural
 
 
 def environment_table(study: StudyResult) -> Table | None:

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from configs.common.files.reading import MIB
 from configs.common.printable import printable
 from reports.numbers.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
-MIB = 2**20
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from prefect.client.schemas.filters import (
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from configs.common.files.reading import PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
+from configs.common.files.reading import MIB, PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
-from reports.text import MIB, UNKNOWN, number
+from reports.text import UNKNOWN, number
 from tasks.campaign.progress import RunProgress
 from tasks.prefect_api.api import api_error_text, quick_client
 from tasks.prefect_api.stages import stage

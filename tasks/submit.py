@@ -1,4 +1,4 @@
-"""Stage 4: job folders (`tasks.campaign.launches.jobs`) become a submission; many of one shape are one array of a scheduler."""
+"""Stage 4: submit job folders (`tasks.campaign.launches.jobs`); many of one shape are one array of a scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -54,7 +54,19 @@ OWNERS = {
     "rich": {"flows"},
 }
 ORDER = {
-    "configs": ("plans", "hardware", "spec", "workloads", "load", "families", "common"),
+    "configs": (
+        "serving",
+        "plans",
+        "records",
+        "hardware",
+        "spec",
+        "targets",
+        "workloads",
+        "load",
+        "inputs",
+        "families",
+        "common",
+    ),
     "engine": (
         "agents",
         "worker",

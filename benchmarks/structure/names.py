@@ -22,6 +22,7 @@ CONVENTIONAL = {
     "main": "entry point of a command",
     "app": "a command's Typer application",
     "parser": "arguments of a command",
+    "DESCRIPTOR": "a kind of workload describes itself",
     "ROOT": "the checkout's folder",
 }
 

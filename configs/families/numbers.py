@@ -1,7 +1,7 @@
 """Checked numbers of a config.json: sizes within bounds, finite reals; every message names the key.
 
 check_finite(data)                                          # ValueError: config.json: rope_theta is NaN
-hidden = whole_number(data["hidden_size"], "hidden_size", MAX_SIZE)
+hidden = size_of(data["hidden_size"], "hidden_size", MAX_SIZE)
 """
 
 import math

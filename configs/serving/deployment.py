@@ -3,8 +3,8 @@
     bundle = read_model(folder / "bundle.json", ServingBundle, PLAN_BYTES)
     deployment = read_model(folder / "deployment.json", Deployment)
 
-`SupervisedProcess` is one process that a supervisor keeps running (`slurm.supervision`), `FrontConfig` the address before one or
-several servers (`engine.routing`).
+`SupervisedProcess` is one process that a supervisor keeps running (`slurm.supervision`), `FrontConfig` the address
+before one or several servers (`engine.routing`).
 """
 
 from typing import Literal

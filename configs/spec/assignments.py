@@ -1,6 +1,6 @@
 """Assignments of the command line: `--set measuring.repeats=3` changes a study's plain data before it is checked.
 
-assign(data, "experiments.batch.over={batch_size: [1, 2]}")       # values are YAML
+set_dotted(data, "experiments.batch.over={batch_size: [1, 2]}")       # values are YAML
 """
 
 from typing import Any

@@ -3,7 +3,8 @@
     cell = placed(cell, target, asked=None)      # ValueError with the accepted values
 
 This machine is one node. A cell on a cluster gets the fewest nodes that hold its ranks in equal numbers, unless the
-study sets `nodes`. Slurm is not queried here: `slurm.schedulers.commands.partitions` checks that a partition has the nodes.
+study sets `nodes`. Slurm is not queried here: whether a partition has the nodes is checked by
+`slurm.schedulers.commands.partitions`.
 """
 
 from configs.common.execution import Layout

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from configs.common.base import Frozen
 from configs.common.execution import Engine, Layout
+from configs.families.sizes import ModelForm
 
 Axis = Literal["dp", "tp", "pp"]
 AnswerForm = Literal["tokens", "vectors"]
-ModelForm = Literal["decoder", "encoder", "encoder_decoder"]
 RateFigure = Literal["tokens_per_second", "embeddings_per_second", "items_per_second"]
 TimeFigure = Literal["latency_seconds", "time_per_output_token_seconds", "ttft_seconds", "step_seconds"]
 GroupTransportKind = Literal["auto", "shared memory", "gloo", "nccl"]
@@ -134,9 +134,9 @@ class BaseWorkload(Frozen):
 class ComparedLatency:
     """The time that cells of a kind are compared by.
 
-    figure: a field of `configs.records.rates.Rates`. unit: how a table heads it, in milliseconds. waited_for: the latency
-    (key of `Descriptor.latencies`) whose percentiles a report gives. awaited: whether anybody waits for it: of a
-    workload that only times the pipeline nobody does, and no section is written of it.
+    figure: a field of `configs.records.rates.Rates`. unit: how a table heads it, in milliseconds. waited_for: the
+    latency (key of `Descriptor.latencies`) whose percentiles a report gives. awaited: whether anybody waits for it: of
+    a workload that only times the pipeline nobody does, and no section is written of it.
     """
 
     figure: TimeFigure

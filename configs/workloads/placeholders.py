@@ -1,7 +1,7 @@
 """Placeholders in a script's command and the arithmetic of its tokens per step. No code is ever evaluated.
 
-filled("--lr={params.lr}", {"params.lr": 3e-4})        # "--lr=0.0003"
-named("{micro_batch_size} * {dp}")                     # {"micro_batch_size", "dp"}
+filled_text("--lr={params.lr}", {"params.lr": 3e-4})        # "--lr=0.0003"
+names_in("{micro_batch_size} * {dp}")                     # {"micro_batch_size", "dp"}
 arithmetic("4 * (2 + 6) * 1024")                       # 32768
 """
 

@@ -1,12 +1,11 @@
 """Requests of OpenAI's API for models that do not chat: embeddings of encoders, completions of encoder-decoders.
 
-    app = make_app(service)           # POST /v1/embeddings or /v1/completions, /v1/models, /metrics, /healthz, /readyz
+    app = answering_app(service)  # POST /v1/embeddings or /v1/completions, /v1/models, /metrics, /healthz, /readyz
 
 Completions are greedy: `temperature` other than 0 is refused, as is every field that is not listed below.
 """
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -18,12 +17,11 @@ from starlette.exceptions import HTTPException
 
 from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
-from engine.serving.http.admission import authorise, read_body
+from engine.serving.http.admission import Handler, authorise, read_body
 from engine.serving.http.errors import ApiError
 from engine.serving.http.model import ServedModel
 from engine.serving.http.schema import ApiRequest, TokenId, read_request
 
-Handler = Callable[[Request], Awaitable[Response]]
 RequestPrompt = str | list[str] | Annotated[list[TokenId], Field(min_length=1)] | list[list[TokenId]]
 
 

@@ -37,8 +37,8 @@ class RequestRecorder:
         return len(self._columns["outcome"])
 
     def add(
-        self, turn: RequestContent, place: tuple[int, int], due: float, started: float, sent: float | None, ended: float,
-        reply: Reply,
+        self, turn: RequestContent, place: tuple[int, int], due: float, started: float, sent: float | None,
+        ended: float, reply: Reply,
     ) -> None:  # fmt: skip
         """Add a request. place: (conversation, turn); `due` counts from the run's start, the others on the clock."""
         assert reply.outcome is not None

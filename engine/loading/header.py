@@ -1,6 +1,6 @@
 """Locations of the tensors of safetensors files. The engine needs each tensor's offset to read parts of it.
 
-tensors = stored_tensors([Path("model.safetensors")])
+tensors = tensor_locations([Path("model.safetensors")])
 tensors["model.norm.weight"].offset
 """
 

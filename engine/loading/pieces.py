@@ -1,6 +1,6 @@
 """Pieces: parts of stored tensors that a rank keeps, and their byte ranges.
 
-piece = Piece("model.layers.0.mlp.down_proj.weight", columns=(0, 1408))
+piece = TensorSlice("model.layers.0.mlp.down_proj.weight", columns=(0, 1408))
 place = Place.of(piece, stored)
 place.nbytes, place.extent
 """

@@ -3,11 +3,11 @@
     prediction = predict_cell(cell, architecture, machine)             # configs.plans.prediction.Prediction
     prediction = predict_cell(cell, architecture, machine, prompt_lengths=[31, 40], learned=correction)
 
-Times are those of `configs.records.rates`: a pass ends when the slowest rank has answered its prompts, a step ends after
-the optimizer step. `peak_memory_bytes` is what the memory pass records of the fullest rank: on a CPU the peak of the
-whole process, libraries included (VmHWM); on a GPU the allocator's peak, without the CUDA context. Cells that cannot be
-predicted have a reason. A machine that was calibrated (`Accelerator.operators`) is predicted from its measured
-operators, any other from its data sheet.
+Times are those of `configs.records.rates`: a pass ends when the slowest rank has answered its prompts, a step ends
+after the optimizer step. `peak_memory_bytes` is what the memory pass records of the fullest rank: on a CPU the peak of
+the whole process, libraries included (VmHWM); on a GPU the allocator's peak, without the CUDA context. Cells that
+cannot be predicted have a reason. A machine that was calibrated (`Accelerator.operators`) is predicted from its
+measured operators, any other from its data sheet.
 """
 
 from collections.abc import Callable, Sequence

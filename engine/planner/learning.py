@@ -6,8 +6,8 @@
 
 The file stores the cell, the model's config.json and the measurement, not the prediction: errors are computed with the
 current planner and calibration. First the mean error of a kind of work (generate, train) is removed, shrunk towards
-zero if records are few; the rest is learned by similarity of cells (`engine.planner.fitting.correction`). Only the newest
-record of a cell counts.
+zero if records are few; the rest is learned by similarity of cells (`engine.planner.fitting.correction`). Only the
+newest record of a cell counts.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Which backend gets a request: a pure function of prices, health and load.
 
-    choose(backends, states, tried=set())        # the backend, or None: none is ready
+    next_backend(backends, states, tried=set())        # the backend, or None: none is ready
 
 Own machines (no price) take the base, cheaper clouds come before dearer ones; a backend with as many requests as it may
 have is passed over while another has room, so that peaks go to the next.

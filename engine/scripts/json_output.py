@@ -1,6 +1,6 @@
 """Figures of a command that writes JSON, to a file or as the last document of its standard output.
 
-read_series(work.json_figures, folder, standard_output, wall_seconds)
+series_of_json(work.json_figures, folder, standard_output, wall_seconds)
 """
 
 import json

@@ -1,7 +1,7 @@
 """Samples that the probe left: counted while the script runs, read when it has ended.
 
     count = steps_so_far(folder, rank)
-    series = read_series(folder, rank)
+    series = series_of_probe(folder, rank)
 
 The layout is that of `rankwise_probe.recording`; a test holds the two together. Of several processes with one rank the
 one with the most steps counts.

@@ -1,6 +1,6 @@
 """Steps of a rank, from wherever they were read: seconds, units and loss of each, and figures besides.
 
-series = Series(seconds=[...], units=[...], losses=[...])
+series = StepSeries(seconds=[...], units=[...], losses=[...])
 series.cut(warmup_steps=1, steps=100)          # what a record keeps
 """
 

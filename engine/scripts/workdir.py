@@ -1,6 +1,6 @@
 """The folder that a script runs in: its inputs unpacked, templates rendered, configuration files written.
 
-    prepare(work, inputs_folder, workdir, values)
+    fill_workdir(work, inputs_folder, workdir, values)
 
 An input is a tar archive named by its hash; its members are checked by Python's data filter and bounded.
 """

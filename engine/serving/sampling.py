@@ -1,6 +1,6 @@
 """Choose one token from the logits of one row, with numpy alone: the same bits in any company.
 
-    chosen = choose(logits, sampling, prompt, answer)      # float32 [words]
+    chosen = next_token(logits, sampling, prompt, answer)      # float32 [words]
     chosen.token, chosen.logprob, chosen.top
 
 Penalties and the order of the filters are those of vLLM (https://docs.vllm.ai/en/stable/api/vllm/sampling_params.html):

@@ -3,11 +3,11 @@
     python -m engine.tools.export MANIFEST.json --to onnx --out FOLDER [--dtype float32] [--optimization all]
     [--no-check]
 
-MANIFEST.json is a model's manifest (`configs.plans.model_manifest`). FOLDER gets the graphs (`engine.peers.onnx.graphs`),
-their weights, the model's config.json and tokenizer.json, and export.json with files, versions and check results: each
-graph is checked by onnx.checker, and ONNX Runtime's output for some tokens at the given optimisation level is compared
-with transformers'. On failure the exit code is 2, with one line on stderr. Existing files in FOLDER are never
-overwritten.
+MANIFEST.json is a model's manifest (`configs.plans.model_manifest`). FOLDER gets the graphs
+(`engine.peers.onnx.graphs`), their weights, the model's config.json and tokenizer.json, and export.json with files,
+versions and check results: each graph is checked by onnx.checker, and ONNX Runtime's output for some tokens at the
+given optimisation level is compared with transformers'. On failure the exit code is 2, with one line on stderr.
+Existing files in FOLDER are never overwritten.
 """
 
 import argparse

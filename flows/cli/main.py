@@ -134,10 +134,12 @@ def run(
     if dry_run:
         work = lambda: dry_run_study(study, assignments or [], runs)  # noqa: E731
     else:
-        measured = run_until_decided if until_decided else run_study
-        work = lambda: measured(  # noqa: E731
-            study, assignments or [], runs, only_failed, accept_environment, calibrate=not no_calibrate, yes=yes
-        )
+
+        def measure(given: list[str]) -> int:
+            return run_study(study, given, runs, only_failed, accept_environment, calibrate=not no_calibrate, yes=yes)
+
+        given = assignments or []
+        work = lambda: run_until_decided(study, given, runs, measure) if until_decided else measure(given)  # noqa: E731
     raise typer.Exit(guarded(work, study, context.obj["debug"]))
 
 

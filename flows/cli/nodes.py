@@ -14,16 +14,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from configs.targets.rented import MarketName
 
 if TYPE_CHECKING:
     from tasks.providers.rental import Provider, RentalLease, RentalRequest
 
 app = typer.Typer(help="Rent nodes of AWS, GCP and Azure, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
-MarketName = Literal["on_demand", "spot"]
 
 
 @app.command()

@@ -1,31 +1,25 @@
 """`rankwise run STUDY --until-decided`: add repeats while these would settle what the report recommends."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from configs.plans.paths import RunPaths
 from configs.spec.study import load_study
-from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED, run_study
+from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED
 
 
-def run_until_decided(
-    path: Path,
-    assignments: list[str],
-    runs: Path,
-    only_failed: bool,
-    accept_environment: bool,
-    calibrate: bool = True,
-    yes: bool = False,
-) -> int:
-    """Run a study as `run_study`, again with more repeats while its decision is open; return the exit code.
+def run_until_decided(path: Path, assignments: list[str], runs: Path, measure: Callable[[list[str]], int]) -> int:
+    """Measure a study, again with more repeats while its decision is open; return the exit code.
 
-    No more repeats than the study's `measuring.max_repeats`.
+    measure: runs the study with these assignments and returns the exit code. No more repeats than the study's
+    `measuring.max_repeats`.
     """
     from reports.json_form import run_answers
     from reports.reading.devices import load_comparable
 
     given = list(assignments)
     while True:
-        code = run_study(path, given, runs, only_failed, accept_environment, calibrate, yes)
+        code = measure(given)
         if code not in (ALL_COMPLETED, SOME_UNMEASURED):
             return code
         study = load_study(path, given)

@@ -1,6 +1,6 @@
 """The data of a figure, without colours and pixels.
 
-    Chart("Throughput", "ranks", "tokens/s", (Series("measured", (Point(1, 412.0, 405.1, 418.3),)),))
+    Chart("Throughput", "ranks", "tokens/s", (ChartSeries("measured", (ChartPoint(1, 412.0, 405.1, 418.3),)),))
 
 A chart of form `xy` has numbers on both axes. `dots` and `stack` have a row for each of `rows`, whose position is
 the x of a point; a stack's series are parts that sum up.

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from configs.common.files.reading import MIB
 from reports.charts.chart import MAX_ROWS, Chart, ChartForm, ChartPoint, ChartSeries, grows, measured_point
 from reports.experiments.comparison import Gain, SweepPoint
 from reports.experiments.compression import CompressionResult
@@ -16,7 +17,6 @@ from reports.plots.experiments.compression import drawn_rows
 from reports.plots.experiments.sweep import sweep_axes
 from reports.plots.style import is_numeric
 from reports.profiles.time_split import TimeSplit
-from reports.text import MIB
 
 CURVE_POINTS = 100
 """Of a distribution: enough for its tail."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from configs.common.arrays import Floats
+from configs.common.files.reading import MIB
 from reports.charts.chart import MAX_ROWS, Chart, ChartPoint, ChartSeries, grows, measured_point
 from reports.charts.experiments import stacked
 from reports.decisions.cost import CellCost
@@ -20,7 +21,6 @@ from reports.plots.planning.prediction import panels
 from reports.profiles.profiled import Profiled
 from reports.profiles.time_split import PARTS
 from reports.reading.load import CellResult
-from reports.text import MIB
 from reports.training.cells import step_parts
 from reports.training.equality import SameLearning, relative
 from reports.training.strategies import Strategies

@@ -1,6 +1,6 @@
 """What to run of several candidates: the smallest that none larger clearly beats for what it costs.
 
-    found = choose([Candidate("1 rank", 1, {0: 210.0, ...}), Candidate("dp=2", 2, {0: 350.0, ...})])
+    found = choose_candidate([Candidate("1 rank", 1, {0: 210.0, ...}), Candidate("dp=2", 2, {0: 350.0, ...})])
     found.chosen, found.gain, found.larger, found.more
 
 `size` is what a candidate costs: dollars an hour, else ranks. Going up in size, a larger candidate is taken only if its

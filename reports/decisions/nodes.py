@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.common.base import canonical_json
+from configs.common.files.reading import MIB
 from configs.common.printable import shortened
 from configs.spec.cell import Cell
 from configs.workloads import STUDIED, descriptor_of
 from configs.workloads.descriptor import Descriptor
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.tables import cpu_use
-from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, number, percent
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, number, percent
 
 MOST_TABLES = 12
 """So many tables of one figure are printed; cells.csv has a line for every cell."""

@@ -1,6 +1,6 @@
 """Figures of a load run: latencies with intervals, rates, goodput, token counts.
 
-    found = measured(run, objectives)
+    found = serving_metrics(run, objectives)
     found.latencies["ttft"].p99.value, found.latencies["ttft"].p99.interval
 
 Percentiles are over the requests that were due in the steady part. Their intervals take consecutive parts of that as

@@ -5,8 +5,8 @@
     error_groups(study, judged)                 # the planner's own error table
     unjudged(study, judged)                     # why the other cells are not in it; none is dropped
 
-Figures bear the names of `configs.records.rates.Rates`; `peak_memory_bytes` is that of the fullest rank, from the memory
-pass.
+Figures bear the names of `configs.records.rates.Rates`; `peak_memory_bytes` is that of the fullest rank, from the
+memory pass.
 """
 
 from collections import Counter

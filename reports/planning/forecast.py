@@ -3,8 +3,8 @@
     found = study_forecast(study, scaling)          # a Forecast, or the sentence that says why there is none
     forecast_table(found), forecast_sentence(found), forecast_lines(found)
 
-The arithmetic is `engine.planner.forecasting.forecast`; here stands where its figures come from. It is the mechanistic view beside
-the laws of `reports.laws`, which join measured points and are not drawn beyond them.
+The arithmetic is `engine.planner.forecasting.forecast`; here stands where its figures come from. It is the mechanistic
+view beside the laws of `reports.laws`, which join measured points and are not drawn beyond them.
 """
 
 from dataclasses import dataclass

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from configs.common.files.reading import MIB
 from configs.plans.prediction import Prediction
 from reports.planning.accuracy import (
     MEMORY,
@@ -16,7 +17,7 @@ from reports.planning.accuracy import (
 )
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
-from reports.text import MIB, UNKNOWN, Table, escaped, estimate_cell, joined, mebibytes, number, percent, plural
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, mebibytes, number, percent, plural
 
 UNITS: dict[PredictedFigure, tuple[str, float]] = {
     "tokens_per_second": ("tokens/s", 1.0),

@@ -89,7 +89,8 @@ def profiled(study: StudyResult, result: CellResult) -> Profiled | None:
 def late_shares(samples: Mapping[str, Column], walls: Sequence[float]) -> list[float]:
     """By rank, the share of its wall time in which it waited in a collective for a rank that came later.
 
-    samples: `<rank>/<column>` of COLUMNS. What not two ranks or more tell of alike is left out; a rank that gave
+    samples: `<rank>/<column>` of COLLECTIVE_COLUMNS. What not two ranks or more tell of alike is left out; a rank that
+    gave
     no columns at all makes the whole unknown: the list is empty.
     """
     if any(f"{rank}/{name}" not in samples for rank in range(len(walls)) for name in COLLECTIVE_COLUMNS):

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.common.base import content_hash
+from configs.common.files.reading import MIB
 from configs.plans.plan import Plan
 from configs.records.record import Status
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.reading.load import CellResult, StudyResult, flat_environment
-from reports.text import MIB
 
 OTHERS_SHARE = "others_cpu_share"
 """Kept beside the figures: the share of the machine's CPU that other processes took, by repeat."""

@@ -1,6 +1,6 @@
 """The processes from which this process's launches on its machine are forked (`slurm.forking.fork_parent`).
 
-    prepare(job, job_json)           # import ahead of the first launch, where there is something else to wait for
+    start_parent(job, job_json)           # import ahead of the first launch, where there is something else to wait for
     pid = launch(job, job_json)      # the launcher, in a process of its own, as if it were started by itself
     end_parents()                    # when no more launches are to be made
 

@@ -1,6 +1,6 @@
 """The Apptainer definition of a server on top of the engine's image, or of the engine's image alone.
 
-text = definition(served)         # apptainer build server.sif server.def
+text = bundle_definition(served)         # apptainer build server.sif server.def
 """
 
 import shlex

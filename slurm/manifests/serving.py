@@ -1,6 +1,6 @@
 """What a manifest serves, and the command in the container.
 
-what = Served.of_bundle(bundle)
+what = ContainedServer.of_bundle(bundle)
 what.command          # ["serve", "--model", "/bundle/model", ...]: arguments of the image's entrypoint, `rankwise`
 """
 

@@ -1,6 +1,6 @@
 """How a job under a scheduler ended: of what its nodes left and the scheduler says, `end.json` and `accounting.json`.
 
-    finish(paths, job_id, sight, queue)      # False while something is still worth to wait for
+    conclude(paths, job_id, sight, queue)      # False while something is still worth to wait for
 
 Nothing is called lost before it is cancelled: a job that the scheduler has only failed to mention would start later,
 in a folder that has an end already, and beside its own second attempt.

@@ -1,7 +1,7 @@
 """What hosts that are reached by SSH lack for a study, before anything is carried to them.
 
 problems = await lacking(target, needs)         # ["hosts: gpu-b: 0.2 GiB free in /home/bench/.rankwise, ..."]
-kind = await identity(target)                   # "hosts gpu-a, gpu-b of 32 CPUs, 251 GiB"
+kind = await hosts_identity(target)                   # "hosts gpu-a, gpu-b of 32 CPUs, 251 GiB"
 """
 
 import asyncio

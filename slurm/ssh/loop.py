@@ -1,7 +1,7 @@
 """The event loop of all connections of this process, in a thread of its own.
 
 wait_for(something(), seconds=8.0)        # run it there, and wait here
-begin(something())                        # run it there
+run_on_loop(something())                        # run it there
 """
 
 import asyncio

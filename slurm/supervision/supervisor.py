@@ -1,6 +1,6 @@
 """Run the service of a folder until it is told to end or expires; start it again whenever it ends.
 
-    python -m slurm.supervision.supervisor FOLDER          # FOLDER/service.json: configs.serving.deployment.SupervisedProcess
+    python -m slurm.supervision.supervisor FOLDER    # FOLDER/service.json: configs.serving.deployment.SupervisedProcess
 
 state.json says how it stands, server.log has its output (cut at 16 MiB), service.pid is locked while this runs, so a
 folder has one supervisor. SIGTERM ends the service gracefully, a second one at once. The service ends with its

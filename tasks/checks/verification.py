@@ -1,6 +1,6 @@
 """Verify a model in a layout against unmodified transformers, as a study of one experiment. Does not import Prefect.
 
-verification = prepare(asked, run, cache, base, saved=None)   # files and plan, nothing started; ValueError: refused
+verification = prepare_verification(asked, run, cache, base, saved=None)  # files and plan alone; ValueError
 run_verification(verification, cache, notice, False)          # launches, records
 study = load_study(run)                                       # judged by reports.correctness.section
 """

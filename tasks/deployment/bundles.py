@@ -23,9 +23,10 @@ from configs.targets.target import LocalTarget, SshTarget
 from reports.experiments.compression import MOST_LOSS
 from tasks.checks.layouts import check_layout
 from tasks.checks.verification import kind_of
-from tasks.deployment.level_checks import Say, check_levels
+from tasks.deployment.level_checks import check_levels
 from tasks.models.sources import load_manifest
 from tasks.planning.inputs import model_spec, planned_model
+from tasks.providers.giving_back import Say
 
 Judge = Callable[[str, Layout, Dtype], tuple[str, str]]
 """Compares a model's answers in a layout with unmodified transformers: the verdict's word, and its reason."""

@@ -1,7 +1,7 @@
 """Deploy a bundle to a target, and take it down: every step has its line in a ledger before it is made.
 
 deployment, timing = Deploying(store, wanted, say, judge).deploy()      # or nothing is left
-undeploy(store, "tiny-local", say)
+take_down(store, "tiny-local", say)
 """
 
 import secrets

@@ -1,6 +1,6 @@
 """The address of a deployment on this machine, and the tunnels from here to servers on other hosts.
 
-    front = Front(place, folder)                     # services of this machine under supervisors, like servers
+    front = DeploymentFront(place, folder)           # services of this machine under supervisors, like servers
     front.begin(config, port, expires_at)
     front.apply(config)                                # returns when it is in force
     open_tunnel(place, folder, target, host, remote_port, expires_at)      # -> local port

@@ -6,7 +6,7 @@ A study of one repeat, launched on the target like any other: speed at batch 1, 
 the uncompressed model there. A level that loses more than `max_loss`, or whose answers cannot be compared, is refused.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ from tasks.checks.verification import kind_of
 from tasks.checks.verification_inputs import made_prompts
 from tasks.models.sources import load_manifest
 from tasks.planning.inputs import copy_inputs, make_plan
+from tasks.providers.giving_back import Say
 
 KINDS = {"encoder": "encode", "encoder_decoder": "seq2seq", "decoder": "generate"}
 _PROMPTS, _NEW_TOKENS, _POSITIONS = 20, 16, 256
 _KEPT_REQUESTS, _REQUEST_CHARACTERS, _REQUEST_TOKENS = 3, 400, 96
-Say = Callable[[str], None]
 
 
 def check_levels(

@@ -1,7 +1,7 @@
 """Replace the bundle of a running deployment without a failed request, and roll back by itself; more or fewer servers.
 
-    rollout(store, "tiny-local", wanted, say, judge)       # RolledBack: the old bundle goes on
-    scale(store, "tiny-local", 3, say)
+    replace_bundle(store, "tiny-local", wanted, say, judge)       # RolledBack: the old bundle goes on
+    set_server_count(store, "tiny-local", 3, say)
 
 New servers are placed beside the old ones and tested with the bundle's first requests. Only then the front sends them
 requests, and the old ones get none. The new ones are watched for a while; where they fail, the front goes back.

@@ -1,7 +1,7 @@
 """Removing everything of a run, and finding what earlier runs left: by the tags in the cloud, not by the ledger alone.
 
 give_back(provider, run, regions, ledger)     # LeftBehind names exactly what could not be removed
-reap([provider], rented, everything=False)    # all regions, all kinds: expired, or of a run that has died
+remove_expired([provider], rented, everything=False)    # all regions, all kinds: expired, or of a run that has died
 """
 
 import re

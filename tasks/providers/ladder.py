@@ -10,8 +10,9 @@ Pure functions; `tasks.providers.renting` makes the calls.
 from collections.abc import Mapping, Sequence
 
 from configs.hardware.prices import target_prices
+from configs.targets.rented import MarketName
 from configs.targets.target import LocalTarget
-from tasks.providers.rental import MarketName, Problem, RentalRequest, Rung
+from tasks.providers.rental import Problem, RentalRequest, Rung
 
 
 def ladder(request: RentalRequest, zones: Mapping[str, Sequence[str]]) -> list[Rung]:

@@ -15,8 +15,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from configs.common.base import Frozen
 from configs.hardware.node_names import Cloud
+from configs.targets.rented import MarketName
 
-MarketName = Literal["on_demand", "spot"]
 ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "network", "placement", "key", "group"]
 Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable"]
 

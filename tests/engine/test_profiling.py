@@ -206,7 +206,7 @@ import torch.distributed as dist
 from configs.plans.job import Job
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import JobPaths
-from engine.context import Context, Outcome
+from engine.context import Context, RankResult
 from engine.kernels import linear
 from engine.training import bounds, steps
 from engine.workloads import train as workload

@@ -1,6 +1,6 @@
 """Parse and validate the header of a safetensors file, in plain Python.
 
-    stored_tensors(Path("model.safetensors"))["model.norm.weight"].shape          # (64,)
+    header_tensors(Path("model.safetensors"))["model.norm.weight"].shape          # (64,)
 
 A file is 8 bytes with the length of a JSON header, the header, then the tensors without a gap
 (https://huggingface.co/docs/safetensors/index#format). The header is read from the first bytes, so a truncated download

@@ -3,7 +3,7 @@
     predictions = predict(rows, fit)
 
 Rows have model, gpu, num_gpus, precision (bf16, fp8_cs, fp8_mx, fp4), sequence_length, micro_batch_size, tp and pp, and
-may have cp, vp, ep, global_batch_size and gradient_accumulation_steps. `tokens_per_second_per_gpu` is read from `fit_few`
+may have cp, vp, ep, global_batch_size and gradient_accumulation_steps. `tokens_per_second_per_gpu` is read from `fit`
 alone, `model_tflops_per_gpu` never. Assumed: NVLink domains of 72 on GB devices and of 8 elsewhere, 400 Gbit/s a device
 between them; data-parallel exchange hidden behind computation.
 """
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer
 from engine.planner.fitting.few import FewFit, fit_few
 from engine.planner.timing.pretraining import PRETRAINING, Run
 
@@ -32,16 +32,7 @@ def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> l
 
 def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[Run]:
     """What measured rows teach; rows with unknown values are left out."""
-    known, measured = [], []
-    for row in rows:
-        figure = measured_figure(row, MEASURED)
-        try:
-            run = run_of(row)
-        except ValueError:
-            continue
-        if figure is not None:
-            known.append(run)
-            measured.append(figure)
+    known, measured = known_rows(rows, MEASURED, run_of)
     return fit_few(PRETRAINING, known, measured)
 
 

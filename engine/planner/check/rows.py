@@ -5,12 +5,14 @@ of `fit`, never that of `rows`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 PublishedRow = dict[str, str]
+Setup = TypeVar("Setup")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,23 @@ def measured_figure(row: PublishedRow, column: str) -> float | None:
     """What was measured; None where nothing is written, or anything but a number over 0 (`OOM`)."""
     number = _number(row.get(column) or "")
     return number if number is not None and number > 0 else None
+
+
+def known_rows(
+    rows: Sequence[PublishedRow], column: str, setup_of: Callable[[PublishedRow], Setup]
+) -> tuple[list[Setup], list[float]]:
+    """Return what was measured in rows that are understood, and their figures of a column."""
+    known, measured = [], []
+    for row in rows:
+        figure = measured_figure(row, column)
+        try:
+            setup = setup_of(row)
+        except ValueError:
+            continue
+        if figure is not None:
+            known.append(setup)
+            measured.append(figure)
+    return known, measured
 
 
 def factor_interval(predicted: float, factor: float) -> tuple[float, float]:

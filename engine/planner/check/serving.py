@@ -3,7 +3,7 @@
     predictions = predict(rows, fit)
 
 Rows have model, gpu, layout (`tp2`, `dep8`: data-parallel attention with expert parallelism), precision (bf16, fp8,
-fp4), prompt_tokens and new_tokens. `output_tokens_per_second_per_gpu` is read from `fit_few` alone. Intervals are widened
+fp4), prompt_tokens and new_tokens. `output_tokens_per_second_per_gpu` is read from `fit` alone. Intervals are widened
 until they hold 90 % of the rows of left-out models.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer
 from engine.planner.fitting.few import FewFit, fit_few
 from engine.planner.timing.saturated import SATURATED, SaturatedServer, sequences
 
@@ -32,16 +32,7 @@ def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> l
 
 def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[SaturatedServer]:
     """What measured rows teach; rows with unknown values are left out."""
-    known, measured = [], []
-    for row in rows:
-        figure = measured_figure(row, MEASURED)
-        try:
-            service = service_of(row)
-        except ValueError:
-            continue
-        if figure is not None:
-            known.append(service)
-            measured.append(figure)
+    known, measured = known_rows(rows, MEASURED, service_of)
     return fit_few(SATURATED, known, measured, [service.architecture.name for service in known])
 
 

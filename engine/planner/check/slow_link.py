@@ -2,7 +2,7 @@
 
     predictions = predict(rows, fit)
 
-Rows have model, num_devices, device, link (`1gbit-...`), weights and sync (q40, q80, f16, f32). Of `fit_few`,
+Rows have model, num_devices, device, link (`1gbit-...`), weights and sync (q40, q80, f16, f32). Of `fit`,
 token_milliseconds is read; the columns of computing, synchronisation and kilobytes are measured and never read.
 """
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer
 from engine.planner.fitting.few import FewFit, fit_few
 from engine.planner.timing.slow_link import SLOW_LINK, LinkedDevices
 
@@ -30,16 +30,7 @@ def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> l
 
 def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[LinkedDevices]:
     """What measured rows teach; rows with unknown values are left out."""
-    known, measured = [], []
-    for row in rows:
-        figure = measured_figure(row, MEASURED)
-        try:
-            cluster = cluster_of(row)
-        except ValueError:
-            continue
-        if figure is not None:
-            known.append(cluster)
-            measured.append(figure)
+    known, measured = known_rows(rows, MEASURED, cluster_of)
     return fit_few(SLOW_LINK, known, measured)
 
 

@@ -1,6 +1,6 @@
 """Explain a plan in one sentence: the choice and its alternative, or the smallest change that makes it fit.
 
-explain(chosen, found, max_memory_bytes)      # "FSDP, dp=8 on 8 x h100-80gb, 4 sequences at once: ..."
+explain_choice(chosen, found, max_memory_bytes)      # "FSDP, dp=8 on 8 x h100-80gb, 4 sequences at once: ..."
 mended(setup, max_memory_bytes)               # "full checkpointing brings 31.2 GB to 19.8 of 24.0"
 """
 

@@ -1,7 +1,7 @@
 """Predictions with intervals: constants, corrections from the nearest rows, and a width checked out of sample.
 
-    calibrated = calibrate(points, seconds)         # fits, and leaves out pairs of model and device to learn the width
-    forecasts = calibrated.forecast(others)         # Forecast(seconds, low, high, support)
+    calibrated = fit_engines(points, seconds)     # fits, and leaves out pairs of model and device to learn the width
+    forecasts = calibrated.forecast(others)    # BatchForecast(seconds, low, high, support)
 
 The width is conformal: the standard deviation from the fit is multiplied by the 90 % quantile of |error| / deviation
 over rows whose pair of model and device was left out (Lei et al., JASA 113(523), 2018, section 5.2), of the same device

@@ -1,6 +1,6 @@
 """Fit the engines' constants to measured latencies: least squares of logarithms, with priors by level.
 
-    fitted = fit(points, seconds)               # Fitted: deviations by name, and their covariance
+    fitted = fit_deviations(points, seconds)               # FittedDeviations: deviations by name, and their covariance
     logs, variance = predicted(fitted, points)  # of other points; unmeasured deviations count with their priors' spread
 
 The loss is robust (pseudo-Huber): published rows are single runs, and some are odd. The covariance is Laplace's: the

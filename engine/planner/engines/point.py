@@ -1,6 +1,6 @@
 """One generation by an engine: what is predicted, and what a measured row describes.
 
-point = Point("vllm", find_model("llama-3-8b"), machine, tp=2, batch=32, prompt_tokens=512, new_tokens=128)
+point = BatchPoint("vllm", find_model("llama-3-8b"), machine, tp=2, batch=32, prompt_tokens=512, new_tokens=128)
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """What the constants leave unexplained, learned from the nearest measured rows of the same engine and device.
 
-    learned = Residuals.learn(points, work, log_errors)        # log(measured / predicted)
+    learned = ResidualProcess.learn(points, work, log_errors)        # log(measured / predicted)
     corrections, deviations = learned.at(points, work)
 
 A Gaussian process with two parts of equal size: what all models on an engine and a device share at a batch, a length

@@ -1,6 +1,7 @@
 """Search how to serve a model with an engine: ranks, stages, replicas, batch, and prefill apart from decode.
 
-    wish = Wish("vllm", architecture, machine, prompt_tokens=1024, new_tokens=256, ttft_seconds=0.5, tpot_seconds=0.05)
+    wish = ServingRequest("vllm", architecture, machine, prompt_tokens=1024, new_tokens=256,
+                          ttft_seconds=0.5, tpot_seconds=0.05)
     front = pareto_front(services(wish, shipped()))       # tokens/s of a user against tokens/s of a device
 
 Together: a replica computes the prompts of new sequences between decode steps, so a sequence waits for the prompts of

@@ -1,6 +1,6 @@
 """The time of a generation by an engine: bytes, FLOPs and messages of many points at once, and their seconds.
 
-    work = Work.of(points)              # arrays, one row a point
+    work = PhaseWork.of(points)              # arrays, one row a point
     seconds(work, constants)            # constants: name -> value, a scalar or one a point
 
 A decode step takes: reading the weights or multiplying with them (the cube root of the sum of cubes, near the larger of

@@ -1,6 +1,6 @@
 """Fit a handful of constants with priors to a few measured rows, and predict others with an interval.
 
-    fitted = fit(model, rows, measured, groups)     # Model: priors, a formula, and the scatter of a row about it
+    fitted = fit_few(model, rows, measured, groups)  # FewConstants: priors, formula, and a row's scatter
     value, low, high = fitted.predict(row)
 
 Least squares of logarithms with a robust loss and a ridge toward the priors. A prediction's standard deviation is the

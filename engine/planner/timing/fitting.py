@@ -1,12 +1,13 @@
 """Fit the constants of the time model, and a correction of the residuals, to measured training throughput.
 
-    calibrated = calibrate(setups, tokens_per_second, groups)       # groups: the model of each row
+    calibrated = calibrate_constants(setups, tokens_per_second, groups)       # groups: the model of each row
     seconds, sigma = calibrated.step_seconds(setup)                 # of any other setup
 
-First the `DeviceConstants`: each moves from its prior only as far as the rows require (least squares of log errors with a
-robust loss, and a ridge toward the prior). Those of software are shared by all devices; `matmul` and `attention` are a
-device's too, so each device of the rows has its own deviation from the shared change. Then the residuals are learned by
-similarity of rows (`engine.planner.fitting.correction`). A device without rows gets its priors times the shared change.
+First the `DeviceConstants`: each moves from its prior only as far as the rows require (least squares of log errors with
+a robust loss, and a ridge toward the prior). Those of software are shared by all devices; `matmul` and `attention` are
+a device's too, so each device of the rows has its own deviation from the shared change. Then the residuals are learned
+by similarity of rows (`engine.planner.fitting.correction`). A device without rows gets its priors times the shared
+change.
 
 On the 81 published runs of docs/measurements/published (2026-11; in brackets how they move when a model is left out):
 matmul 0.75 of peak on A100 (0.74 to 0.76) and 0.60 on H100 (0.60 to 0.61), attention 0.32 (0.31 to 0.32) and 0.17

@@ -7,10 +7,11 @@ bytes, routing of tokens (permutation in memory, all-to-all over the domain of N
 kernels a layer and micro-batch, all-reduces of tensor parallelism; times the bubble of an interleaved pipeline, 1 +
 (p - 1) / (v m) (Narayanan et al., arXiv 2104.04473).
 
-Five constants are fitted (`PRETRAINING`). Fixed, chosen with the 13 published rows in view: attention at 0.45 of the 16-bit
-peak, less for heads narrower than 128; experts at half depth 1,024 of their inner width; 60 accesses of the hidden
-state a layer; 30 (60 with current scaling, which reads a tensor for its maximum first) of routed tokens; launches of a
-layer with experts cost eight times a dense one's, and 0.3 of it on GB devices, whose published recipes replay graphs.
+Five constants are fitted (`PRETRAINING`). Fixed, chosen with the 13 published rows in view: attention at 0.45 of the
+16-bit peak, less for heads narrower than 128; experts at half depth 1,024 of their inner width; 60 accesses of the
+hidden state a layer; 30 (60 with current scaling, which reads a tensor for its maximum first) of routed tokens;
+launches of a layer with experts cost eight times a dense one's, and 0.3 of it on GB devices, whose published recipes
+replay graphs.
 """
 
 from dataclasses import dataclass

@@ -8,10 +8,10 @@ a device computes prompts and steps in turn, so the time of N new tokens of n se
 `tp` ranks share all weights; with data-parallel attention and expert parallelism (`dep`) each rank holds attention for
 its own sequences and a share of the experts, which see the tokens of all ranks.
 
-Six constants are fitted (`SATURATED`); fixed: 0.8 of the memory's bandwidth, attention of a prompt at half the 16-bit peak,
-0.3 of a link and 12 microseconds an all-reduce (TensorRT-LLM's rows of `inference_throughput.csv`). gpt-oss stores its
-experts in MXFP4 whatever the products' format (model card, arXiv 2508.10925); the cache is in 8 bits (TensorRT-LLM's
-performance overview).
+Six constants are fitted (`SATURATED`); fixed: 0.8 of the memory's bandwidth, attention of a prompt at half the 16-bit
+peak, 0.3 of a link and 12 microseconds an all-reduce (TensorRT-LLM's rows of `inference_throughput.csv`). gpt-oss
+stores its experts in MXFP4 whatever the products' format (model card, arXiv 2508.10925); the cache is in 8 bits
+(TensorRT-LLM's performance overview).
 """
 
 from dataclasses import dataclass

@@ -6,11 +6,15 @@ body = await read_body(request, settings.limits)  # ApiError 408, 413
 
 import asyncio
 import hmac
+from collections.abc import Awaitable, Callable
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from configs.serving.settings import ServingLimits
 from engine.serving.http.errors import ApiError
+
+Handler = Callable[[Request], Awaitable[Response]]
+"""Answers a request."""
 
 
 def authorise(request: Request, api_key: str | None) -> None:

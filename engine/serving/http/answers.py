@@ -1,6 +1,6 @@
 """Answers in progress on the HTTP side, and where their tokens come from.
 
-answer = Answer(wanted)
+answer = TokenQueue(wanted)
 router.start(answer)                 # chooses a replica
 async for token in answer: ...       # raises ApiError where the server fails
 """

@@ -1,12 +1,11 @@
 """The HTTP application: endpoints, limits, the token, health and metrics.
 
-    app = make_app(server)                # a FastAPI application
+    app = serving_app(server)                # a FastAPI application
 
 Every refusal has the form of OpenAI's API. A body is read with a limit of size and time before it is parsed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +16,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from configs.serving.settings import ServingSettings
-from engine.serving.http.admission import authorise, read_body
+from engine.serving.http.admission import Handler, authorise, read_body
 from engine.serving.http.endpoints import Generation, GrowingChoice, ResponseForm, events, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, read_request
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Measure exposed communication of a DeepSpeed step: calls of its communication backend, timed in the calling thread.
 
-    remove = watch(deepspeed, exposed)
+    remove = record_waits(deepspeed, exposed)
     ...
     remove()
 

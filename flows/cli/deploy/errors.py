@@ -1,6 +1,6 @@
 """What ends a command on deployments, as a message.
 
-named(work)        # ValueError or OSError with one line, whatever cloud, host or model refused
+with_user_errors(work)        # ValueError or OSError with one line, whatever cloud, host or model refused
 """
 
 import sys

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.common.files.reading import MIB
 from reports.experiments.comparison import SweepPoint
 from reports.numbers.statistics import Estimate
 from reports.plots.style import axis_positions, crosses, is_numeric, legend, medians, numeric
-from reports.text import MIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

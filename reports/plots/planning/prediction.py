@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from configs.common.files.reading import MIB
 from reports.planning.accuracy import MEMORY, JudgedPrediction
 from reports.plots.style import COLOURS, IDEAL, MARKERS
-from reports.text import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,7 +2,7 @@
 
     cluster = read_cluster()                       # ClusterError: one sentence for whoever submits
     lacks(target, [Need(nodes=2, cores=1)], cluster)      # problems, each naming what would have worked
-    usable_nodes(target)                           # names of nodes that can take a job
+    partition_nodes(target)                           # names of nodes that can take a job
 
 Two commands are asked, `scontrol show config` for the cluster's name and `sinfo` for all nodes of all partitions (its
 --format is documented in sinfo(1): %R partition, %P the same with `*` for the default one, %N node, %c CPUs, %m MB of

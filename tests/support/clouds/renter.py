@@ -28,10 +28,10 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tasks.providers.clouds import provider_named
-from tasks.providers.rental import Lease
+from tasks.providers.rental import RentalLease
 from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
 from tasks.providers.giving_back import Teardown
-lease = Lease.model_validate_json(sys.argv[1])
+lease = RentalLease.model_validate_json(sys.argv[1])
 folder, provider = Path(sys.argv[2]) / lease.run, provider_named(lease.request.provider)
 limits = Limits(running_seconds=30, reachable_seconds=30, poll_seconds=0.2, teardown=Teardown(settle_seconds=1))
 rent(provider, lease, plan_rental(provider, lease.request, None), folder, print, limits)

@@ -120,7 +120,7 @@ def test_a_rollout_that_breaks_off_ends_its_own_servers_alone(
         raise error
 
     monkeypatch.setattr(rollouts, "placer_of", lambda *_: placer)
-    monkeypatch.setattr(rollouts, "Front", Front)
+    monkeypatch.setattr(rollouts, "DeploymentFront", Front)
     monkeypatch.setattr(rollouts, "bundle_name", lambda _: "b-2")
     monkeypatch.setattr(rollouts, "_switch", switch)
     with pytest.raises(type(error)):

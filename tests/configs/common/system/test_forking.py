@@ -122,7 +122,7 @@ print(forking.unfit_to_fork())
     fit, thread = run_script(script).stdout.splitlines()
     assert fit == "None"
     assert thread == "2 threads run in it"
-    driver = "from configs.common import forking\nforking._DRIVERS = ('/dev/zero',)\nheld = open('/dev/zero')\n"
+    driver = "from configs.common.system import forking\nforking._DRIVERS = ('/dev/zero',)\nheld = open('/dev/zero')\n"
     assert run_script(driver + "print(forking.unfit_to_fork())").stdout == "it has opened /dev/zero\n"
 
 

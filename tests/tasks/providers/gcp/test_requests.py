@@ -9,6 +9,7 @@ from pathlib import Path
 import google.api_core.exceptions as failures
 import pytest
 
+from configs.targets.rented import MarketName
 from tasks.providers.boot import make_keys, startup_script, user_data
 from tasks.providers.gcp.errors import operation_failed, translated
 from tasks.providers.gcp.requests import (
@@ -20,7 +21,7 @@ from tasks.providers.gcp.requests import (
     tags_as_description,
     tags_in,
 )
-from tasks.providers.rental import MarketName, ProviderError, RentalLease, RentalRequest, Rung
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
 
 TOKEN = "7d1f0c7f-0000-5000-8000-000000000000"
 
