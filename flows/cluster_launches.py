@@ -19,7 +19,7 @@ from configs.plans.plan import Stop
 from configs.plans.record import Status
 from configs.spec.resources import ClusterTarget
 from flows.held_groups import HeldGroup, HeldGroups, asked_of
-from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of
+from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of, several
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.inventory import usable_nodes
 from slurm.schedulers.partitions import ClusterError
@@ -264,11 +264,6 @@ class SubmissionQueue:
         if again is not None:
             self._waiting.setdefault(target.name, deque()).appendleft(again)
             self._usable.pop(target.name, None)
-
-
-def several(names: Sequence[str]) -> str:
-    """Names for a title."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _node_seconds(flown: Flown, collected: Collected) -> float:

@@ -5,6 +5,7 @@ only; the flow checks everything again and fails with the dotted field. `rankwis
 them from `prefect.yaml`; relative paths are relative to the folder in which the Prefect worker runs them.
 """
 
+import re
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,31 @@ from configs.spec.study import StudyError, StudySpec, load_study
 from flows.folders import cache_folder
 from flows.precheck import check_study
 from flows.scaling_study import Handover, RunSummary, handed_over, measure_study
+from tasks.prefect_api.api import tag_run, tags_of
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time
 
 _EXAMPLE = StudyForm()
 
 
+REFUSED_TAG = "refused"
+"""Of a run whose study has an error in it: nothing of it was started."""
+_GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+")
+"""Names that Prefect and its UI make up for runs: `fervent-void`."""
+
+
+def _run_name(study: str) -> str:
+    """The study's name, or the one that somebody wrote into `Run name`."""
+    given = flow_run.name or ""
+    return study if not given or _GENERATED_NAME.fullmatch(given) else given
+
+
 def _form_name() -> str:
     study = flow_run.parameters.get("study")
-    return str(study.get("study", "study")) if isinstance(study, dict) else "study"
+    return _run_name(str(study.get("study", "study")) if isinstance(study, dict) else "study")
 
 
 def _sweep_name() -> str:
-    return Path(str(flow_run.parameters.get("study", "sweep"))).stem
+    return _run_name(Path(str(flow_run.parameters.get("study", "sweep"))).stem)
 
 
 @flow(name="study from the form", flow_run_name=_form_name, validate_parameters=False)
@@ -91,6 +105,7 @@ def scheduled_sweep(
 
 def _refused(error: StudyError) -> State[Any]:
     """What is wrong with the study, as the state's message: for people, without a traceback."""
+    tag_run(flow_run.id, {REFUSED_TAG})
     return Failed(message=str(error))
 
 
@@ -98,6 +113,7 @@ def _checked_and_measured(
     spec: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
 ) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
+    tag_run(flow_run.id, tags_of(spec.models, spec.targets))
     plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
     with handed_over(Handover(plan)):
         return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)

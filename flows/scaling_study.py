@@ -37,7 +37,7 @@ from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
 from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
-from tasks.prefect_api.api import await_api, end_lost_run, one_line, tag_run
+from tasks.prefect_api.api import await_api, end_lost_run, one_line, tag_run, tags_of
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.stages import in_flow_run, run_logger
@@ -235,7 +235,7 @@ def _resolved(
         run_progress.notes.append(f"{note}, pinned in plan.json")
     plan, resolved = resolve_study.after(*fetched)(study, models, run, base, cache, CheckedPlan(checked), unusable)
     if in_flow_run():
-        tag_run(flow_run.id, plan)
+        tag_run(flow_run.id, tags_of(plan.models, plan.targets))
     return plan, resolved
 
 

@@ -20,6 +20,8 @@ class ProgressRow:
     blocks: int
     measuring_pass: MeasuringPass = "timed"
     attempt: int = 1
+    work: str = ""
+    """What its cells do, batches included: `batch 8 and 3 more`."""
     done: int = 0
     failed: int = 0
     state: str = "waiting"
@@ -30,12 +32,16 @@ class ProgressRow:
 
     @property
     def title(self) -> str:
-        """The launch in one line: model, layout, block or pass, and which attempt it is."""
-        part = (
+        """The launch in one line: model, precision, layout, work, block or pass, and which attempt it is."""
+        attempt = f"attempt {self.attempt}" if self.attempt > 1 else ""
+        return ", ".join(filter(None, (" ".join(self.label.split()), self.work, self.block_title, attempt)))
+
+    @property
+    def block_title(self) -> str:
+        """The block of a timed launch, of another one its pass."""
+        return (
             f"block {self.block} of {self.blocks}" if self.measuring_pass == "timed" else f"{self.measuring_pass} pass"
         )
-        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
-        return f"{' '.join(self.label.split())}, {part}{attempt}"
 
 
 @dataclass

@@ -72,7 +72,7 @@ def test_the_graph_of_a_run_is_its_dag(team: OfflineTeam, from_the_form: UUID) -
         }
         for task in tasks.values()
     }
-    launches = [f"noop float32 1 rank, block {block} of 2" for block in (1, 2)]
+    launches = [f"noop float32 1 rank, noop 0.01 s and 1 more, block {block} of 2" for block in (1, 2)]
     chain = ["fetch llama-1m", "resolve from-the-ui", "provision", "adopt what an earlier run left", "test the nodes"]
     chain += [f"{stage} {launch}" for launch in launches for stage in ("submit", "wait for", "collect")]
     chain += ["analyze", "render the report", "publish from-the-ui"]
