@@ -31,6 +31,7 @@ from tasks.campaign.progress import ProgressRow
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
+from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.groups import with_group
 from tasks.wait import wait_for_launch
 
@@ -67,7 +68,8 @@ def measure_missing(session: Session, only_failed: bool) -> int:
     """
     run_progress = session.run_progress
     launches = _missing(session, only_failed)
-    retries, budget = Retries(), Budget(session)
+    retries = Retries()
+    budget = Budget(session, partial(tell, Happened.BUDGET_NEAR, session.plan.study))
     while not only_failed and not launches and not session.adopted and grow_repeats(session, None):
         launches = _missing(session, only_failed)  # an earlier run went on already
     run_progress.already = run_progress.done

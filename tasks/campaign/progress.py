@@ -59,6 +59,8 @@ class RunProgress:
     stage: str = ""
     left_behind: str = ""
     ended: bool = False
+    spent_usd: float | None = None
+    """By this run so far; None where a target has no price."""
 
     def under_way(self) -> list[dict[str, str]]:
         """What waits in a scheduler's queue or runs, for a table."""
@@ -82,8 +84,22 @@ class RunProgress:
     @property
     def description(self) -> str:
         """What the progress is of, and what it waits for now."""
-        text = f"Study {self.study}: measurements done of those planned"
+        text = f"Study {self.study}: {', '.join(filter(None, (self.stage, *self._counts())))}"
         return f"{text}; waiting {self.waiting_for}" if self.waiting_for else text
+
+    def _counts(self) -> list[str]:
+        """How far it is, and what is left, each as a part of a sentence."""
+        counts = [f"{self.done} of {self.total} measurements done"] if self.total else []
+        if self.failed:
+            counts.append(f"{self.failed} failed")
+        retried = sum(1 for row in list(self.rows) if row.attempt > 1)
+        if retried:
+            counts.append(f"{retried} launches tried again")
+        seconds, usd = self.remaining_seconds, self.remaining_usd
+        if seconds is not None and self.done < self.total:
+            # In steps: each new text is one more request to the API.
+            counts.append(f"about {_rounded(seconds)} to go" + (f" and {usd:.2f} USD" if usd else ""))
+        return counts
 
     @property
     def elapsed_seconds(self) -> float:
@@ -98,8 +114,24 @@ class RunProgress:
         return self.elapsed_seconds / made * (self.total - self.done)
 
     @property
+    def remaining_usd(self) -> float | None:
+        """By the pace so far; None before the first measurement is done, and where a price is not known."""
+        made = self.done - self.already
+        if made <= 0 or self.spent_usd is None:
+            return None
+        return self.spent_usd / made * (self.total - self.done)
+
+    @property
     def percent(self) -> float:
         return 100.0 * self.done / self.total if self.total else 0.0
+
+
+def _rounded(seconds: float) -> str:
+    """A time for people, in steps of ten seconds or of minutes."""
+    if seconds < 95:
+        return f"{max(10, 10 * round(seconds / 10))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 _current = RunProgress()

@@ -7,12 +7,13 @@ before the task runs, and fails the task where the API does not answer.
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
@@ -91,7 +92,7 @@ def end_lost_run(flow_run_id: UUID) -> bool:
             state = client.read_flow_run(flow_run_id).state
             if state is None or state.is_final():
                 return False
-            crashed = Crashed(message="its process no longer existed when the study was resumed")
+            crashed: State[Any] = Crashed(message="its process no longer existed when the study was resumed")
             client.set_flow_run_state(flow_run_id, crashed, force=True)
             for group in _groups_under_way(client, flow_run_id):
                 client.set_flow_run_state(group, crashed, force=True)
