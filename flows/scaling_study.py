@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
@@ -38,7 +40,7 @@ from tasks.fetch import EarlierPlan, fetch_model
 from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
 from tasks.prefect_api.api import await_api, end_lost_run, one_line, tag_run, tags_of
-from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
+from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled, RunSuspended
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.stages import in_flow_run, run_logger
 from tasks.preflight import preflight
@@ -150,7 +152,7 @@ def _measured(
     study: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool, handover: Handover
 ) -> RunSummary | State[Any]:
     run = RunPaths((runs / study.study).absolute())
-    identifier = flow_run.id if in_flow_run() else None
+    identifier = UUID(str(flow_run.id)) if in_flow_run() else None  # it is text, whatever Prefect annotates
     run_progress = new_progress()
     run_progress.study = study.study
     with run_lock(run, identifier) as before, _signals_raise(), contextlib.ExitStack() as told:
@@ -167,6 +169,8 @@ def _measured(
         with watcher:
             try:
                 return _run(study, run, run_progress, watcher, only_failed, accept_environment, base, handover)
+            except RunSuspended as suspended:
+                raise Pause(state=suspended.state) from suspended
             except RunCancelled:
                 return Cancelled(message="cancelled through the API; completed measurements are kept")
             finally:

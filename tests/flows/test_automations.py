@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import httpx
 import pytest
-from prefect.client.schemas.actions import VariableCreate
 
 from tests.support.servers.offline_team import OfflineTeam, form
 from tests.support.studies import wait_until, write_study
@@ -27,7 +25,7 @@ block = CustomWebhookNotificationBlock(
     name="test", url=sys.argv[1], json_data={"subject": "{{subject}}", "body": "{{body}}"})
 block.save("rankwise-notifications", overwrite=True)
 """
-SLOWED = "import time\n_sleep = time.sleep\ntime.sleep = lambda seconds: _sleep(1.3 * seconds)\n"
+HURRIED = "import time\n_sleep = time.sleep\ntime.sleep = lambda seconds: _sleep(0.6 * seconds)\n"
 
 
 class Received(BaseHTTPRequestHandler):
@@ -105,26 +103,17 @@ def test_a_budget_that_is_nearly_used_up_is_told_and_cells_are_events(
     assert f"prefect.flow-run.{run}" in {related["prefect.resource.id"] for related in measured[0]["related"]}
 
 
-def swept(team: OfflineTeam, study: Path) -> UUID:
-    deployment = team.client.read_deployment_by_name("scheduled sweep/nightly").id
-    run = team.client.create_flow_run_from_deployment(deployment, parameters={"study": str(study)}).id
-    assert team.wait_for(run, *FINAL, seconds=240) == "COMPLETED", team.logs()
-    return run
-
-
 def test_a_sweep_slower_than_the_one_before_is_told(
     team: OfflineTeam, told: list[dict[str, str]], tmp_path: Path
 ) -> None:
     experiments = {"grid": {"kind": "sweep", "over": {"seconds": [0.1]}}}
     measuring = {"repeats": 8, "memory": False, "cell_timeout_seconds": 60}
     study = write_study(team.folder, "told-slower", experiments=experiments, measuring=measuring)
-    swept(team, study)
-    (tmp_path / "sitecustomize.py").write_text(SLOWED)
-    team.client.create_variable(VariableCreate(name="rankwise_environment", value={"PYTHONPATH": str(tmp_path)}))
-    try:
-        swept(team, study)
-    finally:
-        team.client.delete_variable_by_name("rankwise_environment")
+    (tmp_path / "sitecustomize.py").write_text(HURRIED)
+    team.rankwise("run", str(study), "--runs", "runs/2026-01-01T02-00-00Z", PYTHONPATH=str(tmp_path))
+    deployment = team.client.read_deployment_by_name("scheduled sweep/nightly").id
+    run = team.client.create_flow_run_from_deployment(deployment, parameters={"study": str(study)}).id
+    assert team.wait_for(run, *FINAL, seconds=240) == "COMPLETED", team.logs()
     subject = "rankwise: regression found"
     wait_until(lambda: bool(bodies(told, subject)), FIRES_SECONDS, "the notification")
     [body] = bodies(told, subject)
