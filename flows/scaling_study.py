@@ -3,6 +3,8 @@
     from flows.scaling_study import scaling_study
     result = scaling_study(Path("study.yaml"))
 
+Where the environment names no Prefect API, this uses the local server of `rankwise run`: one history for both.
+
 The stages are Prefect tasks. A failed cell is a record, not a failed task; the flow fails only if the pipeline
 cannot continue. The files in the run folder are authoritative, independent of the Prefect API: an interrupted run
 resumes where it left off. Measuring needs no API: without one `flows.running` calls the flow as a plain function.
@@ -13,11 +15,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
@@ -30,6 +32,7 @@ from configs.spec.study import ModelSpec, StudySpec, load_study
 from configs.spec.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
+from flows.with_local_api import WithLocalApi
 from tasks.analyze import analyze
 from tasks.campaign.graph import Done, RunGraph
 from tasks.campaign.live_credentials import live_credentials
@@ -68,7 +71,7 @@ def _flow_run_name() -> str:
     return study.study if isinstance(study, StudySpec) else Path(str(study)).stem
 
 
-@flow(name="scaling study", flow_run_name=_flow_run_name, validate_parameters=False)
+@partial(WithLocalApi, name="scaling study", flow_run_name=_flow_run_name, validate_parameters=False)
 def scaling_study(
     study: StudySpec | Path,
     runs: Path = Path("runs"),
