@@ -15,7 +15,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -32,7 +31,7 @@ from configs.spec.study import ModelSpec, StudySpec, load_study
 from configs.spec.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
-from flows.with_local_api import WithLocalApi
+from flows.with_local_api import flow_with_local_api
 from tasks.analyze import analyze
 from tasks.campaign.graph import Done, RunGraph
 from tasks.campaign.live_credentials import live_credentials
@@ -71,7 +70,7 @@ def _flow_run_name() -> str:
     return study.study if isinstance(study, StudySpec) else Path(str(study)).stem
 
 
-@partial(WithLocalApi, name="scaling study", flow_run_name=_flow_run_name, validate_parameters=False)
+@flow_with_local_api("scaling study", flow_run_name=_flow_run_name)
 def scaling_study(
     study: StudySpec | Path,
     runs: Path = Path("runs"),

@@ -1,6 +1,6 @@
 """A flow that is called from Python as `rankwise run` calls it: with the local Prefect server where no API is named.
 
-    @partial(WithLocalApi, name="scaling study")
+    @flow_with_local_api("scaling study", flow_run_name=named)
     def scaling_study(study): ...
 
     scaling_study(Path("study.yaml"))     # leases the local server, which ends with the last run that uses it
@@ -11,6 +11,7 @@ that are lost when the script ends.
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Flow
@@ -29,17 +30,25 @@ class WithLocalApi(Flow[_P, _R]):
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the flow. Where no server can be started it is called as a plain function, unless a state is wanted."""
+        call: Any = super().__call__
         if not _lacks_api():
-            return super().__call__(*args, return_state=return_state, **kwargs)  # type: ignore[call-overload]
+            return call(*args, return_state=return_state, **kwargs)
         try:
             with prefect_api():
-                return super().__call__(*args, return_state=return_state, **kwargs)  # type: ignore[call-overload]
+                return call(*args, return_state=return_state, **kwargs)
         except LocalServerError as error:
             if return_state:
                 raise
             apply_environment(environment_without_api())
             logging.getLogger("rankwise").warning("measuring without Prefect: %s", str(error).splitlines()[0])
             return self.fn(*args, **kwargs)
+
+
+def flow_with_local_api(
+    name: str, flow_run_name: Callable[[], str]
+) -> Callable[[Callable[_P, _R]], WithLocalApi[_P, _R]]:
+    """Declare such a flow, whose parameters Prefect does not validate: their types do."""
+    return lambda function: WithLocalApi(function, name=name, flow_run_name=flow_run_name, validate_parameters=False)
 
 
 def _lacks_api() -> bool:

@@ -50,6 +50,11 @@ _ASSIGNMENTS = {
     100: ["experiments.grid.over.items=[1]"],
     1000: [],
 }
+LAUNCHES = {
+    count: ["pack=false", f"experiments.grid.over.items={items}", "experiments.grid.over.allocate_bytes=[0]"]
+    for count, items in ((10, [1]), (60, [1, 2, 3, 4, 5, 6]))
+}
+"""Ten launches are drawn side by side, sixty in groups."""
 _SETTLE_SECONDS = 3.0
 _SERVER_END_SECONDS = 30.0
 _LONGEST_PART_SECONDS = 600.0
@@ -102,7 +107,7 @@ def time_pipeline(repeats: int, scratch: Path) -> Samples:
         arms = [(count, arm) for count in _counts(repeat, COUNTS) for arm in ("with", "without")]
         random.Random(repeat).shuffle(arms)
         for count, arm in arms:
-            wall = time_run(arm, count, scratch / f"{arm}_{count}_{repeat}")
+            wall = time_run(arm, count, scratch / f"{arm}_{count}_{repeat}", _ASSIGNMENTS[count])
             add(samples, {f"run/{count}/{arm}": [wall]})
             if arm == "with":
                 after = _count_runs()
@@ -112,16 +117,38 @@ def time_pipeline(repeats: int, scratch: Path) -> Samples:
     return samples
 
 
+def time_launches(repeats: int, scratch: Path) -> Samples:
+    """The noop study with a launch for each cell, few and many, as shipped and without Prefect; and the server's CPU.
+
+    The server is up beforehand: what is asked for is the price of a launch.
+    """
+    samples: Samples = {}
+    for repeat in range(repeats):
+        arms = [(count, arm) for count in LAUNCHES for arm in ("with", "without")]
+        random.Random(repeat).shuffle(arms)
+        for count, arm in arms:
+            with lease_server() as lease:
+                lease.wait_until_healthy()
+                time.sleep(_SETTLE_SECONDS)
+                cpu = server_cpu_seconds()
+                wall = time_run(arm, count, scratch / f"launches_{arm}_{count}_{repeat}", LAUNCHES[count])
+                time.sleep(_SETTLE_SECONDS)
+                added = {"wall": [wall], "server_cpu": [server_cpu_seconds() - cpu]}
+            add(samples, added, f"launches/{count}/{arm}/")
+            end_server()
+    return samples
+
+
 def _counts(repeat: int, counts: Sequence[int]) -> list[int]:
     return [count for count in counts if count < 1000 or repeat < THOUSANDS]
 
 
-def time_run(arm: str, count: int, runs: Path) -> float:
+def time_run(arm: str, count: int, runs: Path, assignments: Sequence[str]) -> float:
     """Wall seconds of one `rankwise run`. Raises RuntimeError if a cell has no figure."""
     rankwise = [str(Path(sys.executable).with_name("rankwise"))]
     command = rankwise if arm == "with" else [sys.executable, "-m", "benchmarks.prefect_cost.parts", "without"]
     command = [*command, "run", str(STUDY), "--runs", str(runs)]
-    for assignment in _ASSIGNMENTS[count]:
+    for assignment in assignments:
         command += ["--set", assignment]
     runs.mkdir()
     _say(f"{count} cells, {arm} Prefect")
@@ -262,6 +289,31 @@ def run_table(samples: Samples) -> str:
     )
 
 
+def launches_table(samples: Samples) -> str:
+    """The price of a launch: with Prefect less without, sixty less ten."""
+    few, many = LAUNCHES
+
+    def of(count: int, kind: str) -> list[float]:
+        found = (samples[f"launches/{count}/{arm}/{kind}"] for arm in ("with", "without"))
+        return [a - b for a, b in zip(*found, strict=True)]
+
+    rows = [
+        [
+            f"{count} launches",
+            *(figure(samples[f"launches/{count}/{arm}/wall"]) for arm in ("with", "without")),
+            figure(of(count, "wall")),
+            figure(of(count, "server_cpu"), 1.0, 2),
+        ]
+        for count in LAUNCHES
+    ]
+    per = [
+        [(b - a) / (many - few) for a, b in zip(of(few, kind), of(many, kind), strict=True)]
+        for kind in ("wall", "server_cpu")
+    ]
+    rows.append(["each launch more", "", "", f"{figure(per[0], 1000, 0)} ms", figure(per[1], 1.0, 3)])
+    return table("run | as shipped, s | without Prefect, s | difference, s | CPU of the server, s", rows)
+
+
 def share_table(samples: Samples) -> str:
     """Per cent of a cell of one second: medians."""
 
@@ -305,7 +357,9 @@ def tables(samples: Samples) -> str:
     )
     held = samples["cells/memory"]
     memory = f"Guard and server after {len(held)} such repetitions, resident: {held[-1] / 2**20:.0f} MiB"
-    sections = [each(samples) for each in (start_table, cells_table, run_table, share_table, seams_table)]
+    sections = [
+        each(samples) for each in (start_table, cells_table, run_table, launches_table, share_table, seams_table)
+    ]
     return "\n\n".join([machine, *sections[:2], memory, *sections[2:]])
 
 
@@ -324,6 +378,7 @@ def main() -> int:
         samples = time_start_up(arguments.repeats, arguments.idle_seconds, scratch)
         samples |= time_cells(arguments.repeats)
         samples |= time_pipeline(arguments.repeats, scratch)
+        samples |= time_launches(arguments.repeats, scratch)
         print(tables(samples))
         seconds = time.monotonic() - began
         print(f"\n{arguments.repeats} repetitions in {seconds:.0f} s; load average at the start {load:.2f}")

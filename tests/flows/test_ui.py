@@ -154,6 +154,32 @@ def test_a_form_that_makes_no_study_fails_with_the_field(ui: Ui, team: OfflineTe
     assert not (team.work / "runs" / "nowhere-to-grow" / "jobs").exists()
 
 
+def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: OfflineTeam) -> None:
+    """As a person does it: fill it in, read what is wrong, mend that, run, open the graph and the report."""
+    form = ui.form(team.client.read_deployment_by_name("study in short/short").id)
+    form.field("Name").fill("asked-in-short")
+    form.field("Repeats").fill("2")
+    form.field("Ranks").fill("0")
+    form.field("Advanced").add_item()
+    form.field("Advanced").fill("measuring.memory=false")
+    ui.page.get_by_role("button", name="Submit", exact=True).click()
+    ui.sees("Validation failed for field 'study.ranks'. Failure reason: 0 is less than the minimum of 1")
+    form.field("Ranks").fill("2")
+    run = ui.submit()
+    assert team.wait_for(run, *FINAL, seconds=300) == "COMPLETED", team.logs()
+    study = yaml.safe_load((team.work / "runs" / "asked-in-short" / "study.yaml").read_text())
+    assert study["experiments"] == {"strong-scaling": {"grow": "dp", "to": 2, "kind": "strong"}}
+    assert study["measuring"] == {"repeats": 2, "memory": False}
+    ui.go(f"/runs/flow-run/{run}")
+    graph = ui.page.locator("canvas").first
+    expect(graph).to_be_visible(timeout=SLOW)
+    wait_until(lambda: len(set(graph.screenshot())) > 100, 60, "the graph to be drawn")
+    ui.tab("Task Runs")
+    ui.sees("submit llama-4m float32 dp=2, generate")
+    ui.artifact(run, "report-asked-in-short")
+    ui.sees("Nothing is missing.")
+
+
 def schedules(team: OfflineTeam) -> dict[str, DeploymentSchedule]:
     deployment = team.client.read_deployment_by_name(NIGHTLY)
     return {schedule.slug or "": schedule for schedule in deployment.schedules}
