@@ -20,6 +20,13 @@ from tests.support.studies import wait_until
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 STUDY = "batch-and-ranks"
+LONG_STUDY = "two-hundred-launches"
+TWO_HUNDRED_LAUNCHES = f"""
+workload: {{kind: noop, seconds: 0.05}}
+pack: false
+experiments: {{grid: {{kind: sweep, over: {{label: {[f"c{cell:02}" for cell in range(20)]}}}}}}}
+measuring: {{repeats: 10, memory: false}}
+"""
 _LIMIT_SECONDS = 1200.0
 _DRAWN_MILLISECONDS = 6000
 """The graph is drawn on a canvas, which says nothing when it is done."""
@@ -77,6 +84,24 @@ def keep_pages_of(browser: Browser, team: OfflineTeam, run: UUID, images: Path) 
         ui.picture(images / "prefect-report.png")
 
 
+def keep_the_short_form(browser: Browser, team: OfflineTeam, images: Path) -> None:
+    """The short form, and the graph of two hundred launches that are asked for in it, as YAML."""
+    deployment = team.client.read_deployment_by_name("study in short/short").id
+    with opened(browser, team.ui, height=1100) as ui:
+        form = ui.form(deployment)
+        form.field("Name").fill(LONG_STUDY)
+        form.field("YAML").place.scroll_into_view_if_needed()
+        ui.picture(images / "prefect-short-form.png")
+        form.field("YAML").fill(TWO_HUNDRED_LAUNCHES)
+        run = ui.submit()
+    assert team.wait_for(run, "COMPLETED", "FAILED", "CRASHED", seconds=_LIMIT_SECONDS) == "COMPLETED"
+    with opened(browser, team.ui, height=520) as ui:
+        ui.go(f"/runs/flow-run/{run}")
+        ui.page.locator("canvas").first.wait_for()
+        ui.page.wait_for_timeout(_DRAWN_MILLISECONDS)
+        ui.picture(images / "prefect-graph-200.png")
+
+
 def keep_the_schedules(browser: Browser, team: OfflineTeam, images: Path) -> None:
     """The sweep's page with one schedule on, and the runs that it brings."""
     deployment = team.client.read_deployment_by_name("scheduled sweep/nightly").id
@@ -101,6 +126,7 @@ def main() -> int:
                 with chromium() as browser:
                     run = ask_for_the_study(browser, team, images)
                     keep_pages_of(browser, team, run, images)
+                    keep_the_short_form(browser, team, images)
                     keep_the_schedules(browser, team, images)
         finally:
             team.close()
