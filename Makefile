@@ -135,7 +135,7 @@ structure: $(VENV)/.installed-dev  ## files of one run, loose files, circles, na
 	$(BIN)/python -m benchmarks.structure $(if $(CHECKOUT),--root $(CHECKOUT)) $(if $(TRACE),--trace)
 
 screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
-	$(BIN)/python tests/support/take_screenshots.py
+	$(BIN)/python -m tests.support.take_screenshots
 
 clean:  ## the virtual environment goes, runs stay
 	rm -rf $(VENV)

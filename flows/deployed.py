@@ -35,28 +35,31 @@ _SHORT_EXAMPLE = ShortStudy()
 
 REFUSED_TAG = "refused"
 """Of a run whose study has an error in it: nothing of it was started."""
-_GENERATED_NAME = re.compile(r"[a-z]+-[a-z]+")
-"""Names that Prefect and its UI make up for runs: `fervent-void`."""
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"
+    "|psi|omega"
+)
+_GENERATED_NAME = re.compile(rf"[a-z]+-[a-z]+|({_GREEK})\d*-[a-z-]+")
+"""Names that Prefect and its UI make up for runs: `fervent-void`, `mu2-sanger-sector`."""
 
 
-def _run_name(study: str) -> str:
+def run_name(study: str, given: str | None) -> str:
     """The study's name, or the one that somebody wrote into `Run name`."""
-    given = flow_run.name or ""
     return study if not given or _GENERATED_NAME.fullmatch(given) else given
 
 
 def _form_name() -> str:
     study = flow_run.parameters.get("study")
-    return _run_name(str(study.get("study", "study")) if isinstance(study, dict) else "study")
+    return run_name(str(study.get("study", "study")) if isinstance(study, dict) else "study", flow_run.name)
 
 
 def _short_name() -> str:
     study = flow_run.parameters.get("study")
-    return _run_name(str(study.get("name", ShortStudy().name)) if isinstance(study, dict) else "study")
+    return run_name(str(study.get("name", ShortStudy().name)) if isinstance(study, dict) else "study", flow_run.name)
 
 
 def _sweep_name() -> str:
-    return _run_name(Path(str(flow_run.parameters.get("study", "sweep"))).stem)
+    return run_name(Path(str(flow_run.parameters.get("study", "sweep"))).stem, flow_run.name)
 
 
 @flow(name="study in short", flow_run_name=_short_name, validate_parameters=False)

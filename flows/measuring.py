@@ -35,8 +35,10 @@ from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.groups import with_group
 from tasks.wait import wait_for_launch
 
-MAX_UNGROUPED = 24
-"""Launches that a graph shows side by side, three stages each; of more, those of a block are a group."""
+MAX_UNGROUPED = 12
+"""Launches that a graph shows each by itself, as three stages; of more, those of a block are a group."""
+MAX_GROUP = 24
+"""Launches of one group."""
 
 Made = tuple[Launch, ProgressRow]
 
@@ -137,7 +139,7 @@ def in_groups(rows: list[Made]) -> Iterator[tuple[str, list[Made]]]:
     """Launches in their order, by blocks and passes; of a long one parts of alike size, with a title for each."""
     for _, together in groupby(rows, key=lambda made: (made[0].measuring_pass, made[0].block)):
         block = list(together)
-        row, parts = block[0][1], math.ceil(len(block) / MAX_UNGROUPED)
+        row, parts = block[0][1], math.ceil(len(block) / MAX_GROUP)
         size = math.ceil(len(block) / parts)
         for part in range(parts):
             more = f", part {part + 1} of {parts}" if parts > 1 else ""

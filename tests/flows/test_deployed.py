@@ -24,6 +24,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling, Scheduled, Suspended
 
+from flows.deployed import run_name
 from slurm.launcher.machine_lock import launch_lock
 from tests.support.servers.hub_server import Fault, HubServer, Repository, make_model
 from tests.support.servers.offline_team import OfflineTeam, form
@@ -249,6 +250,12 @@ def test_a_failed_run_is_tagged_and_retried_in_its_folder(team: OfflineTeam) -> 
     wait_until(lambda: team.state(run) == "COMPLETED", 120, "the second try")
     assert team.flow_run(run).run_count == 2 and team.flow_run(run).name == "retried"
     assert (team.work / "runs" / "retried" / "report.md").exists()
+
+
+@pytest.mark.parametrize("given", [None, "", "fervent-void", "rho4-malindi-band", "beta-canis-majoris", "xi22-izar-a"])
+def test_names_that_prefect_makes_up_are_those_of_the_study(given: str | None) -> None:
+    assert run_name("my-study", given) == "my-study"
+    assert run_name("my-study", "before the update") == "before the update"
 
 
 def test_a_run_name_that_somebody_wrote_is_kept(team: OfflineTeam) -> None:

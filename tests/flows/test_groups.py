@@ -13,7 +13,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 
 from configs.plans.record import MeasuringPass
-from flows.measuring import MAX_UNGROUPED, Made, in_groups
+from flows.measuring import MAX_GROUP, MAX_UNGROUPED, Made, in_groups
 from flows.server.local import prefect_api
 from tasks.campaign.progress import ProgressRow
 from tests.support.studies import RANKWISE, status, wait_until, write_study
@@ -54,11 +54,11 @@ def test_groups_are_blocks_and_passes_in_order() -> None:
 
 
 def test_a_long_block_has_parts_of_alike_size() -> None:
-    rows: list[Made] = [made(0) for _ in range(2 * MAX_UNGROUPED + 2)]
+    rows: list[Made] = [made(0) for _ in range(2 * MAX_GROUP + 2)]
     groups = list(in_groups(rows))
     assert [title for title, _ in groups] == [f"block 1 of 3, part {part} of 3" for part in (1, 2, 3)]
     assert [launch for _, group in groups for launch in group] == rows
-    assert max(len(group) for _, group in groups) <= MAX_UNGROUPED
+    assert max(len(group) for _, group in groups) <= MAX_GROUP
 
 
 def long_study(folder: Path, name: str) -> Path:

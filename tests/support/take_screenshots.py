@@ -1,4 +1,4 @@
-"""Takes the pictures of Prefect's UI that the documents show: python tests/support/take_screenshots.py [FOLDER]
+"""Takes the pictures of Prefect's UI that the documents show: python -m tests.support.take_screenshots [FOLDER]
 
 A team's server and Prefect worker are started, a real study is filled into the form and measured, and its
 pages are kept as PNG in FOLDER (docs/images). It takes some minutes; the machine should be quiet.
@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 from uuid import UUID
 
-import conftest  # noqa: F401  leaves out the settings of whoever runs this
 from playwright.sync_api import Browser
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
 
+from tests import conftest  # noqa: F401  leaves out the settings of whoever runs this
 from tests.support.browser import Field, chromium, opened
 from tests.support.servers.offline_team import OfflineTeam
 from tests.support.studies import wait_until
@@ -41,7 +41,7 @@ def ask_for_the_study(browser: Browser, team: OfflineTeam, images: Path) -> UUID
         form.field("Models").field("Id").fill("synthetic:llama-40m@0")
         ui.picture(images / "prefect-form.png")
         form.field("Measuring").field("Repeats").fill("3")
-        form.field("Measuring").field("Least Seconds").fill("0.5")
+        form.field("Measuring").field("Min Seconds").fill("0.5")
         sweep = form.field("Experiments").add_item()
         Field(sweep, "Name").fill("batch")
         Field(sweep, "Question").choose("Sweep")
