@@ -94,7 +94,7 @@ class RunProgress:
             counts.append(f"{self.failed} failed")
         retried = sum(1 for row in list(self.rows) if row.attempt > 1)
         if retried:
-            counts.append(f"{retried} launches tried again")
+            counts.append(f"{retried} launch{'es' if retried > 1 else ''} tried again")
         seconds, usd = self.remaining_seconds, self.remaining_usd
         if seconds is not None and self.done < self.total:
             # In steps: each new text is one more request to the API.

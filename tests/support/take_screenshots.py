@@ -4,6 +4,7 @@ A team's server and Prefect worker are started, a real study is filled into the 
 pages are kept as PNG in FOLDER (docs/images). It takes some minutes; the machine should be quiet.
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +14,6 @@ from playwright.sync_api import Browser
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
 from prefect.client.schemas.objects import Artifact
 
-from tests import conftest  # noqa: F401  leaves out the settings of whoever runs this
 from tests.support.browser import Field, chromium, opened
 from tests.support.servers.offline_team import OfflineTeam
 from tests.support.studies import wait_until
@@ -115,6 +115,8 @@ def keep_the_schedules(browser: Browser, team: OfflineTeam, images: Path) -> Non
 
 def main() -> int:
     """Take them all."""
+    for name in [name for name in os.environ if name.startswith(("PREFECT_", "RANKWISE_"))]:
+        del os.environ[name]  # settings of whoever runs this
     images = Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES
     images.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rankwise-") as folder:
