@@ -1,11 +1,11 @@
 """A team's server, schedules and limits beside two busy processes: python -m benchmarks.prefect_cost.beside_load PART
 
-    server          requests, `up` twice, a run that names the API, a study called from Python; then all with the server
-                    at nice 19, as it was once
+    server          `up` twice, requests, a run that names the API, a study called from Python
     schedule        a schedule of every minute behind a study that takes longer than three of its runs
     killed-worker   a deployment with a limit of one whose worker and flow run were killed: when its next run starts
 
-Prints rows of the tables of docs/measurements/prefect.md. Works in a temporary folder; a part takes two to six minutes.
+`--bin` measures another installation, such as that of an older checkout, by the folder of its commands. Prints rows of
+the tables of docs/measurements/prefect.md. Works in a temporary folder; a part takes two to eight minutes.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from flows.team.processes import processes_of
 from flows.team.setup import FOLDER_VARIABLE
 
 BUSY_PROCESSES = 2
-REQUESTS = 20
-_BIN = Path(sys.executable).parent
+REQUESTS, REQUESTS_SECONDS = 20, 90.0
+"""At most so many requests, and none more after so long."""
 _STUDY = """
 study: {name}
 workload: {{kind: noop, seconds: {seconds}}}
@@ -50,15 +50,15 @@ NIGHTLY = "scheduled sweep/nightly"
 class Team:
     """A set-up in a folder of its own, and what it is asked."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder / "team", port
+    def __init__(self, folder: Path, port: int, commands: Path) -> None:
+        self.folder, self.port, self.commands = folder / "team", port, commands
         self.api = f"http://127.0.0.1:{port}/api"
         hidden = ("PREFECT_", "RANKWISE_")
         mine = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         self.environment = mine | {"RANKWISE_DATA": str(folder / "data"), "RANKWISE_CACHE": str(folder / "cache")}
 
     def rankwise(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return self.command(str(_BIN / "rankwise"), *arguments, **environment)
+        return self.command(str(self.commands / "rankwise"), *arguments, **environment)
 
     def command(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         self.folder.mkdir(exist_ok=True)
@@ -90,15 +90,12 @@ class Team:
         found: dict[str, Any] = answer.raise_for_status().json()
         return found
 
-    def server(self) -> psutil.Process:
-        return next(each for each in processes_of(self.folder) if each.cmdline()[-3:-2] == ["server"])
-
 
 @contextlib.contextmanager
-def team() -> Iterator[Team]:
+def team(commands: Path) -> Iterator[Team]:
     """A set-up that is ended with all that belongs to it, beside busy processes."""
     with tempfile.TemporaryDirectory(prefix="rankwise-") as folder:
-        made = Team(Path(folder), 4399)
+        made = Team(Path(folder), 4399, commands)
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_PROCESSES)]
         try:
             yield made
@@ -127,29 +124,23 @@ def timed(what: str, call: Callable[[], subprocess.CompletedProcess[str]], expec
         print(done.stdout[-1500:], done.stderr[-1500:], file=sys.stderr)
 
 
-def requests(one: Team, priority: str) -> None:
+def requests(one: Team) -> None:
     """Seconds of requests of the database, one after the other."""
-    seconds = []
-    for _ in range(REQUESTS):
+    seconds: list[float] = []
+    while len(seconds) < REQUESTS and sum(seconds) < REQUESTS_SECONDS:
         began = time.monotonic()
-        one.ask("/flow_runs/filter", 120.0)
+        with contextlib.suppress(httpx.HTTPError):
+            one.ask("/flow_runs/filter", 60.0)
         seconds.append(time.monotonic() - began)
-    row(f"API request, {priority}", f"{statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s")
+    row("API request", f"{statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s, n = {len(seconds)}")
 
 
-def as_it_was(server: psutil.Process) -> None:
-    """The priority that a team's server once had, of all its threads and its session."""
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{server.pid}/autogroup").write_text("19")
-    for thread in Path(f"/proc/{server.pid}/task").iterdir():
-        os.setpriority(os.PRIO_PROCESS, int(thread.name), 19)
-
-
-def measure_server() -> None:
-    with team() as one:
-        timed("`team up`, new folder", one.up, "deployment short")
-        requests(one, "normal priority")
-        timed("`team up` again", one.up, "deployment short")
+def measure_server(commands: Path) -> None:
+    """Measure what a team server answers, its registration, a run that names its API and one that names none."""
+    with team(commands) as one:
+        timed("`team up`, new folder", one.up, "deployment nightly")
+        requests(one)
+        timed("`team up` again", one.up, "deployment nightly")
         study = str(one.study("named", 0.01, 2))
         timed(
             "`rankwise run` with PREFECT_API_URL of that server",
@@ -158,17 +149,14 @@ def measure_server() -> None:
         )
         timed(
             "`scaling_study()` in Python, no API named",
-            lambda: one.command(sys.executable, "-c", _FROM_PYTHON, study),
+            lambda: one.command(str(commands / "python"), "-c", _FROM_PYTHON, study),
             "report.md",
         )
-        as_it_was(one.server())
-        requests(one, "nice 19")
-        timed("`team up` again, server at nice 19", one.up, "deployment short")
 
 
-def measure_schedule() -> None:
+def measure_schedule(commands: Path) -> None:
     """A schedule of every minute behind a study of some minutes: which runs are made, and which are not."""
-    with team() as one:
+    with team(commands) as one:
         assert one.up().returncode == 0
         deployment = one.nightly()
         long, short = one.study("long", 8.0, 24), one.study("short", 0.01, 2)
@@ -191,8 +179,8 @@ def measure_schedule() -> None:
                 row(f"run planned for {planned or 'now, by hand'}", told)
 
 
-def measure_killed_worker() -> None:
-    with team() as one:
+def measure_killed_worker(commands: Path) -> None:
+    with team(commands) as one:
         assert one.up().returncode == 0
         first = one.start(one.study("first", 120.0, 1))
         while one.run(first)["state_type"] != "RUNNING":
@@ -223,7 +211,9 @@ def main() -> int:
     """Measure one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
-    PARTS[parser.parse_args().part]()
+    parser.add_argument("--bin", type=Path, default=Path(sys.executable).parent, help="folder of the commands measured")
+    arguments = parser.parse_args()
+    PARTS[arguments.part](arguments.bin.absolute())
     return 0
 
 

@@ -34,6 +34,29 @@ sys.argv[0] = "rankwise"
 app()
 """
 
+STAGES = """
+from prefect import flow
+from flows.server.local import prefect_api
+from tasks.prefect_api.stages import stage
+
+@stage("make", "make")
+def make():
+    return {"cores": 2}
+
+@stage("use", "use {number}")
+def use(number, given):
+    return given["cores"]
+
+@flow(name="two stages", flow_run_name="two stages")
+def two_stages():
+    made, done = make.after()()
+    assert use(1, made) == 2
+    assert use.after(done)(2, made)[0] == 2
+
+with prefect_api():
+    two_stages()
+"""
+
 
 class FakeLaunch:
     """The two fields of a launch by which it is grouped."""
@@ -94,6 +117,18 @@ def test_blocks_are_groups_of_the_graph(tmp_path: Path, monkeypatch: pytest.Monk
         of_a_block = graph_of(client, api.url, "block 2 of 2")
         assert len(of_a_block) == 3 * (MAX_UNGROUPED // 2 + 1)
         assert sum(not parents for parents in of_a_block.values()) == 1, "a chain"
+
+
+@pytest.mark.slow
+def test_edges_are_those_that_the_study_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect by itself draws one to whatever has the `id()` that a result once had."""
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with prefect_api() as api, SyncPrefectClient(api.url) as client:
+        done = subprocess.run([sys.executable, "-c", STAGES], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_until(lambda: len(graph_of(client, api.url, "two stages")) == 3, 120, "all stages")
+        assert graph_of(client, api.url, "two stages") == {"make": set(), "use 1": set(), "use 2": {"make"}}
 
 
 @pytest.mark.slow
