@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -80,8 +80,11 @@ tiny-lm: $(VENV)/.installed  ## train the quickstart's model again, about half a
 bench-pipeline: $(VENV)/.installed  ## what the pipeline itself costs; AGAINST=checkout runs the quickstart with both in turn, PAIRS=5 times
 	$(BIN)/python -m benchmarks.pipeline.bench $(if $(AGAINST),--against $(AGAINST) --pairs $(or $(PAIRS),5))
 
-bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subflows
-	$(BIN)/python -m benchmarks.prefect_cost.bench
+bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subflows, launches; AGAINST=checkout, PARTS="start launches"
+	$(BIN)/python -m benchmarks.prefect_cost.bench $(if $(PARTS),--parts $(PARTS)) $(if $(AGAINST),--against $(AGAINST))
+
+bench-prefect-load: $(VENV)/.installed  ## a team's server beside two busy processes; PART=server, schedule or killed-worker
+	$(BIN)/python -m benchmarks.prefect_cost.beside_load $(or $(PART),server) $(if $(CHECKOUT),--bin $(CHECKOUT)/.venv/bin)
 
 bench-resume: $(VENV)/.installed  ## kill a run at ten random moments; nothing may be lost or measured twice
 	$(BIN)/python -m benchmarks.resume

@@ -91,12 +91,17 @@ class Team:
         return found
 
 
+def busy_process() -> subprocess.Popen[bytes]:
+    """Start one in a session of its own, as that of another user is: Linux shares the cores between sessions first."""
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+
+
 @contextlib.contextmanager
 def team(commands: Path) -> Iterator[Team]:
     """A set-up that is ended with all that belongs to it, beside busy processes."""
     with tempfile.TemporaryDirectory(prefix="rankwise-") as folder:
         made = Team(Path(folder), 4399, commands)
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_PROCESSES)]
+        busy = [busy_process() for _ in range(BUSY_PROCESSES)]
         try:
             yield made
         finally:

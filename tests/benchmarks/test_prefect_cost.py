@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prefect_cost.bench import (
+from benchmarks.prefect_cost.bench import tables
+from benchmarks.prefect_cost.tables import (
     COUNTS,
     LAUNCHES,
     SIZES,
@@ -17,7 +18,6 @@ from benchmarks.prefect_cost.bench import (
     seams_table,
     share_table,
     table,
-    tables,
 )
 from configs.plans.paths import RunPaths
 from configs.plans.record import Status
@@ -52,6 +52,8 @@ def made_up() -> dict[str, list[float]]:
         samples |= {f"launches/{count}/without/wall": [5.0 + count], f"launches/{count}/without/server_cpu": [1.0]}
         samples |= {f"launches/{count}/with/wall": [9.0 + 1.01 * count]}
         samples |= {f"launches/{count}/with/server_cpu": [2.0 + 0.05 * count]}
+        samples |= {f"launches/{count}/before/wall": [8.05 + 1.005 * count]}
+        samples |= {f"launches/{count}/before/server_cpu": [2.0 + 0.04 * count]}
     return samples | {f"seams/{name}": [0.01, 0.02, 0.09] for name in ("artifact", "poll")}
 
 
@@ -83,8 +85,12 @@ def test_shares_are_of_a_cell_of_one_second() -> None:
 
 
 def test_a_launch_is_what_sixty_cost_more_than_ten() -> None:
-    last = launches_table(made_up()).splitlines()[-1]
-    assert last == "| each launch more |  |  | 10 ms | 0.050 |"
+    lines = launches_table(made_up()).splitlines()
+    assert "| each launch more, without Prefect |  |  | 10 ms | 0.050 |" in lines
+    assert "| each launch more, before |  |  | 5 ms | 0.010 |" in lines
+    assert "| 10 launches, before | 19.1 | 18.1 | 1.0 | 0.10 |" in lines
+    alone = {name: values for name, values in made_up().items() if "/before/" not in name}
+    assert "before" not in launches_table(alone)
 
 
 def test_seams_are_in_milliseconds() -> None:
@@ -98,6 +104,8 @@ def test_tables_can_be_pasted() -> None:
     assert len(blocks) == 6
     for block in blocks:
         assert len({line.count("|") for line in block}) == 1
+    some = {name: values for name, values in made_up().items() if name.startswith("launches")}
+    assert tables(some).count("\n\n") == 1, "of the parts that were measured"
     assert table("a | b", [["1", "2"]]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
 
 
