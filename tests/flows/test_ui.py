@@ -177,7 +177,7 @@ def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: Offli
     ui.tab("Task Runs")
     ui.sees("render the report")
     ui.artifact(run, "report-asked-in-short")
-    ui.sees("Nothing is missing.")
+    ui.sees("All measurements completed.")
 
 
 def schedules(team: OfflineTeam) -> dict[str, DeploymentSchedule]:
