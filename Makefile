@@ -137,8 +137,8 @@ gpu-wheels: $(VENV)/.installed  ## pack what an image with torch lacks for gpu-c
 structure: $(VENV)/.installed-dev  ## files of one run, loose files, circles, names, copies; CHECKOUT=folder for another, TRACE=1 runs a study
 	$(BIN)/python -m benchmarks.structure $(if $(CHECKOUT),--root $(CHECKOUT)) $(if $(TRACE),--trace)
 
-screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
-	$(BIN)/python -m tests.support.take_screenshots
+screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again; CLUSTER=1 that of two Slurm nodes, as root
+	$(BIN)/python -m tests.support.take_screenshots $(if $(CLUSTER),--cluster)
 
 clean:  ## the virtual environment goes, runs stay
 	rm -rf $(VENV)

@@ -45,7 +45,7 @@ class Budget:
             here = [target.name for target in session.plan.targets if isinstance(target, LocalTarget)]
             self._here_usd_per_second = max((self._usd_per_second[name] for name in here), default=0.0)
         self._paid_before_usd = self._paid_usd
-        self._told_near = False
+        self._told_near: set[str] = set()
 
     def waited(self, seconds: float) -> None:
         """Time in which this run had to leave the machine to others is not its own."""
@@ -61,7 +61,7 @@ class Budget:
         self._paid_usd += node_seconds * (self._usd_per_second or {}).get(target, 0.0)
 
     def spent(self, running: Iterable[tuple[str, float]] = (), here: bool = True) -> Stop | None:
-        """Which budget is spent, if one is; the first time that one is nearly so, that is told.
+        """Which budget is spent, if one is; the first time that each is nearly so, that is told.
 
         running: target and node-seconds so far of jobs that have not ended. here: whether this machine is measured on.
         """
@@ -70,13 +70,13 @@ class Budget:
         self._progress.spent_usd = None if usd is None else usd - self._paid_before_usd
         if self._usd is not None:
             assert usd is not None
+            self._tell_near("money", usd / self._usd, f"{usd:.2f} of {self._usd:g} USD")
             if usd > self._usd:
                 return "budget of money"
-            self._tell_near(usd / self._usd, f"{usd:.2f} of {self._usd:g} USD")
         if self._seconds is not None:
+            self._tell_near("time", seconds / self._seconds, f"{seconds / 60:.1f} of {self._seconds / 60:g} minutes")
             if seconds > self._seconds:
                 return "budget of time"
-            self._tell_near(seconds / self._seconds, f"{seconds / 60:.1f} of {self._seconds / 60:g} minutes")
         return None
 
     def _usd_so_far(self, running: Iterable[tuple[str, float]], here: bool, now: float) -> float | None:
@@ -86,9 +86,9 @@ class Budget:
         usd = self._paid_usd + sum(seconds * self._usd_per_second.get(target, 0.0) for target, seconds in running)
         return usd + ((now - self._here_since) * self._here_usd_per_second if here else 0.0)
 
-    def _tell_near(self, share: float, words: str) -> None:
-        if share >= NEAR_SHARE and not self._told_near:
-            self._told_near = True
+    def _tell_near(self, budget: str, share: float, words: str) -> None:
+        if share >= NEAR_SHARE and budget not in self._told_near:
+            self._told_near.add(budget)
             self._on_near(f"{words} of the budget are used")
 
 
@@ -102,7 +102,8 @@ def _prices(plan: Plan) -> dict[str, float] | None:
 
 def launched_usd(plan: Plan, run: RunPaths) -> float:
     """What all launches of a run folder cost, waiting for their turn left out; lost ones as far as records tell."""
-    prices = _prices(plan) or {}
+    prices = _prices(plan)
+    assert prices is not None, "checked before anything was started"
     launches = launch_times(load_run(run))
     return sum(launch.node_seconds * prices.get(launch.target, 0.0) for launch in launches)
 

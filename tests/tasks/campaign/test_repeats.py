@@ -167,6 +167,24 @@ def test_a_budget_that_is_nearly_used_up_is_told_once(tmp_path: Path) -> None:
     assert told == ["0.8 of 1 minutes of the budget are used"]
 
 
+def test_both_budgets_are_told_and_one_that_is_passed_at_once_too(tmp_path: Path) -> None:
+    told: list[str] = []
+    plan = plan_of({}, 10, budget_minutes=1.0, budget_usd=100.0).model_copy(
+        update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3600.0, source="study"))}}
+    )
+    run = RunPaths(tmp_path)
+    run.plan.write_text(plan.model_dump_json())
+    budget = Budget(Stub(plan, run), told.append)  # type: ignore[arg-type]
+    budget.elsewhere(-90)
+    assert budget.spent() is None
+    budget.waited(-80)
+    assert budget.spent() == "budget of money"
+    assert told[0].startswith("9") and told[0].endswith(" of 100 USD of the budget are used")
+    budget.elsewhere(80)
+    assert budget.spent() == "budget of time"
+    assert told[1:] == ["1.3 of 1 minutes of the budget are used"]
+
+
 def test_what_is_left_to_pay_follows_from_what_was_paid_for(tmp_path: Path) -> None:
     plan = plan_of({}, 10).model_copy(
         update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3600.0, source="study"))}}
