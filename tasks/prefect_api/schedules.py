@@ -3,8 +3,8 @@
     superseded = cancel_missed(flow_run.id)     # "superseded by the run scheduled for 2026-11-23 02:00:00+00:00"
 
 While a sweep runs, or no Prefect worker does, further runs of its deployment become due and wait. The first of them
-that starts cancels all but the newest of its study, whose parameters are those that hold now. Runs of other studies, and
-those that a person started, or had tried again, are left alone.
+that starts cancels all but the newest of its study, whose parameters are those that hold now. Left alone are runs of
+other studies, and those that a person started, or had tried again.
 """
 
 from datetime import UTC, datetime
