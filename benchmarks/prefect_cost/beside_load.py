@@ -218,6 +218,7 @@ def main() -> int:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--bin", type=Path, default=Path(sys.executable).parent, help="folder of the commands measured")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then, too
     PARTS[arguments.part](arguments.bin.absolute())
     return 0
 
