@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def time_pipeline(repeats: int, scratch: Path) -> Samples:
 
 
 def time_launches(repeats: int, scratch: Path, against: Path | None) -> Samples:
-    """The noop study with a launch for each cell, few and many, as shipped and without Prefect; and the server's CPU.
+    """The noop study with a launch for each cell, few and many, as shipped and without Prefect; CPU of run and server.
 
     The server is up beforehand: what is asked for is the price of a launch. against: a checkout, installed in its
     `.venv`, that is measured too, with the same server.
@@ -132,13 +133,21 @@ def time_launches(repeats: int, scratch: Path, against: Path | None) -> Samples:
             with lease_server() as lease:
                 lease.wait_until_healthy()
                 time.sleep(_SETTLE_SECONDS)
-                cpu = server_cpu_seconds()
+                cpu, run_cpu = server_cpu_seconds(), _children_cpu_seconds()
                 wall = time_run(arm, count, scratch / f"launches_{arm}_{count}_{repeat}", LAUNCHES[count], against)
+                run_cpu = _children_cpu_seconds() - run_cpu
                 time.sleep(_SETTLE_SECONDS)
-                added = {"wall": [wall], "server_cpu": [server_cpu_seconds() - cpu]}
+                added = {"wall": [wall], "run_cpu": [run_cpu], "server_cpu": [server_cpu_seconds() - cpu]}
             add(samples, added, f"launches/{count}/{arm}/")
+            _say(json.dumps(added))
             end_server()
     return samples
+
+
+def _children_cpu_seconds() -> float:
+    """CPU of all processes that this one started and that have ended, with their own."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _counts(repeat: int, counts: Sequence[int]) -> list[int]:
@@ -257,6 +266,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rankwise-bench-") as folder:
         scratch, samples, repeats = Path(folder), Samples(), arguments.repeats
         os.environ["RANKWISE_DATA"] = str(scratch / "data")
+        (scratch / "locks").mkdir()
+        os.environ["RANKWISE_LOCKS"] = str(scratch / "locks")  # no waiting for launches of other studies
         parts: dict[str, Callable[[], Samples]] = {
             "start": lambda: time_start_up(repeats, arguments.idle_seconds, scratch),
             "cells": lambda: time_cells(repeats),

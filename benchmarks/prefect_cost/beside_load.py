@@ -68,8 +68,8 @@ class Team:
     def up(self) -> subprocess.CompletedProcess[str]:
         return self.rankwise("team", "up", "--folder", str(self.folder), "--port", str(self.port), "--background")
 
-    def ask(self, path: str, seconds: float = 60.0, **body: Any) -> Any:
-        return httpx.post(f"{self.api}{path}", json=body, timeout=seconds, trust_env=False).raise_for_status().json()
+    def ask(self, path: str, **body: Any) -> Any:
+        return httpx.post(f"{self.api}{path}", json=body, timeout=60, trust_env=False).raise_for_status().json()
 
     def study(self, name: str, seconds: float, cells: int) -> Path:
         path = self.folder / f"{name}.yaml"
@@ -135,7 +135,7 @@ def requests(one: Team) -> None:
     while len(seconds) < REQUESTS and sum(seconds) < REQUESTS_SECONDS:
         began = time.monotonic()
         with contextlib.suppress(httpx.HTTPError):
-            one.ask("/flow_runs/filter", 60.0)
+            one.ask("/flow_runs/filter")
         seconds.append(time.monotonic() - began)
     row("API request", f"{statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s, n = {len(seconds)}")
 
@@ -171,7 +171,8 @@ def measure_schedule(commands: Path) -> None:
         body = [{"schedule": schedule, "active": True, "slug": "minute", "parameters": {"study": str(short)}}]
         httpx.post(f"{one.api}/deployments/{deployment}/schedules", json=body, trust_env=False).raise_for_status()
         ours = {"deployments": {"id": {"any_": [deployment]}}}
-        deadline, made = time.monotonic() + 330, []
+        deadline = time.monotonic() + 330
+        made: list[dict[str, Any]] = []
         while time.monotonic() < deadline and len(made) < 2:
             time.sleep(3)
             found = one.ask("/flow_runs/filter", **ours, sort="EXPECTED_START_TIME_ASC", limit=200)

@@ -24,6 +24,7 @@ LAUNCHES = {
 """Ten launches are drawn side by side, sixty in groups."""
 ARMS = {"without": "without Prefect", "before": "before"}
 """What launches as shipped are compared with."""
+_KINDS = ("wall", "run_cpu", "server_cpu")
 
 
 def figure(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
@@ -98,7 +99,7 @@ def run_table(samples: Samples) -> str:
 
 
 def added_by(samples: Samples, count: int, arm: str, kind: str) -> list[float]:
-    """What runs as shipped take more than those of another arm, repetition by repetition. kind: wall or server_cpu."""
+    """What runs as shipped take more than those of another arm, repetition by repetition. kind: one of _KINDS."""
     found = (samples[f"launches/{count}/{of}/{kind}"] for of in ("with", arm))
     return [a - b for a, b in zip(*found, strict=True)]
 
@@ -112,22 +113,17 @@ def launches_table(samples: Samples) -> str:
             continue
         for count in LAUNCHES:
             walls = [figure(samples[f"launches/{count}/{of}/wall"]) for of in ("with", arm)]
-            more = [
-                figure(added_by(samples, count, arm, "wall")),
-                figure(added_by(samples, count, arm, "server_cpu"), 1, 2),
-            ]
+            more = [figure(added_by(samples, count, arm, kind), 1.0, 2) for kind in _KINDS]
             rows.append([f"{count} launches, {name}", *walls, *more])
-        walls_more, cpu_more = (
+        per_launch = (
             [
                 (b - a) / (many - few)
                 for a, b in zip(*(added_by(samples, count, arm, kind) for count in LAUNCHES), strict=True)
             ]
-            for kind in ("wall", "server_cpu")
+            for kind in _KINDS
         )
-        rows.append(
-            [f"each launch more, {name}", "", "", f"{figure(walls_more, 1000.0, 0)} ms", figure(cpu_more, 1.0, 3)]
-        )
-    return table("run | as shipped, s | compared, s | difference, s | CPU of the server, difference, s", rows)
+        rows.append([f"each launch more, {name}", "", "", *(f"{figure(each, 1000.0, 0)} ms" for each in per_launch)])
+    return table("run | as shipped, s | compared, s | difference, s | its CPU, s | the server's CPU, s", rows)
 
 
 def memory_line(samples: Samples) -> str:
