@@ -12,36 +12,73 @@ that are lost when the script ends.
 import logging
 import os
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from contextlib import nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 from prefect import Flow
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL
 
-from flows.server.local import Lease, LocalServerError, prefect_api
+from flows.server.local import Lease, prefect_api
 from flows.server.settings import LOCAL_API_VARIABLE, apply_environment, environment_without_api
+from tasks.prefect_api.api import one_line
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+@dataclass
+class _Outcome:
+    """How far the function of a flow came; its result, which Prefect loses where the API goes away at the end."""
+
+    began: bool = False
+    result: Any = None
+
+
+_OUTCOME: ContextVar[_Outcome | None] = ContextVar("outcome", default=None)
+
+
 class WithLocalApi(Flow[_P, _R]):
     """As a flow of Prefect, which it is."""
 
+    def __init__(self, fn: Callable[_P, _R], **options: Any) -> None:
+        @wraps(fn)
+        def noted(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            outcome = _OUTCOME.get() or _Outcome()
+            outcome.began = True
+            outcome.result = fn(*args, **kwargs)
+            return cast(_R, outcome.result)
+
+        super().__init__(noted, **options)
+
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Run the flow. Where no server can be started it is called as a plain function, unless a state is wanted."""
+        """Run the flow. Where the local server fails it is called as a plain function, unless a state is wanted."""
         call: Any = super().__call__
-        if not _lacks_api():
-            return call(*args, return_state=return_state, **kwargs)
+        if return_state or not _lacks_api():
+            with prefect_api() if _lacks_api() else nullcontext():
+                return call(*args, return_state=return_state, **kwargs)
+        outcome = _Outcome()
+        token = _OUTCOME.set(outcome)
         try:
             with prefect_api():
-                return call(*args, return_state=return_state, **kwargs)
-        except LocalServerError as error:
-            if return_state:
-                raise
-            apply_environment(environment_without_api())
-            logging.getLogger("rankwise").warning("measuring without Prefect: %s", str(error).splitlines()[0])
-            return self.fn(*args, **kwargs)
+                return call(*args, **kwargs)
+        except Exception as error:
+            if outcome.began and (outcome.result is None or isinstance(outcome.result, State)):
+                raise  # the function's own error, or that it was cancelled
+            why = one_line(error)
+        finally:
+            _OUTCOME.reset(token)
+        logger = logging.getLogger("rankwise")
+        if outcome.began:
+            logger.warning("the end of the run is not in Prefect: %s", why)
+            return outcome.result
+        logger.warning("measuring without Prefect: %s", why)
+        apply_environment(environment_without_api())
+        return self.fn(*args, **kwargs)
 
 
 def flow_with_local_api(

@@ -45,7 +45,7 @@ class ShortStudy(Frozen):
         "synthetic:llama-4m@0", description="`owner/name`, a folder, or `synthetic:<architecture>@<seed>`"
     )
     question: Question = Field("strong scaling", description="what is measured up to the number of ranks")
-    ranks: Annotated[int, Field(ge=1, le=4096)] = Field(2, description="at most so many")
+    ranks: Annotated[int, Field(ge=1, le=4096)] = Field(2, description="largest number of ranks")
     repeats: Annotated[int, Field(ge=1, le=1000)] = Field(
         10, description="measurements of each cell; intervals need at least 6"
     )

@@ -9,6 +9,7 @@ pages are kept as PNG in FOLDER (docs/images). It takes some minutes; the machin
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -111,10 +112,9 @@ def keep_pages_of(browser: Browser, team: OfflineTeam, run: UUID, images: Path) 
 def keep_the_short_form(browser: Browser, team: OfflineTeam, images: Path) -> None:
     """The short form, and the graph of two hundred launches that are asked for in it, as YAML."""
     deployment = team.client.read_deployment_by_name("study in short/short").id
-    with opened(browser, team.ui, height=1100) as ui:
+    with opened(browser, team.ui, height=1240) as ui:
         form = ui.form(deployment)
         form.field("Name").fill(LONG_STUDY)
-        form.field("YAML").place.scroll_into_view_if_needed()
         ui.picture(images / "prefect-short-form.png")
         form.field("YAML").fill(TWO_HUNDRED_LAUNCHES)
         run = ui.submit()
@@ -156,6 +156,7 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=IMAGES)
     parser.add_argument("--cluster", action="store_true", help="only the graph of two Slurm nodes; as root")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then, too
     arguments.folder.mkdir(parents=True, exist_ok=True)
     (take_those_of_a_cluster if arguments.cluster else take_those_of_a_team)(arguments.folder)
     print(f"pictures: {arguments.folder}")
