@@ -55,7 +55,9 @@ class Team:
         self.api = f"http://127.0.0.1:{port}/api"
         hidden = ("PREFECT_", "RANKWISE_")
         mine = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-        self.environment = mine | {"RANKWISE_DATA": str(folder / "data"), "RANKWISE_CACHE": str(folder / "cache")}
+        names = ("data", "cache", "locks")  # locks: no waiting for launches of other studies
+        self.environment = mine | {f"RANKWISE_{name.upper()}": str(folder / name) for name in names}
+        (folder / "locks").mkdir()
 
     def rankwise(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.command(str(self.commands / "rankwise"), *arguments, **environment)
