@@ -84,7 +84,7 @@ bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subfl
 	$(BIN)/python -m benchmarks.prefect_cost.bench $(if $(PARTS),--parts $(PARTS)) $(if $(AGAINST),--against $(AGAINST))
 
 bench-prefect-load: $(VENV)/.installed  ## a team's server beside two busy processes; PART=server, schedule or killed-worker
-	$(BIN)/python -m benchmarks.prefect_cost.beside_load $(or $(PART),server) $(if $(CHECKOUT),--bin $(CHECKOUT)/.venv/bin)
+	$(BIN)/python -m benchmarks.prefect_cost.beside_load $(or $(PART),server) $(if $(CHECKOUT),--bin $(CHECKOUT)/.venv/bin) $(if $(BUSY),--busy $(BUSY))
 
 bench-resume: $(VENV)/.installed  ## kill a run at ten random moments; nothing may be lost or measured twice
 	$(BIN)/python -m benchmarks.resume

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ import psutil
 from flows.team.processes import processes_of
 from flows.team.setup import FOLDER_VARIABLE
 
-BUSY_PROCESSES = 2
 REQUESTS, REQUESTS_SECONDS = 20, 90.0
 """At most so many requests, and none more after so long."""
 _STUDY = """
@@ -45,6 +45,14 @@ from flows.scaling_study import scaling_study
 print(scaling_study(Path(sys.argv[1]), runs=Path("from-python")).report)
 """
 NIGHTLY = "scheduled sweep/nightly"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is measured: the folder of its commands, and the number of busy processes beside it."""
+
+    commands: Path
+    busy: int
 
 
 class Team:
@@ -99,11 +107,11 @@ def busy_process() -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def team(commands: Path) -> Iterator[Team]:
+def team(measured: Measured) -> Iterator[Team]:
     """A set-up that is ended with all that belongs to it, beside busy processes."""
     with tempfile.TemporaryDirectory(prefix="rankwise-") as folder:
-        made = Team(Path(folder), 4399, commands)
-        busy = [busy_process() for _ in range(BUSY_PROCESSES)]
+        made = Team(Path(folder), 4399, measured.commands)
+        busy = [busy_process() for _ in range(measured.busy)]
         try:
             yield made
         finally:
@@ -142,9 +150,9 @@ def requests(one: Team) -> None:
     row("API request", f"{statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s, n = {len(seconds)}")
 
 
-def measure_server(commands: Path) -> None:
+def measure_server(measured: Measured) -> None:
     """Measure what a team server answers, its registration, a run that names its API and one that names none."""
-    with team(commands) as one:
+    with team(measured) as one:
         timed("`team up`, new folder", one.up, "deployment nightly")
         requests(one)
         timed("`team up` again", one.up, "deployment nightly")
@@ -156,14 +164,14 @@ def measure_server(commands: Path) -> None:
         )
         timed(
             "`scaling_study()` in Python, no API named",
-            lambda: one.command(str(commands / "python"), "-c", _FROM_PYTHON, study),
+            lambda: one.command(str(measured.commands / "python"), "-c", _FROM_PYTHON, study),
             "report.md",
         )
 
 
-def measure_schedule(commands: Path) -> None:
+def measure_schedule(measured: Measured) -> None:
     """A schedule of every minute behind a study of some minutes: which runs are made, and which are not."""
-    with team(commands) as one:
+    with team(measured) as one:
         assert one.up().returncode == 0
         deployment = one.nightly()
         long, short = one.study("long", 8.0, 24), one.study("short", 0.01, 2)
@@ -187,8 +195,8 @@ def measure_schedule(commands: Path) -> None:
                 row(f"run planned for {planned or 'now, by hand'}", told)
 
 
-def measure_killed_worker(commands: Path) -> None:
-    with team(commands) as one:
+def measure_killed_worker(measured: Measured) -> None:
+    with team(measured) as one:
         assert one.up().returncode == 0
         first = one.start(one.study("first", 120.0, 1))
         while one.run(first)["state_type"] != "RUNNING":
@@ -220,9 +228,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--bin", type=Path, default=Path(sys.executable).parent, help="folder of the commands measured")
+    parser.add_argument("--busy", type=int, default=2, help="busy processes beside it (default: %(default)s)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended then, too
-    PARTS[arguments.part](arguments.bin.absolute())
+    row("load average at the start", f"{os.getloadavg()[0]:.1f}, and {arguments.busy} busy processes")
+    PARTS[arguments.part](Measured(arguments.bin.absolute(), arguments.busy))
+    row("load average at the end", f"{os.getloadavg()[0]:.1f}")
     return 0
 
 
