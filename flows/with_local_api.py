@@ -9,8 +9,8 @@ Prefect by itself would start an ephemeral server for the call, with a time limi
 that are lost when the script ends.
 """
 
-import logging
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -72,11 +72,11 @@ class WithLocalApi(Flow[_P, _R]):
             why = one_line(error)
         finally:
             _OUTCOME.reset(token)
-        logger = logging.getLogger("rankwise")
+        # No log line: Prefect's settings for the local server silence its console.
         if outcome.began:
-            logger.warning("the end of the run is not in Prefect: %s", why)
+            warnings.warn(f"the end of the run is not in Prefect: {why}", RuntimeWarning, stacklevel=2)
             return outcome.result
-        logger.warning("measuring without Prefect: %s", why)
+        warnings.warn(f"measuring without Prefect: {why}", RuntimeWarning, stacklevel=2)
         apply_environment(environment_without_api())
         return self.fn(*args, **kwargs)
 
