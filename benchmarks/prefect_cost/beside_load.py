@@ -181,7 +181,7 @@ def measure_schedule(measured: Measured) -> None:
         body = [{"schedule": schedule, "active": True, "slug": "minute", "parameters": {"study": str(short)}}]
         httpx.post(f"{one.api}/deployments/{deployment}/schedules", json=body, trust_env=False).raise_for_status()
         ours = {"deployments": {"id": {"any_": [deployment]}}}
-        deadline = time.monotonic() + 330
+        deadline = time.monotonic() + 450
         made: list[dict[str, Any]] = []
         while time.monotonic() < deadline and len(made) < 2:
             time.sleep(3)
