@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -80,8 +80,11 @@ tiny-lm: $(VENV)/.installed  ## train the quickstart's model again, about half a
 bench-pipeline: $(VENV)/.installed  ## what the pipeline itself costs; AGAINST=checkout runs the quickstart with both in turn, PAIRS=5 times
 	$(BIN)/python -m benchmarks.pipeline.bench $(if $(AGAINST),--against $(AGAINST) --pairs $(or $(PAIRS),5))
 
-bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subflows
-	$(BIN)/python -m benchmarks.prefect_cost.bench
+bench-prefect: $(VENV)/.installed  ## what Prefect costs: start-up, tasks, subflows, launches; AGAINST=checkout, PARTS="start launches"
+	$(BIN)/python -m benchmarks.prefect_cost.bench $(if $(PARTS),--parts $(PARTS)) $(if $(AGAINST),--against $(AGAINST))
+
+bench-prefect-load: $(VENV)/.installed  ## a team's server beside two busy processes; PART=server, schedule or killed-worker
+	$(BIN)/python -m benchmarks.prefect_cost.beside_load $(or $(PART),server) $(if $(CHECKOUT),--bin $(CHECKOUT)/.venv/bin) $(if $(BUSY),--busy $(BUSY))
 
 bench-resume: $(VENV)/.installed  ## kill a run at ten random moments; nothing may be lost or measured twice
 	$(BIN)/python -m benchmarks.resume
@@ -134,8 +137,8 @@ gpu-wheels: $(VENV)/.installed  ## pack what an image with torch lacks for gpu-c
 structure: $(VENV)/.installed-dev  ## files of one run, loose files, circles, names, copies; CHECKOUT=folder for another, TRACE=1 runs a study
 	$(BIN)/python -m benchmarks.structure $(if $(CHECKOUT),--root $(CHECKOUT)) $(if $(TRACE),--trace)
 
-screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again
-	$(BIN)/python tests/support/take_screenshots.py
+screenshots: $(VENV)/.installed-dev  ## take the pictures of Prefect's UI in docs/images again; CLUSTER=1 that of two Slurm nodes, as root
+	$(BIN)/python -m tests.support.take_screenshots $(if $(CLUSTER),--cluster)
 
 clean:  ## the virtual environment goes, runs stay
 	rm -rf $(VENV)

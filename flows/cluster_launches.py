@@ -19,7 +19,7 @@ from configs.plans.plan import Stop
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
 from flows.held_groups import HeldGroup, HeldGroups, asked_of
-from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of
+from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of, several
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.commands.partitions import ClusterError
 from slurm.schedulers.inventory import usable_nodes
@@ -32,6 +32,7 @@ from tasks.campaign.records import Collected
 from tasks.campaign.repeats import Budget
 from tasks.campaign.retries import Retries, nodes_to_leave_out
 from tasks.campaign.session import Session
+from tasks.prefect_api.events import Happened, tell
 from tasks.submit import submit_launches
 from tasks.wait import wait_for_jobs
 
@@ -62,6 +63,7 @@ class SubmissionQueue:
         self._held = HeldGroups()
         self._active_jobs = ActiveJobs()
         self._usable: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._told: set[str] = set()
 
     def run(self) -> None:
         """Submit, wait and collect until nothing is left; whatever ends this ends everything in flight."""
@@ -207,7 +209,12 @@ class SubmissionQueue:
         slow = self._session.excluded.get(target.name, frozenset())
         if not blamed and not slow:
             return ()
-        return nodes_to_leave_out(blamed, slow, self._nodes(target), launch.measurements[0].cell.nodes)
+        left_out = nodes_to_leave_out(blamed, slow, self._nodes(target), launch.measurements[0].cell.nodes)
+        for node in sorted(set(left_out) - slow - self._told):
+            self._told.add(node)
+            message = f"{target.name}: a launch was lost on {node}; its measurements are made elsewhere"
+            tell(Happened.NODE_AVOIDED, self._session.plan.study, message, target=target.name, node=node)
+        return left_out
 
     def _nodes(self, target: ClusterTarget) -> tuple[str, ...]:
         """Nodes that the scheduler would use now; none where it cannot say."""
@@ -264,11 +271,6 @@ class SubmissionQueue:
         if again is not None:
             self._waiting.setdefault(target.name, deque()).appendleft(again)
             self._usable.pop(target.name, None)
-
-
-def several(names: Sequence[str]) -> str:
-    """Names for a title."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _node_seconds(flown: Flown, collected: Collected) -> float:

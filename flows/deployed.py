@@ -1,10 +1,11 @@
 """The flows as they are deployed: from the form in Prefect's UI, and by a schedule.
 
-Both are `flows.scaling_study` with parameters that a form can draw. The server checks types and bounds
+All are `flows.scaling_study` with parameters that a form can draw. The server checks types and bounds
 only; the flow checks everything again and fails with the dotted field. `rankwise deploy-flows` registers
 them from `prefect.yaml`; relative paths are relative to the folder in which the Prefect worker runs them.
 """
 
+import re
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,73 @@ from prefect.states import Cancelled, Failed
 
 from configs.common.files.project_files import shipped_studies
 from configs.spec.form import StudyForm, study_of_form
+from configs.spec.short_form import ShortStudy, study_of_short_form
 from configs.spec.study import StudyError, StudySpec, load_study
 from flows.folders import cache_folder
 from flows.precheck import check_study
+from flows.regressions import regressions_since_last
 from flows.scaling_study import Handover, RunSummary, handed_over, measure_study
+from tasks.prefect_api.api import tag_run, tags_of
+from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time
+from tasks.prefect_api.stages import run_logger
+from tasks.prefect_api.targets import stored_targets
 
 _EXAMPLE = StudyForm()
+_SHORT_EXAMPLE = ShortStudy()
+
+
+REFUSED_TAG = "refused"
+"""Of a run whose study has an error in it: nothing of it was started."""
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi"
+    "|psi|omega"
+)
+_GENERATED_NAME = re.compile(rf"[a-z]+-[a-z]+|({_GREEK})\d*-[a-z-]+")
+"""Names that Prefect and its UI make up for runs: `fervent-void`, `mu2-sanger-sector`."""
+
+
+def run_name(study: str, given: str | None) -> str:
+    """The study's name, or the one that somebody wrote into `Run name`."""
+    return study if not given or _GENERATED_NAME.fullmatch(given) else given
 
 
 def _form_name() -> str:
     study = flow_run.parameters.get("study")
-    return str(study.get("study", "study")) if isinstance(study, dict) else "study"
+    return run_name(str(study.get("study", "study")) if isinstance(study, dict) else "study", flow_run.name)
+
+
+def _short_name() -> str:
+    study = flow_run.parameters.get("study")
+    return run_name(str(study.get("name", ShortStudy().name)) if isinstance(study, dict) else "study", flow_run.name)
 
 
 def _sweep_name() -> str:
-    return Path(str(flow_run.parameters.get("study", "sweep"))).stem
+    return run_name(Path(str(flow_run.parameters.get("study", "sweep"))).stem, flow_run.name)
+
+
+@flow(name="study in short", flow_run_name=_short_name, validate_parameters=False)
+def study_in_short(
+    study: ShortStudy = _SHORT_EXAMPLE,
+    runs: Path = Path("runs"),
+    only_failed: bool = False,
+    accept_environment: bool = False,
+) -> RunSummary | State[Any]:
+    """Measure one question about a model, or a study that is pasted as YAML, and write its report.
+
+    Args:
+        study: model, question, ranks, repeats and target; or a whole study file.
+        runs: folder under which the run folder, named like the study, lies.
+        only_failed: measure only what was tried before and failed.
+        accept_environment: go on although the run folder was begun in another environment.
+    """
+    given: Any = study
+    try:
+        data = given if isinstance(given, dict) else given.model_dump(mode="json")
+        spec = study_of_short_form(data, stored_targets())
+        return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
+    except StudyError as error:
+        return _refused(error)
 
 
 @flow(name="study from the form", flow_run_name=_form_name, validate_parameters=False)
@@ -84,13 +136,31 @@ def scheduled_sweep(
             # The scheduled time, not now: a run that is tried again goes on in its folder.
             time = own_scheduled_time(flow_run.id) or flow_run.scheduled_start_time
             below /= time.astimezone(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
-        return _checked_and_measured(spec, below, path.parent, False, False)
+        result = _checked_and_measured(spec, below, path.parent, False, False)
+        if folder_per_run and isinstance(result, RunSummary):
+            _tell_regressions(spec.study, Path(runs), below / spec.study)
+        return result
     except StudyError as error:
         return _refused(error)
 
 
+def _tell_regressions(study: str, runs: Path, run: Path) -> None:
+    """An event and a line of the log for each cell that became slower since the sweep before."""
+    try:
+        found = regressions_since_last(runs, run)
+    except (ValueError, OSError) as error:
+        run_logger().warning("not compared with the sweep before: %s", error)
+        return
+    for sentence in found:
+        run_logger().warning("regression: %s", sentence)
+    if found:
+        more = f"; and {len(found) - 1} more cells" if len(found) > 1 else ""
+        tell(Happened.REGRESSION_FOUND, study, f"{study}: {found[0]}{more}", cells=len(found))
+
+
 def _refused(error: StudyError) -> State[Any]:
     """What is wrong with the study, as the state's message: for people, without a traceback."""
+    tag_run(flow_run.id, {REFUSED_TAG})
     return Failed(message=str(error))
 
 
@@ -98,6 +168,7 @@ def _checked_and_measured(
     spec: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
 ) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
+    tag_run(flow_run.id, tags_of(spec.models, spec.targets))
     plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
     with handed_over(Handover(plan)):
         return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)

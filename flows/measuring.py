@@ -8,7 +8,11 @@ clusters are many at once (`flows.cluster_launches`), those on this machine one 
 and after them: to ask a scheduler again and again, or a cluster whose nodes are on this machine, would disturb them.
 """
 
+import math
 import threading
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
 from typing import get_args
 
 from configs.common.files.reading import PLAN_BYTES, read_model
@@ -23,10 +27,20 @@ from reports.render import preload_reports
 from tasks.adopt import adopt_jobs
 from tasks.campaign.graph import RunGraph
 from tasks.campaign.ledger import missing_measurements, planned_repeats, set_aside_damaged
+from tasks.campaign.progress import ProgressRow
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
+from tasks.prefect_api.events import Happened, tell
+from tasks.prefect_api.groups import with_group
 from tasks.wait import wait_for_launch
+
+MAX_UNGROUPED = 12
+"""Launches that a graph shows each by itself, as three stages; of more, those of a block are a group."""
+MAX_GROUP = 24
+"""Launches of one group."""
+
+Made = tuple[Launch, ProgressRow]
 
 
 def finish_leftovers(session: Session) -> None:
@@ -56,7 +70,8 @@ def measure_missing(session: Session, only_failed: bool) -> int:
     """
     run_progress = session.run_progress
     launches = _missing(session, only_failed)
-    retries, budget = Retries(), Budget(session)
+    retries = Retries()
+    budget = Budget(session, partial(tell, Happened.BUDGET_NEAR, session.plan.study))
     while not only_failed and not launches and not session.adopted and grow_repeats(session, None):
         launches = _missing(session, only_failed)  # an earlier run went on already
     run_progress.already = run_progress.done
@@ -103,6 +118,29 @@ def _run_launches(session: Session, launches: list[Launch], retries: Retries, bu
     session.run_progress.rows += [row for _, row in rows]
     local = {target.name for target in session.plan.targets if isinstance(target, LocalTarget)}
     there = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target not in local]
-    run_on_clusters(session, there, retries, budget)
     here = [(launch, row) for launch, row in rows if launch.measurements[0].cell.target in local]
-    run_on_this_machine(session, here, retries, budget)
+    if len(there) > MAX_UNGROUPED:
+        # All in one: jobs of several blocks are in the queue at a time.
+        with_group(
+            session,
+            f"{len(there)} launches on clusters",
+            lambda: run_on_clusters(session, there, retries, budget),
+        )
+    else:
+        run_on_clusters(session, there, retries, budget)
+    if len(here) <= MAX_UNGROUPED:
+        run_on_this_machine(session, here, retries, budget)
+        return
+    for title, group in in_groups(here):
+        with_group(session, title, partial(run_on_this_machine, session, group, retries, budget))
+
+
+def in_groups(rows: list[Made]) -> Iterator[tuple[str, list[Made]]]:
+    """Launches in their order, by blocks and passes; of a long one parts of alike size, with a title for each."""
+    for _, together in groupby(rows, key=lambda made: (made[0].measuring_pass, made[0].block)):
+        block = list(together)
+        row, parts = block[0][1], math.ceil(len(block) / MAX_GROUP)
+        size = math.ceil(len(block) / parts)
+        for part in range(parts):
+            more = f", part {part + 1} of {parts}" if parts > 1 else ""
+            yield f"{row.block_title}{more}", block[part * size : (part + 1) * size]

@@ -1,5 +1,7 @@
 """Record the outcome of a launch: progress row, records, and failure records for missing measurements."""
 
+from collections.abc import Sequence
+
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch
@@ -28,12 +30,18 @@ def row_of(launch: Launch, plan: Plan) -> ProgressRow:
         parts.append(_purpose(launch.measurements[0]))
     return ProgressRow(
         label="  ".join(part for part in parts if part),
+        work=several(sorted({measurement.cell.workload.summary for measurement in launch.measurements})),
         measurements=len(launch.measurements),
         block=launch.block + 1,
         blocks=max(plan.repeats.values()),
         measuring_pass=launch.measuring_pass,
         attempt=max(measurement.attempt for measurement in launch.measurements),
     )
+
+
+def several(names: Sequence[str]) -> str:
+    """Names for a title."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _purpose(measurement: Measurement) -> str:

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import read_plan
-from tasks.prefect_api.api import api_error_text, await_api, tag_run
+from tasks.prefect_api.api import api_error_text, await_api, tag_run, tags_of
 from tasks.publish import publish
 
 
@@ -25,7 +25,7 @@ def publish_study(folder: Path) -> None:
     """Copy the report of a run folder to the API: report, cell table and link, with the tags of its plan."""
     run = RunPaths(folder)
     plan = read_plan(run.plan)
-    tag_run(flow_run.id, plan)
+    tag_run(flow_run.id, tags_of(plan.models, plan.targets))
     publish(plan.study, run)
 
 

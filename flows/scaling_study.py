@@ -3,6 +3,8 @@
     from flows.scaling_study import scaling_study
     result = scaling_study(Path("study.yaml"))
 
+Where the environment names no Prefect API, this uses the local server of `rankwise run`: one history for both.
+
 The stages are Prefect tasks. A failed cell is a record, not a failed task; the flow fails only if the pipeline
 cannot continue. The files in the run folder are authoritative, independent of the Prefect API: an interrupted run
 resumes where it left off. Measuring needs no API: without one `flows.running` calls the flow as a plain function.
@@ -15,9 +17,10 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
@@ -28,6 +31,7 @@ from configs.spec.study import ModelSpec, StudySpec, load_study
 from configs.targets.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
+from flows.with_local_api import flow_with_local_api
 from tasks.analyze import analyze
 from tasks.campaign.graph import RunGraph, StageEnd
 from tasks.campaign.live_credentials import live_credentials
@@ -37,8 +41,8 @@ from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
 from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
-from tasks.prefect_api.api import api_error_text, await_api, end_lost_run, tag_run
-from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled
+from tasks.prefect_api.api import api_error_text, await_api, end_lost_run, tag_run, tags_of
+from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled, RunSuspended
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.stages import in_flow_run, run_logger
 from tasks.preflight import preflight
@@ -66,7 +70,7 @@ def _flow_run_name() -> str:
     return study.study if isinstance(study, StudySpec) else Path(str(study)).stem
 
 
-@flow(name="scaling study", flow_run_name=_flow_run_name, validate_parameters=False)
+@flow_with_local_api("scaling study", flow_run_name=_flow_run_name)
 def scaling_study(
     study: StudySpec | Path,
     runs: Path = Path("runs"),
@@ -150,7 +154,7 @@ def _measured(
     study: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool, handover: Handover
 ) -> RunSummary | State[Any]:
     run = RunPaths((runs / study.study).absolute())
-    identifier = flow_run.id if in_flow_run() else None
+    identifier = UUID(str(flow_run.id)) if in_flow_run() else None  # it is text, whatever Prefect annotates
     run_progress = new_progress()
     run_progress.study = study.study
     with run_lock(run, identifier) as before, _signals_raise(), contextlib.ExitStack() as told:
@@ -167,6 +171,8 @@ def _measured(
         with watcher:
             try:
                 return _run(study, run, run_progress, watcher, only_failed, accept_environment, base, handover)
+            except RunSuspended as suspended:
+                raise Pause(state=suspended.state) from suspended
             except RunCancelled:
                 return Cancelled(message="cancelled through the API; completed measurements are kept")
             finally:
@@ -235,7 +241,7 @@ def _resolved(
         run_progress.notes.append(f"{note}, pinned in plan.json")
     plan, resolved = resolve_study.after(*fetched)(study, models, run, base, cache, CheckedPlan(checked), unusable)
     if in_flow_run():
-        tag_run(flow_run.id, plan)
+        tag_run(flow_run.id, tags_of(plan.models, plan.targets))
     return plan, resolved
 
 

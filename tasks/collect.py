@@ -1,9 +1,13 @@
 """Stage 6: what the ranks left becomes records."""
 
-from configs.records.record import Record
+from configs.records.record import Record, Status
 from tasks.campaign.records import Collected, collect_job
 from tasks.campaign.session import Session
+from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.stages import run_logger, stage
+
+_MAX_EVENTS = 50
+"""Of one launch: each takes some milliseconds of the server."""
 
 
 @stage("collect", "collect {what}")
@@ -12,6 +16,17 @@ def collect_launch(what: str, name: str, session: Session) -> Collected:
     collected = collect_job(session.run, name)
     for record in collected.records:
         run_logger().info(_told(record))
+    for record in collected.records[:_MAX_EVENTS]:
+        completed = record.status is Status.COMPLETED
+        tell(
+            Happened.CELL_MEASURED if completed else Happened.CELL_FAILED,
+            session.plan.study,
+            f"{what}: {_told(record)}",
+            cell=record.key,
+            status=record.status.value,
+            repeat=record.repeat + 1,
+            attempt=record.attempt,
+        )
     return collected
 
 

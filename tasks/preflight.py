@@ -17,6 +17,7 @@ from tasks.campaign.ledger import planned_repeats, set_aside_damaged
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import Observer, check_nodes, settings_of
 from tasks.planning.predictions import with_predictions
+from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.stages import stage
 
 REUSED = timedelta(hours=12)
@@ -42,6 +43,10 @@ def preflight(session: Session) -> Preflight:
             f"{target.name}: {text}" for text in (preflight_summary(found), *sentences(found))
         ]
     session.excluded = {name: frozenset(found.excluded) for name, found in known.items()}
+    for name, nodes in session.excluded.items():
+        for node in sorted(nodes):
+            message = f"{name}: {node} gets no jobs, as the test of the nodes found it slow or broken"
+            tell(Happened.NODE_AVOIDED, session.plan.study, message, target=name, node=node)
     all_found = Preflight(targets=tuple(known.values()))
     _predict_again(session, all_found)
     return all_found

@@ -1,18 +1,18 @@
 """Stage 2: prepare the machines. Planning has already reported missing resources.
 
 The fingerprint of machine or cluster is stored in the run folder to detect a run resumed elsewhere. Code and models
-are then copied to the shared folders of the clusters.
+are then copied to the shared folders of the clusters, and to hosts; what was copied is not copied again by a retry.
 """
 
 from typing import Any
 
-from tasks.campaign.launches.staging import stage_targets
+from tasks.campaign.launches.staging import TargetAway, stage_targets
 from tasks.campaign.session import Session
 from tasks.checks.machine import check_environment
 from tasks.prefect_api.stages import run_logger, stage
 
 
-@stage("provision", "provision")
+@stage("provision", "provision", retry_on=TargetAway)
 def provision(session: Session, accept_environment: bool) -> dict[str, Any]:
     """Check the environment and bring code and models to the clusters; return the environment's fingerprint.
 

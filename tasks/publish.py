@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from uuid import UUID
 
+import httpx
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
@@ -54,7 +55,7 @@ _FIGURES = {
 """Figures in the cell table: the column of `cells.csv`, and what it is multiplied by."""
 
 
-@stage("publish", "publish {study}")
+@stage("publish", "publish {study}", retry_on=httpx.TransportError)
 def publish(study: str, run: RunPaths) -> None:
     """Create the artifacts. Raises whatever Prefect's API raises; files on disk are the report itself."""
     key = artifact_key(study)

@@ -5,15 +5,16 @@ without Prefect, and single calls of the API, and prints the tables of docs/meas
 Works in a temporary data folder; takes about nine minutes, in which the machine should do nothing else.
 
 What is compared is measured in turn, in random order, and once more in each repetition. What needs a
-process of its own is in `benchmarks.prefect_cost.parts`.
+process of its own is in `benchmarks.prefect_cost.parts`. `--parts launches` measures a part, `--against CHECKOUT` also
+what a launch costs in another checkout, installed in its `.venv`.
 """
 
 import argparse
 import json
 import os
 import random
+import resource
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.prefect_cost.parts import Samples, ask, server_cpu_seconds, server_processes
+from benchmarks.prefect_cost.tables import (
+    COUNTS,
+    LAUNCHES,
+    SIZES,
+    cells_table,
+    launches_table,
+    memory_line,
+    run_table,
+    seams_table,
+    share_table,
+    start_table,
+)
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from flows.server.local import lease_server
@@ -32,15 +45,6 @@ from tasks.campaign.ledger import read_ledger
 from tasks.checks.machine import machine_fingerprint
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "studies" / "bench_noop.yaml"
-COUNTS = (10, 100, 1000)
-WAYS = {
-    "plain": "plain function call",
-    "sequential": "task per cell, called in turn",
-    "submitted": "task per cell, `.submit()`",
-    "subflow": "subflow per cell",
-}
-# Subflows last a second each: a thousand are twenty minutes.
-SIZES = {"plain": [*COUNTS], "sequential": [*COUNTS], "submitted": [*COUNTS], "subflow": [10]}
 THOUSANDS = 2
 """So many repetitions have a thousand cells, which take half a minute each; the others end at a hundred."""
 
@@ -50,6 +54,8 @@ _ASSIGNMENTS = {
     100: ["experiments.grid.over.items=[1]"],
     1000: [],
 }
+_SAMPLES = {"start": "start", "cells": "cells", "pipeline": "run", "launches": "launches"}
+"""First part of the names of samples, by the part that takes them."""
 _SETTLE_SECONDS = 3.0
 _SERVER_END_SECONDS = 30.0
 _LONGEST_PART_SECONDS = 600.0
@@ -102,7 +108,7 @@ def time_pipeline(repeats: int, scratch: Path) -> Samples:
         arms = [(count, arm) for count in _counts(repeat, COUNTS) for arm in ("with", "without")]
         random.Random(repeat).shuffle(arms)
         for count, arm in arms:
-            wall = time_run(arm, count, scratch / f"{arm}_{count}_{repeat}")
+            wall = time_run(arm, count, scratch / f"{arm}_{count}_{repeat}", _ASSIGNMENTS[count])
             add(samples, {f"run/{count}/{arm}": [wall]})
             if arm == "with":
                 after = _count_runs()
@@ -112,19 +118,54 @@ def time_pipeline(repeats: int, scratch: Path) -> Samples:
     return samples
 
 
+def time_launches(repeats: int, scratch: Path, against: Path | None) -> Samples:
+    """The noop study with a launch for each cell, few and many, as shipped and without Prefect; CPU of run and server.
+
+    The server is up beforehand: what is asked for is the price of a launch. against: a checkout, installed in its
+    `.venv`, that is measured too, with the same server.
+    """
+    samples: Samples = {}
+    kinds = ("with", "without") if against is None else ("with", "without", "before")
+    for repeat in range(repeats):
+        arms = [(count, arm) for count in LAUNCHES for arm in kinds]
+        random.Random(repeat).shuffle(arms)
+        for count, arm in arms:
+            with lease_server() as lease:
+                lease.wait_until_healthy()
+                time.sleep(_SETTLE_SECONDS)
+                cpu, run_cpu = server_cpu_seconds(), _children_cpu_seconds()
+                wall = time_run(arm, count, scratch / f"launches_{arm}_{count}_{repeat}", LAUNCHES[count], against)
+                run_cpu = _children_cpu_seconds() - run_cpu
+                time.sleep(_SETTLE_SECONDS)
+                added = {"wall": [wall], "run_cpu": [run_cpu], "server_cpu": [server_cpu_seconds() - cpu]}
+            add(samples, added, f"launches/{count}/{arm}/")
+            _say(json.dumps(added))
+            end_server()
+    return samples
+
+
+def _children_cpu_seconds() -> float:
+    """CPU of all processes that this one started and that have ended, with their own."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _counts(repeat: int, counts: Sequence[int]) -> list[int]:
     return [count for count in counts if count < 1000 or repeat < THOUSANDS]
 
 
-def time_run(arm: str, count: int, runs: Path) -> float:
+def time_run(arm: str, count: int, runs: Path, assignments: Sequence[str], against: Path | None = None) -> float:
     """Wall seconds of one `rankwise run`. Raises RuntimeError if a cell has no figure."""
-    rankwise = [str(Path(sys.executable).with_name("rankwise"))]
-    command = rankwise if arm == "with" else [sys.executable, "-m", "benchmarks.prefect_cost.parts", "without"]
-    command = [*command, "run", str(STUDY), "--runs", str(runs)]
-    for assignment in _ASSIGNMENTS[count]:
+    commands = {
+        "with": [str(Path(sys.executable).with_name("rankwise"))],
+        "without": [sys.executable, "-m", "benchmarks.prefect_cost.parts", "without"],
+        "before": [str(against / ".venv" / "bin" / "rankwise")] if against else [],
+    }
+    command = [*commands[arm], "run", str(STUDY), "--runs", str(runs)]
+    for assignment in assignments:
         command += ["--set", assignment]
     runs.mkdir()
-    _say(f"{count} cells, {arm} Prefect")
+    _say(f"{count} cells, {arm}")
     began = time.monotonic()
     finished = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_PART_SECONDS)
     wall = time.monotonic() - began
@@ -132,7 +173,7 @@ def time_run(arm: str, count: int, runs: Path) -> float:
     measured = [entry for found in ledger.entries.values() for entry in found if entry.status is Status.COMPLETED]
     if finished.returncode != 0 or len(measured) != count:
         output = finished.stdout + finished.stderr
-        raise RuntimeError(f"{count} cells {arm} Prefect: {len(measured)} measured, {finished.returncode=}\n{output}")
+        raise RuntimeError(f"{count} cells {arm}: {len(measured)} measured, {finished.returncode=}\n{output}")
     return wall
 
 
@@ -191,139 +232,51 @@ def _known(url: str) -> tuple[int, int]:
     return int(ask(url, "/task_runs/count")), int(ask(url, "/flow_runs/count"))
 
 
-def figure(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
-    """`median (least..most)`; the bare value where there is one or all look the same."""
-    shown = [f"{scale * value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values))]
-    return shown[0] if len(set(shown)) == 1 else f"{shown[0]} ({shown[1]}..{shown[2]})"
-
-
-def table(header: str, rows: list[list[str]]) -> str:
-    """A Markdown table, all columns but the first to the right."""
-    names = header.split("|")
-    rule = ["---", *(["---:"] * (len(names) - 1))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in ([name.strip() for name in names], rule, *rows))
-
-
-def start_table(samples: Samples) -> str:
-    """What it takes until a first flow run has ended, and what the server takes at rest."""
-    rows = [
-        ("first flow run, new data folder: database made", "cold", 1.0, "s"),
-        ("first flow run, database there", "warm", 1.0, "s"),
-        ("first flow run, server up", "up", 1.0, "s"),
-        ("`import prefect`", "import", 1.0, "s"),
-        ("`from prefect import flow, task`", "import_used", 1.0, "s"),
-        ("server, resident", "memory", 2**-20, "MiB"),
-        ("server at rest, CPU in a minute", "idle_cpu", 1.0, "s"),
-    ]
-    lines = [
-        [what, figure(samples[f"start/{name}"], scale, 0 if unit == "MiB" else 2), unit]
-        for what, name, scale, unit in rows
-    ]
-    return table("what | median (least..most) | unit", lines)
-
-
-def cells_table(samples: Samples) -> str:
-    """Ways to do a cell."""
-    rows = []
-    for way, counts in SIZES.items():
-        for count in counts:
-            found = {
-                name: samples[f"cells/{way}/{count}/{name}"] for name in ("body", "flow", "recorded", "server_cpu")
-            }
-            per_cell = figure(found["body"], 1000 / count, 2 if way != "plain" else 4)
-            cpu = figure(found["server_cpu"], 1000 / count, 0)
-            rows.append([WAYS[way], f"{count:,}", per_cell, figure(found["flow"]), figure(found["recorded"]), cpu])
-    return table(
-        "way | cells | ms per cell | whole flow run, s | recorded after, s | CPU of the server, ms per cell", rows
-    )
-
-
-def added_seconds(samples: Samples, count: int) -> list[float]:
-    """What Prefect adds to a run, repetition by repetition."""
-    return [a - b for a, b in zip(samples[f"run/{count}/with"], samples[f"run/{count}/without"], strict=True)]
-
-
-def run_table(samples: Samples) -> str:
-    """The pipeline with and without Prefect."""
-    rows = []
-    for count in COUNTS:
-        run, added = f"run/{count}", added_seconds(samples, count)
-        rows.append(
-            [
-                f"{count:,}",
-                *(figure(samples[f"{run}/{arm}"]) for arm in ("with", "without")),
-                figure(added),
-                figure(added, 1000 / count, 0 if count < 1000 else 1),
-                *(figure(samples[f"{run}/{kind}"], 1, 0) for kind in ("flows", "tasks")),
-            ]
-        )
-    return table(
-        "cells | as shipped, s | without Prefect, s | difference, s | per cell, ms | flow runs | task runs", rows
-    )
-
-
-def share_table(samples: Samples) -> str:
-    """Per cent of a cell of one second: medians."""
-
-    def row(what: str, seconds_per_cell: Callable[[int], float | None]) -> list[str]:
-        shares = [seconds_per_cell(count) for count in COUNTS]
-        return [what, *("not measured" if share is None else f"{100 * share:.2f} %" for share in shares)]
-
-    def body(way: str, count: int) -> float | None:
-        found = samples.get(f"cells/{way}/{count}/body")
-        return None if found is None else statistics.median(found) / count
-
-    def stages(count: int) -> float:
-        price = body("sequential", 10)
-        assert price is not None
-        return price * statistics.median(samples[f"run/{count}/tasks"]) / count
-
-    rows = [row(name, lambda count, way=way: body(way, count)) for way, name in WAYS.items()]  # type: ignore[misc]
-    rows.append(row("as shipped, task per stage of a launch", stages))
-    rows.append(
-        row("as shipped, start-up and all", lambda count: statistics.median(added_seconds(samples, count)) / count)
-    )
-    return table(" | ".join(["way", *(f"{count:,} cells" for count in COUNTS)]), rows)
-
-
-def seams_table(samples: Samples) -> str:
-    """Single calls."""
-    names = {
-        "artifact": "an artifact created",
-        "poll": "the flow run's state read",
-    }
-    rows = [[what, figure(samples[f"seams/{name}"], 1000)] for name, what in names.items()]
-    return table("call | ms", rows)
-
-
 def tables(samples: Samples) -> str:
-    """All of them, and what they were measured on."""
+    """Those of the parts that were measured, and what they were measured on."""
     here = machine_fingerprint()
     machine = (
         f"{datetime.now(UTC):%Y-%m-%d}, {here['cores']} cores of {here['cpu_model']}, {here['memory_gib']} GiB, "
         f"Python {here['python']}, Prefect {prefect_version()}"
     )
-    held = samples["cells/memory"]
-    memory = f"Guard and server after {len(held)} such repetitions, resident: {held[-1] / 2**20:.0f} MiB"
-    sections = [each(samples) for each in (start_table, cells_table, run_table, share_table, seams_table)]
-    return "\n\n".join([machine, *sections[:2], memory, *sections[2:]])
+    of_parts = {
+        "start": [start_table],
+        "cells": [cells_table, memory_line, seams_table],
+        "pipeline": [run_table],
+        "launches": [launches_table],
+    }
+    measured = {name.split("/")[0] for name in samples}
+    sections = [each(samples) for part, all_of in of_parts.items() if _SAMPLES[part] in measured for each in all_of]
+    if {_SAMPLES["cells"], _SAMPLES["pipeline"]} <= measured:
+        sections.append(share_table(samples))
+    return "\n\n".join([machine, *sections])
 
 
 def main() -> int:
-    """Measure everything and print."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="repetitions of everything (default: %(default)s)")
     parser.add_argument("--idle-seconds", type=float, default=15.0, help="how long to watch the server do nothing")
+    parser.add_argument("--parts", nargs="+", choices=_SAMPLES, default=list(_SAMPLES), help="only these")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="have launches of this checkout measured, too")
     arguments = parser.parse_args()
     if url := api_named_by_environment():
         print(f"the Prefect API {url} is named; unset PREFECT_API_URL or the profile: this measures the local server")
         return 2
     with tempfile.TemporaryDirectory(prefix="rankwise-bench-") as folder:
-        scratch, samples = Path(folder), {}
+        scratch, samples, repeats = Path(folder), Samples(), arguments.repeats
+        os.environ["RANKWISE_DATA"] = str(scratch / "data")
+        (scratch / "locks").mkdir()
+        os.environ["RANKWISE_LOCKS"] = str(scratch / "locks")  # no waiting for launches of other studies
+        parts: dict[str, Callable[[], Samples]] = {
+            "start": lambda: time_start_up(repeats, arguments.idle_seconds, scratch),
+            "cells": lambda: time_cells(repeats),
+            "pipeline": lambda: time_pipeline(repeats, scratch),
+            "launches": lambda: time_launches(repeats, scratch, arguments.against and arguments.against.absolute()),
+        }
         began, load = time.monotonic(), os.getloadavg()[0]
-        samples = time_start_up(arguments.repeats, arguments.idle_seconds, scratch)
-        samples |= time_cells(arguments.repeats)
-        samples |= time_pipeline(arguments.repeats, scratch)
+        for part in arguments.parts:
+            samples |= parts[part]()
         print(tables(samples))
         seconds = time.monotonic() - began
         print(f"\n{arguments.repeats} repetitions in {seconds:.0f} s; load average at the start {load:.2f}")

@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import Any, Generic, Never, TypeVar
+from typing import Any, Generic, Never, ParamSpec, TypeVar
 
 import httpx
 import psutil
@@ -35,6 +35,7 @@ THREADS = 4
 _RECORDED_SECONDS = 180.0
 
 Value = TypeVar("Value")
+Parameters = ParamSpec("Parameters")
 Samples = dict[str, list[float]]
 
 
@@ -230,7 +231,14 @@ class _WithoutPrefect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         nobody = SimpleNamespace(id=None, parameters={})
-        own = {"flow": _plain, "task": _plain, "State": _State, "flow_run": nobody, "get_client": _away}
+        own = {
+            "flow": _plain,
+            "Flow": _PlainFlow,
+            "task": _plain,
+            "State": _State,
+            "flow_run": nobody,
+            "get_client": _away,
+        }
         module.__dict__.update(own, __getattr__=lambda name: self._invent(module.__name__, name))
 
     def _invent(self, module: str, name: str) -> object:
@@ -258,6 +266,17 @@ def _plain(function: Callable[..., Any] | None = None, **_: object) -> Callable[
 
     call.fn = function  # type: ignore[attr-defined]
     return call
+
+
+class _PlainFlow(Generic[Parameters, Value]):
+    """Stands for the class that flows of this project derive from."""
+
+    def __init__(self, fn: Callable[..., Any], **_: object) -> None:
+        self.fn = fn
+        self._call = _plain(fn)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._call(*arguments, **named)
 
 
 def without_prefect(arguments: list[str]) -> None:

@@ -7,32 +7,32 @@ or off, a disabled automation). The deployments are those of `prefect.yaml`, reg
 """
 
 import contextlib
+import importlib.metadata
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
-from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
-from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 
 from configs.common.files.project_files import project_file
 from configs.common.secrets import redacted, shown_url
+from configs.spec.short_form import THIS_MACHINE, ShortStudy
+from configs.spec.study import StudyError
+from flows.registration.automations import ensure_automations
 from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.targets import read_targets
 
 WORK_POOL = "rankwise"
-ZOMBIES = "rankwise: flow runs that went without a word"
-HEARTBEATS_MISSED_SECONDS = 90
-"""Three heartbeats of 30 s, as `prefect.yaml` sets them."""
 
 
 class DeployError(ValueError):
@@ -61,14 +61,18 @@ def deploy_flows(folder: Path, switch: dict[str, bool] | None = None) -> Registe
     try:
         # A server that has just started may answer 503: SQLite is locked while others register, too.
         with quick_client(retries=5, answer_seconds=60) as client:
-            registered.lines += [_ensure_work_pool(client), _ensure_automation(client)]
+            registered.lines += [_ensure_work_pool(client), *ensure_automations(client)]
+            targets = [THIS_MACHINE, *(name for name in sorted(read_targets(client)) if name != THIS_MACHINE)]
+            registered.lines.append(f"targets of the short form: {', '.join(targets)}")
             switched = {(name, slug): active for name, slug, active in _schedules(client)}
             _prefect_deploy(folder, prefect_file)
-            _refuse_unknown_parameters(client)
+            _refuse_wrong_parameters(client, targets)
             _switch(client, switched, switch or {})
             for deployment in _deployments(client):
                 registered.deployments[deployment.name] = deployment.id
                 registered.lines.append(_described(deployment))
+    except StudyError as error:
+        raise DeployError(str(error)) from error
     except httpx.HTTPStatusError as error:
         raise DeployError(f"Prefect API: request refused: {api_error_text(error)}") from error
     except httpx.HTTPError as error:
@@ -91,52 +95,14 @@ def _ensure_work_pool(client: SyncPrefectClient) -> str:
     return f"work pool {WORK_POOL}: exists"
 
 
-def zombie_automation() -> AutomationCore:
-    """A flow run whose heartbeats stop without a final state is marked as crashed.
-
-    A state of a run that is to start also ends the watch: the silence of an earlier attempt is not that of the next.
-    Its final state alone does not do, since a heartbeat, which the run sends itself, may arrive after that. A run that
-    is started and does not come up is the worker's to report.
-
-    Source: https://docs.prefect.io/v3/advanced/detect-zombie-flows
-    """
-    ended = ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended")
-    starting = ("Scheduled", "AwaitingRetry", "Resuming", "Late", "AwaitingConcurrencySlot", "Pending")
-    return AutomationCore(
-        name=ZOMBIES,
-        description="Its process was killed or its machine failed. Run the study again to resume it.",
-        trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ended + starting)},
-            match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=timedelta(seconds=HEARTBEATS_MISSED_SECONDS),
-        ),
-        actions=[
-            ChangeFlowRunState(state=StateType.CRASHED, message=f"no heartbeat for {HEARTBEATS_MISSED_SECONDS} s")
-        ],
-    )
-
-
-def _ensure_automation(client: SyncPrefectClient) -> str:
-    wanted = zombie_automation()
-    found = client.read_automations_by_name(ZOMBIES)
-    if not found:
-        client.create_automation(wanted)
-        return "automation for lost flow runs: created"
-    switch = "enabled" if found[0].enabled else "disabled"
-    if found[0].trigger.model_dump(exclude={"id"}) != wanted.trigger.model_dump(exclude={"id"}):
-        client.update_automation(found[0].id, wanted.model_copy(update={"enabled": found[0].enabled}))
-        return f"automation for lost flow runs: updated, {switch}"
-    return f"automation for lost flow runs: exists, {switch}"
-
-
 def _prefect_deploy(folder: Path, prefect_file: Path) -> None:
     """`prefect deploy` of all deployments; `$PWD` in the file is the folder in which flow runs will work."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_file)]
-    environment = os.environ | {"PWD": str(folder.absolute()), "PREFECT_CLI_COLORS": "false"}
+    environment = os.environ | {
+        "PWD": str(folder.absolute()),
+        "RANKWISE_VERSION": importlib.metadata.version("rankwise"),
+        "PREFECT_CLI_COLORS": "false",
+    }
     done = subprocess.run(
         command,
         # Prefect reads `.env` and `prefect.toml` of where it is started.
@@ -165,11 +131,22 @@ def _schedules(client: SyncPrefectClient) -> list[tuple[str, str, bool]]:
     ]
 
 
-def _refuse_unknown_parameters(client: SyncPrefectClient) -> None:
-    """Have the server refuse parameters that a flow does not have; else such a run crashes without a word."""
+def _refuse_wrong_parameters(client: SyncPrefectClient, targets: list[str]) -> None:
+    """Have the server refuse parameters that a flow does not have, and targets that are not stored, at their fields."""
     for deployment in _deployments(client):
-        strict = (deployment.parameter_openapi_schema or {}) | {"additionalProperties": False}
+        strict = with_target_names(deployment.parameter_openapi_schema or {}, targets) | {"additionalProperties": False}
         client.update_deployment(deployment.id, DeploymentUpdate(parameter_openapi_schema=strict))
+
+
+def with_target_names(schema: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The schema of a form in which a target of the short form is one of these names; others stay as they are."""
+    definitions = schema.get("definitions", {})
+    short = definitions.get(ShortStudy.__name__)
+    if short is None:
+        return schema
+    target = short["properties"]["target"] | {"enum": names}
+    short = short | {"properties": short["properties"] | {"target": target}}
+    return schema | {"definitions": definitions | {ShortStudy.__name__: short}}
 
 
 def _switch(client: SyncPrefectClient, before: dict[tuple[str, str], bool], asked: dict[str, bool]) -> None:

@@ -28,6 +28,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 from configs.common.files.reading import read_tail
 from flows.server.process import END_SECONDS, LocalServer, locked, open_lock, prefect_version, read_server, try_lock
@@ -185,11 +186,15 @@ class ApiLease:
     needs no lease. `lost` may be set where the API went away: nothing is sent to it any more.
     """
 
+    held: ClassVar[int] = 0
+    """Leases of a local server that this process holds."""
+
     def __init__(self, url: str, home: Path | None = None, lock: int | None = None) -> None:
         self.url = url
         self.home = home
         self.lost = False
         self._lock = lock
+        ApiLease.held += lock is not None
 
     @property
     def ui(self) -> str:
@@ -240,6 +245,7 @@ class ApiLease:
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
+                ApiLease.held -= 1
 
     def _alive(self) -> bool:
         assert self.home is not None

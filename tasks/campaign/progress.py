@@ -20,6 +20,8 @@ class ProgressRow:
     blocks: int
     measuring_pass: MeasuringPass = "timed"
     attempt: int = 1
+    work: str = ""
+    """What its cells do, batches included: `batch 8 and 3 more`."""
     done: int = 0
     failed: int = 0
     state: str = "waiting"
@@ -30,12 +32,16 @@ class ProgressRow:
 
     @property
     def title(self) -> str:
-        """The launch in one line: model, layout, block or pass, and which attempt it is."""
-        part = (
+        """The launch in one line: model, precision, layout, work, block or pass, and which attempt it is."""
+        attempt = f"attempt {self.attempt}" if self.attempt > 1 else ""
+        return ", ".join(filter(None, (" ".join(self.label.split()), self.work, self.block_title, attempt)))
+
+    @property
+    def block_title(self) -> str:
+        """The block of a timed launch, of another one its pass."""
+        return (
             f"block {self.block} of {self.blocks}" if self.measuring_pass == "timed" else f"{self.measuring_pass} pass"
         )
-        attempt = f", attempt {self.attempt}" if self.attempt > 1 else ""
-        return f"{' '.join(self.label.split())}, {part}{attempt}"
 
 
 @dataclass
@@ -53,6 +59,8 @@ class RunProgress:
     stage: str = ""
     left_behind: str = ""
     ended: bool = False
+    spent_usd: float | None = None
+    """By this run so far; None where a target has no price."""
 
     def under_way(self) -> list[dict[str, str]]:
         """What waits in a scheduler's queue or runs, for a table."""
@@ -76,8 +84,22 @@ class RunProgress:
     @property
     def description(self) -> str:
         """What the progress is of, and what it waits for now."""
-        text = f"Study {self.study}: measurements done of those planned"
+        text = f"Study {self.study}: {', '.join(filter(None, (self.stage, *self._counts())))}"
         return f"{text}; waiting {self.waiting_for}" if self.waiting_for else text
+
+    def _counts(self) -> list[str]:
+        """How far it is, and what is left, each as a part of a sentence."""
+        counts = [f"{self.done} of {self.total} measurements done"] if self.total else []
+        if self.failed:
+            counts.append(f"{self.failed} failed")
+        retried = sum(1 for row in list(self.rows) if row.attempt > 1)
+        if retried:
+            counts.append(f"{retried} launch{'es' if retried > 1 else ''} tried again")
+        seconds, usd = self.remaining_seconds, self.remaining_usd
+        if seconds is not None and self.done < self.total:
+            # In steps: each new text is one more request to the API.
+            counts.append(f"about {_rounded(seconds)} to go" + (f" and {usd:.2f} USD" if usd else ""))
+        return counts
 
     @property
     def elapsed_seconds(self) -> float:
@@ -92,8 +114,24 @@ class RunProgress:
         return self.elapsed_seconds / made * (self.total - self.done)
 
     @property
+    def remaining_usd(self) -> float | None:
+        """By the pace so far; None before the first measurement is done, and where a price is not known."""
+        made = self.done - self.already
+        if made <= 0 or self.spent_usd is None:
+            return None
+        return self.spent_usd / made * (self.total - self.done)
+
+    @property
     def percent(self) -> float:
         return 100.0 * self.done / self.total if self.total else 0.0
+
+
+def _rounded(seconds: float) -> str:
+    """A time for people, in steps of ten seconds or of minutes."""
+    if seconds < 95:
+        return f"{max(10, 10 * round(seconds / 10))} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 _current = RunProgress()

@@ -7,7 +7,7 @@ repeats and the stopping reason.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from configs.common.base import write_atomically
 from configs.hardware.prices import TargetPrices
@@ -20,6 +20,8 @@ from reports.reading.load import CellResult, load_run
 from tasks.campaign.session import Session
 
 _HOUR_SECONDS = 3600.0
+NEAR_SHARE = 0.8
+"""Of a budget, from which on it is told that little is left."""
 
 
 class Budget:
@@ -28,18 +30,22 @@ class Budget:
     This machine costs money as long as the run goes on, a cluster's nodes as long as jobs run on them.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, on_near: Callable[[str], None] = lambda message: None) -> None:
         rules = session.plan.measuring
         self._began = self._here_since = time.monotonic()
         self._seconds = None if rules.budget_minutes is None else rules.budget_minutes * 60
-        self._usd = rules.budget_usd
-        self._usd_per_second: dict[str, float] = {}
+        self._usd, self._on_near = rules.budget_usd, on_near
+        self._progress = session.run_progress
+        self._usd_per_second = _prices(session.plan)
         self._here_usd_per_second = self._paid_usd = 0.0
         if self._usd is not None:
-            self._usd_per_second = _prices(session.plan)
+            assert self._usd_per_second is not None, "checked before anything was started"
+            self._paid_usd = launched_usd(session.plan, session.run)
+        if self._usd_per_second is not None:
             here = [target.name for target in session.plan.targets if isinstance(target, LocalTarget)]
             self._here_usd_per_second = max((self._usd_per_second[name] for name in here), default=0.0)
-            self._paid_usd = launched_usd(session.plan, session.run)
+        self._paid_before_usd = self._paid_usd
+        self._told_near: set[str] = set()
 
     def waited(self, seconds: float) -> None:
         """Time in which this run had to leave the machine to others is not its own."""
@@ -52,32 +58,52 @@ class Budget:
 
     def paid(self, target: str, node_seconds: float) -> None:
         """A job of a cluster has ended, which had so many seconds of its nodes."""
-        self._paid_usd += node_seconds * self._usd_per_second.get(target, 0.0)
+        self._paid_usd += node_seconds * (self._usd_per_second or {}).get(target, 0.0)
 
     def spent(self, running: Iterable[tuple[str, float]] = (), here: bool = True) -> Stop | None:
-        """Which budget is spent, if one is.
+        """Which budget is spent, if one is; the first time that each is nearly so, that is told.
 
         running: target and node-seconds so far of jobs that have not ended. here: whether this machine is measured on.
         """
         now = time.monotonic()
+        usd, seconds = self._usd_so_far(running, here, now), now - self._began
+        self._progress.spent_usd = None if usd is None else usd - self._paid_before_usd
         if self._usd is not None:
-            usd = self._paid_usd + sum(seconds * self._usd_per_second.get(target, 0.0) for target, seconds in running)
-            usd += (now - self._here_since) * self._here_usd_per_second if here else 0.0
+            assert usd is not None
+            self._tell_near("money", usd / self._usd, f"{usd:.2f} of {self._usd:g} USD")
             if usd > self._usd:
                 return "budget of money"
-        return "budget of time" if self._seconds is not None and now - self._began > self._seconds else None
+        if self._seconds is not None:
+            self._tell_near("time", seconds / self._seconds, f"{seconds / 60:.1f} of {self._seconds / 60:g} minutes")
+            if seconds > self._seconds:
+                return "budget of time"
+        return None
+
+    def _usd_so_far(self, running: Iterable[tuple[str, float]], here: bool, now: float) -> float | None:
+        """None where the price of a target is not known."""
+        if self._usd_per_second is None:
+            return None
+        usd = self._paid_usd + sum(seconds * self._usd_per_second.get(target, 0.0) for target, seconds in running)
+        return usd + ((now - self._here_since) * self._here_usd_per_second if here else 0.0)
+
+    def _tell_near(self, budget: str, share: float, words: str) -> None:
+        if share >= NEAR_SHARE and budget not in self._told_near:
+            self._told_near.add(budget)
+            self._on_near(f"{words} of the budget are used")
 
 
-def _prices(plan: Plan) -> dict[str, float]:
-    """USD for a second of each target, of one node of it."""
+def _prices(plan: Plan) -> dict[str, float] | None:
+    """USD for a second of each target, of one node of it; None where one of them is not known."""
     prices = {target.name: plan.prices.get(target.name, TargetPrices()).price for target in plan.targets}
-    assert all(price is not None for price in prices.values()), "checked before anything was started"
+    if any(price is None for price in prices.values()):
+        return None
     return {name: price.usd_per_hour / _HOUR_SECONDS for name, price in prices.items() if price is not None}
 
 
 def launched_usd(plan: Plan, run: RunPaths) -> float:
     """What all launches of a run folder cost, waiting for their turn left out; lost ones as far as records tell."""
     prices = _prices(plan)
+    assert prices is not None, "checked before anything was started"
     launches = launch_times(load_run(run))
     return sum(launch.node_seconds * prices.get(launch.target, 0.0) for launch in launches)
 

@@ -5,18 +5,20 @@ before the task runs, and fails the task where the API does not answer.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 
 from configs.common.secrets import redacted
-from configs.plans.plan import Plan
 from tasks.prefect_api.stages import run_logger
 
 _ANSWER_SECONDS = 10.0
@@ -58,15 +60,27 @@ def await_api(seconds: float) -> str | None:
     return why
 
 
-def tag_run(flow_run_id: UUID | None, plan: Plan) -> None:
-    """Let the flow run carry the models and targets of its plan, so that the UI can filter by them."""
+class Named(Protocol):
+    """A model or a target."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def tags_of(models: Iterable[Named], targets: Iterable[Named]) -> set[str]:
+    """What the UI can filter the runs of a study by."""
+    return {f"model:{model.name}" for model in models} | {f"target:{target.name}" for target in targets}
+
+
+def tag_run(flow_run_id: UUID | None, tags: set[str]) -> None:
+    """Let the flow run carry these tags too."""
     if flow_run_id is None:
         return
-    tags = {f"model:{model.name}" for model in plan.models} | {f"target:{target.name}" for target in plan.targets}
     try:
         with quick_client() as client:
-            tags |= set(client.read_flow_run(flow_run_id).tags)
-            client.update_flow_run(flow_run_id, tags=sorted(tags))
+            there = set(client.read_flow_run(flow_run_id).tags)
+            if not tags <= there:
+                client.update_flow_run(flow_run_id, tags=sorted(tags | there))
     except httpx.HTTPError as error:
         run_logger().warning("run not tagged: %s", api_error_text(error))
 
@@ -78,8 +92,17 @@ def end_lost_run(flow_run_id: UUID) -> bool:
             state = client.read_flow_run(flow_run_id).state
             if state is None or state.is_final():
                 return False
-            message = "its process no longer existed when the study was resumed"
-            client.set_flow_run_state(flow_run_id, Crashed(message=message), force=True)
+            crashed: State[Any] = Crashed(message="its process no longer existed when the study was resumed")
+            client.set_flow_run_state(flow_run_id, crashed, force=True)
+            for group in _groups_under_way(client, flow_run_id):
+                client.set_flow_run_state(group, crashed, force=True)
             return True
     except (ObjectNotFound, httpx.HTTPError):
         return False
+
+
+def _groups_under_way(client: SyncPrefectClient, flow_run_id: UUID) -> list[UUID]:
+    """Subflow runs of a run that have not ended."""
+    of_run = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run_id]))
+    groups = client.read_flow_runs(flow_run_filter=of_run)
+    return [group.id for group in groups if group.state is None or not group.state.is_final()]

@@ -10,10 +10,12 @@ import logging
 import threading
 import time
 from types import TracebackType
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.client.schemas.objects import State
 from prefect.states import Running
 
 from tasks.campaign.progress import RunProgress
@@ -27,6 +29,14 @@ LONGEST_PAUSE_SECONDS = 10.0
 
 class RunCancelled(Exception):
     """The flow run was cancelled through the API."""
+
+
+class RunSuspended(RunCancelled):
+    """The flow run was suspended through the API: it ends like a cancelled one, and goes on when it is resumed."""
+
+    def __init__(self, state: State[Any]) -> None:
+        super().__init__("suspended")
+        self.state = state
 
 
 class ApiWatcher:
@@ -44,6 +54,7 @@ class ApiWatcher:
         self._artifact = progress_artifact
         self._jobs = jobs_artifact
         self._cancelled = threading.Event()
+        self._suspended: State[Any] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="api-watcher", daemon=True)
 
@@ -64,7 +75,9 @@ class ApiWatcher:
         return self._cancelled.is_set()
 
     def check(self) -> None:
-        """Raise RunCancelled if somebody cancelled the run."""
+        """Raise RunCancelled if somebody cancelled the run, RunSuspended if it was suspended."""
+        if self._suspended is not None:
+            raise RunSuspended(self._suspended)
         if self.cancelled:
             raise RunCancelled
 
@@ -104,6 +117,9 @@ class ApiWatcher:
         assert self._flow_run_id is not None
         state = client.read_flow_run(self._flow_run_id).state
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
+            self._cancelled.set()
+        elif state is not None and state.is_paused() and state.name == "Suspended":
+            self._suspended = state
             self._cancelled.set()
         elif state is not None and state.is_crashed():
             # An API that was away missed the heartbeats, and took the run for lost.

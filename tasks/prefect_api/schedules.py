@@ -3,8 +3,8 @@
     superseded = cancel_missed(flow_run.id)     # "superseded by the run scheduled for 2026-11-23 02:00:00+00:00"
 
 While a sweep runs, or no Prefect worker does, further runs of its deployment become due and wait. The first of them
-that starts cancels all but the newest, whose parameters are those that hold now. Runs that a person started, or had
-tried again, are left alone.
+that starts cancels all but the newest of its study, whose parameters are those that hold now. Left alone are runs of
+other studies, and those that a person started, or had tried again.
 """
 
 from datetime import UTC, datetime
@@ -70,9 +70,9 @@ def cancel_missed(flow_run_id: UUID | None) -> str | None:
         with quick_client() as client:
             run = client.read_flow_run(flow_run_id)
             mine = scheduled_time(run)
-            if mine is None or run.deployment_id is None or _was_tried(client, run):
+            if mine is None or _was_tried(client, run):
                 return None
-            waiting = {each.id: time for each, time in _due(client, run.deployment_id) if each.id != run.id}
+            waiting = {each.id: time for each, time in _due(client, run) if each.id != run.id}
             newest = max([mine, *waiting.values()])
             message = f"superseded by the run scheduled for {newest}"
             for identifier, time in waiting.items():
@@ -84,10 +84,12 @@ def cancel_missed(flow_run_id: UUID | None) -> str | None:
         return None
 
 
-def _due(client: SyncPrefectClient, deployment: UUID) -> list[tuple[FlowRun, datetime]]:
-    """Runs of a deployment that the scheduler made, whose time has come, and that did not start."""
+def _due(client: SyncPrefectClient, like: FlowRun) -> list[tuple[FlowRun, datetime]]:
+    """Runs that the scheduler made of the same deployment and study, whose time has come, and that did not start."""
+    if like.deployment_id is None:
+        return []
     waiting = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
-    ours = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    ours = DeploymentFilter(id=DeploymentFilterId(any_=[like.deployment_id]))
     now, found, offset = datetime.now(UTC), [], 0
     while runs := client.read_flow_runs(
         flow_run_filter=waiting,
@@ -99,7 +101,10 @@ def _due(client: SyncPrefectClient, deployment: UUID) -> list[tuple[FlowRun, dat
         found += [
             (run, time)
             for run in runs
-            if (time := scheduled_time(run)) is not None and time <= now and not _was_tried(client, run)
+            if run.parameters.get("study") == like.parameters.get("study")
+            and (time := scheduled_time(run)) is not None
+            and time <= now
+            and not _was_tried(client, run)
         ]
         offset += len(runs)
     return found

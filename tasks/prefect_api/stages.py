@@ -51,7 +51,7 @@ class Stage(Generic[_P, _R]):
         update_wrapper(self, function)
         self._function, self._retry_on = function, retry_on
         options: dict[str, Any] = {} if retry_on is None else _task_retries(retry_on)
-        self._as_task = task(name=name, task_run_name=run_name, cache_policy=NO_CACHE, **options)(_telling(function))
+        self._as_task = task(name=name, task_run_name=run_name, cache_policy=NO_CACHE, **options)(_kept(function))
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         return self.after()(*args, **kwargs)[0]
@@ -63,13 +63,14 @@ class Stage(Generic[_P, _R]):
             if not in_flow_run():
                 return _retried(lambda: self._function(*args, **kwargs), self._retry_on), StageEnd()
             edges = [done.state for done in upstream if done.state is not None]
-            ids: list[UUID] = []
-            token = _TASK_RUN.set(ids)
+            outcomes: list[tuple[UUID, Any]] = []
+            token = _OUTCOMES.set(outcomes)
             try:
-                result = cast(_R, cast(Any, self._as_task)(*args, **kwargs, wait_for=edges or None))
+                cast(Any, self._as_task)(*args, **kwargs, wait_for=edges or None)
             finally:
-                _TASK_RUN.reset(token)
-            return result, StageEnd(_completed(ids[-1]) if ids else None)
+                _OUTCOMES.reset(token)
+            identifier, result = outcomes[-1]
+            return cast(_R, result), StageEnd(_completed(identifier))
 
         return call
 
@@ -81,19 +82,23 @@ def stage(
     return lambda function: Stage(function, name, run_name, retry_on)
 
 
-_TASK_RUN: ContextVar[list[UUID] | None] = ContextVar("task_run", default=None)
-"""Where the task run that is being made leaves its id."""
+_OUTCOMES: ContextVar[list[tuple[UUID, Any]]] = ContextVar("outcomes")
+"""Where a call of a task leaves its task run's id and its result."""
 
 
-def _telling(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def _kept(function: Callable[_P, _R]) -> Callable[_P, None]:
+    """The function with its result kept from Prefect.
+
+    Prefect would remember it by its `id()`, also when it is gone, and draw an edge to whatever has that id later.
+    """
+
     @wraps(function)
-    def told(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        context, ids = TaskRunContext.get(), _TASK_RUN.get()
-        if context is not None and ids is not None:
-            ids.append(context.task_run.id)
-        return function(*args, **kwargs)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        outcomes, context = _OUTCOMES.get(), TaskRunContext.get()
+        assert context is not None
+        outcomes.append((context.task_run.id, function(*args, **kwargs)))
 
-    return told
+    return call
 
 
 def _completed(task_run_id: UUID) -> State[Any]:

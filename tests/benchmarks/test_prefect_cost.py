@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prefect_cost.bench import COUNTS, SIZES, added_seconds, figure, seams_table, share_table, table, tables
+from benchmarks.prefect_cost.bench import tables
+from benchmarks.prefect_cost.tables import (
+    COUNTS,
+    LAUNCHES,
+    SIZES,
+    added_seconds,
+    figure,
+    launches_table,
+    seams_table,
+    share_table,
+    table,
+)
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from tasks.campaign.ledger import read_ledger
@@ -37,6 +48,14 @@ def made_up() -> dict[str, list[float]]:
         samples[f"run/{count}/without"] = [4.0, 9.0, 4.0]
         samples[f"run/{count}/with"] = [4.0 + FIXED_SECONDS, 9.0 + FIXED_SECONDS, 14.0]
         samples |= {f"run/{count}/tasks": [8.0], f"run/{count}/flows": [1.0]}
+    for count in LAUNCHES:
+        samples |= {f"launches/{count}/without/wall": [5.0 + count], f"launches/{count}/without/server_cpu": [1.0]}
+        samples |= {f"launches/{count}/with/wall": [9.0 + 1.01 * count]}
+        samples |= {f"launches/{count}/with/server_cpu": [2.0 + 0.05 * count]}
+        samples |= {f"launches/{count}/before/wall": [8.05 + 1.005 * count]}
+        samples |= {f"launches/{count}/before/server_cpu": [2.0 + 0.04 * count]}
+        samples |= {f"launches/{count}/{arm}/run_cpu": [1.0] for arm in ("without", "before")}
+        samples |= {f"launches/{count}/with/run_cpu": [3.0 + 0.002 * count]}
     return samples | {f"seams/{name}": [0.01, 0.02, 0.09] for name in ("artifact", "poll")}
 
 
@@ -67,6 +86,15 @@ def test_shares_are_of_a_cell_of_one_second() -> None:
     assert rows["| as shipped, start-up and all"] == ["50.00 %", "5.00 %", "0.50 % |"]
 
 
+def test_a_launch_is_what_sixty_cost_more_than_ten() -> None:
+    lines = launches_table(made_up()).splitlines()
+    assert "| each launch more, without Prefect |  |  | 10 ms | 2 ms | 50 ms |" in lines
+    assert "| each launch more, before |  |  | 5 ms | 2 ms | 10 ms |" in lines
+    assert "| 10 launches, before | 19.1 | 18.1 | 1.00 | 2.02 | 0.10 |" in lines
+    alone = {name: values for name, values in made_up().items() if "/before/" not in name}
+    assert "before" not in launches_table(alone)
+
+
 def test_seams_are_in_milliseconds() -> None:
     assert all("| 20.0 (10.0..90.0) |" in line for line in seams_table(made_up()).splitlines()[2:])
 
@@ -75,9 +103,11 @@ def test_tables_can_be_pasted() -> None:
     text = tables(made_up())
     assert "resident: 230 MiB" in text
     blocks = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         assert len({line.count("|") for line in block}) == 1
+    some = {name: values for name, values in made_up().items() if name.startswith("launches")}
+    assert tables(some).count("\n\n") == 1, "of the parts that were measured"
     assert table("a | b", [["1", "2"]]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
 
 

@@ -12,15 +12,24 @@ from uuid import UUID
 
 import pytest
 from prefect.client.schemas.actions import DeploymentUpdate, VariableCreate, VariableUpdate
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
 from prefect.client.schemas.objects import TaskRun
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import Cancelling
+from prefect.states import Cancelling, Scheduled, Suspended
 
+from flows.deployed import run_name
+from flows.measuring import MAX_UNGROUPED
 from slurm.launcher.machine_lock import launch_lock
 from tests.support.servers.hub_server import Fault, HubServer, Repository, make_model
 from tests.support.servers.offline_team import OfflineTeam, form
-from tests.support.studies import processes_of, under_measurement, wait_until, write_study
+from tests.support.studies import processes_of, status, under_measurement, wait_until, write_study
 
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 TOKEN = "hf_" + "Zq7" * 11
@@ -58,7 +67,7 @@ def from_the_form(team: OfflineTeam) -> UUID:
 def test_a_study_from_the_form(team: OfflineTeam, from_the_form: UUID) -> None:
     flow_run = team.flow_run(from_the_form)
     assert flow_run.name == "from-the-ui"
-    assert set(flow_run.tags) == {"model:llama-1m", "target:local"}
+    assert set(flow_run.tags) == {"rankwise", "study", "model:llama-1m", "target:local"}
     assert (team.work / "runs" / "from-the-ui" / "report.md").exists()
     assert all(not task.tags for task in tasks_of(team, from_the_form)), "a tag makes each task ask the API first"
 
@@ -72,7 +81,7 @@ def test_the_graph_of_a_run_is_its_dag(team: OfflineTeam, from_the_form: UUID) -
         }
         for task in tasks.values()
     }
-    launches = [f"noop float32 1 rank, block {block} of 2" for block in (1, 2)]
+    launches = [f"noop float32 1 rank, noop 0.01 s and 1 more, block {block} of 2" for block in (1, 2)]
     chain = ["fetch llama-1m", "resolve from-the-ui", "provision", "adopt what an earlier run left", "test the nodes"]
     chain += [f"{stage} {launch}" for launch in launches for stage in ("submit", "wait for", "collect")]
     chain += ["analyze", "render the report", "publish from-the-ui"]
@@ -212,3 +221,67 @@ def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(tea
         team.client.set_flow_run_state(run, Cancelling())
         team.wait_for(run, "CANCELLED", seconds=30)
         assert not processes_of(team.work / "runs" / "closed")
+
+
+@pytest.mark.slow
+def test_a_suspended_run_ends_its_launches_and_goes_on_when_it_is_resumed(team: OfflineTeam) -> None:
+    """So many launches that they are a group of the graph, which the second try makes again."""
+    sweep = {"kind": "sweep", "over": {"seconds": [0.8 + number / 100 for number in range(MAX_UNGROUPED + 1)]}}
+    run = team.run_form(form("suspended", experiments=[{"name": "grid", "question": sweep}], pack=False))
+    folder = team.work / "runs" / "suspended"
+    wait_until(lambda: len(list(folder.glob("records/*/*.json"))) >= 2, 120, "two measurements")
+    team.client.set_flow_run_state(run, Suspended(timeout_seconds=600))
+    wait_until(lambda: not processes_of(folder), 60, "the end of its processes")
+    kept = {path: path.stat().st_mtime for path in folder.glob("records/*/*.json")}
+    assert team.state(run) == "PAUSED" and 2 <= len(kept) <= MAX_UNGROUPED
+    team.client.resume_flow_run(run)
+    assert team.wait_for(run, *FINAL) == "COMPLETED", team.flow_run(run).state
+    again = {path: path.stat().st_mtime for path in folder.glob("records/*/*.json")}
+    assert kept.items() <= again.items(), "nothing is measured twice"
+    assert [row["status"] for row in status(folder)] == ["completed"] * (MAX_UNGROUPED + 1)
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_tagged_and_retried_in_its_folder(team: OfflineTeam) -> None:
+    """Retry in the UI sets the state to be scheduled again: what was missing the first time is there the second."""
+    run = team.run_form(form("retried", models=[{"id": "./late-model"}]))
+    assert team.wait_for(run, *FINAL) == "FAILED"
+    assert {"model:late-model", "target:local"} <= set(team.flow_run(run).tags)
+    make_model(team.work / "late-model")
+    team.client.set_flow_run_state(run, Scheduled(name="AwaitingRetry"), force=True)
+    wait_until(lambda: team.state(run) == "COMPLETED", 120, "the second try")
+    assert team.flow_run(run).run_count == 2 and team.flow_run(run).name == "retried"
+    assert (team.work / "runs" / "retried" / "report.md").exists()
+
+
+@pytest.mark.parametrize("given", [None, "", "fervent-void", "rho4-malindi-band", "beta-canis-majoris", "xi22-izar-a"])
+def test_names_that_prefect_makes_up_are_those_of_the_study(given: str | None) -> None:
+    assert run_name("my-study", given) == "my-study"
+    assert run_name("my-study", "before the update") == "before the update"
+
+
+def test_a_run_name_that_somebody_wrote_is_kept(team: OfflineTeam) -> None:
+    deployment = team.client.read_deployment_by_name("study in short/short")
+    wrong = {"study": {"name": "named", "yaml": "workload: {kind: nop}"}}
+    run = team.client.create_flow_run_from_deployment(deployment.id, parameters=wrong, name="July, after the update").id
+    assert team.wait_for(run, *FINAL) == "FAILED"
+    ended = team.flow_run(run)
+    assert ended.name == "July, after the update" and "refused" in ended.tags
+    assert ended.state is not None and "workload: kind: unknown value 'nop'" in (ended.state.message or "")
+    lines = [line.message for line in team.client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))]
+    assert lines and not any("Traceback" in line for line in lines), lines
+
+
+def test_a_target_that_is_not_stored_is_refused_at_its_field(team: OfflineTeam) -> None:
+    lab = {"lab": {"kind": "slurm", "partition": "gpu", "nodes": 2}}
+    team.client.create_variable(VariableCreate(name="rankwise_targets", value=lab))
+    try:
+        told = team.rankwise("deploy-flows", "--folder", str(team.work))
+        assert "targets of the short form: local, lab" in told
+        deployment = team.client.read_deployment_by_name("study in short/short")
+        assert deployment.version and {"rankwise", "study"} == set(deployment.tags) and deployment.description
+        with pytest.raises(PrefectHTTPStatusError, match=r"study\.target"):
+            team.client.create_flow_run_from_deployment(deployment.id, parameters={"study": {"target": "lbo"}})
+    finally:
+        team.client.delete_variable_by_name("rankwise_targets")
+        team.rankwise("deploy-flows", "--folder", str(team.work))

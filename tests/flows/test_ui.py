@@ -3,6 +3,8 @@
 A real Chromium drives the UI that `prefect server start` serves; no call of the API stands in for a click.
 """
 
+import io
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -10,6 +12,7 @@ from uuid import UUID
 
 import pytest
 import yaml
+from PIL import Image
 from playwright.sync_api import Browser, expect
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
@@ -152,6 +155,44 @@ def test_a_form_that_makes_no_study_fails_with_the_field(ui: Ui, team: OfflineTe
     ui.sees("experiments.strong: expected either `to` (maximum degree) or `points` (a list of degrees)")
     assert team.wait_for(run, *FINAL) == "FAILED"
     assert not (team.work / "runs" / "nowhere-to-grow" / "jobs").exists()
+
+
+def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: OfflineTeam) -> None:
+    """As a person does it: fill it in, read what is wrong, mend that, run, open the graph and the report."""
+    form = ui.form(team.client.read_deployment_by_name("study in short/short").id)
+    form.field("Name").fill("asked-in-short")
+    form.field("Repeats").fill("2")
+    form.field("Ranks").fill("0")
+    form.field("Advanced").add_item()
+    form.field("Advanced").fill("measuring.memory=false")
+    ui.page.get_by_role("button", name="Submit", exact=True).click()
+    ui.sees("Validation failed for field 'study.ranks'. Failure reason: 0 is less than the minimum of 1")
+    form.field("Ranks").fill("2")
+    run = ui.submit()
+    assert team.wait_for(run, *FINAL, seconds=300) == "COMPLETED", team.logs()
+    study = yaml.safe_load((team.work / "runs" / "asked-in-short" / "study.yaml").read_text())
+    assert study["experiments"] == {"strong-scaling": {"grow": "dp", "to": 2, "kind": "strong"}}
+    assert study["measuring"] == {"repeats": 2, "memory": False}
+    with ui.page.expect_response(re.compile("/graph-v2"), timeout=SLOW) as drawn_from:
+        ui.go(f"/runs/flow-run/{run}")
+    nodes = dict(drawn_from.value.json()["nodes"])
+    before = {node["label"]: {nodes[parent["id"]]["label"] for parent in node["parents"]} for node in nodes.values()}
+    assert before["render the report"] == {"analyze"} and before["provision"] == {"resolve asked-in-short"}
+    assert sum(label.startswith("submit ") for label in before) == 4, "two layouts, twice"
+    graph = ui.page.locator("canvas").first
+    wait_until(lambda: bars_drawn(graph.screenshot()) > 500, 60, "the graph to be drawn")
+    ui.tab("Task Runs")
+    ui.sees("render the report")
+    ui.artifact(run, "report-asked-in-short")
+    ui.sees("All measurements completed.")
+
+
+def bars_drawn(picture: bytes) -> int:
+    """Pixels of completed stages in a graph; the line of the run itself, at its lower edge, left out."""
+    with Image.open(io.BytesIO(picture)) as image:
+        graph = image.convert("RGB").crop((0, 0, image.width, image.height - 40))
+    colors: list[tuple[int, tuple[int, int, int]]] = graph.getcolors(2**24) or []
+    return sum(count for count, (red, green, blue) in colors if red < 70 and green > 110 and blue < 110)
 
 
 def schedules(team: OfflineTeam) -> dict[str, DeploymentSchedule]:

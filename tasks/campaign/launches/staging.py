@@ -22,6 +22,7 @@ from configs.plans.plan import PlannedModel
 from configs.spec.study import StudyError
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import SlurmTarget, SshTarget, Target
+from slurm.ssh.connection import HostAway
 from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import stage_hosts
 from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model
@@ -30,19 +31,24 @@ _interpreters: dict[tuple[str, str | None], Path] = {}
 """Of this process, by shared folder and the interpreter that the target names: to pack the code takes a second."""
 
 
+class TargetAway(StudyError):
+    """Hosts of a target are not reached; another time they may be."""
+
+
 def stage_targets(targets: Sequence[Target], models: Sequence[PlannedModel], notice: Notice) -> None:
     """Bring what is missing to the shared folder of each target that has one, or to its hosts.
 
-    Raises StudyError naming the target where that cannot be.
+    Raises StudyError naming the target where that cannot be; TargetAway where it may be another time.
     """
-    problems = []
+    errors: list[StudyError] = []
     for position, target in enumerate(targets):
         try:
             stage_target(target, f"targets[{position}]", models, notice)
         except StudyError as error:
-            problems += error.problems
-    if problems:
-        raise StudyError(problems)
+            errors.append(error)
+    if errors:
+        away = all(isinstance(error, TargetAway) for error in errors)
+        raise (TargetAway if away else StudyError)([problem for error in errors for problem in error.problems])
 
 
 def stage_target(
@@ -50,13 +56,15 @@ def stage_target(
 ) -> None:
     """Bring code, libraries and models to a target's shared folder, or to each of its hosts; nothing where it has none.
 
-    thorough: hash also the files that are there already. Raises StudyError naming `where`, the target's field.
+    thorough: hash also the files that are there already. Raises StudyError naming `where`, the target's field;
+    TargetAway where a host is not reached.
     """
     if isinstance(target, SshTarget) and target.shared is None:
         try:
             wait_for(stage_hosts(target, [Path(model.manifest) for model in models], notice, thorough))
         except (OSError, ValueError) as error:
-            raise StudyError([f"{where}: {getattr(error, 'strerror', None) or error}"]) from error
+            kind = TargetAway if isinstance(error, HostAway) else StudyError
+            raise kind([f"{where}: {getattr(error, 'strerror', None) or error}"]) from error
         return
     if not isinstance(target, ClusterTarget) or target.shared is None:
         return

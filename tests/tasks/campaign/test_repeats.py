@@ -1,5 +1,6 @@
 """How often cells are measured: further repeats for what is not known well enough, and what ends them."""
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from configs.workloads.noop import NoopWorkload
 from reports.numbers.stopping import next_look
 from reports.reading.load import CellResult
 from reports.reading.read import Reading
+from tasks.campaign.progress import ProgressRow, RunProgress
 from tasks.campaign.repeats import Budget, carried_on, launched_usd, planned_with_repeats
 from tasks.checks.machine import check_resources
 
@@ -93,7 +95,7 @@ class Stub:
     """What Budget reads of a session."""
 
     def __init__(self, plan: Plan, run: RunPaths) -> None:
-        self.plan, self.run = plan, run
+        self.plan, self.run, self.run_progress = plan, run, RunProgress()
 
 
 def launch(run: RunPaths, name: str, began: str, turn: str | None, ended: str) -> None:
@@ -153,6 +155,54 @@ def test_time_in_which_others_had_the_machine_is_not_paid_for(tmp_path: Path) ->
     assert budget.spent() == "budget of time"
     budget.waited(60)
     assert budget.spent() is None
+
+
+def test_a_budget_that_is_nearly_used_up_is_told_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    session = Stub(plan_of({}, 10, budget_minutes=1.0), RunPaths(tmp_path))
+    budget = Budget(session, told.append)  # type: ignore[arg-type]
+    assert budget.spent() is None and told == []
+    budget.waited(-50)
+    assert budget.spent() is None and budget.spent() is None
+    assert told == ["0.8 of 1 minutes of the budget are used"]
+
+
+def test_both_budgets_are_told_and_one_that_is_passed_at_once_too(tmp_path: Path) -> None:
+    told: list[str] = []
+    plan = plan_of({}, 10, budget_minutes=1.0, budget_usd=100.0).model_copy(
+        update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3600.0, source="study"))}}
+    )
+    run = RunPaths(tmp_path)
+    run.plan.write_text(plan.model_dump_json())
+    budget = Budget(Stub(plan, run), told.append)  # type: ignore[arg-type]
+    budget.elsewhere(-90)
+    assert budget.spent() is None
+    budget.waited(-80)
+    assert budget.spent() == "budget of money"
+    assert told[0].startswith("9") and told[0].endswith(" of 100 USD of the budget are used")
+    budget.elsewhere(80)
+    assert budget.spent() == "budget of time"
+    assert told[1:] == ["1.3 of 1 minutes of the budget are used"]
+
+
+def test_what_is_left_to_pay_follows_from_what_was_paid_for(tmp_path: Path) -> None:
+    plan = plan_of({}, 10).model_copy(
+        update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3600.0, source="study"))}}
+    )
+    session = Stub(plan, RunPaths(tmp_path))
+    budget, progress = Budget(session), session.run_progress  # type: ignore[arg-type]
+    budget.elsewhere(-10)
+    assert budget.spent() is None
+    assert progress.spent_usd == pytest.approx(10, abs=1)
+    progress.total, progress.done, progress.already = 10, 6, 1
+    progress.started -= 10
+    progress.rows.append(ProgressRow("", 5, 1, 1, attempt=2))
+    progress.study, progress.stage = "s", "measuring"
+    assert progress.remaining_usd == pytest.approx(8, abs=1)
+    assert re.fullmatch(
+        r"Study s: measuring, 6 of 10 measurements done, 1 launch tried again, about 10 s to go and [78]\.\d\d USD",
+        progress.description,
+    )
 
 
 def test_a_budget_of_money_needs_a_price(tmp_path: Path) -> None:

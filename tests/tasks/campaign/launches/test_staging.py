@@ -1,6 +1,7 @@
 """Job folders in a cluster's shared folder, from the placing to the way home, and `rankwise push`."""
 
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from configs.plans.plan import PlannedModel
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
 from configs.targets.resources import Container
-from configs.targets.target import LocalTarget, SlurmTarget, Target
+from configs.targets.target import LocalTarget, SlurmTarget, SshTarget, Target
 from slurm.staging.packages import run_root
-from tasks.campaign.launches.staging import bring_home, placed_job, stage_target
+from tasks.campaign.launches.staging import TargetAway, bring_home, placed_job, stage_target, stage_targets
 from tasks.models.sources import manifest_path, resolve_model
 from tests.support.launches import noop_measurement
 from tests.support.studies import rankwise, write_study
@@ -129,6 +130,17 @@ def test_a_shared_folder_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(StudyError) as refused:
         stage_target(cluster(tmp_path / "nowhere"), "targets[1]", [], print)
     assert "targets[1].shared" in str(refused.value) and "shared by all nodes" in str(refused.value)
+
+
+def test_hosts_that_do_not_answer_may_another_time_and_a_wrong_folder_stays_wrong(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        hosts = SshTarget.model_validate({"hosts": ["127.0.0.1"], "port": unused.getsockname()[1], "user": "nobody"})
+        with pytest.raises(TargetAway, match=r"targets\[0\]: 127\.0\.0\.1: not reached"):
+            stage_targets([hosts], [], print)
+        with pytest.raises(StudyError) as refused:
+            stage_targets([hosts, cluster(tmp_path / "nowhere")], [], print)
+    assert not isinstance(refused.value, TargetAway) and len(refused.value.problems) == 2
 
 
 def test_a_damaged_source_is_named(shared: Path, tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""Automations that Rankwise ships: lost flow runs are marked as crashed; what a person wants to hear of is told.
+
+    lines = ensure_automations(client)
+
+Those that tell something send a notification through the block `rankwise-notifications`, which may be of any type that
+Prefect can notify by (Slack, Microsoft Teams, e-mail, a webhook). Without one their firing is seen in the event feed
+only. To register again is safe: an automation that somebody disabled stays so.
+"""
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import StateType
+from prefect.events.actions import DoNothing, SendNotification
+
+from tasks.prefect_api.events import STUDY, Happened
+
+NOTIFICATIONS_BLOCK = "rankwise-notifications"
+ZOMBIES = "rankwise: flow runs that went without a word"
+STUDY_FAILED, REGRESSION, BUDGET = "rankwise: study failed", "rankwise: regression found", "rankwise: budget near"
+HEARTBEATS_MISSED_SECONDS = 90
+"""Three heartbeats of 30 s, as `prefect.yaml` sets them."""
+_FLOWS = ["study in short", "study from the form", "scheduled sweep", "scaling study"]
+_PAGE = 200
+
+
+def zombie_automation() -> AutomationCore:
+    """A flow run whose heartbeats stop without a final state is marked as crashed.
+
+    A state of a run that is to start also ends the watch: the silence of an earlier attempt is not that of the next.
+    Its final state alone does not do, since a heartbeat, which the run sends itself, may arrive after that. A run that
+    is started and does not come up is the worker's to report.
+
+    Source: https://docs.prefect.io/v3/advanced/detect-zombie-flows
+    """
+    ended = ("Completed", "Failed", "Cancelled", "Crashed", "Paused", "Suspended")
+    starting = ("Scheduled", "AwaitingRetry", "Resuming", "Late", "AwaitingConcurrencySlot", "Pending")
+    return AutomationCore(
+        name=ZOMBIES,
+        description="Its process was killed or its machine failed. Run the study again to resume it.",
+        trigger=EventTrigger(
+            after={"prefect.flow-run.heartbeat"},
+            expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ended + starting)},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=HEARTBEATS_MISSED_SECONDS),
+        ),
+        actions=[
+            ChangeFlowRunState(state=StateType.CRASHED, message=f"no heartbeat for {HEARTBEATS_MISSED_SECONDS} s")
+        ],
+    )
+
+
+def telling_automations(notifications: UUID | None) -> list[AutomationCore]:
+    """What a person wants to hear of. notifications: id of the block by which it is told; None: the event feed only."""
+    failed = EventTrigger(
+        expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
+        match={"prefect.resource.id": "prefect.flow-run.*"},
+        match_related={"prefect.resource.role": "flow", "prefect.resource.name": _FLOWS},
+        posture=Posture.Reactive,
+        threshold=1,
+    )
+    because = "{{ event.resource.name }}: {{ event.payload.validated_state.message }}"
+    return [
+        _telling(STUDY_FAILED, "A study failed, crashed or was refused.", failed, because, notifications),
+        _telling(
+            REGRESSION,
+            "A scheduled sweep is slower than the one before it.",
+            _of(Happened.REGRESSION_FOUND),
+            "{{ event.payload.message }}",
+            notifications,
+        ),
+        _telling(
+            BUDGET,
+            "80 % of a study's budget of time or money are used.",
+            _of(Happened.BUDGET_NEAR),
+            "{{ event.resource.name }}: {{ event.payload.message }}",
+            notifications,
+        ),
+    ]
+
+
+def _of(happened: Happened) -> EventTrigger:
+    return EventTrigger(
+        expect={str(happened)},
+        match={"prefect.resource.id": f"{STUDY}*"},
+        posture=Posture.Reactive,
+        threshold=1,
+    )
+
+
+def _telling(
+    name: str, description: str, trigger: EventTrigger, body: str, notifications: UUID | None
+) -> AutomationCore:
+    action: Any = DoNothing()
+    if notifications is not None:
+        action = SendNotification(block_document_id=notifications, subject=name, body=body)
+    return AutomationCore(name=name, description=description, trigger=trigger, actions=[action])
+
+
+def ensure_automations(client: SyncPrefectClient) -> list[str]:
+    """Create the automations, or bring them up to date. Returns a line on each."""
+    notifications = _notifications_block(client)
+    lines = [_ensure(client, zombie_automation())]
+    lines += [_ensure(client, wanted) for wanted in telling_automations(notifications)]
+    if notifications is None:
+        lines.append(f"no block {NOTIFICATIONS_BLOCK}: automations tell the event feed only")
+    return lines
+
+
+def _ensure(client: SyncPrefectClient, wanted: AutomationCore) -> str:
+    found = client.read_automations_by_name(wanted.name)
+    if not found:
+        client.create_automation(wanted)
+        return f"automation {wanted.name}: created"
+    switch = "enabled" if found[0].enabled else "disabled"
+    if _compared(found[0]) != _compared(wanted):
+        client.update_automation(found[0].id, wanted.model_copy(update={"enabled": found[0].enabled}))
+        return f"automation {wanted.name}: updated, {switch}"
+    return f"automation {wanted.name}: exists, {switch}"
+
+
+def _compared(automation: AutomationCore) -> tuple[Any, ...]:
+    """Trigger and actions, without what the server adds."""
+    actions = [action.model_dump(mode="json", exclude_none=True) for action in automation.actions]
+    return automation.trigger.model_dump(exclude={"id"}), actions
+
+
+def _notifications_block(client: SyncPrefectClient) -> UUID | None:
+    """The id of the block by which people are told; None where nobody made one."""
+    offset = 0
+    while page := client.read_block_documents(offset=offset, limit=_PAGE, include_secrets=False):
+        for document in page:
+            if document.name == NOTIFICATIONS_BLOCK:
+                return document.id
+        offset += len(page)
+    return None

@@ -1,0 +1,87 @@
+"""A flow called from Python is run whatever the local Prefect server does; Prefect's own call is what fails here."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prefect import Flow
+
+import flows.with_local_api
+from flows.server.local import LocalServerError
+from flows.with_local_api import WithLocalApi, flow_with_local_api
+
+
+@pytest.fixture(autouse=True)
+def no_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody names one; a local server is at hand; the environment of this process stays as it is."""
+    monkeypatch.setattr(flows.with_local_api, "_lacks_api", lambda: True)
+    monkeypatch.setattr(flows.with_local_api, "prefect_api", contextlib.nullcontext)
+    monkeypatch.setattr(flows.with_local_api, "apply_environment", lambda environment: None)
+
+
+@pytest.fixture
+def calls() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def doubled(calls: list[int]) -> WithLocalApi[[int], int]:
+    def double(number: int) -> int:
+        calls.append(number)
+        if number < 0:
+            raise ValueError("number: negative")
+        return 2 * number
+
+    return flow_with_local_api("double", flow_run_name=lambda: "double")(double)
+
+
+def fail_before(flow: Any, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("Failed to reach API at http://127.0.0.1:20000/api/")
+
+
+def fail_after(flow: Any, *args: Any, **kwargs: Any) -> Any:
+    flow.fn(*args)
+    raise RuntimeError("503 Service Unavailable")
+
+
+def test_a_server_that_does_not_start_costs_its_history_only(
+    doubled: WithLocalApi[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def no_server() -> Iterator[None]:
+        raise LocalServerError("Prefect server not ready within 15 s")
+        yield
+
+    monkeypatch.setattr(flows.with_local_api, "prefect_api", no_server)
+    with pytest.warns(RuntimeWarning, match="measuring without Prefect: Prefect server not ready within 15 s"):
+        assert doubled(2) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (fail_before, "measuring without Prefect: Failed to reach API"),
+        (fail_after, "the end of the run is not in Prefect: 503"),
+    ],
+)
+def test_a_server_that_fails_before_or_after_costs_no_result_and_no_second_run(
+    doubled: WithLocalApi[[int], int],
+    calls: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    call: Any,
+    told: str,
+) -> None:
+    monkeypatch.setattr(Flow, "__call__", call)
+    with pytest.warns(RuntimeWarning, match=told):
+        assert doubled(2) == 4
+    assert calls == [2]
+
+
+def test_an_error_of_the_flow_itself_is_raised_and_not_tried_again(
+    doubled: WithLocalApi[[int], int], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flow, "__call__", fail_after)
+    with pytest.raises(ValueError, match="number: negative"):
+        doubled(-1)
+    assert calls == [-1]
