@@ -14,7 +14,6 @@ from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from configs.plans.deployment import Deployment, ServingBundle
@@ -28,6 +27,7 @@ from tasks.deployment.rollouts import RolledBack, replace, scale
 from tasks.deployment.servers import ServerNotReady, is_ready
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
+from tests.support.processes import processes_of
 from tests.support.servers.inference_server import TINY
 from tests.support.studies import wait_until
 
@@ -50,17 +50,6 @@ def wanted(name: str, model: str = str(TINY), **changes: object) -> WantedDeploy
 
 def key_of(deployment: Deployment) -> str:
     return Path(deployment.key_file).read_text().strip()
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
