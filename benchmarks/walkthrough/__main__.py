@@ -84,6 +84,7 @@ class Walk:
         self._environment = {
             "RANKWISE_DATA": str(folder / "data"),
             "RANKWISE_CACHE": str(folder / "cache"),
+            "RANKWISE_LOCKS": str(folder),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHON_ENV": sys.prefix,
             "ROOT": str(ROOT),

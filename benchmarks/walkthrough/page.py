@@ -6,7 +6,7 @@ from itertools import groupby
 from benchmarks.walkthrough.steps import Step
 from configs.common.base import Frozen
 
-_WIDTH = 150
+_WIDTH = 200
 
 
 class Result(Frozen):
