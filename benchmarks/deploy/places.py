@@ -19,7 +19,8 @@ from tests.support.clouds.azure import FakeAzure
 from tests.support.clouds.gcp import FakeGcp
 from tests.support.ssh_hosts import SshTestHosts
 
-MODELS = ("synthetic:bert-base@0", "synthetic:t5-small@0")
+MODELS = ("synthetic:bert-109m@0", "synthetic:t5-61m@0")
+"""The shapes of bert-base-uncased and t5-small, with random weights."""
 LEVELS = ("none", "balanced", "aggressive")
 TARGETS = ("local", "ssh", "aws", "gcp", "azure")
 INSTANCES = {"aws": "aws:g4dn.xlarge", "gcp": "gcp:n1-standard-4-t4", "azure": "azure:Standard_NC4as_T4_v3"}

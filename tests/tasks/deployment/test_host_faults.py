@@ -19,7 +19,7 @@ from tests.support.studies import wait_until
 
 pytestmark = pytest.mark.slow
 SMALL_DISK_BYTES = 12 << 20
-"""Holds the code, but not the code and the model."""
+"""Too small for code and model."""
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,14 @@ def wanted(hosts: SshTestHosts, name: str, model: str) -> WantedDeployment:
     )
 
 
+def is_undeployed(store: Store, name: str) -> bool:
+    """A connection that has failed is tried again after a pause."""
+    try:
+        return undeploy(store, name, print) == 0.0
+    except PlaceError:
+        return False
+
+
 def test_a_full_disk_is_named_and_nothing_is_left(hosts: SshTestHosts, store: Store) -> None:
     host = hosts["a"]
     host.crash()
@@ -49,14 +57,14 @@ def test_a_full_disk_is_named_and_nothing_is_left(hosts: SshTestHosts, store: St
     try:
         with pytest.raises(PlaceError, match=r"gpu-a.*No space left on device"):
             Deploying(store, wanted(hosts, "full", "synthetic:llama-40m@0"), print, None).deploy()
-        left = [line for line in map(str, host.processes()) if "sshd" not in line]
+        left = [line for one in host.processes() if "supervisor" in (line := " ".join(one.cmdline()))]
         assert left == [] and not store.folder("full").exists() and processes_of(store.folder("full")) == []
     finally:
         hosts.restore()
 
 
 def test_a_host_that_dies_after_placing_leaves_nothing_here(hosts: SshTestHosts, store: Store) -> None:
-    host, placed = hosts["a"], hosts["a"].disk
+    host, placed = hosts["a"], hosts["a"].disk / "deployments" / "gone" / "servers" / "1" / "state.json"
     ended: list[BaseException] = []
 
     def deploy() -> None:
@@ -68,7 +76,7 @@ def test_a_host_that_dies_after_placing_leaves_nothing_here(hosts: SshTestHosts,
     thread = threading.Thread(target=deploy)
     thread.start()
     try:
-        wait_until(lambda: list(placed.glob("**/deployments/gone/servers/1/state.json")) or ended, 180, "the server")
+        wait_until(lambda: placed.exists() or ended, 180, "the server")
         host.crash()
         thread.join(180)
         assert not thread.is_alive() and len(ended) == 1 and "gpu-a" in str(ended[0]), ended
@@ -80,12 +88,12 @@ def test_a_host_that_dies_after_placing_leaves_nothing_here(hosts: SshTestHosts,
 
 def test_a_host_that_dies_later_is_named_until_it_is_back(hosts: SshTestHosts, store: Store) -> None:
     said: list[str] = []
-    deployment, _ = Deploying(store, wanted(hosts, "later", "synthetic:bert-1m@0"), said.append, None).deploy()
+    Deploying(store, wanted(hosts, "later", "synthetic:bert-1m@0"), said.append, None).deploy()
     hosts["a"].crash()
     with pytest.raises(PlaceError, match="gpu-a"):
         undeploy(store, "later", said.append)
     assert store.folder("later").exists() and processes_of(store.folder("later")) == []  # remembered; nothing runs here
     hosts["a"].boot()
-    assert undeploy(store, "later", said.append) == 0.0
+    wait_until(lambda: is_undeployed(store, "later"), 60, "undeploy")
     assert not store.folder("later").exists()
-    assert not list(hosts["a"].disk.glob("**/deployments/later")), deployment
+    assert not (hosts["a"].disk / "deployments" / "later").exists()
