@@ -83,6 +83,8 @@ def test_a_host_that_dies_after_placing_leaves_nothing_here(hosts: SshTestHosts,
         assert not store.folder("gone").exists() and processes_of(store.folder("gone")) == []
     finally:
         thread.join()
+        if not ended:
+            undeploy(store, "gone", print)
         hosts.restore()
 
 
