@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 
+from benchmarks.clouds.places import end_hosts_when_terminated
 from benchmarks.deploy.places import LEVELS, MODELS, TARGETS, Target, all_targets
 from configs.common.base import Frozen, write_atomically
 from configs.plans.deployment import OptimizationLevel
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="begin no deployment after them; the next call goes on")
     parser.add_argument("--keep", type=Path, default=Path("runs") / "bench-deploy", help="rows, models and bundles")
     asked = parser.parse_args()
+    end_hosts_when_terminated()
     keep, began = asked.keep.resolve(), time.monotonic()
     (keep / "rows").mkdir(parents=True, exist_ok=True)
     os.environ |= {"RANKWISE_DATA": str(keep / "data"), "RANKWISE_CACHE": str(keep / "cache")}

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from benchmarks.clouds.places import end_hosts_when_terminated
 from benchmarks.deploy.bench import run_rankwise
 from benchmarks.deploy.places import CLOUDS, Target, all_targets
 from configs.plans.deployment import Deployment, ServingBundle
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--cloud", choices=sorted(CLOUDS), default="aws")
     parser.add_argument("--model", default="synthetic:llama-1m@0")
     asked = parser.parse_args()
+    end_hosts_when_terminated()
     with tempfile.TemporaryDirectory(prefix="rankwise-sharded-") as name, ExitStack() as stack:
         folder = Path(name)
         os.environ |= {"RANKWISE_DATA": str(folder / "data"), "RANKWISE_CACHE": str(folder / "cache")}

@@ -35,7 +35,7 @@ from tests.support.clouds.gcp import FakeGcp
 from tests.support.servers.hub_server import HubServer, Repository
 
 ROOT = Path(__file__).parents[2]
-LIMIT_SECONDS = 560
+LIMIT_SECONDS = 900
 LAB = "walk"
 _CONFIG = """{
   "nodes": [{"id": "local", "type": "local"},
