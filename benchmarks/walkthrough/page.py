@@ -24,8 +24,8 @@ def page(results: list[tuple[Step, Result]], day: datetime) -> str:
         f"Written by `make walkthrough` on {day:%Y-%m-%d}: the command lines of the project's first documents, in\n"
         "their order, what stands for each today, and what it printed. Long outputs are cut in the middle (`...`).\n"
         "`$ROOT` is the clone, `$VIRTUAL_ENV` its environment, `.` an empty folder with copies of `configs/models`\n"
-        "and `configs/studies`. Behind every instance and host stands a namespace of one machine with two cores, which did\n"
-        "other work too: speeds say nothing about the machines that are named.\n",
+        "and `configs/studies`. Behind every instance and host stands a namespace of one machine with two cores,\n"
+        "which did other work too: speeds say nothing about the machines that are named.\n",
     ]
     for part, found in groupby(results, lambda pair: pair[0].part):
         parts += [f"## {part}\n", *(_section(step, result) for step, result in found)]
