@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only the steps that measure nothing; no page")
     parser.add_argument("--minutes", type=float, help="begin no step after them; the next call goes on")
     parser.add_argument("--needs", choices=("none", "clouds", "cluster", "hub"), help="only steps that need this")
+    parser.add_argument("--partial", action="store_true", help="write the page whatever has been run so far")
     parser.add_argument("--again", action="store_true", help="forget what was kept")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "walkthrough")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "walkthrough.md")
@@ -68,8 +69,9 @@ def main() -> int:
     with walk.surroundings:
         asked_for = [step for step in steps if asked.needs in (None, step.needs or "none")]
         code = walk.run(asked_for, None if asked.minutes is None else 60 * asked.minutes)
-    if code == 0 and not asked.quick and asked.needs is None:
-        asked.out.write_text(page([(step, walk.results[step.id]) for step in steps], datetime.now(UTC)))
+    whole = code == 0 and not asked.quick and asked.needs is None
+    if whole or asked.partial:
+        asked.out.write_text(page([(step, walk.kept(step)) for step in all_steps()], datetime.now(UTC)))
     return code
 
 
@@ -111,7 +113,7 @@ class Walk:
         """Run what has no kept result. Returns the exit code."""
         began, wrong, late = time.monotonic(), [], 0
         for group in _groups(steps):
-            kept = [self._read(step) for step in group]
+            kept = [self.kept(step) for step in group]
             if None not in kept:
                 self.results |= {step.id: result for step, result in zip(group, kept, strict=True) if result}
                 continue
@@ -142,7 +144,8 @@ class Walk:
         write_atomically(self._kept / f"{step.id}.json", result.model_dump_json(indent=1))
         return []
 
-    def _read(self, step: Step) -> Result | None:
+    def kept(self, step: Step) -> Result | None:
+        """What a step printed in this call or an earlier one."""
         path = self._kept / f"{step.id}.json"
         return Result.model_validate_json(path.read_text()) if path.exists() else None
 

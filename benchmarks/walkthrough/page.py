@@ -17,8 +17,8 @@ class Result(Frozen):
     seconds: float
 
 
-def page(results: list[tuple[Step, Result]], day: datetime) -> str:
-    """Return the page's text."""
+def page(results: list[tuple[Step, Result | None]], day: datetime) -> str:
+    """Return the page's text; a step without a result is shown as one that was not run."""
     parts = [
         "# Walk-through\n",
         f"Written by `make walkthrough` on {day:%Y-%m-%d}: the command lines of the project's first documents, in\n"
@@ -32,14 +32,15 @@ def page(results: list[tuple[Step, Result]], day: datetime) -> str:
     return "\n".join(parts)
 
 
-def _section(step: Step, result: Result) -> str:
+def _section(step: Step, result: Result | None) -> str:
     """One command line: as it was written, as it is run, what was there, what it printed."""
-    lines = [line.rstrip()[:_WIDTH].rstrip() for line in result.text.strip("\n").splitlines()]
+    lines = [] if result is None else [line.rstrip()[:_WIDTH].rstrip() for line in result.text.strip("\n").splitlines()]
     half = step.lines // 2
     shown = lines if len(lines) <= step.lines else [*lines[: step.lines - half], "...", *lines[-half:]]
     command = step.run.replace("$PYTHON_ENV", "$VIRTUAL_ENV").replace("; code=$?", "").replace("; exit $code", "")
     against = f"Against {step.against}." if step.against else ""
-    ended = f"Exit code {result.code}." if result.code else ""
+    ended = "Not run when this page was written." if result is None else ""
+    ended = f"Exit code {result.code}." if result is not None and result.code else ended
     said = " ".join(text for text in (against, ended) if text)
     fence = "````" if any(line.startswith("```") for line in shown) else "```"
     return "\n".join(
