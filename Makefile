@@ -30,7 +30,7 @@ test-nightly: $(VENV)/.installed-dev  ## tests that CI leaves out: grids of opti
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m benchmarks.faults.bench $(if $(KEEP),--runs $(KEEP))
 
-walkthrough: $(VENV)/.installed-dev  ## run every command line of the first documents, write docs/walkthrough.md; as root, needs sshd and Slurm; about 20 minutes, goes on where it stopped
+walkthrough: $(VENV)/.installed-dev  ## run every command line of the first documents, write docs/walkthrough.md; as root, needs sshd and Slurm; about half an hour, goes on where it stopped
 	$(BIN)/python -m benchmarks.walkthrough
 
 bench-deploy: $(VENV)/.installed-dev  ## deploy the shapes of bert-base and t5-small at every level to five targets, goes on where it stopped; then a model cut over two rented nodes; as root, needs sshd
