@@ -30,11 +30,12 @@ test-nightly: $(VENV)/.installed-dev  ## tests that CI leaves out: grids of opti
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m benchmarks.faults.bench $(if $(KEEP),--runs $(KEEP))
 
-walkthrough: $(VENV)/.installed-dev  ## run the command lines of the first documents, write docs/walkthrough.md; as root for hosts and clouds, about 15 minutes
+walkthrough: $(VENV)/.installed-dev  ## run every command line of the first documents, write docs/walkthrough.md; as root, needs sshd and Slurm; about half an hour, goes on where it stopped
 	$(BIN)/python -m benchmarks.walkthrough
 
-bench-deploy: $(VENV)/.installed-dev  ## deploy two models at every level to five targets; as root, needs sshd
+bench-deploy: $(VENV)/.installed-dev  ## deploy the shapes of bert-base and t5-small at every level to five targets, goes on where it stopped; then a model cut over two rented nodes; as root, needs sshd
 	$(BIN)/python -m benchmarks.deploy.bench
+	$(BIN)/python -m benchmarks.deploy.sharded
 
 test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nodes against the APIs of EC2, Compute Engine and Azure on this machine, print the table; as root, needs sshd
 	$(BIN)/python -m pytest -q tests/tasks/providers/test_cloud_faults.py tests/tasks/providers/test_azure_faults.py

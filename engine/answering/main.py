@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from configs.serving.settings import ServingSettings
 from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes
+from engine.serving.http.listening import listen
 from engine.serving.http.model import ServedModel
 
 _LOOK_SECONDS, _MAX_FAILED_STARTS = 0.1, 3
@@ -32,10 +32,7 @@ _LOOK_SECONDS, _MAX_FAILED_STARTS = 0.1, 3
 
 async def serve(settings: ServingSettings, path: Path) -> int:
     """Serve until a signal ends it. Returns the exit code: 1 where the model cannot be loaded."""
-    try:
-        listener = socket.create_server((settings.host, settings.port))
-    except OSError as error:
-        raise ValueError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
+    listener = listen(settings.host, settings.port)
     config = ModelConfig.parse(read_model_manifest(Path(settings.manifest)).config)
     limits = settings.limits
     computing = Computing(path, Path(settings.folder) / "rank.log", limits.max_queue, limits.request_seconds)

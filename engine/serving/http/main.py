@@ -24,6 +24,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.serving.settings import ServingSettings
 from engine.serving.http.app import Server, serving_app
+from engine.serving.http.listening import listen
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
@@ -45,11 +46,7 @@ class _Uvicorn(uvicorn.Server):
 
 async def serve(settings: ServingSettings, path: Path) -> int:
     """Serve until a signal ends it. Returns the exit code: 1 if the ranks could not be started."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family)
-    except OSError as error:
-        raise ValueError(f"{settings.host}:{settings.port} cannot be listened on: {error.strerror}") from error
+    listener = listen(settings.host, settings.port)
     metrics = ServerMetrics(settings.name)
     router = Router(settings, path, metrics)
     server = Server(settings, ServedModel.read(settings), router, metrics, os.environ.get(API_KEY_VARIABLE) or None)

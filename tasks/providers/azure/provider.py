@@ -94,8 +94,9 @@ class Azure:
         return sorted({place.lower().replace(" ", "") for each in machines for place in each.locations})
 
     def zones(self, instance: str, region: str) -> list[str]:
-        """Return the zones of a region that offer the size to this subscription. Problem `invalid`: it is retired."""
-        refuse_retired(instance)
+        """Return the zones of a region that offer the size to this subscription. Problem `invalid`: retired."""
+        if _endpoint() == PUBLIC_ENDPOINT:
+            refuse_retired(instance)
         wanted = f"location eq '{region}'"
         for sku in call_azure(lambda: list(self._compute.resource_skus.list(filter=wanted))):
             if sku.resource_type == "virtualMachines" and sku.name == instance:
@@ -297,13 +298,18 @@ class Azure:
             said = storage if os.environ.get("AZURE_STORAGE_CONNECTION_STRING") else ""
             raise ProviderError("auth", "", f"azure: {said}Set AZURE_SUBSCRIPTION_ID and log in, such as by `az login`")
         if self._clients is None:
-            endpoint = os.environ.get("RANKWISE_AZURE_ENDPOINT", PUBLIC_ENDPOINT).rstrip("/")
+            endpoint = _endpoint()
             given = {"base_url": endpoint, "credential_scopes": [f"{endpoint}/.default"], **_ONCE}
             login = DefaultAzureCredential()
             clients = (ResourceManagementClient, ComputeManagementClient, NetworkManagementClient)
             resources, compute, network = (client(login, subscription, **given) for client in clients)
             self._clients = (resources, compute, network)
         return self._clients
+
+
+def _endpoint() -> str:
+    """Return the Azure Resource Manager that is asked."""
+    return os.environ.get("RANKWISE_AZURE_ENDPOINT", PUBLIC_ENDPOINT).rstrip("/")
 
 
 def _finish(poller: Any) -> None:

@@ -4,6 +4,7 @@ Codes: https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-
 https://cloud.google.com/compute/docs/resource-error (capacity), https://cloud.google.com/compute/docs/api/errors.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -62,7 +63,10 @@ def translated() -> Iterator[None]:
         code = next((reason for reason in reasons if reason), str(status))
         raise ProviderError(_problem(code, error.message, status), code, error.message) from error
     except sign_in.DefaultCredentialsError as error:
-        raise ProviderError("auth", "", f"gcp: no credentials. {_REMEDY}") from error
+        # Where a file is named, the client says what is wrong with it.
+        named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        why = f"GOOGLE_APPLICATION_CREDENTIALS: {error}" if named else "no credentials."
+        raise ProviderError("auth", "", f"gcp: {why} {_REMEDY}") from error
     except sign_in.TransportError as error:
         raise ProviderError("transient", type(error).__name__, str(error)) from error
     except sign_in.GoogleAuthError as error:

@@ -202,6 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_stored(self._request.path)
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", self._request.path):
             self._describe(match[1], match[2], "blobs" in parse_qs(url.query))
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", self._request.path):
+            self._list(match[1], match[2])
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self._request.path):
             self._send_file(match[1], match[2], match[3])
         else:
@@ -224,6 +226,21 @@ class _Handler(BaseHTTPRequestHandler):
                     sibling["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
             siblings.append(sibling)
         self._json(200, {}, {"id": name, "sha": repository.commit, "private": False, "siblings": siblings})
+
+    def _list(self, name: str, revision: str) -> None:
+        """The files of a repository, as `hf download` asks for them."""
+        repository = self._visible(name, revision)
+        if repository is not None:
+            entries = [
+                {
+                    "type": "file",
+                    "oid": hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest(),
+                    "size": path.stat().st_size,
+                    "path": str(path.relative_to(repository.folder)),
+                }
+                for path in repository.files()
+            ]
+            self._json(200, {}, entries)
 
     def _send_file(self, name: str, revision: str, filename: str) -> None:
         repository = self._visible(name, revision)

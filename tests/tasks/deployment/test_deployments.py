@@ -4,30 +4,36 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from configs.serving.deployment import Deployment, ServingBundle
-from tasks.deployment.bundles import WantedBundle, save_bundle
+from configs.targets.target import LocalTarget
+from engine.kernels.quantized import own_path
+from tasks.deployment.bundles import WantedBundle, resolved_model, save_bundle
 from tasks.deployment.deploying import Deploying, FirstAnswerWrong, WantedDeployment, take_down
+from tasks.deployment.level_checks import check_levels
 from tasks.deployment.places import PlaceError, state
 from tasks.deployment.rollouts import RolledBack, replace, set_server_count
 from tasks.deployment.servers import ServerNotReady, is_ready
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
+from tests.support.processes import processes_of
 from tests.support.servers.inference_server import TINY
 from tests.support.studies import wait_until
 
 pytestmark = pytest.mark.slow
 RATE = 20.0
+BERT = "synthetic:bert-1m@0"
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +50,6 @@ def wanted(name: str, model: str = str(TINY), **changes: object) -> WantedDeploy
 
 def key_of(deployment: Deployment) -> str:
     return Path(deployment.key_file).read_text().strip()
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -205,18 +200,53 @@ def test_a_server_that_is_never_ready_is_ended(store: Store, monkeypatch: pytest
     assert processes_of(store.folder("slow")) == [] and not store.folder("slow").exists()
 
 
-def test_a_planted_bad_quantisation_is_refused_and_the_milder_one_deployed(store: Store) -> None:
+SWAPPED = ("half ? eight >> 4 : eight", "half ? eight : eight >> 4")
+"""Of the kernel for weights of 4 bits: the two numbers of a byte in the wrong order."""
+
+
+def plant(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the compiler of kernels build one that is wrong; the sources stay as they are."""
+    compiler = folder / "cc"
+    compiler.write_text(
+        f"""#!{sys.executable}
+import os, pathlib, sys
+words = sys.argv[1:]
+for place, word in enumerate(words):
+    if word.endswith("/quantized.c"):
+        source = pathlib.Path(word)
+        assert {SWAPPED[0]!r} in source.read_text()
+        planted = pathlib.Path({str(folder)!r}, f"{{os.getpid()}}.c")
+        planted.write_text(source.read_text().replace({SWAPPED[0]!r}, {SWAPPED[1]!r}))
+        words[place : place + 1] = ["-iquote", str(source.parent), str(planted)]
+os.execvp("cc", ["cc", *words])
+"""
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+
+
+def test_a_planted_bad_kernel_is_refused_and_the_milder_level_deployed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own_path() != "avx512_vnni":
+        pytest.skip("levels are without passes on this processor")
+    monkeypatch.setenv("RANKWISE_KERNELS", "on")
+    asked = replace_fields(wanted("levels"), bundle=WantedBundle(model=BERT, level="aggressive", max_length=64))
+    model = resolved_model(BERT, store.cache, tmp_path)
+    checked, _ = check_levels(
+        model, LocalTarget(device="cpu"), ["aggressive"], "bfloat16", tmp_path / "right", store.cache, 0.01, print
+    )
+    assert checked["aggressive"].passes == ("int4",) and checked["aggressive"].refused is None
+    plant(tmp_path, monkeypatch)
     said: list[str] = []
-    bundle = WantedBundle(model="synthetic:bert-1m@0", level="aggressive", max_loss=1e-5, max_length=64)
-    asked = wanted("levels")
-    asked = WantedDeployment(name=asked.name, target=asked.target, bundle=bundle, hours=0.5)
     deployment, _ = Deploying(store, asked, said.append, None).deploy()
     made = store.bundle(deployment)
     by_level = {check.level: check for check in made.checks}
-    refused = by_level["aggressive"]
-    if refused.passes:  # this machine has kernels of bytes
-        assert refused.refused is not None and made.level in ("balanced", "none")
-        assert any("aggressive" in line and "is not deployed" in line for line in said)
+    right, planted = checked["aggressive"].loss, by_level["aggressive"].loss
+    print(f"{BERT}: aggressive loses {right:.2g} with its kernel, {planted:.2g} with the planted one")
+    assert by_level["aggressive"].refused is not None and made.level == "balanced" and made.compression == ("int8",)
+    assert any("aggressive (int4) is not deployed" in line for line in said)
     assert take_down(store, "levels", said.append) == 0.0
 
 

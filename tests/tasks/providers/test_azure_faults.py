@@ -81,7 +81,7 @@ def test_nodes_come_up_and_go(renter: Renter, seen: Seen) -> None:
     assert {each.expires_at for each in renter.provider.tagged(["eastus"], "whole")} == {later}
     renter.down(lease)
     assert renter.cloud.left() == [] and nodes_of(folder) == []
-    seen("azure: no fault", "2 nodes up, then down", "nothing left")
+    seen("azure", "no fault", "2 nodes up, then down", "nothing left")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_ladder_finds_nodes(
     renter.cloud.faults.clear()
     renter.down(lease)
     assert renter.cloud.left() == []
-    seen(f"azure: {name}", f"rented at rung {len(asked)}, {renter.cloud.count(MACHINE)} create calls", "nothing left")
+    seen("azure", name, f"rented at rung {len(asked)}, {renter.cloud.count(MACHINE)} create calls", "nothing left")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_failed_rental_leaves_nothing(
         renter.rent(lease)
     assert renter.cloud.left() == []
     assert not (renter.rented / lease.run / "id_ed25519").exists()
-    seen(f"azure: {name}", "refused, with the reason", "nothing left")
+    seen("azure", name, "refused, with the reason", "nothing left")
 
 
 def test_an_evicted_node_takes_its_gang_along(renter: Renter, seen: Seen) -> None:
@@ -153,7 +153,7 @@ def test_an_evicted_node_takes_its_gang_along(renter: Renter, seen: Seen) -> Non
     assert {node.market for node in nodes} == {"on_demand"} and len(renter.cloud.hosts.running()) == 2
     renter.down(lease)
     assert renter.cloud.left() == []
-    seen("azure: spot node evicted before it is ready", "gang given back, on demand instead", "nothing left")
+    seen("azure", "spot node evicted before it is ready", "gang given back, on demand instead", "nothing left")
 
 
 def test_deleting_fails_at_first(renter: Renter, seen: Seen) -> None:
@@ -162,7 +162,7 @@ def test_deleting_fails_at_first(renter: Renter, seen: Seen) -> None:
     renter.cloud.faults += [Fault("DELETE .*", code="InternalServerError", times=3)]
     renter.down(lease)
     assert renter.cloud.left() == []
-    seen("azure: deleting fails at first", "tried again", "nothing left")
+    seen("azure", "deleting fails at first", "tried again", "nothing left")
 
 
 def test_deleting_always_fails_and_is_named(renter: Renter, seen: Seen) -> None:
@@ -177,7 +177,7 @@ def test_deleting_always_fails_and_is_named(renter: Renter, seen: Seen) -> None:
     renter.cloud.faults.clear()
     renter.reap()
     assert renter.cloud.left() == []
-    seen("azure: deleting always fails", f"{len(caught.value.left)} resources named; reap later", "nothing left")
+    seen("azure", "deleting always fails", f"{len(caught.value.left)} resources named; reap later", "nothing left")
 
 
 @pytest.mark.parametrize("action", [MACHINE, "GET virtualMachines"])
@@ -195,7 +195,7 @@ def test_credentials_expire(renter: Renter, seen: Seen, action: str) -> None:
     renter.cloud.faults.clear()
     renter.reap()
     assert renter.cloud.left() == []
-    seen(f"azure: credentials expire at {action}", "told; reap with new ones", "nothing left")
+    seen("azure", f"credentials expire at {action}", "told; reap with new ones", "nothing left")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_sigkill_while_renting_then_reap(
         time.sleep(fault.late_seconds)
     renter.reap()
     assert renter.cloud.left() == []
-    seen(f"azure: SIGKILL: {stage}", "reap", "nothing left")
+    seen("azure", f"SIGKILL: {stage}", "reap", "nothing left")
 
 
 def test_sigkill_while_renting_then_again(renter: Renter, seen: Seen) -> None:
@@ -231,7 +231,7 @@ def test_sigkill_while_renting_then_again(renter: Renter, seen: Seen) -> None:
     assert sorted(renter.cloud.hosts.running()) == sorted(node.id.rpartition("/")[2] for node in nodes)
     renter.down(lease)
     assert renter.cloud.left() == []
-    seen("azure: SIGKILL: create call", "the same run again: first gives back, then rents", "nothing left")
+    seen("azure", "SIGKILL: create call", "the same run again: first gives back, then rents", "nothing left")
 
 
 def test_a_node_that_powers_itself_off_is_reaped(renter: Renter, seen: Seen) -> None:
@@ -247,7 +247,7 @@ def test_a_node_that_powers_itself_off_is_reaped(renter: Renter, seen: Seen) -> 
     assert any("virtualmachines" in id for id in renter.cloud.left())
     renter.reap()
     assert renter.cloud.left() == []
-    seen("azure: nobody gives back", "the nodes power off, are billed, and reap deletes them", "nothing left")
+    seen("azure", "nobody gives back", "the nodes power off, are billed, and reap deletes them", "nothing left")
 
 
 def test_orphaned_disk_and_address(renter: Renter, seen: Seen) -> None:
@@ -259,7 +259,7 @@ def test_orphaned_disk_and_address(renter: Renter, seen: Seen) -> None:
     assert len(renter.reap(dry_run=True).doomed) == 2 and len(renter.cloud.left()) == 2
     assert len(renter.reap().removed) == 2
     assert renter.cloud.left() == []
-    seen("azure: orphaned disk and address", "found by tag in another region", "nothing left")
+    seen("azure", "orphaned disk and address", "found by tag in another region", "nothing left")
 
 
 def test_no_secret_is_written(renter: Renter, seen: Seen) -> None:
@@ -270,4 +270,4 @@ def test_no_secret_is_written(renter: Renter, seen: Seen) -> None:
     for path in [*renter.rented.rglob("*"), *renter.cloud.folder.rglob("user_data*")]:
         everything += path.read_text() if path.is_file() else ""
     assert renter.cloud.environment["IDENTITY_HEADER"] not in everything and "token-of-the-test" not in everything
-    seen("azure: canary credentials", "in no file, tag, user data or line", "nothing left")
+    seen("azure", "canary credentials", "in no file, tag, user data or line", "nothing left")

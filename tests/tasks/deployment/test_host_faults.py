@@ -1,0 +1,101 @@
+"""Hosts that fail while a bundle is placed on them: a disk that is full, a host that loses its power."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.targets.target import SshTarget
+from tasks.deployment.bundles import WantedBundle
+from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
+from tasks.deployment.places import PlaceError
+from tasks.deployment.servers import ServerNotReady
+from tasks.deployment.store import Store
+from tasks.deployment.targets import parse_target
+from tests.support.processes import processes_of
+from tests.support.ssh_hosts import SshTestHosts, ssh_hosts
+from tests.support.studies import wait_until
+
+pytestmark = pytest.mark.slow
+SMALL_DISK_BYTES = 12 << 20
+"""Too small for code and model."""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshTestHosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("hosts"), 1) as made:
+        yield made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
+
+
+def wanted(hosts: SshTestHosts, name: str, model: str) -> WantedDeployment:
+    target = SshTarget.model_validate(hosts.target())
+    bundle = WantedBundle(model=model, level="none", max_length=64)
+    return WantedDeployment(
+        name=name, target=parse_target("ssh:gpu-a"), bundle=bundle, hours=0.5, ssh=target, ready_seconds=120
+    )
+
+
+def is_undeployed(store: Store, name: str) -> bool:
+    """A connection that has failed is tried again after a pause."""
+    try:
+        return take_down(store, name, print) == 0.0
+    except PlaceError:
+        return False
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(hosts: SshTestHosts, store: Store) -> None:
+    host = hosts["a"]
+    host.crash()
+    host.disk_bytes = SMALL_DISK_BYTES
+    host.boot()
+    try:
+        with pytest.raises(PlaceError, match=r"gpu-a.*No space left on device"):
+            Deploying(store, wanted(hosts, "full", "synthetic:llama-40m@0"), print, None).deploy()
+        left = [line for one in host.processes() if "supervisor" in (line := " ".join(one.cmdline()))]
+        assert left == [] and not store.folder("full").exists() and processes_of(store.folder("full")) == []
+    finally:
+        hosts.restore()
+
+
+def test_a_host_that_dies_after_placing_leaves_nothing_here(hosts: SshTestHosts, store: Store) -> None:
+    host, placed = hosts["a"], hosts["a"].disk / "deployments" / "gone" / "servers" / "1" / "state.json"
+    ended: list[BaseException] = []
+
+    def deploy() -> None:
+        try:
+            Deploying(store, wanted(hosts, "gone", "synthetic:bert-1m@0"), print, None).deploy()
+        except (PlaceError, ServerNotReady) as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=deploy)
+    thread.start()
+    try:
+        wait_until(lambda: placed.exists() or ended, 180, "the server")
+        host.crash()
+        thread.join(180)
+        assert not thread.is_alive() and len(ended) == 1 and "gpu-a" in str(ended[0]), ended
+        assert not store.folder("gone").exists() and processes_of(store.folder("gone")) == []
+    finally:
+        thread.join()
+        if not ended:
+            take_down(store, "gone", print)
+        hosts.restore()
+
+
+def test_a_host_that_dies_later_is_named_until_it_is_back(hosts: SshTestHosts, store: Store) -> None:
+    said: list[str] = []
+    Deploying(store, wanted(hosts, "later", "synthetic:bert-1m@0"), said.append, None).deploy()
+    hosts["a"].crash()
+    with pytest.raises(PlaceError, match="gpu-a"):
+        take_down(store, "later", said.append)
+    assert store.folder("later").exists() and processes_of(store.folder("later")) == []  # remembered; nothing runs here
+    hosts["a"].boot()
+    wait_until(lambda: is_undeployed(store, "later"), 60, "undeploy")
+    assert not store.folder("later").exists()
+    assert not (hosts["a"].disk / "deployments" / "later").exists()
