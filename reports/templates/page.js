@@ -169,6 +169,7 @@ function cells() {
     return found;
   };
   const drawSamples = c => {
+    if (!c.range) return null;
     const [low, high] = c.range, series = c.repeats.filter(r => r[4]).map(r => [r[0], decode(r[4])]);
     if (!series.length) return null;
     const ns = "http://www.w3.org/2000/svg", svg = document.createElementNS(ns, "svg");
