@@ -10,8 +10,8 @@ is stale by the day the study was measured, never by today's: rendering again gi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from datetime import date
+from functools import cached_property
 
 from configs.hardware.prices import STALE_DAYS, Price
 from configs.spec.cell import Cell

@@ -203,7 +203,7 @@ function cells() {
     const grid = make("table"), head = make("tr"), rowsBody = make("tbody"), top = make("thead");
     for (const name of ["repeat", "state", all.unit, "CPU taken by others", "record"]) head.append(make("th", name, {scope: "col"}));
     for (const r of c.repeats) {
-      const tr = make("tr"), path = `records/${c.key}/${all.record.replace("{repeat}", r[0]).replace("{attempt}", r[5])}`, link = make("a", path, {href: path});
+      const tr = make("tr"), path = `records/${c.key}/${all.record.replace("{repeat}", r[0]).replace("{attempt}", r[5])}`, link = root.dataset.unlinked === undefined ? make("a", path, {href: path}) : make("span", path);
       tr.append(make("td", r[0]), make("td", r[1] || "completed"), make("td", known(r[2], "")), make("td", known(r[3], " %")), make("td"));
       tr.lastChild.append(link);
       rowsBody.append(tr);
@@ -229,10 +229,25 @@ function cells() {
   go();
 }
 
+// Site: the page of the comparison of two runs.
+function site() {
+  const data = $("#pairs");
+  if (!data) return;
+  const pairs = JSON.parse(data.textContent), first = $("#first"), second = $("#second"), out = $("#compared");
+  if (second.options.length > 1) second.selectedIndex = 1;
+  $("#go").hidden = false;
+  $("#go").addEventListener("click", () => {
+    const page = pairs[`${first.value},${second.value}`];
+    if (page) location.href = page;
+    else out.textContent = first.value === second.value ? "These are the same run." : "No comparison: the runs have no cell in common, or there are too many pairs.";
+  });
+}
+
 function start() {
   $$("figure.chart").forEach(chart);
   $$(".tabled table").forEach(plain);
   cells();
+  site();
 }
 start();
 
