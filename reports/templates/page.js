@@ -234,7 +234,10 @@ function site() {
   const data = $("#pairs");
   if (!data) return;
   const pairs = JSON.parse(data.textContent), first = $("#first"), second = $("#second"), out = $("#compared");
-  if (second.options.length > 1) second.selectedIndex = 1;
+  // The newest run against the one before it with the same cells.
+  const [one, two] = Object.keys(pairs)[0] ? Object.keys(pairs)[0].split(",").map(Number).sort((a, b) => b - a) : [1, 0];
+  if (one < first.options.length) first.selectedIndex = one;
+  second.selectedIndex = two;
   $("#go").hidden = false;
   $("#go").addEventListener("click", () => {
     const page = pairs[`${first.value},${second.value}`];

@@ -66,7 +66,7 @@ def _site_run(folder: Path, name: str, number: int) -> SiteRun:
     run = RunPaths(folder.absolute())
     analysis = analyze_run(run, draws=False)
     sentences = analysis.context["sentences"]
-    decision = shortened(printable(sentences[0].lead), 200) if sentences else ""
+    decision = shortened(printable(sentences[0].lead).rstrip(":"), 200) if sentences else ""
     page = report_page(analysis.document, cells_data(analysis.study), home=HOME, linked=False)
     kept = KeptRun(number, (printable(name, 200),), str(folder), utc_now(), run_figures(analysis.study, name))
     return SiteRun(kept, decision, page)
