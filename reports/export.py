@@ -5,11 +5,13 @@ Values are whole, not rounded. Units are in the names of the columns. An empty f
 
 import io
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from configs.records.rates import LATENCY_COLUMNS
 from configs.records.record import Figure
-from configs.workloads import STUDIED
+from configs.workloads import descriptor_of
+from configs.workloads.descriptor import Descriptor
 from configs.workloads.train import TRAINING_PARTS
 from reports.decisions.cost import cell_cost, price_of
 from reports.numbers.statistics import Estimate
@@ -35,48 +37,83 @@ _EXPOSED = "exposed_communication_share"
 
 
 def cells_csv(study: StudyResult) -> str:
-    """One line for each cell of the plan, in the plan's order, with the same columns in every study."""
+    """One line for each cell of the plan, in the plan's order.
+
+    The columns are those that the study's kinds of workload can fill, the same whatever failed, and any other with a
+    value.
+    """
     import pandas as pd
 
     named = [(point.cell, one.name) for one in study.plan.experiments for point in one.points]
     experiments = pd.DataFrame(named, columns=["cell", "name"]).drop_duplicates().groupby("cell")["name"].agg("; ".join)
     lines = [_cell_line(study, key, experiments.get(key, "")) for key in study.cells]
-    frame = pd.DataFrame(lines, dtype=object)
-    columns = _cell_columns()
-    assert set(frame.columns) <= set(columns), "a figure without a column"
-    return str(frame.reindex(columns=columns).to_csv(index=False, lineterminator="\n"))
+    kinds = {result.cell.workload.kind: descriptor_of(result.cell.workload) for result in study.cells.values()}
+    used = _columns_of(list(kinds.values())) | {
+        name for line in lines for name, value in line.items() if value is not None
+    }
+    every = _cell_columns(list(kinds.values()))
+    assert {name for line in lines for name in line} <= set(every), "a figure without a column"
+    frame = pd.DataFrame(lines, dtype=object).reindex(columns=[name for name in every if name in used])
+    return str(frame.to_csv(index=False, lineterminator="\n"))
 
 
-def _workload_fields() -> list[str]:
-    fields: dict[str, None] = {}
-    for known in STUDIED.values():
-        fields |= dict.fromkeys(known.model.model_fields)
-    return list(fields)
+_CELL = ("key", "experiments", "model", "name", "status", "repeats_planned", "repeats_completed")
+_STATE = (
+    "measurements_steady",
+    "measurements_not_steady",
+    "measurements_too_short_to_tell",
+    "peak_memory_bytes_all_ranks",
+    "peak_memory_bytes_largest_rank",
+    "cpu_share_of_own_cores",
+    "others_cpu_share_max",
+    "repeats_failed",
+    "repeats_missing",
+    "model_identity",
+    "random_weights",
+    "layout",
+    "ranks",
+    "strategy",
+    "dtype",
+    "engine",
+    "compression",
+    "target",
+    "nodes",
+    "cores_per_rank",
+    "env",
+    "usd_per_hour",
+)
 
 
-def _cell_columns() -> list[str]:
+def _cell_columns(kinds: list[Descriptor]) -> list[str]:
     """What a person looks for first, then the other figures, then what the cell is."""
-    columns = ["key", "experiments", "model", "name", "status", "repeats_planned", "repeats_completed"]
-    columns += [f"{rate}_{what}" for rate in (*RATES, *_USD) for what in _WHAT]
-    columns += [f"{kind}_{what}" for kind in LATENCY_COLUMNS for what in _PERCENTILES]
-    columns += [*_UTILIZATION, _EXPOSED]
-    columns += ["measurements_steady", "measurements_not_steady", "measurements_too_short_to_tell"]
-    columns += ["peak_memory_bytes_all_ranks", "peak_memory_bytes_largest_rank", "cpu_share_of_own_cores"]
-    columns += ["others_cpu_share_max", "repeats_failed", "repeats_missing", "model_identity", "random_weights"]
-    columns += [
-        "layout",
-        "ranks",
-        "strategy",
-        "dtype",
-        "engine",
-        "compression",
-        "target",
-        "nodes",
-        "cores_per_rank",
-        "env",
-        "usd_per_hour",
-    ]
-    return [*columns, "usd_per_hour", *(f"workload_{field}" for field in _workload_fields()), "records"]
+    columns = [*_CELL, *_estimates((*RATES, *_USD)), *_tails(LATENCY_COLUMNS), *_UTILIZATION, _EXPOSED, *_STATE]
+    return [*columns, *_workload_fields(kinds), "records"]
+
+
+def _columns_of(kinds: list[Descriptor]) -> set[str]:
+    """The columns that cells of these kinds can fill."""
+    rates: set[str] = set()
+    latencies: set[str] = set()
+    for kind in kinds:
+        rates |= {kind.throughput, *(time.figure for time in kind.times)}
+        rates |= {kind.latency.figure, "latency_seconds"} if kind.latency is not None else set()
+        rates |= {"prompts_per_second"} if kind.takes_prompts else set()
+        rates |= {f"usd_per_million_{kind.unit}s"} & set(_USD)
+        latencies |= {name for name, column in LATENCY_COLUMNS.items() if column in kind.columns}
+    shares = {*_UTILIZATION, _EXPOSED} if any(kind.trains for kind in kinds) else set()
+    return {*_CELL, *_estimates(rates), *_tails(latencies), *shares, *_STATE, *_workload_fields(kinds), "records"}
+
+
+def _workload_fields(kinds: list[Descriptor]) -> list[str]:
+    return list(dict.fromkeys(f"workload_{field}" for kind in kinds for field in kind.model.model_fields))
+
+
+def _estimates(names: Iterable[str]) -> list[str]:
+    return [f"{name}_{what}" for name in names for what in _WHAT]
+
+
+def _tails(names: Iterable[str]) -> list[str]:
+    return [f"{name}_{what}" for name in names for what in _PERCENTILES]
 
 
 def _cell_line(study: StudyResult, key: str, experiments: str) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _data_uri(path: Path) -> str:
 
 def cell_rows(cells: list[dict[str, str]]) -> list[dict[str, str]]:
     """Lines of `cells.csv` as rows for people, what matters most first: the UI's window shows some six columns."""
-    figures = {name: of for name, of in _FIGURES.items() if any(cell[of[0]] for cell in cells)}
+    figures = {name: of for name, of in _FIGURES.items() if any(cell.get(of[0]) for cell in cells)}
     several_models = len({cell["model"] for cell in cells}) > 1
     return [_row(cell, figures, several_models) for cell in cells]
 
@@ -134,7 +134,7 @@ def _row(cell: dict[str, str], figures: dict[str, tuple[str, float]], with_model
     row = {"model": cell["model"]} if with_model else {}
     row |= {"cell": printable(cell["name"]), "state": cell["status"]}
     for name, (column, scale) in figures.items():
-        row[name] = number(float(cell[column]) * scale) if cell[column] else UNKNOWN
+        row[name] = number(float(cell[column]) * scale) if cell.get(column) else UNKNOWN
     row["repeats"] = f"{cell['repeats_completed']} of {cell['repeats_planned']}"
     row["experiments"] = cell["experiments"]
     return row

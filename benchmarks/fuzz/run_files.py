@@ -113,7 +113,7 @@ def seeds() -> dict[str, tuple[bytes, ...]]:
             "job.submission": (paths.submission.read_bytes(),),
             "job.accounting": (paths.accounting.read_bytes(),),
             "cache.manifest": (canonical_json(manifest).encode(),),
-            "cache.calibration": (b'{"schema_version": 2, "fingerprint": {"cpu_model": "x", "cores": 2}}',),
+            "cache.calibration": (b'{"schema_version": 3, "fingerprint": {"cpu_model": "x", "cores": 2}}',),
         }
 
 

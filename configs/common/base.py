@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveFloat
 
 from configs.common.files.reading import open_regular
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Frozen(BaseModel):

@@ -68,8 +68,9 @@ class Rates:
     @property
     def throughput(self) -> float | None:
         """The rate that the workload is judged by: embeddings a second where it encodes, items of noop, else tokens."""
-        rates = (self.embeddings_per_second, self.tokens_per_second, self.items_per_second)
-        return next((rate for rate in rates if rate is not None), None)
+        if self.embeddings_per_second is not None:
+            return self.embeddings_per_second
+        return self.items_per_second if self.tokens_per_second is None else self.tokens_per_second
 
 
 def by_rank(samples: Mapping[str, Column], column: str) -> list[Column]:

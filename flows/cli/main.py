@@ -27,8 +27,9 @@ from flows.cli.manifest.command import app as manifest_commands
 from flows.cli.nodes import app as nodes_commands
 from flows.cli.nodes import reap as reap_command
 from flows.cli.plan.command import plan as plan_command
-from flows.cli.results.history import HistoryFile
+from flows.cli.results.history import Form, HistoryFile
 from flows.cli.results.history import app as history_commands
+from flows.cli.results.history import site as site_command
 from flows.cli.server.team import app as team
 from flows.cli.serving.command import generate as generate_command
 from flows.cli.serving.command import serve as serve_command
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.add_typer(team, name="team")
 app.add_typer(lab, name="lab")
 app.add_typer(bundle_commands, name="bundle")
+app.command("site")(site_command)
 app.add_typer(history_commands, name="history")
 app.add_typer(catalog_commands, name="catalog")
 app.add_typer(engine_commands, name="engine")
@@ -321,13 +323,16 @@ def compare(
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="also write one JUnit test case per cell")] = None,
     as_json: AsJson = False,
     history: HistoryFile = None,
+    form: Form = "text",
+    output: Annotated[Path, typer.Option(metavar="FILE", help="file of the page")] = Path("compare.html"),
 ) -> None:
     """Compare two runs, a run with a baseline, or variants of one run; exit code 4 on a regression."""
     from flows.cli.results.compare import compare_runs
     from flows.cli.run import guarded
 
+    page = output if form == "html" else None
     work = lambda: compare_runs(  # noqa: E731
-        first, second, baseline, threshold, markdown, junit, as_json, history, within
+        first, second, baseline, threshold, markdown, junit, as_json, history, within, page
     )
     raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
 

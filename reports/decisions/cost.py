@@ -11,6 +11,7 @@ is stale by the day the study was measured, never by today's: rendering again gi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 
 from configs.hardware.prices import STALE_DAYS, Price
 from configs.spec.cell import Cell
@@ -44,7 +45,11 @@ class CellCost:
     usd_per_million_embeddings: Estimate | None = None
     usd_per_thousand_steps: Estimate | None = None
     usd_per_thousand_items: Estimate | None = None
-    joules_per_token: Estimate | None = None
+
+    @cached_property
+    def joules_per_token(self) -> Estimate | None:
+        """Energy of a token; None where it is unknown. Goes through all records of the cell, so only where asked."""
+        return _joules_per_token(self.result)
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -83,9 +88,8 @@ def cell_costs(study: StudyResult) -> list[CellCost]:
 
 def cell_cost(result: CellResult, price: Price | None) -> CellCost:
     """The price of an hour of all the cell's nodes over the work of an hour."""
-    joules = _joules_per_token(result)
     if price is None:
-        return CellCost(result, None, joules_per_token=joules)
+        return CellCost(result, None)
     per_second = price.usd_per_hour * result.cell.nodes / HOUR_SECONDS
     items = result.estimate("prompts_per_second") or result.estimate("items_per_second")
     steps = result.estimate("step_seconds")
@@ -96,7 +100,6 @@ def cell_cost(result: CellResult, price: Price | None) -> CellCost:
         usd_per_million_embeddings=inverse(result.estimate("embeddings_per_second"), per_second * 1e6),
         usd_per_thousand_steps=None if steps is None else steps.scaled(per_second * 1e3),
         usd_per_thousand_items=inverse(items, per_second * 1e3),
-        joules_per_token=joules,
     )
 
 
@@ -111,11 +114,13 @@ def _joules_per_token(result: CellResult) -> Estimate | None:
         names = {
             name for name in (*measurement.record.figures, *measurement.record.rank_figures) if name.endswith("_joules")
         }
+        if not names:
+            continue
         seconds = measurement.figure("measurement_seconds")
         by_rank = {name: measurement.numbers_by_rank(name) for name in sorted(names)}
         ranks = result.cell.layout.ranks
         whole = all(len(known) == ranks for known in by_rank.values())
-        if names and whole and seconds and rates is not None and rates.tokens_per_second:
+        if whole and seconds and rates is not None and rates.tokens_per_second:
             joules = sum(map(sum, by_rank.values()))
             values.append(joules / seconds / rates.tokens_per_second)
     return estimate(values)

@@ -37,23 +37,78 @@ class LiveHeader:
     planned: int
 
 
-def report_page(document: Document, cells: "CellsData | None" = None, live: LiveHeader | None = None) -> str:
-    """The page of one report; `cells`: all cells with their samples, `live`: where its run is under way."""
+@dataclass(frozen=True)
+class ListedRun:
+    """A run in the index of a site: its page, and what is told of it (study, time, commit, cells, decision)."""
+
+    name: str
+    page: str
+    facts: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Of its entry in a list to choose from."""
+        return f"{self.name} ({self.facts[1]})"
+
+
+@dataclass(frozen=True)
+class SiteIndex:
+    """The first page of a site. pairs: places of two runs -> page of their comparison."""
+
+    title: str
+    told: str
+    history: str
+    columns: tuple[str, ...]
+    runs: tuple[ListedRun, ...]
+    pairs: dict[tuple[int, int], str]
+    left_out: tuple[tuple[str, str], ...] = ()
+
+
+def report_page(
+    document: Document,
+    cells: "CellsData | None" = None,
+    live: LiveHeader | None = None,
+    home: str | None = None,
+    linked: bool = True,
+) -> str:
+    """The page of one report; `cells`: all cells with their samples, `live`: where its run is under way.
+
+    home: address of the index of its site. linked: whether the page lies in the run folder, so that records have links.
+    """
     from markupsafe import Markup
 
-    environment = html_environment()
-    css, js = _sources()
     shown = None
     if cells is not None:
         shown = {"columns": cells.columns, "first": cells.first_rows, "data": Markup(json_block(cells.data))}
-    text = environment.get_template("page.html.j2").render(
+    return _page(
+        "page.html.j2",
+        live is not None,
+        title=document.title,
         document=document,
         ids=_ids(document.sections),
         cells=shown,
         live=live,
-        css=Markup(css),
-        js=Markup(js),
-        policy=policy(live is not None),
+        home=home,
+        linked=linked,
+    )
+
+
+def index_page(index: SiteIndex) -> str:
+    """The first page of a site: all runs, a search, and a choice of two to compare."""
+    from markupsafe import Markup
+
+    pairs = json_block({f"{first},{second}": page for (first, second), page in sorted(index.pairs.items())})
+    return _page("site.html.j2", title=index.title, index=index, pairs=Markup(pairs), home=None)
+
+
+def _page(template: str, is_live: bool = False, **values: Any) -> str:
+    from markupsafe import Markup
+
+    css, js = _sources()
+    text = (
+        html_environment()
+        .get_template(template)
+        .render(css=Markup(css), js=Markup(js), policy=policy(is_live), **values)
     )
     return "\n".join(line for line in text.split("\n") if line.strip()) + "\n"
 
@@ -91,7 +146,7 @@ def html_environment() -> "Environment":
         finalize=_printable,
     )
     environment.filters.update(
-        inline=lambda text: Markup(inline_html(printable(text))),
+        inline=lambda text: Markup(inline_html(printable(text)).replace(" %", "\u00a0%")),
         text=lambda text: Markup(section_html(type(text)(printable(text)))),
         svg=_svg,
         log_able=log_able,

@@ -78,7 +78,10 @@ class Reading:
         return [float(value) for value in self.by_rank(figure) if _is_number(value)]
 
     def figure(self, name: str) -> float | None:
-        """A figure of the whole job; None where it is unknown."""
+        """A figure of the whole job; None where it is unknown. Of one that ranks have, the first known."""
+        if name not in self.record.rank_figures:
+            value = self.record.figures.get(name)
+            return float(value) if _is_number(value) else None
         values = self.numbers_by_rank(name)
         return values[0] if values else None
 

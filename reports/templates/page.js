@@ -169,6 +169,7 @@ function cells() {
     return found;
   };
   const drawSamples = c => {
+    if (!c.range) return null;
     const [low, high] = c.range, series = c.repeats.filter(r => r[4]).map(r => [r[0], decode(r[4])]);
     if (!series.length) return null;
     const ns = "http://www.w3.org/2000/svg", svg = document.createElementNS(ns, "svg");
@@ -202,7 +203,7 @@ function cells() {
     const grid = make("table"), head = make("tr"), rowsBody = make("tbody"), top = make("thead");
     for (const name of ["repeat", "state", all.unit, "CPU taken by others", "record"]) head.append(make("th", name, {scope: "col"}));
     for (const r of c.repeats) {
-      const tr = make("tr"), path = `records/${c.key}/${all.record.replace("{repeat}", r[0]).replace("{attempt}", r[5])}`, link = make("a", path, {href: path});
+      const tr = make("tr"), path = `records/${c.key}/${all.record.replace("{repeat}", r[0]).replace("{attempt}", r[5])}`, link = root.dataset.unlinked === undefined ? make("a", path, {href: path}) : make("span", path);
       tr.append(make("td", r[0]), make("td", r[1] || "completed"), make("td", known(r[2], "")), make("td", known(r[3], " %")), make("td"));
       tr.lastChild.append(link);
       rowsBody.append(tr);
@@ -228,10 +229,28 @@ function cells() {
   go();
 }
 
+// Site: the page of the comparison of two runs.
+function site() {
+  const data = $("#pairs");
+  if (!data) return;
+  const pairs = JSON.parse(data.textContent), first = $("#first"), second = $("#second"), out = $("#compared");
+  // The newest run against the one before it with the same cells.
+  const [one, two] = Object.keys(pairs)[0] ? Object.keys(pairs)[0].split(",").map(Number).sort((a, b) => b - a) : [1, 0];
+  if (one < first.options.length) first.selectedIndex = one;
+  second.selectedIndex = two;
+  $("#go").hidden = false;
+  $("#go").addEventListener("click", () => {
+    const page = pairs[`${first.value},${second.value}`];
+    if (page) location.href = page;
+    else out.textContent = first.value === second.value ? "These are the same run." : "No comparison: the runs have no cell in common, or there are too many pairs.";
+  });
+}
+
 function start() {
   $$("figure.chart").forEach(chart);
   $$(".tabled table").forEach(plain);
   cells();
+  site();
 }
 start();
 

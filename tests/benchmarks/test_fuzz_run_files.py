@@ -60,7 +60,7 @@ def test_sound_files_are_shown(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\x00" * 100, b"null", b"[]", b"{}", b"\xff\xfe", b'{"a": ' * 3000, b"9" * 5000, b'{"schema_version": 2}'],
+    [b"", b"\x00" * 100, b"null", b"[]", b"{}", b"\xff\xfe", b'{"a": ' * 3000, b"9" * 5000, b'{"schema_version": 3}'],
     ids=["empty", "zeros", "null", "list", "object", "not UTF-8", "nested", "long number", "version only"],
 )
 def test_files_that_hold_nothing_of_use(name: str, data: bytes) -> None:

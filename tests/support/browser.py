@@ -54,6 +54,15 @@ def opened(browser: Browser, url: str, height: int = HEIGHT) -> Iterator["Ui"]:
         yield Ui(context.new_page(), url)
 
 
+def serious_faults(page: Page) -> list[str]:
+    """What axe-core finds on a page as it is now: rule, impact and first element of each violation."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    response = Axe().run(page).response
+    assert len(response["passes"]) > 10, "axe has looked at nothing"
+    return [f"{one['id']} ({one['impact']}): {one['nodes'][0]['html'][:200]}" for one in response["violations"]]
+
+
 class Field:
     """A field of a form, with all that lies in it; found by its label."""
 

@@ -14,6 +14,8 @@ from configs.common.base import write_atomically
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from flows.cli.errors import WrongArgument
+from reports.document.between import comparison_document, history_document, run_document
+from reports.document.html import report_page
 from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult, load_run
 from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
@@ -40,6 +42,7 @@ def compare_runs(
     json_wanted: bool = False,
     history_file: Path | None = None,
     within: str | None = None,
+    html_file: Path | None = None,
 ) -> int:
     """Compare a run with another, with a baseline of the history, or its own variants; return the exit code.
 
@@ -51,7 +54,7 @@ def compare_runs(
         return _refused(f"--threshold: got {threshold_percent:g}, expected a percentage between 0 and 100 (default 5)")
     if within is not None:
         comparison = compare_within(_study_of(first), str(first), within, threshold_percent / 100)
-        return _told(comparison, markdown_file, junit_file, json_wanted)
+        return _told(comparison, markdown_file, junit_file, json_wanted, html_file)
     if second is not None and first.absolute() == second.absolute():
         return _refused(f"{first}: got the same run twice, expected two runs")
     file = history_file or first.absolute().parent / HISTORY_FILE
@@ -65,16 +68,26 @@ def compare_runs(
         assert second is not None
         before, after = read_run(first), read_run(second)
     comparison = compare(before, after, threshold_percent / 100, _between(file, before, after))
-    return _told(comparison, markdown_file, junit_file, json_wanted)
+    return _told(comparison, markdown_file, junit_file, json_wanted, html_file)
 
 
-def _told(comparison: Comparison, markdown_file: Path | None, junit_file: Path | None, json_wanted: bool) -> int:
+def _told(
+    comparison: Comparison,
+    markdown_file: Path | None,
+    junit_file: Path | None,
+    json_wanted: bool,
+    html_file: Path | None,
+) -> int:
     """Print a comparison, write its files, and return the exit code."""
+    if html_file is not None:
+        write_atomically(html_file, report_page(comparison_document(comparison)))
     if markdown_file is not None:
         write_atomically(markdown_file, markdown(comparison))
     if junit_file is not None:
         write_atomically(junit_file, junit_xml(comparison))
     print(json.dumps(as_json(comparison), indent=1) if json_wanted else terminal_text(comparison).rstrip())
+    if html_file is not None and not json_wanted:
+        print(f"\nPage       {html_file}")
     return REGRESSION if comparison.regressions else NO_REGRESSION
 
 
@@ -135,10 +148,13 @@ def history_add(folder: Path, name: str | None = None, history_file: Path | None
     return NO_REGRESSION
 
 
-def history_list(history_file: Path | None = None, json_wanted: bool = False) -> int:
-    """Print all runs of a history, oldest first. Returns the exit code."""
+def history_list(history_file: Path | None = None, json_wanted: bool = False, html_file: Path | None = None) -> int:
+    """Print all runs of a history, oldest first. Returns the exit code. `html_file`: also write their page."""
     with open_history(history_file or DEFAULT_HISTORY) as history:
         runs = history.runs()
+    if html_file is not None:
+        write_atomically(html_file, report_page(history_document(runs)))
+        print(f"Page       {html_file}", file=sys.stderr if json_wanted else sys.stdout)
     if json_wanted:
         print(json.dumps([_run_json(run) for run in runs], indent=1))
         return NO_REGRESSION
@@ -166,6 +182,7 @@ def history_show(
     figure: str = "throughput",
     plot: Path | None = None,
     json_wanted: bool = False,
+    html_file: Path | None = None,
 ) -> int:
     """Print the cells of a run (name or number), or one cell (key or name) over the runs; return the exit code.
 
@@ -179,6 +196,14 @@ def history_show(
     with open_history(history_file or DEFAULT_HISTORY) as history:
         found = history.run_or_key(what)
         runs = history.runs([found]) if isinstance(found, str) else []
+    if html_file is not None and plot is None:
+        document = (
+            run_document(found, kind)
+            if isinstance(found, KeptRun)
+            else history_document(runs, runs[-1].figures.cells[found].title, kind, found)
+        )
+        write_atomically(html_file, report_page(document))
+        print(f"Page       {html_file}", file=sys.stderr if json_wanted else sys.stdout)
     if isinstance(found, KeptRun):
         if plot is not None:
             return _refused(

@@ -1,7 +1,7 @@
 """`rankwise history`: a small file with the figures of many runs, for baselines and trends."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +14,8 @@ HistoryFile = Annotated[
     typer.Option("--history", metavar="FILE", help="history file  [default: history.sqlite beside the run folder]"),
 ]
 _RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
+Form = Annotated[Literal["text", "html"], typer.Option("--format", help="html: also write a page to --output")]
+_Output = Annotated[Path, typer.Option("--output", metavar="FILE", help="file of the page")]
 _AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
 
 
@@ -34,12 +36,20 @@ def add(
 
 
 @app.command("list")
-def list_runs(context: typer.Context, as_json: _AsJson = False, history: HistoryFile = None) -> None:
+def list_runs(
+    context: typer.Context,
+    as_json: _AsJson = False,
+    history: HistoryFile = None,
+    form: Form = "text",
+    output: _Output = Path("history.html"),
+) -> None:
     """List all runs of the history."""
     from flows.cli.results.compare import history_list as show
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: plainly(lambda: show(history, as_json)), Path(), _debug(context)))
+    page = output if form == "html" else None
+    work = lambda: plainly(lambda: show(history, as_json, page))  # noqa: E731
+    raise typer.Exit(guarded(work, Path(), _debug(context)))
 
 
 @app.command("show")
@@ -50,15 +60,30 @@ def show(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="draw the cell's figure over the runs")] = None,
     as_json: _AsJson = False,
     history: HistoryFile = None,
+    form: Form = "text",
+    output: _Output = Path("history.html"),
 ) -> None:
     """Show a run's cells, or one cell over the runs."""
     from flows.cli.results.compare import history_show as show
     from flows.cli.run import guarded
 
-    raise typer.Exit(
-        guarded(lambda: plainly(lambda: show(what, history, figure, plot, as_json)), Path(), _debug(context))
-    )
+    page = output if form == "html" else None
+    work = lambda: plainly(lambda: show(what, history, figure, plot, as_json, page))  # noqa: E731
+    raise typer.Exit(guarded(work, Path(), _debug(context)))
 
 
 def _debug(context: typer.Context) -> bool:
     return bool((context.obj or {}).get("debug"))
+
+
+def site(
+    context: typer.Context,
+    runs: Annotated[Path, typer.Argument(metavar="RUNS", help="folder with run folders below it")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the site")],
+    title: Annotated[str, typer.Option(help="heading of the index")] = "Runs",
+) -> None:
+    """Write a static site of all runs: index with search, pages, comparisons and history."""
+    from flows.cli.results.site import build_site
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(lambda: plainly(lambda: build_site(runs, out, title)), runs, _debug(context)))

@@ -42,7 +42,7 @@ def draw_profiled(figure: "Figure", cells: Sequence[Profiled]) -> None:
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of the recorded pass, %")
     axes.grid(visible=False, axis="y")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def parts(cell: Profiled) -> dict[str, float]:

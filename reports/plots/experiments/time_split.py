@@ -47,7 +47,7 @@ def draw_time_split(figure: "Figure", result: TimeSplit) -> None:
     right.set_ylim(0, 100)
     handles, labels = left.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3))
 
 
 def _bars(axes: "Axes", result: TimeSplit, share: bool) -> None:

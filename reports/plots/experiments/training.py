@@ -76,7 +76,7 @@ def draw_step_split(figure: "Figure", cells: Sequence[CellResult]) -> None:
     axes = figure.subplots()
     _stacked(axes, [result.title for result in shown], [step_parts(result) for result in shown])
     axes.set_xlabel("time of a mean step, ms")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def draw_strategies(figure: "Figure", found: Strategies) -> None:
@@ -96,7 +96,7 @@ def draw_strategies(figure: "Figure", found: Strategies) -> None:
             )
     axes.set_xlabel("time of a mean step, ms")
     axes.set_xlim(left=0)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def _stacked(axes: "Axes", names: Sequence[str], bars: Sequence[Mapping[str, float]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from configs.common.base import SCHEMA_VERSION
 from configs.plans.job import Job, Launcher, Progress, Submission
 from configs.plans.paths import RunPaths
 from configs.records.record import Failure, Status
@@ -220,8 +221,8 @@ def test_nothing_is_waited_for(run: RunPaths, make: Callable[[Path], None], name
     [
         ("", "not JSON"),
         ("[]", "got list, expected a JSON object"),
-        ('{"schema_version": 2}', "study: is missing"),
-        ('{"schema_version": 2, "study": ' + "9" * 5000 + "}", "a number is too long"),
+        (f'{{"schema_version": {SCHEMA_VERSION}}}', "study: is missing"),
+        (f'{{"schema_version": {SCHEMA_VERSION}, "study": ' + "9" * 5000 + "}", "a number is too long"),
         ('{"schema_version": 99}', "Use the version of Rankwise that wrote the file"),
         ('{"a": ' * 3000 + "1" + "}" * 3000, "nested more than 200 levels deep"),
     ],

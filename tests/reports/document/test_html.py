@@ -14,7 +14,7 @@ from configs.records.record import Failure, Status
 from reports.document.html import json_block, policy
 from reports.document.inline import inline_html, inline_plain
 from reports.render import render_page, render_report
-from tests.support.browser import chromium, find_chromium
+from tests.support.browser import chromium, find_chromium, serious_faults
 from tests.support.made_studies import cells_of, planned, write_measurements, write_plan, write_record
 
 HOSTILE = (
@@ -108,6 +108,23 @@ def test_a_browser_uses_the_page(run: RunPaths, tmp_path: Path) -> None:
         assert (run.folder / record).is_file(), record
         assert "owned" not in page.title() and page.locator("img").count() == 0
         assert said == []
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_axe_finds_no_fault(run: RunPaths, tmp_path: Path) -> None:
+    """Light and dark, wide and narrow, everything unfolded, and with a cell opened."""
+    page_file = tmp_path / "report.html"
+    page_file.write_text(render_page(run))
+    with chromium() as browser:
+        for scheme, width in (("light", 1440), ("dark", 390)):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+            page.goto(page_file.as_uri())
+            page.evaluate("document.querySelectorAll('details').forEach(e => { e.open = true })")
+            assert serious_faults(page) == [], (scheme, width)
+            page.locator("#cells-table tbody button").first.click()
+            expect(page.locator("#cell")).to_be_visible()
+            assert serious_faults(page) == [], (scheme, width, "cell")
+            page.close()
 
 
 def _use_chart(page: Page) -> None:

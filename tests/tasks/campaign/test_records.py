@@ -196,7 +196,7 @@ def test_a_launch_that_never_began_says_so(run: RunPaths) -> None:
     assert collected.start_failure == "the launch ended (failed) before the first cell"
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"schema_version": 2}'], ids=repr)
+@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", f'{{"schema_version": {SCHEMA_VERSION}}}'.encode()], ids=repr)
 def test_a_damaged_part_is_set_aside_and_its_repeat_measured_again(run: RunPaths, damage: bytes) -> None:
     paths = run.job(NAME)
     for rank in range(2):
