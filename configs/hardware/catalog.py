@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
@@ -30,13 +29,12 @@ from configs.hardware.catalog_layers import (
     shipped_tables,
 )
 from configs.hardware.catalog_rows import FORMATS, TABLES, AcceleratorRow, CpuRow, InstanceRow, LinkRow
-from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat
+from configs.hardware.hardware import Accelerator, AcceleratorKind, Link, Machine, NumberFormat
 from configs.hardware.prices import Offer, Price, machine_parts, read_catalog, target_prices
 from configs.targets.target import LocalTarget
 
 HOME_REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
 """Where an instance is priced when no region is named. A price of another region is never taken instead."""
-InstanceKind = Literal["cuda", "rocm", "cpu"]
 Offers = tuple[tuple[CatalogLayer, Offer], ...]
 
 
@@ -70,18 +68,26 @@ class HardwareCatalog:
 
         Its accelerators share the node's network equally. Price: on demand, in the region (none named: the
         provider's home region); None where it is not known. A CPU-only instance is one rank on all its cores.
-        Raises ValueError: an unknown name, an accelerator that cannot be attached.
+        Raises ValueError: an unknown name, an accelerator that cannot be attached, a retired size (with its successor).
         """
+        self.refuse_retired(name)
+        return self.listed_instance(name, region)
+
+    def listed_instance(self, name: str, region: str | None = None) -> Machine:
+        """As `instance`, of a retired size too: to list it, not to use it."""
         if (name, region) not in self._machines:
             self._machines[name, region] = self._make_machine(name, region)
         return self._machines[name, region]
 
-    def instances(self, provider: str | None = None, kind: InstanceKind | None = None) -> dict[str, Machine]:
-        """All instances by name, of one provider or with one kind of accelerator; unattached ones are left out."""
+    def instances(self, provider: str | None = None, kind: AcceleratorKind | None = None) -> dict[str, Machine]:
+        """All instances by name, of one provider or with one kind of accelerator; unattached and retired ones are left
+        out.
+        """
         found: dict[str, Machine] = {}
         for name in self._tables["instances"]:
             row = self._instance_row(name)
-            if (provider is not None and not name.startswith(f"{provider}/")) or (not row.accelerator and not row.cpu):
+            other = provider is not None and not name.startswith(f"{provider}/")
+            if other or row.retired or (not row.accelerator and not row.cpu):
                 continue
             machine = self.instance(name)
             if kind is None or machine.accelerator.kind == kind:
@@ -103,6 +109,14 @@ class HardwareCatalog:
     def figures(self, table: str, name: str) -> dict[str, CatalogFigure]:
         """The figures of one entry, each with its layer, source and date."""
         return dict(self._tables[table][self.name_of(table, name)])
+
+    def refuse_retired(self, name: str) -> None:
+        """Raise ValueError for a size that its provider no longer rents, with the one that it names instead."""
+        known = self._split(name)[0]
+        row = self._instance_row(known)
+        if row.retired is not None:
+            remedy = f"Use {row.successor}" if row.successor else "Use another size"
+            raise ValueError(f"instance {known}: retired by its provider on {row.retired.isoformat()}. {remedy}")
 
     def names(self, table: str) -> list[str]:
         """The names in a table: links, accelerators, cpus, instances."""
@@ -137,6 +151,7 @@ class HardwareCatalog:
             bytes_per_second=row.bytes_per_second,
             peak_flops={form: peak for form, peak in known.items() if peak is not None},
             link=None if row.link is None else self._link(row.link, f"accelerators: {name}"),
+            link_domain=row.link_domain,
             kernel_seconds=row.kernel_seconds,
             source=row.source,
             as_of=None if row.as_of is None else row.as_of.isoformat(),
@@ -361,6 +376,6 @@ def instance(name: str, region: str | None = None) -> Machine:
     return _shipped().instance(name, region)
 
 
-def instances(provider: str | None = None, kind: InstanceKind | None = None) -> dict[str, Machine]:
+def instances(provider: str | None = None, kind: AcceleratorKind | None = None) -> dict[str, Machine]:
     """All instances of the shipped catalog, by name."""
     return _shipped().instances(provider, kind)

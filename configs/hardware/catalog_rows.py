@@ -63,6 +63,9 @@ class AcceleratorRow(CatalogRow):
     float4: PositiveFloat | None = None
     int8: PositiveFloat | None = None
     link: str | None = Field(None, description="to its neighbours: a name in the table of links")
+    link_domain: PositiveInt | None = Field(
+        None, description="devices joined by `link`, where they are more than a node's"
+    )
     kernel_seconds: PositiveFloat
 
 
@@ -94,6 +97,8 @@ class InstanceRow(CatalogRow):
     )
     inside: str | None = Field(None, description="link between its accelerators, where it is not their own")
     storage_bytes: Whole | None = Field(None, description="local NVMe; none where it is none or a choice")
+    retired: date | None = Field(None, description="since when the provider no longer rents it")
+    successor: str | None = Field(None, description="what the provider names in its place: a name in this table")
 
 
 TABLES: dict[str, type[CatalogRow]] = {

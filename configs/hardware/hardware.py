@@ -10,7 +10,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.common.base import Frozen
 
-AcceleratorKind = Literal["cuda", "rocm", "cpu"]
+AcceleratorKind = Literal["cuda", "rocm", "tpu", "neuron", "hpu", "cpu"]
+"""What programs call the platform; `neuron` is AWS Trainium and Inferentia, `hpu` Intel Gaudi."""
 NumberFormat = Literal["float32", "tfloat32", "bfloat16", "float16", "float8", "int8", "float4"]
 
 
@@ -56,6 +57,9 @@ class Accelerator(Frozen):
     bytes_per_second: PositiveFloat = Field(description="of its memory")
     peak_flops: dict[NumberFormat, PositiveFloat] = Field(description="dense FLOP/s by number format")
     link: Link | None = Field(None, description="to its neighbours in the node")
+    link_domain: PositiveInt | None = Field(
+        None, description="devices that reach each other by `link`, across nodes too; none: those of a node"
+    )
     kernel_seconds: NonNegativeFloat = Field(0.0, description="least time of one operator, its launch included")
     measured: bool = Field(False, description="figures are rates reached here, not peaks of a data sheet")
     operators: OperatorRates | None = Field(None, description="measured; of CPUs")
@@ -102,6 +106,11 @@ class Machine(Frozen):
     host_memory_bytes: PositiveInt | None = None
     storage_bytes: PositiveInt | None = Field(None, description="local NVMe")
     usd_per_hour: PositiveFloat | None = Field(None, description="of one node")
+
+    @property
+    def joined_ranks(self) -> int:
+        """Return how many ranks reach each other without the network: those of a node, or of a rack's link domain."""
+        return max(self.accelerators, self.accelerator.link_domain or 1)
 
     @property
     def neighbour(self) -> Link | None:

@@ -36,10 +36,12 @@ _GENERATIONS: dict[str, tuple[str, float]] = {
     "h100": ("nvidia", 9.0),
     "h200": ("nvidia", 9.0),
     "gh200": ("nvidia", 9.0),
+    "h20": ("nvidia", 9.0),
     "b200": ("nvidia", 10.0),
     "gb200": ("nvidia", 10.0),
     "b300": ("nvidia", 10.3),
     "gb300": ("nvidia", 10.3),
+    "rtxpro6000": ("nvidia", 12.0),
     "mi250x": ("amd", 2.0),
     "mi300x": ("amd", 3.0),
     "mi325x": ("amd", 3.0),
@@ -122,13 +124,17 @@ def _all_offered(wanted: HardwareFilter, known: HardwareCatalog) -> Iterator[Off
             continue
         region = wanted.region or HOME_REGIONS[provider]
         row = known.instance_row(name)
+        if row.retired:
+            continue
         attached = [f"{name}+{gpu.strip()}" for gpu in row.attachable.split(";") if gpu.strip()]
         for full in [*([name] if row.accelerator or row.cpu else []), *attached]:
             yield Offered(name=full, region=region, machine=known.instance(full, region), vcpus=row.vcpus)
 
 
 def _fits(wanted: HardwareFilter, machine: Machine) -> bool:
-    gpu = machine.accelerator.kind != "cpu"
+    gpu = machine.accelerator.kind in ("cuda", "rocm")
+    if not gpu and machine.accelerator.kind != "cpu":  # no engine here runs on it
+        return False
     if wanted.device is not None and gpu != (wanted.device == "gpu"):
         return False
     if wanted.gpu is not None and not _is_like(machine.accelerator.name, wanted.gpu.lower(), wanted.or_newer):

@@ -174,6 +174,11 @@ class _Taught:
         return Learned(times=math.exp(self.mean) * times, factor=factor, records=self.records)
 
 
+def factor_once_measured() -> float:
+    """Return the factor that is left where the cell itself was measured once and nothing else was."""
+    return _Taught([([0.0], 0.0)]).learned([0.0]).factor
+
+
 def features(cell: Cell, architecture: Architecture) -> list[float]:
     """Return a cell's features: sizes as log2 (halved if they matter less), choices 0 or 1 far apart."""
     work = cell.workload

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from configs.hardware.hardware import AcceleratorKind
 from configs.hardware.price_file import PricedProvider
 from flows.cli.tables import print_table
 
@@ -39,9 +40,7 @@ def list_command(
     provider: Annotated[
         str | None, typer.Option(metavar="NAME", help="only this provider: aws, gcp, azure ...")
     ] = None,
-    device: Annotated[
-        Literal["cuda", "rocm", "cpu"] | None, typer.Option("--kind", help="only this kind of accelerator")
-    ] = None,
+    device: Annotated[AcceleratorKind | None, typer.Option("--kind", help="only this kind of accelerator")] = None,
     region: Annotated[
         str | None, typer.Option(metavar="REGION", help="region of prices  [default: the provider's home region]")
     ] = None,
@@ -84,7 +83,7 @@ def refresh_command(
 def catalog_list(
     kind: CatalogKind,
     provider: str | None = None,
-    device: Literal["cuda", "rocm", "cpu"] | None = None,
+    device: AcceleratorKind | None = None,
     region: str | None = None,
     own: Path | None = None,
     assignments: Sequence[str] = (),
@@ -159,8 +158,12 @@ def instance_rows(
 ) -> list[dict[str, Any]]:
     """Return the figures of each instance; the price is None if unknown in that region."""
     rows = []
-    for name in found.instances(provider):
-        machine, row, price = found.instance(name, region), found.instance_row(name), found.price(name, region)
+    for name in found.names("instances"):
+        row, price = found.instance_row(name), found.price(name, region)
+        other = provider is not None and not name.startswith(f"{provider}/")
+        if other or (not row.accelerator and not row.cpu):
+            continue
+        machine = found.listed_instance(name, region)
         if device is not None and machine.accelerator.kind != device:
             continue
         rows.append(
@@ -175,6 +178,8 @@ def instance_rows(
                 "network": row.network,
                 "network_bits_per_second": row.network_bits_per_second,
                 "storage_bytes": row.storage_bytes,
+                "retired": None if row.retired is None else row.retired.isoformat(),
+                "successor": row.successor,
                 "price": None if price is None else price.model_dump(mode="json"),
                 "priced_in": sorted(_regions(found, name)),
                 "source": row.source,
@@ -234,6 +239,9 @@ def _teraflops(row: dict[str, Any], form: str) -> str:
 
 def _price(row: dict[str, Any]) -> str:
     """Return the price in dollars, or the regions where it is known."""
+    if row["retired"]:
+        successor = f", use {row['successor'].partition('/')[2]}" if row["successor"] else ""
+        return f"retired {row['retired']}{successor}"
     if row["price"] is not None:
         return f"{row['price']['usd_per_hour']:.4g}"
     return f"unknown here ({', '.join(row['priced_in'])})" if row["priced_in"] else "unknown"

@@ -20,6 +20,7 @@ from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
 from engine.planner.families import read_architecture
 
+_RUN_ON = ("cuda", "rocm", "cpu")
 _DEEPSPEED = ("deepspeed",)
 _MORE_LIBRARIES = {"onnxruntime": ("onnx", "onnxscript")}
 """Of an engine, beside the library of its own name."""
@@ -49,6 +50,12 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
         except ValueError as error:
             if not priced:
                 yield f"targets[{place}].machine: {error}"
+            continue
+        if machine.accelerator.kind not in _RUN_ON:
+            yield (
+                f"targets[{place}].machine: {name} has {machine.accelerator.title}, which no engine here runs on. "
+                "`rankwise plan --accelerator` predicts it; choose an instance with GPUs or none to measure"
+            )
             continue
         asked = target.gpus_per_node if isinstance(target, ClusterTarget) else None
         if asked is not None and (machine.accelerator.kind == "cpu" or asked > machine.accelerators):

@@ -21,7 +21,7 @@ _PRECISIONS = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp8_cs": "fp8_cs", "fp8_ds": "fp8_cs",
     "fp8_mx": "fp8_mx", "fp8_sc": "fp8_mx", "mxfp8": "fp8_mx", "fp4": "fp4", "nvfp4": "fp4",
 }  # fmt: skip
-_NODE_DEVICES, _RACK_DEVICES = 8, 72
+_NODE_DEVICES = 8
 
 
 def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> list[RowPrediction]:
@@ -57,7 +57,7 @@ def run_of(row: PublishedRow) -> Run:
     return Run(
         architecture=architecture,
         device=device,
-        domain=_RACK_DEVICES if device.name.startswith(("gb200", "gb300")) else _NODE_DEVICES,
+        domain=device.link_domain or _NODE_DEVICES,
         precision=precision,
         sequence_length=numbers["sequence_length"],
         micro_batch=numbers["micro_batch_size"],

@@ -12,11 +12,14 @@ from engine.planner.cells import interval, prior_factor
 from engine.planner.choice.launchers import zero_section, zero_stage
 from engine.planner.choice.rules import Rule
 from engine.planner.choice.search import EvaluatedSetup
+from engine.planner.learning import factor_once_measured
 from engine.planner.results import GenerationTime, Memory, StepTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
 GB = 1e9
 ALONE = "1 rank"
+MEASURABLE = ("cuda", "rocm", "cpu")
+"""Kinds of accelerators on which Rankwise runs; others are only predicted."""
 _TITLES = {"none": ALONE, "ddp": "DDP", "fsdp": "FSDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3"}
 
 
@@ -113,6 +116,25 @@ def inference_dict(candidate: EvaluatedSetup) -> dict[str, Any]:
     }
 
 
+def supported(candidate: EvaluatedSetup) -> dict[str, str | None]:
+    """Return what the prediction rests on, and the one measurement that would narrow it most with its effect."""
+    device = candidate.setup.machine.accelerator
+    if device.operators:
+        support = "operators that were measured on this machine"
+    elif device.kind == "cpu":
+        support = f"no measurement; {device.source.split(';')[0]}"
+    else:
+        support = f"the data sheet of {device.name} and usual efficiencies, no measured row"
+    said = spread(candidate)
+    if said is None or not candidate.fits:
+        return {"support": support, "measure_next": None}
+    if device.kind not in MEASURABLE:
+        return {"support": f"{support}; Rankwise does not run on {device.kind}", "measure_next": None}
+    after, factor = factor_once_measured(), said["factor"]
+    effect = f"the factor would be {after:.2f} instead of {factor:.2f}"
+    return {"support": support, "measure_next": f"a run of this layout, for --learn-from; {effect}"}
+
+
 def time_dict(time: StepTime) -> dict[str, float]:
     """Return seconds of a step by purpose; they sum to the step time."""
     return {
@@ -139,6 +161,11 @@ def spread(candidate: EvaluatedSetup) -> dict[str, float] | None:
 def short(value: float) -> str:
     """Format with three significant digits, as 0.0427 or 1,410."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+def rate(value: float) -> str:
+    """Format as 0.34, 7.2 or 4,129."""
+    return f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
 
 
 def deepspeed_dict(setup: TrainingSetup) -> dict[str, Any]:

@@ -6,7 +6,7 @@ mended(setup, max_memory_bytes)               # "full checkpointing brings 31.2 
 
 from collections.abc import Sequence
 
-from engine.planner.choice.descriptions import ALONE, GB, title
+from engine.planner.choice.descriptions import ALONE, GB, rate, title
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, memory_limit, ranked, with_memory_limit
 from engine.planner.memory.shrink import smallest_change
 from engine.planner.setup import InferenceSetup, TrainingSetup
@@ -28,7 +28,7 @@ def explain_choice(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup], max_
     batch += f", accumulated {setup.accumulation} times" if setup.accumulation > 1 else ""
     limit = memory_limit(setup.machine, max_memory_bytes)
     memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
-    speed = f"{chosen.seconds:.3g} s a step, {chosen.tokens_per_second:,.0f} tokens/s"
+    speed = f"{chosen.seconds:.3g} s a step, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
     answer = f"{_capital(where)}, {batch}: the fastest predicted of what fits"
     return f"{answer} ({speed}; {memory}){_against(chosen, found)}."
 
@@ -42,7 +42,7 @@ def explain_inference(chosen: EvaluatedSetup, max_memory_bytes: int | None = Non
         return f"Nothing fits; the leanest, {where}, {chosen.why_not}."
     limit = memory_limit(setup.machine, max_memory_bytes)
     memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
-    speed = f"{chosen.seconds:.3g} s a batch, {chosen.tokens_per_second:,.0f} tokens/s"
+    speed = f"{chosen.seconds:.3g} s a batch, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
     return f"{_capital(where)}: the fastest predicted of what fits ({speed}; {memory})."
 
 
@@ -64,6 +64,8 @@ def _against(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup]) -> str:
     slower = (other.seconds or 0.0) / chosen.seconds - 1
     if slower < _NEAR:
         return f"; {title(other.setup)} is within {_NEAR:.0%}, which predictions cannot tell apart"
+    if slower >= 1:
+        return f"; the next, {title(other.setup)}, takes {1 + slower:.3g} times as long"
     return f"; the next, {title(other.setup)}, is {slower:.0%} slower"
 
 
@@ -101,4 +103,5 @@ def _on_more(setup: TrainingSetup, max_memory_bytes: int | None, most: int) -> s
 
 
 def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    """A layout such as `tp=2` is written as it is in a study."""
+    return text if "=" in text.split()[0] else text[0].upper() + text[1:]

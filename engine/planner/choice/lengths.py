@@ -25,6 +25,9 @@ def length_of(architecture: Architecture, said: int | None, task_type: TaskType 
     return said or default_length(architecture, task_type)
 
 
-def length_note(said: int | None, length: int) -> list[str]:
-    """Return a remark if no length was given, because time and memory depend on it."""
+def length_note(architecture: Architecture, said: int | None, length: int) -> list[str]:
+    """Return a remark if no length was given, because time and memory depend on it, or one that the model has not."""
+    most = architecture.max_positions
+    if said is not None and most is not None and said > most:
+        return [f"sequences of {said:,} tokens, although {architecture.name} was made for {most:,}"]
     return [] if said is not None else [f"no length was named; sequences of {length:,} tokens are assumed"]

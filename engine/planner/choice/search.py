@@ -170,7 +170,9 @@ def usd_per_million_tokens(machine: Machine, ranks: int, tokens_per_second: floa
 
 
 def _in_node(machine: Machine, ranks: int, tp: int) -> bool:
-    return machine.accelerators % tp == 0 or tp <= ranks <= machine.accelerators
+    if machine.accelerators % tp == 0 or tp <= ranks <= machine.accelerators:
+        return True
+    return tp % machine.accelerators == 0 and tp <= machine.joined_ranks  # whole nodes of one link domain
 
 
 def _strategies(limits: SearchLimits, dp: int, pp: int) -> Iterator[Strategy]:

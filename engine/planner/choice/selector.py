@@ -30,6 +30,7 @@ from engine.planner.choice.descriptions import (
     memory_dict,
     rule_sentence,
     spread,
+    supported,
     time_dict,
     title,
     training_dict,
@@ -84,7 +85,7 @@ class HardwareSelector:
         there, assumptions = self._machine(accelerator, machine, gpu_count, market)
         assumptions += family_note(architecture, model_family)
         length = length_of(architecture, sequence_length)
-        assumptions += length_note(sequence_length, length)
+        assumptions += length_note(architecture, sequence_length, length)
         precision = training_precision(there.accelerator)
         base = TrainingSetup(architecture, there, sequence_length=length, precision=precision)
         limit = None if max_memory_gb is None else int(max_memory_gb * GB)
@@ -132,7 +133,7 @@ class HardwareSelector:
             "assumptions": [
                 *assumptions,
                 *family_note(architecture, model_family),
-                *length_note(prompt_tokens, base.prompt_tokens),
+                *length_note(architecture, prompt_tokens, base.prompt_tokens),
             ],
             "gpu_count": gpu_count,
             "batch_size": batch_size,
@@ -144,6 +145,7 @@ class HardwareSelector:
             "usd_per_hour": there.usd_per_hour and there.usd_per_hour * -(-gpu_count // there.accelerators),
             "estimated_memory": memory_dict(chosen.memory, gpu_count),
             "predicted_time": spread(chosen),
+            **supported(chosen),
             "candidates": [inference_dict(each) for each in _distinct(found)],
             "does_not_fit": [inference_dict(each) for each in found if not each.fits],
             "explanation": explain_inference(chosen, limit),
@@ -259,6 +261,7 @@ class HardwareSelector:
             "explanation": explain_choice(chosen, found, limit),
             "smallest_change": None if chosen.fits else mended(setup, limit),
             "setup": setup,
+            **supported(chosen),
         }  # fmt: skip
         if isinstance(chosen.time, StepTime):
             answer["predicted_time"] = time_dict(chosen.time) | (spread(chosen) or {})

@@ -16,6 +16,7 @@ from scipy.optimize import least_squares
 from configs.common.arrays import Floats
 from engine.planner.engines.levels import LevelBasis, names
 from engine.planner.engines.point import BatchPoint
+from engine.planner.engines.schedule import WORKSPACE_SIGMA, cache_tokens
 from engine.planner.engines.work import PhaseWork, seconds
 
 _NOISE, _QUEUED_NOISE = (
@@ -71,12 +72,28 @@ def unfitted() -> FittedDeviations:
 def predicted(
     fitted: FittedDeviations, points: Sequence[BatchPoint], work: PhaseWork | None = None
 ) -> tuple[Floats, Floats]:
-    """Return logarithms of seconds and their variances from the constants' uncertainty."""
+    """Return logarithms of seconds and their variances from what is uncertain of constants and of the cache's room."""
     if not points:
         return np.zeros(0), np.zeros(0)
     logs, slopes, covariance = sensitivities(fitted, points, work)
     variance = ((slopes @ covariance) * slopes).sum(axis=1)
-    return logs, variance + np.array([_strangeness(fitted, point) for point in points])
+    strange = np.array([_strangeness(fitted, point) for point in points])
+    return logs, variance + strange + _room_variance(fitted, points, logs)
+
+
+def _room_variance(fitted: FittedDeviations, points: Sequence[BatchPoint], logs: Floats) -> Floats:
+    """Return the variance of logarithms from the engines' workspace: a batch near the cache's room may queue or not."""
+    found = np.zeros(len(points))
+    near = [at for at, point in enumerate(points) if point.tokens > cache_tokens(point, WORKSPACE_SIGMA)]
+    if not near:
+        return found
+    some = [points[at] for at in near]
+    order = list(dict.fromkeys([*fitted.order, *names(some)]))
+    deviations = np.concatenate([fitted.deviations, np.zeros(len(order) - len(fitted.order))])
+    constants = LevelBasis(some, order).constants(deviations)
+    for more in (WORKSPACE_SIGMA, -WORKSPACE_SIGMA):  # a normal's two points of quadrature
+        found[near] += (np.log(seconds(PhaseWork.of(some, more), constants)) - logs[near]) ** 2 / 2
+    return found
 
 
 def sensitivities(

@@ -34,6 +34,8 @@ class _CacheRule:
 
 # vLLM: gpu_memory_utilization 0.9; TensorRT-LLM: kv_cache_free_gpu_memory_fraction 0.9 (both engines' documentation).
 # Workspaces: of a prefill and of NCCL; from where published rows begin to queue, to half a GB.
+WORKSPACE_SIGMA = 1.5e9
+"""Of the workspace, in bytes: by how much that of a model which no row has differs from the rule."""
 _RESERVES = _CacheRule(1.0, 0.9, 3.5e9, True)
 _PREEMPTS = _CacheRule(0.9, 1.0, 2.5e9, False)
 _RULES = {"tensorrt-llm": _RESERVES, "rankwise": _RESERVES, "transformers": _RESERVES, "llama.cpp": _RESERVES}
@@ -49,11 +51,14 @@ class Schedule:
     pressure: float  # tokens of the batch over those that the cache holds
 
 
-def cache_tokens(point: BatchPoint) -> float:
-    """Return how many tokens the cache of the fullest rank holds. Raises ValueError where the weights do not fit."""
+def cache_tokens(point: BatchPoint, more_workspace: float = 0.0) -> float:
+    """Return how many tokens the cache of the fullest rank holds. Raises ValueError where the weights do not fit.
+
+    more_workspace: bytes that an engine takes beyond its rule.
+    """
     rule = _RULES.get(point.engine, _PREEMPTS)
     device = point.machine.accelerator
-    left = rule.device * device.memory_bytes - point.weight_bytes - rule.workspace
+    left = rule.device * device.memory_bytes - point.weight_bytes - rule.workspace - more_workspace
     each = point.cache_bytes_per_token
     # A sequence must fit: rows that were measured prove that an engine found room, with a smaller workspace.
     least = rule.device * device.memory_bytes - point.weight_bytes
@@ -65,9 +70,9 @@ def cache_tokens(point: BatchPoint) -> float:
     return max(left, 0.02 * least) * rule.free / each if each else float("inf")
 
 
-def admit(point: BatchPoint) -> Schedule:
+def admit(point: BatchPoint, more_workspace: float = 0.0) -> Schedule:
     """Return the phases of a batch whose sequences all start together."""
-    room = cache_tokens(point)
+    room = cache_tokens(point, more_workspace)
     pressure = point.batch * point.context / room
     if pressure <= 1:
         phase = (float(point.new_tokens), float(point.batch), point.prompt_tokens + point.new_tokens / 2)

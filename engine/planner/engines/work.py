@@ -53,19 +53,22 @@ class PhaseWork:
     pressure: Floats
 
     @classmethod
-    def of(cls, points: Sequence[BatchPoint]) -> "PhaseWork":
-        """Return the work of points. Raises ValueError for one that does not fit or has an unknown link."""
-        rows = [_row(point) for point in points]
+    def of(cls, points: Sequence[BatchPoint], more_workspace: float = 0.0) -> "PhaseWork":
+        """Return the work of points. Raises ValueError for one that does not fit or has an unknown link.
+
+        more_workspace: bytes that the engines take beyond their rules.
+        """
+        rows = [_row(point, more_workspace) for point in points]
         return cls(**{field.name: np.array([row[field.name] for row in rows]) for field in fields(cls)})
 
     def __getitem__(self, chosen: Floats) -> "PhaseWork":
         return PhaseWork(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
 
-def _row(point: BatchPoint) -> dict[str, float | list[float]]:
+def _row(point: BatchPoint, more_workspace: float = 0.0) -> dict[str, float | list[float]]:
     """Return a point's figures by the names of `PhaseWork`."""
     architecture, tp, device = point.architecture, point.tp, point.machine.accelerator
-    schedule = admit(point)
+    schedule = admit(point, more_workspace)
     phases = [*schedule.phases, *[(0.0, 1.0, 1.0)] * (MOST_PHASES - len(schedule.phases))]
     matrices = [weight for weight in architecture.weights if weight.products and weight.stream == "main"]
     dense = sum(weight.shard(tp) * weight.products for weight in matrices if weight.share >= 1)

@@ -15,11 +15,13 @@ from engine.planner.architecture import Architecture
 from engine.planner.families import encoders, gpt, seq2seq
 from engine.planner.families.deepseek import read_deepseek
 from engine.planner.families.llama import VARIANTS, read_llama_like
+from engine.planner.families.llama4 import read_llama4
 from engine.planner.families.parts import Fields
 from engine.planner.families.vision import read_vit
 
 READERS: dict[str, Callable[[Fields], Architecture]] = {
     **{kind: read_llama_like for kind in VARIANTS},
+    "llama4_text": read_llama4,
     "deepseek_v2": read_deepseek,
     "deepseek_v3": read_deepseek,
     "gpt2": gpt.read_gpt2,

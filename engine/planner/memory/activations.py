@@ -23,21 +23,30 @@ class Widths:
     """Bytes of an element: of matrix products (`product`), of the residual stream, of weights in use.
 
     `cast`: torch.autocast converts each product's input and weight, and both copies are kept for the backward pass.
+    `recast`: torchao casts a product's input to float8 in both passes. Compiled, the cast is fused with the pointwise
+    operators before it, and the backward pass computes them again from what these keep: neither a norm's output nor
+    SwiGLU's product is kept (torchao 0.18, torch 2.13's min-cut partitioner; `tests/engine/planner/memory`).
     """
 
     product: int
     residual: int
     weight: int
     cast: bool
+    recast: bool = False
 
 
 def widths(setup: TrainingSetup) -> Widths:
-    """Return widths by precision. Float8 blocks are freed at once; saved tensors are as for bfloat16."""
+    """Return widths by precision.
+
+    Float8 copies are freed at once; torchao's product keeps its input in 16 bits, as a product in bfloat16 does. How
+    full and selective checkpointing divide a compiled float8 block was not counted, and is left as in bfloat16.
+    """
     if setup.precision == "float32":
         return Widths(4, 4, 4, False)
     if setup.precision == "bfloat16_autocast":
         return Widths(2, 4, 4, True)
-    return Widths(2, 2, 2, False)
+    recast = setup.precision == "float8_mixed" and setup.compiled and setup.checkpointing == "none"
+    return Widths(2, 2, 2, False, recast)
 
 
 @dataclass(frozen=True)
@@ -180,14 +189,25 @@ def _norm(tape: Tape, x: TapeValue, sizes: _Sizes, elements: float, heads: float
 
 
 def _linear(
-    tape: Tape, x: TapeValue, sizes: _Sizes, inner: float, outer: float, elements: float, tokens: float | None = None
+    tape: Tape,
+    x: TapeValue,
+    sizes: _Sizes,
+    inner: float,
+    outer: float,
+    elements: float,
+    tokens: float | None = None,
+    pointwise: bool = False,
 ) -> TapeValue:
-    """Record x [tokens, inner] times a weight: saves both; of the weight only a cast copy counts."""
+    """Record x [tokens, inner] times a weight: saves both; of the weight only a cast copy counts.
+
+    pointwise: x comes from pointwise operators or a norm, so that a compiled float8 product need not keep it.
+    """
     tokens = sizes.tokens if tokens is None else tokens
     wide = sizes.widths
     out, into = tokens * outer * wide.product, tokens * inner * wide.product
     if not wide.cast:
-        return tape.apply((x,), out, (x,), (into,), (elements,), elements * wide.weight)
+        saves = () if pointwise and wide.recast else (x,)
+        return tape.apply((x,), out, saves, (into,), (elements,), elements * wide.weight)
     if tape.sizes[x.buffer] > into:  # else it is already in bfloat16
         x = tape.apply((x,), into, (), (tokens * inner * wide.residual,))
     copy = tape.apply((tape.given(0),), elements * 2, (), (None,), (elements,), elements * wide.weight)
@@ -263,17 +283,19 @@ def _block(sizes: _Sizes) -> tuple[TapePasses, float, float, float]:
     kept: list[float] = []  # outputs of products, in order
     tape = Tape()
     x = tape.given(sizes.stream)
+    local = not sizes.framework.sequence_parallel or sizes.tp == 1  # a gathered sequence is not computed again
     normed = _gathered(tape, _norm(tape, x, sizes, vectors), sizes)
     if any("qkv" in weight.name for weight in architecture.weights):
-        fused = _linear(tape, normed, sizes, hidden, queries + 2 * keys, share * hidden * (queries + 2 * keys))
+        width = queries + 2 * keys
+        fused = _linear(tape, normed, sizes, hidden, width, share * hidden * width, pointwise=local)
         kept.append(tokens * (queries + 2 * keys) * product)
         parts = tape.apply((fused,), None, (), (kept[-1],))
         q, k, v = (tape.apply((parts,), None) for _ in range(3))
         # The three parts' gradients are concatenated again by the node of `parts`, at the end.
     else:
-        q = _linear(tape, normed, sizes, hidden, queries, share * hidden * queries)
-        k = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys)
-        v = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys)
+        q = _linear(tape, normed, sizes, hidden, queries, share * hidden * queries, pointwise=local)
+        k = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
+        v = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
         kept += [tokens * queries * product, tokens * keys * product, tokens * keys * product]
     if any(weight.name == "attention.query_key_norm" for weight in architecture.weights):
         q = _norm(tape, q, sizes, 0.0, architecture.heads / sizes.tp)
@@ -288,7 +310,9 @@ def _block(sizes: _Sizes) -> tuple[TapePasses, float, float, float]:
     kept.append(tokens * hidden * product)
     x = tape.apply((x, _summed(tape, out, sizes)), sizes.stream, (), (PASS, _branch(sizes)))
     normed = _gathered(tape, _norm(tape, x, sizes, vectors), sizes)
-    x = tape.apply((x, _feed_forward(tape, normed, sizes, kept, share)), sizes.stream, (), (PASS, _branch(sizes)))
+    x = tape.apply(
+        (x, _feed_forward(tape, normed, sizes, kept, share, local)), sizes.stream, (), (PASS, _branch(sizes))
+    )
     passes = tape.passes(x, sizes.stream)
     # torchtitan's policy "op" (December 2024, torchtitan/parallelisms/parallelize_llama.py): attention's output, every
     # second product from the first, and outputs of reduce-scatters.
@@ -306,23 +330,23 @@ def _branch(sizes: _Sizes) -> Gradient:
     return sizes.scattered * sizes.architecture.hidden * sizes.widths.product
 
 
-def _feed_forward(tape: Tape, x: TapeValue, sizes: _Sizes, kept: list[float], share: float) -> TapeValue:
+def _feed_forward(tape: Tape, x: TapeValue, sizes: _Sizes, kept: list[float], share: float, local: bool) -> TapeValue:
     architecture, product = sizes.architecture, sizes.widths.product
     hidden, inner = architecture.hidden, sizes.feed_forward
     tokens = sizes.tokens * architecture.experts_per_token
     size, elements = tokens * inner * product, share * hidden * inner * architecture.experts
     if architecture.gated:
-        gate = _linear(tape, x, sizes, hidden, inner, elements, tokens)
+        gate = _linear(tape, x, sizes, hidden, inner, elements, tokens, pointwise=local)
         bent = tape.apply((gate,), size, (gate,), (size,))
-        up = _linear(tape, x, sizes, hidden, inner, elements, tokens)
+        up = _linear(tape, x, sizes, hidden, inner, elements, tokens, pointwise=local)
         saves = (gate, up) if sizes.compiled else (bent, up)
         bent = tape.apply((bent, up), size, saves, (size, size))
         kept += [size, size]
     else:
-        up = _linear(tape, x, sizes, hidden, inner, elements, tokens)
+        up = _linear(tape, x, sizes, hidden, inner, elements, tokens, pointwise=local)
         bent = tape.apply((up,), size, (up,), (size,))
         kept.append(size)
-    down = _linear(tape, bent, sizes, inner, hidden, elements, tokens)
+    down = _linear(tape, bent, sizes, inner, hidden, elements, tokens, pointwise=True)
     kept.append(sizes.tokens * hidden * product)
     return _summed(tape, down, sizes)
 

@@ -54,7 +54,7 @@ class Ring:
 
 def ring(ranks: int, machine: Machine, stride: int = 1) -> Ring:
     """Return the ring of `ranks` at distance `stride`. Raises ValueError naming the unknown link."""
-    members = min(ranks, max(1, machine.accelerators // stride))
+    members = min(ranks, max(1, machine.joined_ranks // stride))
     nodes = ceil(ranks / members)
     inside, between = machine.neighbour if members > 1 else None, machine.between if nodes > 1 else None
     if members > 1 and inside is None:

@@ -143,7 +143,7 @@ def small_all_reduce_seconds(message_bytes: float, ranks: int, machine: Machine,
         return 0.0
     usual = all_reduce_seconds(message_bytes, ranks, machine, share=share)
     link, accelerator = machine.neighbour, machine.accelerator
-    joined = link is not None and link.bytes_per_second >= _PEER_BYTES_PER_SECOND and ranks <= machine.accelerators
+    joined = link is not None and link.bytes_per_second >= _PEER_BYTES_PER_SECOND and ranks <= machine.joined_ranks
     if link is None or not joined or accelerator.kind == "cpu":
         return usual
     moved = (ranks - 1) * message_bytes / (link.bytes_per_second * share)

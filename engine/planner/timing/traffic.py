@@ -220,14 +220,14 @@ def step_network_bytes(setup: TrainingSetup) -> float | None:
     """Return the bytes that one node sends to other nodes in a step; None on one node."""
     machine, found, several = setup.machine, 0.0, False
     for transfer in traffic(setup):
-        members = min(transfer.ranks, max(1, machine.accelerators // transfer.stride))
+        members = min(transfer.ranks, max(1, machine.joined_ranks // transfer.stride))
         if transfer.ranks <= members:
             continue
         several = True
-        # A ring leaves a node through one of its members, and each group in a node has a ring.
-        rings = max(1, min(machine.accelerators, setup.layout.ranks) // members)
+        # A ring leaves a node (or a link domain of nodes) through one of its members; each group in it has a ring.
+        rings = max(1, min(machine.joined_ranks, setup.layout.ranks) // members)
         found += rings * transfer.bytes * _sent(transfer.collective, transfer.ranks, on_gloo(setup))
-    return found if several else None
+    return found * machine.accelerators / machine.joined_ranks if several else None
 
 
 def _sent(collective: TrafficCollective, ranks: int, gloo: bool) -> float:

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
+_MOST_GPUS = 65_536  # as `configs.common.execution.Degree`, which starts too slowly for this
+
 # Files and figures of the user's that a prediction starts from, or that it is written to.
 BenchmarkStudy = Annotated[Path | None, typer.Option(metavar="FILE", help="write a study file that measures training")]
 EarlierRuns = Annotated[
@@ -44,7 +46,9 @@ def plan(
         ),
     ] = None,
     mode: Annotated[Literal["training", "inference"], typer.Option(help="workload to plan")] = "training",
-    gpus: Annotated[int | None, typer.Option("--gpus", "--gpu-count", metavar="N", help="devices", min=1)] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", "--gpu-count", metavar="N", help="devices", min=1, max=_MOST_GPUS)
+    ] = None,
     batch_size: Annotated[
         int,
         typer.Option(metavar="B", help="training: sequences per GPU and step; inference: concurrent requests", min=1),
@@ -52,9 +56,12 @@ def plan(
     distributed: Annotated[bool, typer.Option("--distributed", help="use the fewest GPUs that hold the model")] = False,
     max_memory_gb: Annotated[float | None, typer.Option(metavar="G", help="memory of a GPU in 10^9 bytes")] = None,
     hardware: Annotated[
-        list[str] | None, typer.Option(metavar="KIND...", help="available hardware: cuda, rocm, cpu; default all")
+        list[str] | None,
+        typer.Option(metavar="KIND...", help="available hardware: cuda, rocm, cpu; default all of them"),
     ] = None,
-    max_gpus: Annotated[int | None, typer.Option(metavar="N", help="find the smallest number up to N", min=1)] = None,
+    max_gpus: Annotated[
+        int | None, typer.Option(metavar="N", help="find the smallest number up to N", min=1, max=_MOST_GPUS)
+    ] = None,
     accelerator: Annotated[
         str | None, typer.Option(metavar="NAME", help="accelerator or instance: h100-80gb, aws/p5.48xlarge")
     ] = None,

@@ -13,6 +13,7 @@ Exit codes: 0 planned, 3 planned but nothing fits, 2 the arguments are wrong.
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,9 +47,9 @@ _OPTIONS = {"as_json": "--json", "own_catalog": "--catalog", "assignments": "--s
 def run_plan(request: PlanRequest) -> int:
     """Run the requested form of the command. Returns the exit code; raises ValueError for unsupported requests."""
     kinds, others = split_words(request.words, request.hardware)
-    stray = [word for word in others if "." not in word and not Path(word).exists()]
-    if request.hardware and stray:
-        return _refused(f"--hardware {stray[0]}: use one or more of: {' '.join(HARDWARE)}")
+    misplaced = _misplaced(request, others)
+    if misplaced is not None:
+        return _refused(misplaced)
     modes = [bool(others), request.list_models, request.guide, request.model is not None]
     if sum(modes) != 1 or len(others) > 1:
         return _refused("expected one of: STUDY.yaml, --model NAME, --list-models, --guide")
@@ -85,7 +86,7 @@ def run_plan(request: PlanRequest) -> int:
         from flows.cli.plan.benchmark import write_benchmark
 
         return write_benchmark(request, kinds, request.benchmark_out)
-    return plan_model(request, kinds or HARDWARE)
+    return plan_model(request, kinds)
 
 
 def _ignored(request: PlanRequest, form: str | None, kinds: Sequence[str]) -> str | None:
@@ -115,6 +116,22 @@ def _without_engine(request: PlanRequest) -> str | None:
     return None
 
 
+def _misplaced(request: PlanRequest, others: Sequence[str]) -> str | None:
+    """Return a message for a word that is neither a study nor a kind of hardware; None if there is none."""
+    from engine.planner.catalog import find_model
+    from flows.folders import cache_folder
+
+    missing = [word for word in others if not Path(word).exists()]
+    stray = [word for word in missing if "." not in word]
+    if request.hardware and stray:
+        return f"--hardware {stray[0]}: use one or more of: {' '.join(HARDWARE)}"
+    if request.model is not None or not missing:
+        return None
+    with suppress(ValueError):
+        return f"{missing[0]}: no such study. For the model: --model {find_model(missing[0], cache_folder()).name}"
+    return None
+
+
 def split_words(words: Sequence[str], hardware: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Split positional arguments into kinds of hardware and other words.
 
@@ -128,7 +145,7 @@ def split_words(words: Sequence[str], hardware: Sequence[str]) -> tuple[tuple[st
 
 
 def plan_model(request: PlanRequest, kinds: Sequence[str]) -> int:
-    """Choose the hardware if none was named, then the layout on it."""
+    """Choose the hardware if none was named, then the layout on it. kinds: those that the user named."""
     from configs.hardware.catalog import catalog
     from engine.planner.catalog import find_model
     from engine.planner.choice.instances import counts
@@ -142,7 +159,7 @@ def plan_model(request: PlanRequest, kinds: Sequence[str]) -> int:
     if named is not None:
         known = selector.hardware
         device = known.instance(named).accelerator if "/" in named else known.accelerator(named)
-        if device.kind not in kinds:
+        if kinds and device.kind not in kinds:
             raise ValueError(
                 f"--hardware {' '.join(kinds)}: --accelerator {named} is {device.kind}. Leave one of them out"
             )
@@ -151,7 +168,7 @@ def plan_model(request: PlanRequest, kinds: Sequence[str]) -> int:
     if request.accelerator is None:
         choice = selector.select_hardware_for_task(
             _family(request, architecture), architecture, request.mode, request.batch_size, request.distributed,
-            request.gpus, max_gpus=request.max_gpus, available_hardware=tuple(kinds),  # type: ignore[arg-type]
+            request.gpus, max_gpus=request.max_gpus, available_hardware=tuple(kinds or HARDWARE),  # type: ignore[arg-type]
             sequence_length=request.sequence_length, new_tokens=request.new_tokens,
             max_memory_gb=request.max_memory_gb, critical=not request.spot,
         )  # fmt: skip
@@ -222,6 +239,7 @@ def _corrected(
         if config["fits"]:
             low, high = interval(seconds, learned.factor) or (seconds, seconds)
             config["predicted_time"] |= {"low": low, "high": high, "factor": learned.factor}
+            config |= {"support": remark, "measure_next": None}
     return config | {"correction": remark}
 
 
@@ -239,6 +257,10 @@ def _print_plan(config: dict[str, Any], choice: dict[str, Any] | None, request: 
             print(f"Other layouts    {other}")
     if "correction" in config:
         print(f"Correction       {config['correction']}")
+    else:
+        print(f"Predicted from   {config['support']}")
+    if config["measure_next"]:
+        print(f"Measure next     {config['measure_next']}")
     for note in dict.fromkeys([*config["assumptions"], *(choice["assumptions"] if choice else [])]):
         print(f"Assumed          {note}")
     print()
@@ -284,7 +306,7 @@ def _print_time(config: dict[str, Any], training: bool) -> None:
             for name, seconds in config["predicted_time"].items()
             if name.endswith("_seconds") and seconds > 0
         )
-        speed = f"{config['tokens_per_second']:,.0f} tokens/s, MFU {config['model_flops_utilization']:.0%}"
+        speed = f"{_rate(config['tokens_per_second'])} tokens/s, MFU {config['model_flops_utilization']:.0%}"
         print(f"Step             {config['step_seconds']:.3g} s per step {_range(config)}, {speed}")
         print(f"  seconds        {parts}")
         return
@@ -293,12 +315,17 @@ def _print_time(config: dict[str, Any], training: bool) -> None:
         line += f", TTFT {config['ttft_seconds']:.3g} s"
     if config["time_per_output_token_seconds"]:
         line += f", TPOT {config['time_per_output_token_seconds'] * 1e3:.3g} ms"
-    print(f"{line}, {config['tokens_per_second']:,.0f} tokens/s")
+    print(f"{line}, {_rate(config['tokens_per_second'])} tokens/s")
 
 
 def _range(config: dict[str, Any]) -> str:
     said = config["predicted_time"]
-    return f"({said['low']:.2g} to {said['high']:.2g})"
+    return f"({_seconds(said['low'])} to {_seconds(said['high'])})"
+
+
+def _seconds(value: float) -> str:
+    """Return two digits, and every digit before the point."""
+    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
 
 
 def _cost(config: dict[str, Any]) -> str:
@@ -321,7 +348,7 @@ def _print_candidates(candidates: list[dict[str, Any]], training: bool) -> None:
                 each["title"],
                 f"{each['per_gpu_batch_size']} x {each['gradient_accumulation_steps']}",
                 f"{each['step_seconds']:.3g}",
-                f"{each['tokens_per_second']:,.0f}",
+                _rate(each["tokens_per_second"]),
                 f"{each['per_gpu_gb']:.1f}",
                 _usd(each["usd_per_million_tokens"]),
             )
@@ -334,7 +361,7 @@ def _print_candidates(candidates: list[dict[str, Any]], training: bool) -> None:
             each["title"],
             str(each["batch_size_per_replica"]),
             f"{each['batch_seconds']:.3g}",
-            f"{each['tokens_per_second']:,.0f}",
+            _rate(each["tokens_per_second"]),
             f"{each['per_gpu_gb']:.1f}",
             _usd(each["usd_per_million_tokens"]),
         )
@@ -354,7 +381,7 @@ def _print_options(choice: dict[str, Any]) -> None:
         (
             f"{each['nodes']} x {each['instance']}" if each["nodes"] > 1 else each["instance"],
             f"{each['gpu_count']} x {each['accelerator']}",
-            f"{each['tokens_per_second']:,.0f}",
+            _rate(each["tokens_per_second"]),
             _usd(each["usd_per_million_tokens"]),
             "not known" if each["usd_per_hour"] is None else f"{each['usd_per_hour']:.2f}",
             each["price_as_of"] or "-",
@@ -375,6 +402,12 @@ def _one_of_each(options: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name = each["accelerator"]
         best.setdefault(name.rpartition("-")[0] if each["hardware"] == "cpu" else name, each)
     return list(best.values())
+
+
+def _rate(value: float) -> str:
+    from engine.planner.choice.descriptions import rate
+
+    return rate(value)
 
 
 def _usd(value: float | None) -> str:

@@ -40,6 +40,9 @@ def plan_service(request: PlanRequest) -> int:
         return NOTHING_FITS
     best = max(front, key=lambda service: service.tokens_per_second_per_device)
     support = calibrated.supports([best.point])[0]
+    if best.point.batch == max(wish.batches) and request.serve:
+        assumed.append(f"at most {best.point.batch} sequences at once a replica, the most of any measured row")
+    assumed.append(f"weights in {wish.weights}")
     measurement, left = best_measurement(wish, calibrated, best)
     if request.as_json:
         answer = {
@@ -57,8 +60,8 @@ def plan_service(request: PlanRequest) -> int:
     )
     print(f"Predicted from {support}")
     print(
-        f"Most informative measurement: {_named(measurement)}; it would reduce the spread to {100 * left:.0f} % of "
-        "its logarithm"
+        f"Most informative measurement: {_named(measurement)}; the factor would be {best.spread**left:.2f} instead of "
+        f"{best.spread:.2f}"
     )
     for line in assumed:
         print(f"Assumed: {line}")
@@ -148,11 +151,13 @@ def _named(point: BatchPoint) -> str:
 
 
 def _row(service: ServingLayout) -> list[str]:
+    from engine.planner.choice.descriptions import short
+
     point = service.point
     layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
     apart = service.prefill_ranks is not None
-    prefill = f"{service.prefill_replicas:.1f} x tp={service.prefill_ranks}" if apart else "together"
-    usd = "-" if service.usd_per_million_tokens is None else f"{service.usd_per_million_tokens:.3g}"
+    prefill = f"{service.prefill_replicas:.2g} x tp={service.prefill_ranks}" if apart else "together"
+    usd = "-" if service.usd_per_million_tokens is None else short(service.usd_per_million_tokens)
     return [
         layout, prefill, str(service.replicas), str(point.batch), f"{service.ttft_seconds:.3g}",
         f"{1e3 * service.tpot_seconds:.3g}", f"{service.tokens_per_second_per_user:,.0f}",

@@ -5,7 +5,6 @@ Source of the fields: https://learn.microsoft.com/rest/api/compute/virtual-machi
 
 import base64
 import json
-import re
 from typing import Any
 
 from configs.hardware.catalog import catalog, instance
@@ -98,9 +97,7 @@ def _image(image: str | None, size: str) -> dict[str, str]:
 
 def refuse_retired(size: str) -> None:
     """Raise ProviderError for a size that the catalog knows as withdrawn."""
-    retired = re.search(
-        r"retired (\d{4}-\d\d-\d\d)", str(catalog().figures("instances", f"azure/{size}")["source"].value)
-    )
-    if retired is not None:
-        successors = "Use a size of the NCasT4_v3 or NC_A100_v4 series" if re.search(r"NC\d+r?s_v3", size) else ""
-        raise ProviderError("invalid", "", f"azure: {size} was retired on {retired[1]}. {successors}".strip())
+    try:
+        catalog().refuse_retired(f"azure/{size}")
+    except ValueError as error:
+        raise ProviderError("invalid", "", f"azure: {error}") from error

@@ -66,6 +66,7 @@ PUBLISHED = {
     "phi-2": 2_779_683_840,
     "phi-3-mini": 3_821_079_552,
     "deepseek-v2": 235_741_434_880,
+    "llama-4-scout": 107_769_861_120,  # 109 billion with the vision tower of 0.9 (model card)
     "gpt2": 124_439_808,
     "gpt2-xl": 1_557_611_200,
     "gpt-j-6b": 6_050_882_784,

@@ -395,3 +395,25 @@ def test_a_plan_as_one_file() -> None:
     assert "File             bert_benchmark.json" in out
     answer = json.loads(Path("bert_benchmark.json").read_text())
     assert answer["plan"]["fits"] and answer["hardware"]["instance"]
+
+
+def test_a_models_name_in_the_place_of_a_study_is_recognised() -> None:
+    out = said("llama-3.1-8b", code=2)
+    assert out == "llama-3.1-8b: no such study. For the model: --model llama-3.1-8b\n"
+
+
+def test_the_plan_says_what_it_rests_on_and_what_to_measure_next() -> None:
+    words = ("--model", "gpt2", "--mode", "inference", "--accelerator", "h100-80gb")
+    out, plan = said(*words), as_json(*words)["plan"]
+    assert "Predicted from   the data sheet of h100-80gb" in out
+    assert plan["measure_next"] == "a run of this layout, for --learn-from; the factor would be 1.22 instead of 1.60"
+    tpu = as_json("--model", "gpt2", "--accelerator", "tpu-v6e")["plan"]  # named, it needs no --hardware
+    assert tpu["measure_next"] is None
+    assert tpu["support"].endswith("Rankwise does not run on tpu")
+
+
+def test_lengths_beyond_the_model_are_said_and_layouts_written_as_in_a_study() -> None:
+    words = ("--model", "deepseek-v3", "--mode", "inference", "--accelerator", "gb300", "--gpus", "72")
+    plan = as_json(*words, "--sequence-length", "200000")["plan"]
+    assert plan["assumptions"] == ["sequences of 200,000 tokens, although deepseek-v3 was made for 163,840"]
+    assert plan["explanation"].startswith("tp=")

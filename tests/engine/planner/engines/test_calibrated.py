@@ -15,6 +15,7 @@ from engine.planner.engines.constants import engine_name
 from engine.planner.engines.levels import LevelBasis, names
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.saved import SHIPPED, read, shipped, write
+from engine.planner.engines.schedule import cache_tokens
 from engine.planner.engines.work import PhaseWork, seconds
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "measurements" / "published" / "inference_throughput.csv"
@@ -57,6 +58,15 @@ def test_what_was_never_measured_is_wider_and_says_so() -> None:
     assert found[4].support == "120 measured points of llama-3-8b on mi300x with vllm"
     bare = CalibratedEngines.none().forecast([known])[0]
     assert bare.high / bare.seconds > 1.5 and bare.support.startswith("data sheets")
+
+
+def test_a_batch_that_nearly_fills_the_cache_may_queue() -> None:
+    """Weights of 70 billion parameters leave little of 4 x 40 GB: the interval counts what the engine takes of it."""
+    engine, device, model = "tensorrt-llm", "a100-40gb", "llama-2-70b"
+    small, nearly = (point(engine, device, 4, batch, model) for batch in (1, 64))
+    assert 0.6 < nearly.tokens / cache_tokens(nearly) < 1
+    found = shipped().forecast([small, nearly])
+    assert found[0].high / found[0].seconds < 1.2 < found[1].high / found[1].seconds
 
 
 def test_longer_batches_and_prompts_take_longer() -> None:
