@@ -275,9 +275,9 @@ class NodeRun:
         with suppress(OSError, ValueError):
             tail = read_tail(self.folder / "launcher.log", 64 << 10)
             self.outputs.logs[self.ranks[0]].add(b"\nlauncher's output:\n" + tail.encode())
-            words = [line.strip() for line in tail.splitlines() if line.strip()]
-            told = [line for line in words if "rror" in line] or words
-            said = f": {shown(told[-1])}" if told else ""
+            words = [line.strip() for line in tail.splitlines() if any(map(str.isalnum, line))]
+            told = [line for line in words if "rror" in line][-1:] or words[:1]
+            said = f": {shown(told[0])}" if told else ""
         return f"{self.work.launcher} exited with code {code} before the rank had begun{said}"
 
     def series(self, rank: int, wall_seconds: float) -> Series:

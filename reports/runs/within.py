@@ -53,8 +53,8 @@ def compare_within(
     figures = run_figures(study, name)
     if undisturbed:
         used = {point.cell for each in found for point in each.points}
-        cells = {key: _undisturbed(study, study.cells[key], figures.cells[key]) for key in used}
-        figures = replace(figures, cells={**figures.cells, **cells})
+        fast = {key: _undisturbed(study, study.cells[key], figures.cells[key]) for key in used}
+        figures = replace(figures, cells={**figures.cells, **fast})
     pairs = []
     for each in found:
         base = next(point for point in each.points if point.baseline)
