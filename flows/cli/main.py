@@ -316,6 +316,10 @@ def compare(
     within: Annotated[
         str | None, typer.Option(metavar="EXPERIMENT", help="compare the variants of this experiment of one run")
     ] = None,
+    undisturbed: Annotated[
+        bool,
+        typer.Option("--undisturbed", help="with --within: judge the fastest tenth of the steps, for busy machines"),
+    ] = False,
     threshold: Annotated[
         float, typer.Option(metavar="PERCENT", help="minimum slow-down reported as a regression")
     ] = 5.0,
@@ -332,7 +336,7 @@ def compare(
 
     page = output if form == "html" else None
     work = lambda: compare_runs(  # noqa: E731
-        first, second, baseline, threshold, markdown, junit, as_json, history, within, page
+        first, second, baseline, threshold, markdown, junit, as_json, history, within, page, undisturbed
     )
     raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
 
