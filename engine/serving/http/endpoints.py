@@ -10,7 +10,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -188,53 +188,66 @@ class Generation:
             wanted, self._answers(wanted, [prompt], limit, logprobs)
         )
 
-    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[Piece]:
+    async def pieces(self, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
         """Yield what the choices gain, as it comes. Raises ApiError; ends all answers when it is closed."""
-        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._follow(choice, queue)) for choice in choices]
-        left = len(tasks)
+        source = self._followed(choices[0]) if len(choices) == 1 else self._merged(choices)
         try:
             async with asyncio.timeout(self._settings.limits.request_seconds):
-                while left:
-                    item = await queue.get()
-                    if isinstance(item, Exception):
-                        raise item
-                    if item is None:
-                        left -= 1
-                    else:
-                        yield item
+                async for piece in source:
+                    yield piece
         except TimeoutError:
             raise ApiError(504, f"no answer within {self._settings.limits.request_seconds:.0f} s") from None
         finally:
+            await source.aclose()
+            self.end(choices)
+
+    async def _merged(self, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of several choices, in the order in which they come."""
+        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._queued(choice, queue)) for choice in choices]
+        left = len(tasks)
+        try:
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
             for task in tasks:
                 task.cancel()
-            self.end(choices)
 
     def end(self, choices: Sequence[Choice]) -> None:
         """End answers, complete or not."""
         for choice in choices:
             self._router.finish(choice.answer)
 
-    async def _follow(self, choice: Choice, queue: "asyncio.Queue[Piece | Exception | None]") -> None:
-        """Turn a choice's tokens into pieces."""
+    async def _queued(self, choice: Choice, queue: "asyncio.Queue[Piece | Exception | None]") -> None:
         try:
-            async for token in choice.answer:
-                self._note(choice)
-                # An end-of-text token has no text.
-                text = "" if token.reason == "stop" else choice.text.add(token.token)
-                if choice.text.stopped:
-                    choice.reason = "stop"
-                elif token.reason is not None:
-                    choice.reason, text = token.reason, text + choice.text.end()
-                    choice.reason = "stop" if choice.text.stopped else choice.reason
-                # Also without text, so that its time can be seen.
-                queue.put_nowait(Piece(choice, text, token, choice.reason))
-                if choice.reason is not None:
-                    break
-            self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
+            async for piece in self._followed(choice):
+                queue.put_nowait(piece)
             queue.put_nowait(None)
         except ApiError as error:
             queue.put_nowait(error)
+
+    async def _followed(self, choice: Choice) -> AsyncGenerator[Piece, None]:
+        """Turn a choice's tokens into pieces."""
+        async for token in choice.answer:
+            self._note(choice)
+            # An end-of-text token has no text.
+            text = "" if token.reason == "stop" else choice.text.add(token.token)
+            if choice.text.stopped:
+                choice.reason = "stop"
+            elif token.reason is not None:
+                choice.reason, text = token.reason, text + choice.text.end()
+                choice.reason = "stop" if choice.text.stopped else choice.reason
+            # Also without text, so that its time can be seen.
+            yield Piece(choice, text, token, choice.reason)
+            if choice.reason is not None:
+                break
+        self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
 
     def _note(self, choice: Choice) -> None:
         now = time.perf_counter()
@@ -339,7 +352,7 @@ async def whole(service: Generation, form: Form, choices: Sequence[Choice]) -> d
 
 async def events(
     service: Generation, form: Form, choices: Sequence[Choice], with_usage: bool, refused: Callable[[int], None]
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
     pieces: list[list[Piece]] = [[] for _ in choices]
     source = service.pieces(choices)
@@ -359,7 +372,7 @@ async def events(
         yield _event(error.body)
     finally:
         with suppress(RuntimeError):
-            await source.aclose()  # type: ignore[attr-defined]
+            await source.aclose()
 
 
 def _event(data: dict[str, Any]) -> bytes:
