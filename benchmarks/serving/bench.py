@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.serving import reliability, throughput
+from benchmarks.serving import clients, own, reliability, throughput
 from benchmarks.serving.model import ModelFiles, write_model
 from benchmarks.serving.servers import installed
 from reports.text import Table, aligned
@@ -29,13 +29,14 @@ class Given(NamedTuple):
     rounds: int
     cores: tuple[int, ...]
     users: tuple[int, ...]
+    clients: dict[str, Path]
 
 
 def _throughput(given: Given) -> tuple[list[Table], bool]:
     tables, met = [], True
     for cores in given.cores:
         found = throughput.measure(
-            cores, given.engines, given.files, given.program, given.folder, given.rounds, given.users
+            cores, given.engines, given.files, given.program, given.folder / "logs", given.rounds, given.users
         )
         table, ahead = throughput.table(cores, found)
         busy = sorted(found.foreign)[len(found.foreign) // 2]
@@ -45,16 +46,40 @@ def _throughput(given: Given) -> tuple[list[Table], bool]:
     return tables, met
 
 
+def _latency(given: Given) -> tuple[list[Table], bool]:
+    return throughput.latency_row(
+        max(given.cores), given.engines, given.files, given.program, given.folder / "logs", given.rounds
+    )
+
+
 ROWS: dict[str, tuple[str, Callable[[Given], tuple[list[Table], bool]]]] = {
     "throughput": ("ahead of each server at each number of users", _throughput),
-    "kills": ("nothing hangs, back within 15 s, no wrong answer", lambda given: reliability.kills_row(given.folder)),
+    "latency": ("P99 time between tokens no worse than the best of the others", _latency),
+    "layout": (
+        "tp=2 1.55 times one rank, 1.75 in steps alone; at most 2 % between steps; 75 % of the engine alone",
+        lambda given: own.layout_row(given.files, given.folder, given.rounds),
+    ),
+    "prefix": ("at least 8 times shorter", lambda given: own.prefix_row(given.files, given.folder, given.rounds)),
+    "invariant": (
+        "200 of 200 with equal bits, at most 15 % slower",
+        lambda given: own.invariant_row(given.files, given.folder, given.rounds),
+    ),
+    "limit": ("all five intervals overlap", lambda given: own.limit_row(given.files, given.folder)),
+    "clients": (
+        "all work; P50 of TTFT, TPOT and time between tokens within 15 % of ours",
+        lambda given: clients.clients_row(given.files, given.folder, given.clients),
+    ),
+    "kills": (
+        "nothing hangs, back within 15 s, no wrong answer",
+        lambda given: reliability.kills_row(given.folder / "logs"),
+    ),
     "hostile": (
         "none crashes, hangs or is answered 200; all in the API's error form",
-        lambda given: reliability.hostile_row(given.folder),
+        lambda given: reliability.hostile_row(given.folder / "logs"),
     ),
     "memory": (
         "flat within 5 %, no block of the cache lost",
-        lambda given: reliability.memory_row(given.folder),
+        lambda given: reliability.memory_row(given.folder / "logs"),
     ),
 }
 
@@ -68,6 +93,8 @@ def main() -> int:
     parser.add_argument("--users", type=int, action="append", help="default: 1, 8 and 32")
     parser.add_argument("--engine", action="append", help="other servers; default: all that are installed")
     parser.add_argument("--llama-server", type=Path, help="path of llama.cpp's llama-server, built for this machine")
+    parser.add_argument("--aiperf", type=Path, help="path of the aiperf command, for the row clients")
+    parser.add_argument("--guidellm", type=Path, help="path of the guidellm command, for the row clients")
     parser.add_argument("--folder", type=Path, help="keep the model's files and the servers' logs here")
     arguments = parser.parse_args()
     engines = installed(arguments.llama_server) if arguments.engine is None else arguments.engine
@@ -80,10 +107,11 @@ def main() -> int:
             files,
             engines,
             arguments.llama_server,
-            folder / "logs",
+            folder,
             arguments.rounds,
             tuple(arguments.cores or (1, 2)),
             tuple(arguments.users or throughput.USERS),
+            {name: path for name, path in (("aiperf", arguments.aiperf), ("guidellm", arguments.guidellm)) if path},
         )
         for name in arguments.only or ROWS:
             bar, measure = ROWS[name]

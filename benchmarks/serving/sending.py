@@ -39,12 +39,17 @@ class Sender:
     def send(
         self,
         server: MeasuredServer,
-        seconds: float,
+        seconds: float | None,
         users: int | None = None,
         rate: float | None = None,
         contents: Contents | None = None,
+        requests: int | None = None,
+        seed: int | None = None,
     ) -> LoadRun:
-        """Send a slice of so many users, or at a rate. Raises RuntimeError where no request was answered."""
+        """Send a slice of so many users, or at a rate, until a time or a number of requests.
+
+        Raises RuntimeError where no request was answered.
+        """
         self.sent += 1
         assert (users is None) != (rate is None)
         arrivals = ClosedLoop(users=users) if rate is None else PoissonArrivals(rate=rate)  # type: ignore[arg-type]
@@ -54,7 +59,8 @@ class Sender:
             arrivals=arrivals,
             contents=own,
             duration_seconds=seconds,
-            seed=self.sent,
+            max_requests=requests,
+            seed=self.sent if seed is None else seed,
         )
         with tempfile.TemporaryDirectory(prefix="rankwise-slice-") as name:
             (Path(name) / JOB_FILE).write_text(job.model_dump_json())

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.serving.model import ModelFiles
-from benchmarks.serving.sending import Sender, foreign_cores, tokens_per_second
-from benchmarks.serving.servers import Variant, running, variants
+from benchmarks.serving.sending import Sender, counted, foreign_cores, tokens_per_second
+from benchmarks.serving.servers import running, variants
+from reports.numbers.percentiles import quantiles
 from reports.numbers.statistics import Ratio, estimate, paired_ratio
 from reports.text import Table, number
 
 USERS = (1, 8, 32)
-SECONDS = {1: 6.0, 8: 8.0, 32: 14.0}
+SECONDS = {1: 4.0, 8: 5.0, 32: 10.0}
+RATE_SHARE, LATENCY_SECONDS = 0.7, 12.0
 OURS = "rankwise"
 
 
@@ -74,6 +76,36 @@ def table(cores: int, found: Measured) -> tuple[Table, bool]:
     ), met
 
 
+def latency_row(
+    cores: int, engines: Sequence[str], files: ModelFiles, program: Path | None, folder: Path, rounds: int
+) -> tuple[list[Table], bool]:
+    """P99 of the time between tokens of all servers at one rate: 70 % of the best other server's limit."""
+    sender, gaps = Sender(files), dict[str, dict[int, float]]()
+    with running(variants(cores, engines), files, program, folder) as servers:
+        limits = {}
+        for name, server in servers.items():
+            with server.awake():
+                sender.send(server, 3.0, users=8)
+                limits[name] = tokens_per_second(sender.send(server, LATENCY_SECONDS, users=32)) / sender.new_tokens
+        rate = RATE_SHARE * max(limit for name, limit in limits.items() if name != OURS)
+        for turn in range(rounds):
+            for name, server in servers.items():
+                with server.awake():
+                    run = sender.send(server, LATENCY_SECONDS, rate=rate)
+                kept = counted(run).holds(run.columns["scheduled_seconds"]) & run.completed
+                values = run.gap_seconds[kept[run.gap_request]]
+                gaps.setdefault(name, {})[turn] = float(quantiles(values, (0.99,))[0])
+                print(f"  round {turn} {name:16} P99 {gaps[name][turn] * 1000:6.0f} ms", file=sys.stderr, flush=True)
+    medians = {name: _median(values) for name, values in gaps.items()}
+    best = min((name for name in medians if name != OURS), key=lambda name: medians[name])
+    ratio = paired_ratio(gaps[OURS], gaps[best])
+    assert ratio is not None
+    rows = [(name, number(limits[name]), number(value * 1000)) for name, value in medians.items()]
+    rows.append((f"ours to {best}", "", ratio_cell(ratio)))
+    columns = (f"{rate:.2f} requests/s, {cores} cores", "limit, requests/s", "P99 between tokens, ms")
+    return [Table(columns, tuple(rows))], ratio.value <= 1
+
+
 def ratio_cell(ratio: Ratio) -> str:
     """The ratio with its interval, or the range of the rounds where there are too few."""
     low, high = ratio.bounds
@@ -85,6 +117,3 @@ def _median(values: Mapping[int, float]) -> float:
     found = estimate(values.values())
     assert found is not None
     return found.median
-
-
-__all__ = ["Measured", "Variant", "measure", "ratio_cell", "table"]
