@@ -58,6 +58,8 @@ def layout_row(files: ModelFiles, folder: Path, rounds: int, seconds: float = 14
     between: dict[str, list[float]] = {one.name: [] for one in wanted}
     sender = Sender(files)
     with running(wanted, files, None, folder / "logs") as servers:
+        for server in servers.values():
+            sender.send(server, 3.0, users=8)
         for turn in range(rounds):
             for name, server in servers.items():
                 before = _counters(server)
