@@ -129,8 +129,7 @@ async def _respond(
     choices: list[Choice],
 ) -> Response:
     if wanted.stream:
-        with_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
-        stream = events(service, form, choices, with_usage, server.metrics.refused)
+        stream = events(service, form, choices, wanted.stream_options, server.metrics.refused)
         return EventStream(stream, lambda: service.end(choices))
     work = asyncio.ensure_future(whole(service, form, choices))
     gone = asyncio.ensure_future(disconnected(request.receive))

@@ -21,7 +21,7 @@ from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
-from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest
+from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from engine.serving.http.text import AnswerText, token_text
 from engine.serving.messages import NewToken, WantedAnswer
 from engine.serving.sampling import Sampling
@@ -71,7 +71,7 @@ class Form:
             body: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             parts.append(self._choice(choice, body, tokens, choice.reason))
         kind = "chat.completion" if self._chat else "text_completion"
-        return self._frame(kind, parts) | {"usage": usage_of(choices, pieces)}
+        return self._frame(kind, parts) | {"usage": usage_of(choices, sum(map(len, pieces)))}
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
         """Return the first event of a choice; only conversations have one."""
@@ -87,10 +87,10 @@ class Form:
         part = self._choice(piece.choice, body, [piece.token], piece.reason)
         return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
 
-    def usage_event(self, choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+    def usage_event(self, choices: Sequence[Choice], generated: int) -> dict[str, Any]:
         """Return the event with the counts of tokens."""
         frame = self._frame("chat.completion.chunk" if self._chat else "text_completion", [])
-        return frame | {"usage": usage_of(choices, pieces)}
+        return frame | {"usage": usage_of(choices, generated)}
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -135,10 +135,9 @@ class Form:
         }
 
 
-def usage_of(choices: Sequence[Choice], pieces: Sequence[list[Piece]]) -> dict[str, Any]:
+def usage_of(choices: Sequence[Choice], generated: int) -> dict[str, Any]:
     """Return the counts of tokens; a prompt with several answers counts once."""
     first_answers = [choice.answer for choice in choices if choice.choice == 0]
-    generated = sum(len(own) for own in pieces)
     prompt = sum(answer.prompt_tokens for answer in first_answers)
     cached = sum(answer.cached_tokens or 0 for answer in first_answers)
     return {
@@ -351,21 +350,27 @@ async def whole(service: Generation, form: Form, choices: Sequence[Choice]) -> d
 
 
 async def events(
-    service: Generation, form: Form, choices: Sequence[Choice], with_usage: bool, refused: Callable[[int], None]
+    service: Generation,
+    form: Form,
+    choices: Sequence[Choice],
+    options: StreamOptions | None,
+    refused: Callable[[int], None],
 ) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
-    pieces: list[list[Piece]] = [[] for _ in choices]
+    with_usage = options is not None and options.include_usage
+    always = with_usage and options is not None and bool(options.continuous_usage_stats)
+    generated = 0
     source = service.pieces(choices)
     try:
         for choice in choices:
             opening = form.opening(choice)
             if opening is not None:
-                yield _event(opening)
+                yield _event(opening | ({"usage": usage_of(choices, 0)} if always else {}))
         async for piece in source:
-            pieces[piece.choice.index].append(piece)
-            yield _event(form.event(piece))
+            generated += 1
+            yield _event(form.event(piece) | ({"usage": usage_of(choices, generated)} if always else {}))
         if with_usage:
-            yield _event(form.usage_event(choices, pieces))
+            yield _event(form.usage_event(choices, generated))
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         refused(error.status)

@@ -297,6 +297,15 @@ def test_hostile_requests_are_refused_in_the_form_of_the_api(server: RunningServ
     assert faults_of(asked.kind, *ask(server.url, asked)) == []
 
 
+def test_counts_in_every_event(server: RunningServer) -> None:
+    """As guidellm asks for them."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.events(prompt="x = ", max_tokens=5, ignore_eos=True, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 5, 5]
+    plain = server.events(prompt="x = ", max_tokens=5, ignore_eos=True, stream_options={"include_usage": True})
+    assert ["usage" in event for event in plain] == [False] * 5 + [True]
+
+
 def test_a_stream_that_nobody_reads_frees_its_slot(server: RunningServer) -> None:
     """Also where the client is gone before the first token."""
     parts = httpx.URL(server.url)
