@@ -13,16 +13,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import openai
 
 from benchmarks.serving.model import ModelFiles
-from benchmarks.serving.sending import Sender, counted
+from benchmarks.serving.sending import Sender
 from benchmarks.serving.servers import MeasuredServer, Variant, running
+from configs.common.arrays import Floats
 from configs.load.job import Contents
 from reports.text import Table, number
 
 USERS, REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 4, 60, 64, 32
-SECONDS = 15.0
 WITHIN = 0.15
 Found = dict[str, float | None]
 _TIMEOUT_SECONDS = 240
@@ -58,9 +59,12 @@ def clients_row(files: ModelFiles, folder: Path, given: dict[str, Path]) -> tupl
 
 def _ours(sender: Sender, server: MeasuredServer) -> Found:
     contents = Contents(prompt_tokens=PROMPT_TOKENS, new_tokens=NEW_TOKENS, vocabulary=(300, 30_000), exact=True)
-    run = sender.send(server, SECONDS, users=USERS, contents=contents)
-    due = counted(run).holds(run.columns["scheduled_seconds"]) & run.completed
-    middle: Callable[[Any], float] = lambda values: float(median(values.tolist()))  # noqa: E731
+    run = sender.send(server, None, users=USERS, contents=contents, requests=REQUESTS)
+    due = run.completed
+
+    def middle(values: Floats) -> float:
+        return float(np.median(values))
+
     return {
         "ttft": middle(run.ttft_seconds[due]),
         "tpot": middle(run.tpot_seconds[due]),
