@@ -30,31 +30,32 @@ class Given(NamedTuple):
     cores: tuple[int, ...]
     users: tuple[int, ...]
     clients: dict[str, Path]
+    latency_rounds: int
 
 
 def _throughput(given: Given) -> tuple[list[Table], bool]:
     tables, met = [], True
     for cores in given.cores:
-        found = throughput.measure(
-            cores, given.engines, given.files, given.program, given.folder / "logs", given.rounds, given.users
-        )
+        latency = given.latency_rounds if given.engines and cores == max(given.cores) else 0
+        session = throughput.Session(cores, given.engines, given.rounds, given.users, latency)
+        found = throughput.measure(session, given.files, given.program, given.folder / "logs")
         table, ahead = throughput.table(cores, found)
         busy = sorted(found.foreign)[len(found.foreign) // 2]
         print(f"other work before the slices: {busy:.2f} cores at the median, {max(found.foreign):.2f} at most")
         tables.append(table)
         met &= ahead
+        if found.gaps:
+            table, ahead = throughput.latency_table(cores, found)
+            tables.append(table)
+            met &= ahead
     return tables, met
 
 
-def _latency(given: Given) -> tuple[list[Table], bool]:
-    return throughput.latency_row(
-        max(given.cores), given.engines, given.files, given.program, given.folder / "logs", given.rounds
-    )
-
-
 ROWS: dict[str, tuple[str, Callable[[Given], tuple[list[Table], bool]]]] = {
-    "throughput": ("ahead of each server at each number of users", _throughput),
-    "latency": ("P99 time between tokens no worse than the best of the others", _latency),
+    "throughput": (
+        "ahead of each server at each number of users; P99 between tokens no worse than the best of the others",
+        _throughput,
+    ),
     "layout": (
         "tp=2 1.55 times one rank, 1.75 in steps alone; at most 2 % between steps; 75 % of the engine alone",
         lambda given: own.layout_row(given.files, given.folder, given.rounds),
@@ -89,6 +90,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=ROWS, help="this row alone; may be repeated")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--latency-rounds", type=int, default=4, help="of latencies at one rate; 0: none")
     parser.add_argument("--cores", type=int, action="append", help="default: 1 and 2")
     parser.add_argument("--users", type=int, action="append", help="default: 1, 8 and 32")
     parser.add_argument("--engine", action="append", help="other servers; default: all that are installed")
@@ -112,6 +114,7 @@ def main() -> int:
             tuple(arguments.cores or (1, 2)),
             tuple(arguments.users or throughput.USERS),
             {name: path for name, path in (("aiperf", arguments.aiperf), ("guidellm", arguments.guidellm)) if path},
+            arguments.latency_rounds,
         )
         for name in arguments.only or ROWS:
             bar, measure = ROWS[name]

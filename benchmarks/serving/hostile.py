@@ -65,7 +65,7 @@ def _wrong_types(rng: random.Random, model: str) -> Hostile:
 
 
 def _wrong_sizes(rng: random.Random, model: str) -> Hostile:
-    changed = rng.choice(
+    changed: dict[str, object] = rng.choice(
         [
             {"max_tokens": rng.choice([0, -1, 1 << 31, 1 << 70, 10**400])},
             {"n": rng.choice([0, -3, 129, 1 << 40])},

@@ -52,7 +52,7 @@ class Sender:
         """
         self.sent += 1
         assert (users is None) != (rate is None)
-        arrivals = ClosedLoop(users=users) if rate is None else PoissonArrivals(rate=rate)  # type: ignore[arg-type]
+        arrivals = ClosedLoop(users=users) if rate is None else PoissonArrivals(rate=rate)
         own = contents or Contents(prompts=str(self._prompts()), new_tokens=self.new_tokens, exact=server.exact)
         job = LoadJob(
             endpoint=Endpoint(url=server.url, model=server.model),
