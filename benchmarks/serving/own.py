@@ -6,6 +6,7 @@ tables, met = layout_row(files, folder, rounds)
 import json
 import random
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,12 @@ _COMPUTE, _BETWEEN = "rankwise:compute_seconds_total", "rankwise:between_steps_s
 _TOKENS = "vllm:generation_tokens_total"
 
 
-def bounds(folder: Path) -> dict[int, float]:
+def bounds() -> dict[int, float]:
     """Tokens per second of the engine alone at 32 sequences, prompts included, by ranks."""
-    run = run_shipped(STUDY, folder / "runs", [])
+    with tempfile.TemporaryDirectory(prefix="rankwise-bound-") as runs:
+        records = read_measured(run_shipped(STUDY, Path(runs), []))
     found: dict[int, list[float]] = {}
-    for measured in read_measured(run):
+    for measured in records:
         cell = measured.cell
         seconds = np.asarray(measured.samples["0/pass_seconds"], dtype=np.float64)
         work: Any = cell.workload
@@ -49,9 +51,9 @@ def bounds(folder: Path) -> dict[int, float]:
     return {ranks: float(np.median(rates)) for ranks, rates in found.items()}
 
 
-def layout_row(files: ModelFiles, folder: Path, rounds: int, seconds: float = 14.0) -> tuple[list[Table], bool]:
+def layout_row(files: ModelFiles, folder: Path, rounds: int, seconds: float = 10.0) -> tuple[list[Table], bool]:
     """tp=2 against one rank at 32 users, time between steps, and the share of the engine's own speed."""
-    alone = bounds(folder)
+    alone = bounds()
     wanted = [Variant(f"tp={ranks}", "rankwise", ranks, ranks) for ranks in (1, 2)]
     speeds: dict[str, dict[int, float]] = {one.name: {} for one in wanted}
     steps: dict[str, dict[int, float]] = {one.name: {} for one in wanted}
