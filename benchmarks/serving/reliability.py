@@ -5,6 +5,7 @@ table, met = kills(server)
 
 import json
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -71,6 +72,7 @@ def kills_row(folder: Path) -> tuple[list[Table], bool]:
             began = time.monotonic()
             psutil.Process(rng.choice(sorted(pids))).kill()
             back.append(_seconds_until_back(server, pids, began))
+            print(f"  kill {len(back)}: back after {back[-1]:.1f} s, {dict(load.counts)}", file=sys.stderr, flush=True)
         time.sleep(2.0)
         hung = load.end()
     counts = load.counts
