@@ -63,7 +63,7 @@ def _shard(bench: Bench, scheme: str) -> Shard:
 
 
 def _torchao(bench: Bench, scheme: str, inputs: int, outputs: int, dense: float) -> None:
-    import torchao.quantization as ao  # type: ignore[import-not-found]
+    import torchao.quantization as ao
 
     layer = nn.Linear(inputs, outputs, bias=False, device=bench.device, dtype=torch.bfloat16)
     try:
