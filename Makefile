@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy first-report bench-scripts bench-probe bench-gate
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -122,6 +122,18 @@ test-engines: $(VENV)/.installed  ## servers of other projects, installed and ru
 bench-load: $(VENV)/.installed  ## load generator: lateness at 500 requests/s beside a bare timer loop; searches for known limits; a quarter of an hour
 	$(BIN)/python -m benchmarks.load.bench
 
+bench-scripts: $(VENV)/.installed-scripts  ## six shipped studies of scripts on two ranks, and as root over two nodes of a lab; WHERE=ranks ONLY=ddp,jax KEEP=folder
+	$(BIN)/python -m benchmarks.scripts.bench $(if $(WHERE),--where $(WHERE)) $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep $(KEEP))
+
+first-report: $(VENV)/.installed  ## from rankwise init to a first report, as a new user; writes docs/tutorial/your-script.md
+	$(BIN)/python -m benchmarks.scripts.first_report
+
+bench-probe: $(VENV)/.installed  ## cost of a call of the probe, and its figures against the library's own log; about 1 minute
+	$(BIN)/python -m benchmarks.scripts.probe
+
+bench-gate: $(VENV)/.installed  ## the performance gate: 20 scripts slowed by 10 %, 40 equal ones; half an hour; MINUTES=7 for a part, RESULTS=gate.jsonl
+	$(BIN)/python -m benchmarks.scripts.gate --results $(or $(RESULTS),gate.jsonl) $(if $(MINUTES),--minutes $(MINUTES))
+
 gpu-check:  ## on a machine with a GPU, from a bare checkout: every check that needs one; OUT=folder MINUTES=8 ONLY=check
 	PYTHONPATH=.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu --out $(or $(OUT),gpu-results) --budget-minutes $(or $(MINUTES),8) $(if $(ONLY),--only $(ONLY))
 
@@ -154,6 +166,10 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV) with what developers need (a few minutes the first time)"
 	@$(PIP) --editable '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-scripts: $(VENV)/.installed-dev
+	@$(PIP) --editable '.[dev,scripts]'
+	@touch $@
 
 $(VENV)/.installed-fuzz: $(VENV)/.installed-dev
 	@$(PIP) --editable '.[fuzz]'

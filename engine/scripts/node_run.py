@@ -28,7 +28,7 @@ from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.placeholders import ParameterValue, filled_text
 from configs.workloads.script import ScriptWorkload
-from engine.scripts import event_files, json_output, probe_samples
+from engine.scripts import event_files, extension_locks, json_output, probe_samples
 from engine.scripts.commands import NodePlace, node_command, rank_variables, started_ranks
 from engine.scripts.line_figures import LineReader
 from engine.scripts.outputs import Outputs
@@ -92,13 +92,14 @@ class NodeRun:
         command = node_command(work, work.argv(self.values), self.place, self.folder / "launcher")
         if command is None:
             return
-        agent = os.getpid()
+        agent, environment = os.getpid(), self.environment(measurement)
+        extension_locks.remove(extension_locks.abandoned(environment))
         log = os.open(self.folder / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self.process = subprocess.Popen(
                 command,
                 cwd=self.workdir,
-                env=self.environment(measurement),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -214,6 +215,8 @@ class NodeRun:
             if text:
                 self.outputs.logs[rank].add(f"\nstacks of rank {rank}:\n{text}\n".encode())
             where = "; stacks are in the rank's log" if text else ""
+            if "file_baton.py" in text:
+                where += ". It waits for another process to compile an operator of torch, or for the lock that one left"
             end.failures[rank] = RankEnd(Status.TIMEOUT, "Hang", message + where)
         for rank in self.ranks:
             end.failures.setdefault(rank, RankEnd(Status.TIMEOUT, "Hang", message))
@@ -272,9 +275,9 @@ class NodeRun:
         with suppress(OSError, ValueError):
             tail = read_tail(self.folder / "launcher.log", 64 << 10)
             self.outputs.logs[self.ranks[0]].add(b"\nlauncher's output:\n" + tail.encode())
-            words = [line.strip() for line in tail.splitlines() if line.strip()]
-            told = [line for line in words if "rror" in line] or words
-            said = f": {recorded_line(told[-1])}" if told else ""
+            words = [line.strip() for line in tail.splitlines() if any(map(str.isalnum, line))]
+            told = [line for line in words if "rror" in line][-1:] or words[:1]
+            said = f": {recorded_line(told[0])}" if told else ""
         return f"{self.work.launcher} exited with code {code} before the rank had begun{said}"
 
     def series(self, rank: int, wall_seconds: float) -> StepSeries:
@@ -328,6 +331,7 @@ class NodeRun:
 
     def end_ranks(self) -> None:
         """SIGTERM to the ranks, then SIGKILL; what they forked is left to the node's launcher."""
+        locks = extension_locks.held_by(self._pids().values())
         if self.process is not None:
             with suppress(ProcessLookupError):
                 self.process.terminate()
@@ -336,6 +340,7 @@ class NodeRun:
         while self._pids() and time.monotonic() < until:
             self._read(self.outputs.read(_POLL_SECONDS))
         self._signal_ranks(signal.SIGKILL)
+        extension_locks.remove(locks)
 
     def _signal_ranks(self, number: signal.Signals) -> None:
         for pid in self._pids().values():

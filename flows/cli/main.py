@@ -312,6 +312,10 @@ def compare(
     within: Annotated[
         str | None, typer.Option(metavar="EXPERIMENT", help="compare the variants of this experiment of one run")
     ] = None,
+    undisturbed: Annotated[
+        bool,
+        typer.Option("--undisturbed", help="with --within: judge the fastest tenth of the steps, for busy machines"),
+    ] = False,
     threshold: Annotated[
         float, typer.Option(metavar="PERCENT", help="minimum slow-down reported as a regression")
     ] = 5.0,
@@ -325,7 +329,7 @@ def compare(
     from flows.cli.run import guarded
 
     work = lambda: compare_runs(  # noqa: E731
-        first, second, baseline, threshold, markdown, junit, as_json, history, within
+        first, second, baseline, threshold, markdown, junit, as_json, history, within, undisturbed
     )
     raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
 

@@ -3,6 +3,11 @@
     comparison = compare_within(study, "runs/gate", "gate", threshold=0.05)
     comparison.regressions
 
+Throughput counts all that happened, what other processes did to a step included. `undisturbed` judges the fastest tenth
+of each repeat's steps instead: other processes only ever make a step longer, so these show the code itself, on a busy
+machine too (J. Chen, J. Revels, Robust benchmarking in noisy environments, arXiv 1608.04295). What slows down fewer
+than nine steps in ten by itself (a checkpoint, an evaluation) is not seen then.
+
 Variant and baseline share their blocks, so ratios are paired and what shifts a whole block cancels, unlike between two
 runs (`reports.runs.compare`), whose verdicts and forms are used.
 """
@@ -10,8 +15,10 @@ runs (`reports.runs.compare`), whose verdicts and forms are used.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from reports.numbers.statistics import paired_ratio
-from reports.reading.load import StudyResult
+from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures, run_figures
 from reports.runs.compare import (
     CellChange,
@@ -23,9 +30,17 @@ from reports.runs.compare import (
     unmeasured_cell,
 )
 
+_FAST = 0.1
+_MIN_STEPS = 20
 
-def compare_within(study: StudyResult, name: str, experiment: str, threshold: float) -> Comparison:
-    """Judge each variant of an `optimization` or `sweep` experiment. Raises ValueError naming what is there."""
+
+def compare_within(
+    study: StudyResult, name: str, experiment: str, threshold: float, undisturbed: bool = False
+) -> Comparison:
+    """Judge each variant of an `optimization` or `sweep` experiment. Raises ValueError naming what is there.
+
+    undisturbed: judge the throughput of the fastest tenth of the steps. Raises ValueError where there are too few.
+    """
     if not 0 < threshold < 1:
         raise ValueError(f"threshold: {threshold:g} is not a share between 0 and 1; 0.05 stands for 5 %")
     fitting = [each for each in study.plan.experiments if each.kind in ("optimization", "sweep")]
@@ -36,6 +51,10 @@ def compare_within(study: StudyResult, name: str, experiment: str, threshold: fl
             f"--within: no experiment {experiment} of kind optimization or sweep in this run; it has: {known}"
         )
     figures = run_figures(study, name)
+    if undisturbed:
+        used = {point.cell for each in found for point in each.points}
+        fast = {key: _undisturbed(study, study.cells[key], figures.cells[key]) for key in used}
+        figures = replace(figures, cells={**figures.cells, **fast})
     pairs = []
     for each in found:
         base = next(point for point in each.points if point.baseline)
@@ -62,6 +81,22 @@ def compare_within(study: StudyResult, name: str, experiment: str, threshold: fl
 
 def _titled(run: RunFigures, key: str, label: str) -> CellFigures:
     return replace(run.cells[key], title=label)
+
+
+def _undisturbed(study: StudyResult, result: CellResult, cell: CellFigures) -> CellFigures:
+    """The cell with the throughput that it had if all steps were as the fastest tenth, by repeat."""
+    throughput = FIGURE_KINDS[0].name
+    found = {}
+    for repeat, value in cell.figures.get(throughput, {}).items():
+        column = result.kind.series
+        samples = study.samples(result.completed[repeat], (column,)) if column else {}
+        ranks = [steps for steps in samples.values() if len(steps)]
+        count = min((len(steps) for steps in ranks), default=0)
+        if count < _MIN_STEPS:
+            raise ValueError(f"--undisturbed: {cell.title}: got {count} steps a repeat, expected at least {_MIN_STEPS}")
+        steps = np.max([steps[:count] for steps in ranks], axis=0)  # a step lasts as long as its slowest rank
+        found[repeat] = value * float(steps.mean() / np.quantile(steps, _FAST))
+    return replace(cell, figures={**cell.figures, throughput: found}, unit=f"{cell.unit} undisturbed")
 
 
 def _judged(first: CellFigures, second: CellFigures, threshold: float, comparisons: int) -> CellChange:

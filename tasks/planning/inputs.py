@@ -29,7 +29,7 @@ from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
-from tasks.planning.script_inputs import pack, unreached
+from tasks.planning.script_inputs import misplaced, pack, unreached
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -231,7 +231,7 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
             problems += error.problems
         except ValueError as error:
             problems.append(f"{dotted}: {error}")
-    problems += unreached(study, base)
+    problems += unreached(study, base) + misplaced(study)
     if problems:
         raise StudyError(problems)
     return names

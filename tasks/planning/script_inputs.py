@@ -145,6 +145,27 @@ def unreached(study: StudySpec, base: Path) -> list[str]:
     return problems
 
 
+def misplaced(study: StudySpec) -> list[str]:
+    """A problem for launcher srun on a target without Slurm, and for weak scaling of a throughput that counts steps."""
+    problems = []
+    elsewhere = next((target for target in study.targets if target.kind != "slurm"), None)
+    for name, experiment in study.experiments.items():
+        work = _with(study.workload, experiment.base)
+        if not isinstance(work, ScriptWorkload):
+            continue
+        if work.launcher == "srun" and elsewhere is not None:
+            problems.append(
+                f"workload.launcher: srun requires targets of kind slurm, got {elsewhere.kind} "
+                f"({printable(elsewhere.name)}). Use torchrun"
+            )
+        if isinstance(experiment, WeakScaling) and experiment.grow in ("dp", "nodes") and work.counted == "step":
+            problems.append(
+                f"experiments.{name}: throughput counts steps, and more ranks make no more of them. "
+                "Set workload.tokens_per_step, or items_per_step and unit"
+            )
+    return list(dict.fromkeys(problems))
+
+
 def _reaches(name: str, reached: set[str]) -> bool:
     top = name.partition(".")[0]
     if name in reached or name.startswith("env.") or (top in _BY_NATURE and top != "params"):

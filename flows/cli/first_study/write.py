@@ -52,6 +52,11 @@ def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
     if {"micro_batch_size", "sequence_length"} <= set(fields):
         factors = [f"{{{name}}}" for name in _FIELDS if name in fields]
         work["tokens_per_step"] = " * ".join([*factors, "{dp}"])
+    else:
+        # Two ranks make as many steps as one, of twice the work: weak scaling in steps would be half of what it is.
+        factors = [f"{{{name}}}" for name in _FIELDS if name in fields and name != "sequence_length"]
+        work["items_per_step"] = " * ".join([*factors, "{dp}"])
+        work["unit"] = "sample" if "micro_batch_size" in fields else "batch"
     work["measure"] = facts.measure
     if facts.pattern:
         work["lines"] = {"pattern": facts.pattern}

@@ -40,6 +40,7 @@ def compare_runs(
     json_wanted: bool = False,
     history_file: Path | None = None,
     within: str | None = None,
+    undisturbed: bool = False,
 ) -> int:
     """Compare a run with another, with a baseline of the history, or its own variants; return the exit code.
 
@@ -49,8 +50,10 @@ def compare_runs(
         return _refused("RUN: expected two run folders, or one and --baseline NAME or --within EXPERIMENT")
     if not 0 < threshold_percent < 100:
         return _refused(f"--threshold: got {threshold_percent:g}, expected a percentage between 0 and 100 (default 5)")
+    if undisturbed and within is None:
+        return _refused("--undisturbed: requires --within EXPERIMENT")
     if within is not None:
-        comparison = compare_within(_study_of(first), str(first), within, threshold_percent / 100)
+        comparison = compare_within(_study_of(first), str(first), within, threshold_percent / 100, undisturbed)
         return _told(comparison, markdown_file, junit_file, json_wanted)
     if second is not None and first.absolute() == second.absolute():
         return _refused(f"{first}: got the same run twice, expected two runs")

@@ -66,6 +66,31 @@ def test_a_gate_within_one_run(environment: Path, capsys: pytest.CaptureFixture[
     assert compare_runs(run.folder, run.folder, within="gate") == 2
 
 
+def test_other_processes_do_not_hide_a_slower_script(environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the steps last several times as long, in each repeat otherwise: only fast steps can tell."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    random = np.random.default_rng(3)
+    for cell in read_plan(run.plan).cells.values():
+        kind = int(cell.workload.model_dump()["params"]["x"])
+        for repeat in range(8):
+            steps = (0.011 if kind == 2 else 0.01) * (1 + 0.01 * random.random(60))
+            steps[random.random(60) < 0.5] *= random.uniform(1, 8)
+            write_record(run, cell, repeat, samples={"0/step_seconds": steps}, figures={"steps": 60}, num_columns=1)
+    assert compare_runs(run.folder, None, within="gate") == 0
+    assert "2 cannot be told" in capsys.readouterr().out
+    assert compare_runs(run.folder, None, within="gate", undisturbed=True) == 4
+    assert "tokens/s undisturbed" in capsys.readouterr().out
+    assert compare_runs(run.folder, run.folder, undisturbed=True) == 2
+
+
+def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    cell = next(iter(read_plan(run.plan).cells.values()))
+    write_record(run, cell, 0, samples={"0/step_seconds": np.full(5, 0.01)}, figures={"steps": 5}, num_columns=1)
+    with pytest.raises(ValueError, match=r"--undisturbed: .*: got 5 steps a repeat, expected at least 20"):
+        compare_runs(run.folder, None, within="gate", undisturbed=True)
+
+
 @pytest.mark.parametrize(("loss", "agrees"), [(0.0, "yes"), (0.5, "no")])
 def test_loss_curves_are_judged_by_the_noise_of_repeats(environment: Path, loss: float, agrees: str) -> None:
     strong = {"strong": {"kind": "strong", "grow": "dp", "to": 2}}

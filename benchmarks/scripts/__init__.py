@@ -1,0 +1,1 @@
+"""Measurements of workload kind script: shipped studies, the probe, the performance gate, a first report."""
