@@ -3,8 +3,9 @@
     superseded = cancel_missed(flow_run.id)     # "superseded by the run scheduled for 2026-11-23 02:00:00+00:00"
 
 While a sweep runs, or no Prefect worker does, further runs of its deployment become due and wait. The first of them
-that starts cancels all but the newest of its study, whose parameters are those that hold now. Left alone are runs of
-other studies, and those that a person started, or had tried again.
+that starts cancels all but the newest of its study, whose parameters are those that hold now; that one goes on, even
+if another becomes due while it starts. Left alone are runs of other studies, and those that a person started, or had
+tried again.
 """
 
 from datetime import UTC, datetime
@@ -74,14 +75,41 @@ def cancel_missed(flow_run_id: UUID | None) -> str | None:
                 return None
             waiting = {each.id: time for each, time in _due(client, run) if each.id != run.id}
             newest = max([mine, *waiting.values()])
-            message = f"superseded by the run scheduled for {newest}"
+            message = _message(newest)
             for identifier, time in waiting.items():
                 if time < newest:
                     client.set_flow_run_state(identifier, Cancelled(message=message), force=True)
-            return message if mine < newest else None
+            return message if mine < newest and not _stands_for_others(client, run, mine) else None
     except (ObjectNotFound, httpx.HTTPError) as error:
         run_logger().warning("missed runs of the schedule not looked for: %s", api_error_text(error))
         return None
+
+
+def _message(newest: datetime) -> str:
+    return f"superseded by the run scheduled for {newest}"
+
+
+def _stands_for_others(client: SyncPrefectClient, run: FlowRun, mine: datetime) -> bool:
+    """Whether earlier runs were cancelled for this one, which then goes on whatever has become due since.
+
+    Otherwise a schedule that is faster than the start of a process would supersede each run by the next, for ever.
+    """
+    if run.deployment_id is None:
+        return False
+    cancelled = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(
+            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLED]))
+        ),
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[run.deployment_id])),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=_PAGE,
+    )
+    return any(
+        other.parameters.get("study") == run.parameters.get("study")
+        and other.state is not None
+        and other.state.message == _message(mine)
+        for other in cancelled
+    )
 
 
 def _due(client: SyncPrefectClient, like: FlowRun) -> list[tuple[FlowRun, datetime]]:

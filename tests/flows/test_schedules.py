@@ -16,8 +16,8 @@ from tasks.prefect_api.schedules import scheduled_time
 from tests.support.servers.offline_team import OfflineTeam
 from tests.support.studies import wait_until, write_study
 
-EVERY_SECONDS = 15
-"""More than a run takes from its turn to its first line on a busy machine: the next one would supersede it."""
+EVERY_SECONDS = 6
+"""Less than a process takes to start on a busy machine, so that further runs become due meanwhile."""
 
 
 def runs_of(team: OfflineTeam, study: str) -> dict[datetime, FlowRun]:
