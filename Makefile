@@ -113,8 +113,8 @@ bench-slurm: $(VENV)/.installed-dev  ## on a lab: seconds until a job measures a
 bench-training: $(VENV)/.installed-dev  ## training: accumulation on two ranks, our step against a bare loop, checkpoints meanwhile; about 8 minutes
 	$(BIN)/python -m benchmarks.training.bench $(if $(KEEP),--runs $(KEEP))
 
-bench-serving: $(VENV)/.installed  ## our server: tensor parallelism, time between steps, prefix cache; about 12 minutes
-	$(BIN)/rankwise run benchmarks/studies/bench_serving.yaml
+bench-serving: $(VENV)/.installed  ## our server beside others, row by row (ONLY=throughput, ARGS="--rounds 4"); over an hour
+	$(BIN)/python -m benchmarks.serving.bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 test-engines: $(VENV)/.installed  ## servers of other projects, installed and run for real through a study; about 10 minutes
 	$(BIN)/python -m benchmarks.serving.engines

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
@@ -200,6 +201,8 @@ def _told(handler: Handler, service: AnsweringServer) -> Handler:
         except ApiError as error:
             service.figures.refused(error.status)
             return JSONResponse(error.body, error.status, error.headers)
+        except ClientDisconnect:
+            return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
 
     return answer
 

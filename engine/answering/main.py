@@ -26,6 +26,7 @@ from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes
 from engine.serving.http.model import ServedModel
+from engine.serving.http.protocol import ApiProtocol
 
 _LOOK_SECONDS, _MAX_FAILED_STARTS = 0.1, 3
 
@@ -42,7 +43,9 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     key = os.environ.get("RANKWISE_API_KEY") or None
     model, figures = ServedModel.read(settings), Figures(settings.name)
     service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config))
-    http = uvicorn.Server(uvicorn.Config(answering_app(service), log_level="warning", access_log=False, lifespan="off"))
+    http = uvicorn.Server(
+        uvicorn.Config(answering_app(service), http=ApiProtocol, log_level="warning", access_log=False, lifespan="off")
+    )
     stop, now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())

@@ -36,7 +36,9 @@
 #define MISMATCH (1 << 20)
 #define SPINS 4000
 #define YIELD_NS ((int64_t)100000000) /* a longer wait sleeps in between, and frees the core for others */
-#define NAP_NS 50000
+/* A nap is this share of the wait so far, up to the longest: a server's idle ranks take little of a core. */
+#define NAP_SHARE 500
+#define LONGEST_NAP_NS 1000000
 #define LOOK_NS ((int64_t)20000000)
 
 enum { BARRIER = 1, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST };
@@ -113,7 +115,10 @@ static int wait_long(const Group *group, _Atomic uint64_t *counter, uint64_t lea
             sched_yield();
         }
         int64_t now = now_ns();
-        if (now - began > YIELD_NS) nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+        if (now - began > YIELD_NS) {
+            int64_t nap = (now - began) / NAP_SHARE;
+            nanosleep(&(struct timespec){0, nap < LONGEST_NAP_NS ? nap : LONGEST_NAP_NS}, NULL);
+        }
         if (now < look) continue;
         look = now + LOOK_NS;
         int gone = group->is_gone(peer);

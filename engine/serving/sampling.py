@@ -44,8 +44,16 @@ class Sampling:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether more than the most likely token is asked for."""
-        return self != Sampling(seed=self.seed, choice=self.choice, banned=self.banned)
+        """Whether more than the most likely token is asked for. Filters leave that as it is."""
+        return (
+            self.temperature != 0.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+            or self.logprobs is not None
+            or bool(self.bias)
+            or (self.min_tokens > 0 and bool(self.banned))
+        )
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
         requested_rate=run.facts.job.requested_rate,
         offered_rate=_rate(len(kept), window),
         achieved_rate=_rate(int((window.holds(run.columns["ended_seconds"]) & run.completed).sum()), window),
-        tokens_per_second=_rate(_tokens_within(run, window), window),
+        tokens_per_second=_rate(tokens_within(run, window), window),
         prompt_tokens_per_second=_prompt_rate(run, completed, window),
         goodput=None if objectives is None else _goodput(scores(run, objectives)[due], window),
         lengths_held=_share((run.tokens == run.columns["asked_new_tokens"])[completed]),
@@ -170,7 +170,7 @@ def _latencies(run: LoadRun, kept: Ints) -> dict[str, LatencyFigures]:
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _tokens_within(run: LoadRun, window: Window) -> float:
+def tokens_within(run: LoadRun, window: Window) -> float:
     """Tokens that arrived in the window; a chunk stands for the mean number of tokens of its answer's chunks."""
     per_chunk = run.tokens / np.maximum(run.columns["chunks"], 1)
     return float(per_chunk[run.chunk_request[window.holds(run.chunk_seconds)]].sum())

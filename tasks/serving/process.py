@@ -28,16 +28,18 @@ class ServerFailedError(RuntimeError):
 
 
 class ServerProcess:
-    """The HTTP process, which starts the ranks. api_key: the bearer token that requests need."""
+    """The HTTP process, which starts the ranks. api_key: the bearer token that requests need. program: its module."""
 
-    def __init__(self, settings: ServingSettings, api_key: str | None) -> None:
+    def __init__(
+        self, settings: ServingSettings, api_key: str | None, program: str = "engine.serving.http.main"
+    ) -> None:
         self.settings = settings
         path = Path(settings.folder) / "settings.json"
         write_atomically(path, settings.model_dump_json())
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         if api_key is not None:
             environment[API_KEY_VARIABLE] = api_key
-        command = [sys.executable, "-m", "engine.serving.http.main", str(path), str(os.getpid())]
+        command = [sys.executable, "-m", program, str(path), str(os.getpid())]
         self._process = subprocess.Popen(
             command,
             env=environment,

@@ -3,15 +3,23 @@
 settings = make_settings(ServerRequest(model="./my-llama", layout=Layout(tp=2)), folder, cache, base)
 """
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from configs.common.execution import Compression, Dtype, Layout
+from configs.plans.plan import PlannedModel
 from configs.serving.settings import ServingLimits, ServingSettings
+from engine.planner.architecture import Architecture
+from engine.planner.families import read_architecture
 from engine.planner.serving import AskedSizes, server_sizes
 from tasks.checks.layouts import check_layout
 from tasks.models.sources import load_manifest
 from tasks.planning.inputs import model_spec, planned_model
+
+DECODERS = "engine.serving.http.main"
+_LENGTH_WITHOUT_POSITIONS = 512
+"""Tokens of a text for a model with relative positions, which has no longest one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ def make_settings(asked: ServerRequest, folder: Path, cache: Path, base: Path) -
     manifest = load_manifest(Path(model.manifest))
     architecture = check_layout(asked.layout, manifest, model.name)
     if architecture.kind != "decoder":
-        raise ValueError(f"{model.name}: {architecture.kind.replace('_', '-')}s are not served; use a decoder")
+        return _without_cache(asked, model, architecture, folder)
     asked_sizes = AskedSizes(
         layout=asked.layout,
         dtype=asked.dtype,
@@ -78,5 +86,50 @@ def make_settings(asked: ServerRequest, folder: Path, cache: Path, base: Path) -
         blocks=sizes.blocks,
         prefix_caching=asked.prefix_caching,
         batch_invariant=asked.batch_invariant,
+        limits=ServingLimits(max_queue=asked.max_queue),
+    )
+
+
+def program_of(settings: ServingSettings) -> str:
+    """Return the module of the HTTP process: decoders have their own, which batches continuously."""
+    manifest = load_manifest(Path(settings.manifest))
+    kind = read_architecture(manifest.config, manifest.identity).kind
+    return DECODERS if kind == "decoder" else "engine.answering.main"
+
+
+def _without_cache(
+    asked: ServerRequest, model: PlannedModel, architecture: Architecture, folder: Path
+) -> ServingSettings:
+    """Settings for a model that answers whole batches: an encoder or an encoder-decoder.
+
+    Raises ValueError for options that only decoders have.
+    """
+    kind = f"{architecture.kind.replace('_', '-')}s"
+    for option, given in (
+        ("--tp, --pp, --dp", asked.layout.ranks > 1),
+        ("--compression", bool(asked.compression)),
+        ("--kv-cache-gib", asked.kv_cache_gib is not None),
+        ("--max-step-tokens", asked.max_step_tokens is not None),
+        ("--batch-invariant", asked.batch_invariant),
+    ):
+        if given:
+            raise ValueError(f"{option}: {model.name} is one of the {kind}, which one rank serves. Leave it out")
+    limit = architecture.max_positions
+    length = asked.max_length or limit or _LENGTH_WITHOUT_POSITIONS
+    if limit is not None and length > limit:
+        raise ValueError(f"--max-length {length}: {model.name} has {limit} positions")
+    return ServingSettings(
+        name=asked.name or model.name,
+        manifest=model.manifest,
+        folder=str(folder),
+        host=asked.host,
+        port=asked.port,
+        dtype=asked.dtype,
+        device=asked.device,
+        cores_per_rank=asked.cores_per_rank or len(os.sched_getaffinity(0)),
+        max_length=length,
+        max_sequences=asked.max_sequences,
+        max_step_tokens=max(asked.max_sequences, ServingSettings.model_fields["max_step_tokens"].default),
+        blocks=1,
         limits=ServingLimits(max_queue=asked.max_queue),
     )

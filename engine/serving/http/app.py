@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import HTTPException
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from configs.serving.settings import ServingSettings
 from engine.serving.http.admission import authorise, read_body
@@ -24,6 +24,7 @@ from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, read_request
+from engine.serving.http.streaming import EventStream, disconnected
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -96,6 +97,8 @@ def _told(handler: Handler, server: Server) -> Handler:
         except ApiError as error:
             server.metrics.refused(error.status)
             return JSONResponse(error.body, error.status, error.headers)
+        except ClientDisconnect:
+            return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
 
     return answer
 
@@ -126,11 +129,10 @@ async def _respond(
     choices: list[GrowingChoice],
 ) -> Response:
     if wanted.stream:
-        with_usage = wanted.stream_options is not None and wanted.stream_options.include_usage
-        stream = events(service, form, choices, with_usage, server.metrics.refused)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        stream = events(service, form, choices, wanted.stream_options, server.metrics.refused)
+        return EventStream(stream, lambda: service.end(choices))
     work = asyncio.ensure_future(whole(service, form, choices))
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -142,11 +144,3 @@ async def _respond(
             with suppress(asyncio.CancelledError, ApiError):
                 await task
         service.end(choices)
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has gone away."""
-    while True:
-        message: Any = await request.receive()
-        if message["type"] == "http.disconnect":
-            return

@@ -10,7 +10,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
-from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest
+from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from engine.serving.http.text import AnswerText, token_text
 from engine.serving.messages import NewToken, WantedAnswer
 from engine.serving.sampling import Sampling
@@ -71,7 +71,7 @@ class ResponseForm:
             body: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
             parts.append(self._choice(choice, body, tokens, choice.reason))
         kind = "chat.completion" if self._chat else "text_completion"
-        return self._frame(kind, parts) | {"usage": usage_of(choices, pieces)}
+        return self._frame(kind, parts) | {"usage": usage_of(choices, sum(map(len, pieces)))}
 
     def opening(self, choice: GrowingChoice) -> dict[str, Any] | None:
         """Return the first event of a choice; only conversations have one."""
@@ -87,10 +87,10 @@ class ResponseForm:
         part = self._choice(piece.choice, body, [piece.token], piece.reason)
         return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
 
-    def usage_event(self, choices: Sequence[GrowingChoice], pieces: Sequence[list[ChoicePiece]]) -> dict[str, Any]:
+    def usage_event(self, choices: Sequence[GrowingChoice], generated: int) -> dict[str, Any]:
         """Return the event with the counts of tokens."""
         frame = self._frame("chat.completion.chunk" if self._chat else "text_completion", [])
-        return frame | {"usage": usage_of(choices, pieces)}
+        return frame | {"usage": usage_of(choices, generated)}
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -135,10 +135,9 @@ class ResponseForm:
         }
 
 
-def usage_of(choices: Sequence[GrowingChoice], pieces: Sequence[list[ChoicePiece]]) -> dict[str, Any]:
+def usage_of(choices: Sequence[GrowingChoice], generated: int) -> dict[str, Any]:
     """Return the counts of tokens; a prompt with several answers counts once."""
     first_answers = [choice.answer for choice in choices if choice.choice == 0]
-    generated = sum(len(own) for own in pieces)
     prompt = sum(answer.prompt_tokens for answer in first_answers)
     cached = sum(answer.cached_tokens or 0 for answer in first_answers)
     return {
@@ -188,53 +187,66 @@ class Generation:
             wanted, self._answers(wanted, [prompt], limit, logprobs)
         )
 
-    async def pieces(self, choices: Sequence[GrowingChoice]) -> AsyncIterator[ChoicePiece]:
+    async def pieces(self, choices: Sequence[GrowingChoice]) -> AsyncGenerator[ChoicePiece, None]:
         """Yield what the choices gain, as it comes. Raises ApiError; ends all answers when it is closed."""
-        queue: asyncio.Queue[ChoicePiece | Exception | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._follow(choice, queue)) for choice in choices]
-        left = len(tasks)
+        source = self._followed(choices[0]) if len(choices) == 1 else self._merged(choices)
         try:
             async with asyncio.timeout(self._settings.limits.request_seconds):
-                while left:
-                    item = await queue.get()
-                    if isinstance(item, Exception):
-                        raise item
-                    if item is None:
-                        left -= 1
-                    else:
-                        yield item
+                async for piece in source:
+                    yield piece
         except TimeoutError:
             raise ApiError(504, f"no answer within {self._settings.limits.request_seconds:.0f} s") from None
         finally:
+            await source.aclose()
+            self.end(choices)
+
+    async def _merged(self, choices: Sequence[GrowingChoice]) -> AsyncGenerator[ChoicePiece, None]:
+        """Yield the pieces of several choices, in the order in which they come."""
+        queue: asyncio.Queue[ChoicePiece | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._queued(choice, queue)) for choice in choices]
+        left = len(tasks)
+        try:
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
             for task in tasks:
                 task.cancel()
-            self.end(choices)
 
     def end(self, choices: Sequence[GrowingChoice]) -> None:
         """End answers, complete or not."""
         for choice in choices:
             self._router.finish(choice.answer)
 
-    async def _follow(self, choice: GrowingChoice, queue: "asyncio.Queue[ChoicePiece | Exception | None]") -> None:
-        """Turn a choice's tokens into pieces."""
+    async def _queued(self, choice: GrowingChoice, queue: "asyncio.Queue[ChoicePiece | Exception | None]") -> None:
         try:
-            async for token in choice.answer:
-                self._note(choice)
-                # An end-of-text token has no text.
-                text = "" if token.reason == "stop" else choice.text.add(token.token)
-                if choice.text.stopped:
-                    choice.reason = "stop"
-                elif token.reason is not None:
-                    choice.reason, text = token.reason, text + choice.text.end()
-                    choice.reason = "stop" if choice.text.stopped else choice.reason
-                # Also without text, so that its time can be seen.
-                queue.put_nowait(ChoicePiece(choice, text, token, choice.reason))
-                if choice.reason is not None:
-                    break
-            self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
+            async for piece in self._followed(choice):
+                queue.put_nowait(piece)
             queue.put_nowait(None)
         except ApiError as error:
             queue.put_nowait(error)
+
+    async def _followed(self, choice: GrowingChoice) -> AsyncGenerator[ChoicePiece, None]:
+        """Turn a choice's tokens into pieces."""
+        async for token in choice.answer:
+            self._note(choice)
+            # An end-of-text token has no text.
+            text = "" if token.reason == "stop" else choice.text.add(token.token)
+            if choice.text.stopped:
+                choice.reason = "stop"
+            elif token.reason is not None:
+                choice.reason, text = token.reason, text + choice.text.end()
+                choice.reason = "stop" if choice.text.stopped else choice.reason
+            # Also without text, so that its time can be seen.
+            yield ChoicePiece(choice, text, token, choice.reason)
+            if choice.reason is not None:
+                break
+        self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
 
     def _note(self, choice: GrowingChoice) -> None:
         now = time.perf_counter()
@@ -343,29 +355,31 @@ async def events(
     service: Generation,
     form: ResponseForm,
     choices: Sequence[GrowingChoice],
-    with_usage: bool,
+    options: StreamOptions | None,
     refused: Callable[[int], None],
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
-    pieces: list[list[ChoicePiece]] = [[] for _ in choices]
+    with_usage = options is not None and options.include_usage
+    always = with_usage and options is not None and bool(options.continuous_usage_stats)
+    generated = 0
     source = service.pieces(choices)
     try:
         for choice in choices:
             opening = form.opening(choice)
             if opening is not None:
-                yield _event(opening)
+                yield _event(opening | ({"usage": usage_of(choices, 0)} if always else {}))
         async for piece in source:
-            pieces[piece.choice.index].append(piece)
-            yield _event(form.event(piece))
+            generated += 1
+            yield _event(form.event(piece) | ({"usage": usage_of(choices, generated)} if always else {}))
         if with_usage:
-            yield _event(form.usage_event(choices, pieces))
+            yield _event(form.usage_event(choices, generated))
         yield b"data: [DONE]\n\n"
     except ApiError as error:
         refused(error.status)
         yield _event(error.body)
     finally:
         with suppress(RuntimeError):
-            await source.aclose()  # type: ignore[attr-defined]
+            await source.aclose()
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -26,6 +26,7 @@ from configs.serving.settings import ServingSettings
 from engine.serving.http.app import Server, serving_app
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
+from engine.serving.http.protocol import ApiProtocol
 from engine.serving.http.replicas import Router
 
 API_KEY_VARIABLE = "RANKWISE_API_KEY"
@@ -59,6 +60,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
             log_level="warning",
             access_log=False,
             timeout_keep_alive=30,
+            http=ApiProtocol,
             h11_max_incomplete_event_size=_HEADER_BYTES,
             lifespan="off",
         )

@@ -6,6 +6,8 @@
 Names and meanings: https://docs.vllm.ai/en/stable/design/metrics.html. Names of our own begin with `rankwise:`.
 """
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -21,6 +23,7 @@ class ServerMetrics:
         label = ("model_name",)
         own = (*label, "engine")
         self._model = model
+        self._children: dict[tuple[int, str | None], Any] = {}
         self._running = Gauge("vllm:num_requests_running", "Requests in execution", own, registry=self.registry)
         self._waiting = Gauge("vllm:num_requests_waiting", "Requests in the queue", own, registry=self.registry)
         self._usage = Gauge(
@@ -57,15 +60,13 @@ class ServerMetrics:
 
     def state(self, replica: int, running: int, waiting: int, usage: float) -> None:
         """Note the state of a replica. usage: share of the cache's blocks that sequences have."""
-        labels = (self._model, str(replica))
-        self._running.labels(*labels).set(running)
-        self._waiting.labels(*labels).set(waiting)
-        self._usage.labels(*labels).set(usage)
+        self._of(self._running, str(replica)).set(running)
+        self._of(self._waiting, str(replica)).set(waiting)
+        self._of(self._usage, str(replica)).set(usage)
 
     def step(self, replica: int, steps: int, changes: dict[str, float]) -> None:
         """Note one step or none: increases of preemptions, prefix tokens and seconds since the last one."""
-        labels = (self._model, str(replica))
-        self._steps.labels(*labels).inc(steps)
+        self._of(self._steps, str(replica)).inc(steps)
         for name, counter in (
             ("preemptions", self._preempted),
             ("prefix_tokens", self._queries),
@@ -73,34 +74,43 @@ class ServerMetrics:
             ("compute_seconds", self._compute),
             ("other_seconds", self._other),
         ):
-            counter.labels(*labels).inc(changes[name])
+            self._of(counter, str(replica)).inc(changes[name])
 
     def restarted(self, replica: int) -> None:
         """Note that a replica is started again."""
-        self._restarts.labels(self._model, str(replica)).inc()
+        self._of(self._restarts, str(replica)).inc()
 
     def started(self, prompt_tokens: int) -> None:
         """Note an accepted request."""
-        self._prompt.labels(self._model).inc(prompt_tokens)
+        self._of(self._prompt).inc(prompt_tokens)
 
     def first_token(self, seconds: float) -> None:
         """Note the time to first token."""
-        self._ttft.labels(self._model).observe(seconds)
+        self._of(self._ttft).observe(seconds)
 
     def token(self, gap_seconds: float | None) -> None:
         """Note a generated token, and the time since the one before."""
-        self._generated.labels(self._model).inc()
+        self._of(self._generated).inc()
         if gap_seconds is not None:
-            self._gap.labels(self._model).observe(gap_seconds)
+            self._of(self._gap).observe(gap_seconds)
 
     def finished(self, reason: str, seconds: float) -> None:
         """Note a finished answer."""
-        self._success.labels(self._model, reason).inc()
-        self._whole.labels(self._model).observe(seconds)
+        self._of(self._success, reason).inc()
+        self._of(self._whole).observe(seconds)
 
     def refused(self, status: int) -> None:
         """Note an answer with an error."""
-        self._refused.labels(self._model, str(status)).inc()
+        self._of(self._refused, str(status)).inc()
+
+    def _of(self, metric: Any, label: str | None = None) -> Any:
+        """Return a metric's child for this model and its second label; a lookup of prometheus_client takes longer."""
+        key = (id(metric), label)
+        child = self._children.get(key)
+        if child is None:
+            labels = (self._model,) if label is None else (self._model, label)
+            child = self._children[key] = metric.labels(*labels)
+        return child
 
     def write(self) -> bytes:
         """Return all figures in Prometheus' text format."""

@@ -25,11 +25,12 @@ class ApiRequest(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside the answer."""
+    """What a stream has beside the answer. continuous_usage_stats: the counts so far in every event, as vLLM."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     include_usage: bool = False
+    continuous_usage_stats: bool | None = False
 
 
 class GenerationRequest(ApiRequest):

@@ -72,6 +72,11 @@ class RunningServer:
         if self._process.poll() is not None:
             raise ServerDiedError(f"the server ended with exit code {self._process.returncode}: {self._last_lines()}")
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
+
     def memory_bytes(self) -> int | None:
         """Return the resident memory of its processes; what they share counts once for each."""
         try:

@@ -16,7 +16,7 @@ import httpx
 from flows.cli.signals import sigterm_as_interrupt
 from flows.folders import cache_folder
 from tasks.serving.process import API_KEY_VARIABLE, ServerFailedError, ServerProcess
-from tasks.serving.settings import ServerRequest, make_settings
+from tasks.serving.settings import DECODERS, ServerRequest, make_settings, program_of
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MIB = 1 << 20
@@ -32,7 +32,7 @@ def run_server(asked: ServerRequest, no_token: bool) -> int:
     with _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         _say(f"loading {settings.name}: {_layout(asked)}, {settings.dtype}")
-        with sigterm_as_interrupt(), ServerProcess(settings, key) as server:
+        with sigterm_as_interrupt(), ServerProcess(settings, key, program_of(settings)) as server:
             try:
                 about = server.wait_until_ready()
             except ServerFailedError as error:
@@ -49,6 +49,8 @@ def run_generate(
     """Print the answers to the prompts; return the exit code."""
     with _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
+        if program_of(settings) != DECODERS:
+            raise ValueError(f"{settings.name}: generates no text. Use `rankwise serve`, or a decoder")
         key = secrets.token_urlsafe(32)
         with ServerProcess(settings, key) as server, sigterm_as_interrupt():
             try:
@@ -127,11 +129,15 @@ def _layout(asked: ServerRequest) -> str:
 
 
 def _announce(about: dict[str, Any], cache_tokens: int, max_length: int, key: str | None, made: bool) -> None:
-    first = about["replicas"][0]
-    same_bits = "the same bits in any batch" if first["batch_invariant"] else "bits may depend on the batch"
-    _say(f"serving at {about['url']}/v1: sequences up to {max_length} tokens, {same_bits}")
-    size = first["cache_bytes"] / _MIB
-    _say(f"key-value cache of each replica: {cache_tokens} tokens, {size:.0f} MiB on its first rank")
+    said = f"serving at {about['url']}/v1: sequences up to {max_length} tokens"
+    if about["replicas"]:
+        first = about["replicas"][0]
+        same_bits = "the same bits in any batch" if first["batch_invariant"] else "bits may depend on the batch"
+        _say(f"{said}, {same_bits}")
+        size = first["cache_bytes"] / _MIB
+        _say(f"key-value cache of each replica: {cache_tokens} tokens, {size:.0f} MiB on its first rank")
+    else:
+        _say(said)
     if key is not None and made:
         _say(f"requests need the header `Authorization: Bearer {key}`; {API_KEY_VARIABLE} sets another token")
     _say("Ctrl-C ends it; requests in progress are finished")

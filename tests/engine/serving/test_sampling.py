@@ -146,3 +146,5 @@ def test_what_greedy_decoding_gives_needs_no_logits() -> None:
     assert not Sampling(seed=4, choice=2, banned=(1,)).needs_logits
     assert Sampling(temperature=1.0).needs_logits and Sampling(logprobs=0).needs_logits
     assert Sampling(min_tokens=1, banned=(1,)).needs_logits
+    # What leaves the most likely token as it is costs no logits: a load generator's min_tokens with ignore_eos.
+    assert not Sampling(min_tokens=64, top_p=0.9, top_k=5, min_p=0.1).needs_logits

@@ -1,6 +1,7 @@
 """A real server of a small trained model: what it answers, alone and in company, and what it refuses."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import openai
 import pytest
 import torch
 
+from benchmarks.serving.hostile import ask, faults_of, hostile_request
 from tests.support.servers.inference_server import TINY, RunningServer, running_server, wait_until
 
 PROMPTS = ["def main():\n", "import os\n", "class Node:\n    def __init__(self", "for " * 150, "x"]
@@ -286,3 +288,31 @@ def test_the_token_is_required(tmp_path: Path) -> None:
         assert locked.client.get("/healthz").status_code == 200
         shown = " ".join(process.cmdline()[0] for process in locked.ranks())
         assert "a-long-secret" not in shown + json.dumps(locked.process.settings.model_dump())
+
+
+@pytest.mark.parametrize("number", range(66))
+def test_hostile_requests_are_refused_in_the_form_of_the_api(server: RunningServer, number: int) -> None:
+    """Of each kind of `make bench-serving ONLY=hostile` some: also what is no HTTP."""
+    asked = hostile_request(number, "tiny")
+    assert faults_of(asked.kind, *ask(server.url, asked)) == []
+
+
+def test_counts_in_every_event(server: RunningServer) -> None:
+    """As guidellm asks for them."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = server.events(prompt="x = ", max_tokens=5, ignore_eos=True, stream_options=options)
+    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 4, 5, 5]
+    plain = server.events(prompt="x = ", max_tokens=5, ignore_eos=True, stream_options={"include_usage": True})
+    assert ["usage" in event for event in plain] == [False] * 5 + [True]
+
+
+def test_a_stream_that_nobody_reads_frees_its_slot(server: RunningServer) -> None:
+    """Also where the client is gone before the first token."""
+    parts = httpx.URL(server.url)
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(5):
+        with socket.create_connection((str(parts.host), parts.port or 80)) as connection:
+            connection.sendall(head + body)
+    wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the slots to be free")
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
