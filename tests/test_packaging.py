@@ -89,4 +89,4 @@ def test_deployments_name_code_that_the_wheel_has(installed: Path, tmp_path: Pat
         "    found = importlib.import_module(module)\n    print(found.__file__, callable(getattr(found, flow)))"
     )
     lines = run(installed, tmp_path, code).splitlines()
-    assert lines == [f"{installed / 'flows' / 'deployed.py'} True"] * 2
+    assert lines == [f"{installed / 'flows' / 'deployed.py'} True"] * 3

@@ -14,7 +14,7 @@ from prefect.server.events.schemas.automations import Automation, EventTrigger, 
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.settings import PREFECT_SERVER_DATABASE_CONNECTION_URL, temporary_settings
 
-from flows.registration.deployments import zombie_automation
+from flows.registration.automations import zombie_automation
 
 HEARD = "heartbeat"
 _TABLES = ("automation", "automation_bucket", "automation_related_resource", "automation_event_follower")

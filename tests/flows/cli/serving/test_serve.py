@@ -97,8 +97,6 @@ def test_generate_prints_what_the_server_answers(tmp_path: Path) -> None:
     ("arguments", "word"),
     [
         (["--model", "no-such-folder"], "no-such-folder"),
-        (["--model", "synthetic:bert-1m@0"], "decoder"),
-        (["--model", "synthetic:t5-1m@0"], "decoder"),
         ([*_MODEL, "--tp", "3"], "--tp 3"),
         ([*_MODEL, "--pp", "9"], "--pp 9"),
         ([*_MODEL, "--max-length", "4096"], "2048 positions"),
