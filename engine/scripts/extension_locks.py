@@ -1,8 +1,8 @@
 """Locks of torch's compiler cache: one that a killed compilation left makes every later script wait for it forever.
 
     held = held_by(pids)            # before the processes are killed
-    remove(held)                    # after
-    remove(abandoned(environment))  # before a script is started
+    remove_locks(held)                    # afterwards
+    remove_locks(abandoned(environment))  # before a script is started
 
 torch.utils.cpp_extension compiles an operator (DeepSpeed's, for one) under a lock that is a file, created exclusively
 and kept open by the process that compiles (torch 2.13, torch/utils/file_baton.py). A process that is killed leaves the
@@ -38,7 +38,7 @@ def abandoned(environment: Mapping[str, str]) -> set[Path]:
     return old - {path for pid in os.listdir("/proc") if pid.isdigit() for path in _open_files(int(pid))}
 
 
-def remove(paths: Iterable[Path]) -> None:
+def remove_locks(paths: Iterable[Path]) -> None:
     """Remove locks; one that is gone already, or cannot be removed, is left."""
     for path in paths:
         with suppress(OSError):

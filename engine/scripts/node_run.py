@@ -93,7 +93,7 @@ class NodeRun:
         if command is None:
             return
         agent, environment = os.getpid(), self.environment(measurement)
-        extension_locks.remove(extension_locks.abandoned(environment))
+        extension_locks.remove_locks(extension_locks.abandoned(environment))
         log = os.open(self.folder / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             self.process = subprocess.Popen(
@@ -340,7 +340,7 @@ class NodeRun:
         while self._pids() and time.monotonic() < until:
             self._read(self.outputs.read(_POLL_SECONDS))
         self._signal_ranks(signal.SIGKILL)
-        extension_locks.remove(locks)
+        extension_locks.remove_locks(locks)
 
     def _signal_ranks(self, number: signal.Signals) -> None:
         for pid in self._pids().values():

@@ -137,9 +137,8 @@ def history_document(
     )
 
 
-def run_document(run: KeptRun, kind: FigureKind) -> Document:
-    """A page for one run of a history: its cells."""
-    cells = list(run.figures.cells.values())
+def cells_table(run: KeptRun, kind: FigureKind) -> Table:
+    """A row for each cell of a run of a history."""
     rows = tuple(
         (
             code(cell.key),
@@ -148,9 +147,15 @@ def run_document(run: KeptRun, kind: FigureKind) -> Document:
             estimate_cell(cell.estimate(kind.name), kind.scale),
             cell.unit_of(kind),
         )
-        for cell in cells
+        for cell in run.figures.cells.values()
     )
-    table = Table(("key", "cell", "state", f"{kind.title}, median (interval)", "unit"), rows, 3)
+    return Table(("key", "cell", "state", f"{kind.title}, median (interval)", "unit"), rows, 3)
+
+
+def run_document(run: KeptRun, kind: FigureKind) -> Document:
+    """A page for one run of a history: its cells."""
+    cells = list(run.figures.cells.values())
+    table = cells_table(run, kind)
     completed = sum(cell.completed for cell in cells)
     return Document(
         title=run.title,

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 PublishedRow = dict[str, str]
-Setup = TypeVar("Setup")
+Described = TypeVar("Described")
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def measured_figure(row: PublishedRow, column: str) -> float | None:
 
 
 def known_rows(
-    rows: Sequence[PublishedRow], column: str, setup_of: Callable[[PublishedRow], Setup]
-) -> tuple[list[Setup], list[float]]:
+    rows: Sequence[PublishedRow], column: str, setup_of: Callable[[PublishedRow], Described]
+) -> tuple[list[Described], list[float]]:
     """Return what was measured in rows that are understood, and their figures of a column."""
     known, measured = [], []
     for row in rows:

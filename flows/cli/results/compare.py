@@ -14,7 +14,7 @@ from configs.common.base import write_atomically
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from flows.cli.errors import WrongArgument
-from reports.document.between import comparison_document, history_document, run_document
+from reports.document.between import cells_table, comparison_document, history_document, run_document
 from reports.document.html import report_page
 from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult, load_run
@@ -25,7 +25,7 @@ from reports.runs.compare_export import as_json, junit_xml
 from reports.runs.compare_text import markdown, short_commit, terminal_text
 from reports.runs.history import HISTORY_FILE, KeptRun, open_history
 from reports.runs.within import compare_within
-from reports.text import UNKNOWN, Table, aligned, code, escaped, estimate_cell
+from reports.text import UNKNOWN, Table, aligned, escaped, estimate_cell
 
 NO_REGRESSION, OTHER_ERROR, WRONG_ARGUMENTS, REGRESSION = 0, 1, 2, 4
 _SHOWN_FILES = 5
@@ -223,24 +223,14 @@ def history_show(
 
 
 def _show_run(run: KeptRun, kind: FigureKind, json_wanted: bool) -> None:
-    cells = run.figures.cells.values()
     if json_wanted:
+        cells = run.figures.cells.values()
         found = {
             cell.key: {"name": cell.title, "status": cell.status, "figures": _by_repeat(cell.figures)} for cell in cells
         }
         print(json.dumps({**_run_json(run), "cells": found}, indent=1))
         return
-    rows = [
-        (
-            code(cell.key),
-            escaped(cell.title),
-            cell.status.replace("_", " "),
-            estimate_cell(cell.estimate(kind.name), kind.scale),
-            cell.unit_of(kind),
-        )
-        for cell in cells
-    ]
-    print(aligned(Table(("key", "cell", "state", f"{kind.title}, median (interval)", "unit"), tuple(rows), 3)))
+    print(aligned(cells_table(run, kind)))
 
 
 def _show_cell(runs: list[KeptRun], key: str, kind: FigureKind, json_wanted: bool) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from engine.scripts.extension_locks import abandoned, held_by, remove
+from engine.scripts.extension_locks import abandoned, held_by, remove_locks
 
 
 def lock(folder: Path, name: str, age_seconds: float) -> Path:
@@ -28,7 +28,7 @@ def test_only_old_locks_that_nobody_holds_are_abandoned(tmp_path: Path) -> None:
         found = abandoned(environment)
         assert found == {old}
         assert held_by([os.getpid()]) == {used}
-    remove(found | {tmp_path / "gone"})
+    remove_locks(found | {tmp_path / "gone"})
     assert not old.exists() and recent.exists() and other.exists()
     assert abandoned(environment) == {used}
     assert abandoned({"TORCH_EXTENSIONS_DIR": str(tmp_path / "none"), **environment}) == set()
