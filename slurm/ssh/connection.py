@@ -186,7 +186,7 @@ class Host:
             self._facts = None
             for folder, rank in list(self.to_end):
                 with suppress(OSError, TimeoutError, asyncssh.Error):
-                    await asyncio.wait_for(self._line.ask("cancel", b"", {"folder": folder, "rank": rank}), 20.0)
+                    await asyncio.wait_for(self._line.ask("end_job", b"", {"folder": folder, "rank": rank}), 20.0)
                     self.to_end.pop((folder, rank))
             return self._line
 

@@ -30,9 +30,9 @@ _OPERATIONS: dict[str, Callable[..., dict[str, Any] | None]] = {
     "sizes": node_files.sizes,
     "remove": node_files.remove,
     "make": node_files.make,
-    "start": node_program.start_job,
+    "start_job": node_program.start_job,
     "look": node_program.look,
-    "cancel": node_program.end_job,
+    "end_job": node_program.end_job,
 }
 
 
@@ -147,7 +147,7 @@ def read(place: Place, path: str, tail_bytes: int = _STATE_BYTES) -> bytes | Non
 def start_supervisor(place: Place, folder: str) -> None:
     """Start the supervisor of a folder, in a session of its own. Raises PlaceError."""
     argv = [place.python, "-m", "slurm.supervision.supervisor", folder]
-    place.ask("start", folder=folder, rank=0, argv=argv, environment={})
+    place.ask("start_job", folder=folder, rank=0, argv=argv, environment={})
 
 
 def is_supervised(place: Place, folder: str) -> bool:
@@ -165,6 +165,6 @@ def state(place: Place, folder: str) -> ServiceState | None:
 
 def stop(place: Place, folder: str) -> None:
     """End a service and its supervisor; returns when nothing of it is left. Raises PlaceError naming what is."""
-    left = place.ask("cancel", folder=folder, rank=0)[0]["left"]
+    left = place.ask("end_job", folder=folder, rank=0)[0]["left"]
     if left:
         raise PlaceError(None, f"{place.name}: processes {', '.join(map(str, left))} of {folder} could not be ended")

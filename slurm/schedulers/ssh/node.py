@@ -92,7 +92,7 @@ class NodeJob:
         node = {"rank": self.rank, "names": self._placement.hosts, "addresses": addresses}
         told = json.dumps(node | {"job_id": f"{run_digest(self._paths.folder.parents[1])}-{self._placement.folder}"})
         environment = {GIVEN: told, "RANKWISE_NODE_NAME": self.host.name, "PYTHONSAFEPATH": "1"}
-        await self.host.ask("start", folder=folder, rank=self.rank, argv=command, environment=environment)
+        await self.host.ask("start_job", folder=folder, rank=self.rank, argv=command, environment=environment)
 
     async def holds_its_host(self) -> bool:
         """Whether the host is this job's: no other is measured on it."""
@@ -159,7 +159,7 @@ class NodeJob:
     async def end(self) -> list[int]:
         """End all processes of the job there. Returns pids of those that could not be ended."""
         folder, _ = await self._place()
-        answer, _ = await self.host.ask("cancel", limit_seconds=_END_SECONDS, folder=folder, rank=self.rank)
+        answer, _ = await self.host.ask("end_job", limit_seconds=_END_SECONDS, folder=folder, rank=self.rank)
         left: list[int] = answer["left"]
         return left
 
