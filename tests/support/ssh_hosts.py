@@ -97,6 +97,8 @@ class SshTestHost:
         _run(*self.inside("ip", "link", "set", "eth0", "address", f"02:00:0a:d6:00:{1 + self.number:02x}"))
         _run(*self.inside("ip", "link", "set", "eth0", "up"))
         _run(*self.inside("ip", "addr", "add", f"{self.address}/24", "dev", "eth0"))
+        # Whoever called it while it was down has "unreachable" on record for some seconds.
+        subprocess.run(["ip", "neigh", "flush", "to", self.address], capture_output=True)
         self.start_sshd()
 
     def inside(self, *command: str) -> list[str]:
