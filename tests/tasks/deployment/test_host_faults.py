@@ -41,6 +41,15 @@ def wanted(hosts: SshTestHosts, name: str, model: str) -> WantedDeployment:
     )
 
 
+def is_deployed(store: Store, asked: WantedDeployment, said: list[str]) -> bool:
+    """A host that crashed in the test before is connected to again after a pause."""
+    try:
+        Deploying(store, asked, said.append, None).deploy()
+    except PlaceError:
+        return False
+    return True
+
+
 def is_undeployed(store: Store, name: str) -> bool:
     """A connection that has failed is tried again after a pause."""
     try:
@@ -90,7 +99,7 @@ def test_a_host_that_dies_after_placing_leaves_nothing_here(hosts: SshTestHosts,
 
 def test_a_host_that_dies_later_is_named_until_it_is_back(hosts: SshTestHosts, store: Store) -> None:
     said: list[str] = []
-    Deploying(store, wanted(hosts, "later", "synthetic:bert-1m@0"), said.append, None).deploy()
+    wait_until(lambda: is_deployed(store, wanted(hosts, "later", "synthetic:bert-1m@0"), said), 60, "the deployment")
     hosts["a"].crash()
     with pytest.raises(PlaceError, match="gpu-a"):
         take_down(store, "later", said.append)
