@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure.graph import Import, import_graph, module_circles, package_circles, package_order
-from benchmarks.structure.source import SourceTree
+from benchmarks.structure.source import SCRIPTS, SourceTree
 
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
@@ -84,14 +84,12 @@ ORDER = {
     "slurm": ("sbatch_bundle", "schedulers", "forking", "launch", "launcher", "ssh", "staging"),
 }
 """Inside a package: what stands left may import what stands right; for those in one group no circle is enough."""
-SCRIPTS = ROOT / "configs" / "studies" / "scripts"
-"""Programs of shipped studies: data of ours, run by their own launchers and imported by nothing."""
 MODULES = sorted(
     path
     for folder in MAY_IMPORT
     if "." not in folder
     for path in (ROOT / folder).rglob("*.py")
-    if path.parent != SCRIPTS
+    if path.parent != ROOT.joinpath(*SCRIPTS)
 )
 
 

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 PRODUCT = ("configs", "engine", "slurm", "reports", "tasks", "flows")
+SCRIPTS = ("configs", "studies", "scripts")
+"""Programs of shipped studies: data, run by launchers of their own and imported by nothing."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class SourceTree:
         modules: dict[str, Module] = {}
         for folder in folders:
             for file in sorted((root / folder).rglob("*.py")):
+                if file.relative_to(root).parts[: len(SCRIPTS)] == SCRIPTS:
+                    continue
                 old = file.relative_to(root).as_posix()
                 path = PurePosixPath((mapping or {}).get(old, old))
                 module = Module(module_name(path), path, file.read_text(encoding="utf-8"), module_name(Path(old)))

@@ -1,8 +1,8 @@
 """Locks of torch's compiler cache: one that a killed compilation left makes every later script wait for it forever.
 
-    held = held_by(pids)            # before the processes are killed
-    remove_locks(held)                    # afterwards
-    remove_locks(abandoned(environment))  # before a script is started
+    held = held_by(pids)                    # before the processes are killed
+    remove_locks(held)                      # afterwards
+    remove_locks(abandoned(environment))    # before a script is started
 
 torch.utils.cpp_extension compiles an operator (DeepSpeed's, for one) under a lock that is a file, created exclusively
 and kept open by the process that compiles (torch 2.13, torch/utils/file_baton.py). A process that is killed leaves the
@@ -57,7 +57,9 @@ def _is_lock(path: Path) -> bool:
     """Whether this is the lock of a compilation: an empty file beside what ninja is told, or alone."""
     with suppress(OSError):
         beside = {each.name for each in path.parent.iterdir()} - {_NAME}
-        return path.is_file() and path.stat().st_size == 0 and (_BUILD in beside or not beside)
+        return (
+            not path.is_symlink() and path.is_file() and path.stat().st_size == 0 and (_BUILD in beside or not beside)
+        )
     return False
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from benchmarks.structure.source import SCRIPTS
 from configs.common.base import sha256_of_file
 from configs.common.files import project_files
 from configs.common.files.project_files import ROOT
@@ -211,7 +212,7 @@ def imports_of(folder: str) -> set[str]:
     Scripts of shipped studies are inputs of a launch, in the user's environment, and nobody's modules.
     """
     found = set()
-    modules = [path for path in (ROOT / folder).rglob("*.py") if not path.is_relative_to(ROOT / "configs" / "studies")]
+    modules = [path for path in (ROOT / folder).rglob("*.py") if path.parent != ROOT.joinpath(*SCRIPTS)]
     for path in modules:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Import):

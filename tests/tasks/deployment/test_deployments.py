@@ -200,6 +200,20 @@ def test_a_server_that_is_never_ready_is_ended(store: Store, monkeypatch: pytest
     assert processes_of(store.folder("slow")) == [] and not store.folder("slow").exists()
 
 
+def test_a_level_beyond_a_tight_bound_is_refused_and_a_milder_one_deployed(store: Store) -> None:
+    said: list[str] = []
+    asked = replace_fields(
+        wanted("bounded"), bundle=WantedBundle(model=BERT, level="aggressive", max_loss=1e-5, max_length=64)
+    )
+    deployment, _ = Deploying(store, asked, said.append, None).deploy()
+    made = store.bundle(deployment)
+    refused = {check.level: check for check in made.checks}["aggressive"]
+    if refused.passes:  # this machine has kernels of bytes
+        assert refused.refused is not None and made.level in ("balanced", "none")
+        assert any("aggressive" in line and "is not deployed" in line for line in said)
+    assert take_down(store, "bounded", said.append) == 0.0
+
+
 SWAPPED = ("half ? eight >> 4 : eight", "half ? eight : eight >> 4")
 """Of the kernel for weights of 4 bits: the two numbers of a byte in the wrong order."""
 
