@@ -61,8 +61,23 @@ class RunningServer:
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
+        return self.metrics(name)[0]
+
+    def metrics(self, *names: str) -> list[float]:
+        """Return the sums of metrics over their labels, all of one moment."""
         lines = self.client.get("/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+        return [
+            sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+            for name in names
+        ]
+
+    def wait_until_idle(self) -> None:
+        """Wait until no request has a slot, a place in the queue or a block. Raises AssertionError if that never is.
+
+        A request of a client that went away may not have begun yet: what one look finds says nothing about the next.
+        """
+        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        wait_until(lambda: not any(self.metrics(*(f"vllm:{name}" for name in names))), "slots and blocks to be free")
 
     def ranks(self) -> list[psutil.Process]:
         """Return the processes of the ranks, the first rank of the first replica first."""

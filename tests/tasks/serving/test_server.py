@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.serving.hostile import ask, faults_of, hostile_request
-from tests.support.servers.inference_server import TINY, RunningServer, running_server, wait_until
+from tests.support.servers.inference_server import TINY, RunningServer, running_server
 
 PROMPTS = ["def main():\n", "import os\n", "class Node:\n    def __init__(self", "for " * 150, "x"]
 
@@ -82,7 +82,7 @@ def test_a_stop_string_ends_the_answer_before_it(server: RunningServer) -> None:
     assert cut["text"] == free[: free.index(stop)] and cut["finish_reason"] == "stop"
     streamed = server.events(prompt=PROMPTS[0], max_tokens=24, stop=[stop])
     assert "".join(one["choices"][0]["text"] for one in streamed) == cut["text"]
-    wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the slot to be free")
+    server.wait_until_idle()
 
 
 def test_stop_tokens_and_min_tokens(server: RunningServer) -> None:
@@ -222,9 +222,8 @@ def test_a_client_that_goes_away_frees_its_slot(server: RunningServer, streaming
     else:
         with pytest.raises(httpx.ReadTimeout):
             server.client.post("/v1/completions", json=body, timeout=0.3)
-    wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the slot to be free")
+    server.wait_until_idle()
     assert server.metric("vllm:generation_tokens_total") - before < 500
-    assert server.metric("vllm:kv_cache_usage_perc") == 0
 
 
 def test_metrics_have_vllms_names(server: RunningServer) -> None:
@@ -262,7 +261,7 @@ def test_a_small_cache_preempts_and_answers_the_same(tmp_path: Path, server: Run
     with running_server(tmp_path, kv_cache_gib=0.0022, max_length=256) as small, ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda one: small.tokens(prompt=one, **fields), prompts))
         assert small.metric("vllm:num_preemptions_total") > 0
-        assert small.metric("vllm:kv_cache_usage_perc") == 0
+        small.wait_until_idle()
     assert together == alone
 
 
@@ -314,5 +313,5 @@ def test_a_stream_that_nobody_reads_frees_its_slot(server: RunningServer) -> Non
     for _ in range(5):
         with socket.create_connection((str(parts.host), parts.port or 80)) as connection:
             connection.sendall(head + body)
-    wait_until(lambda: server.metric("vllm:num_requests_running") == 0, "the slots to be free")
-    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert server.tokens(prompt="y", max_tokens=2, ignore_eos=True)  # those before it have reached the server
+    server.wait_until_idle()
