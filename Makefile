@@ -129,8 +129,8 @@ test-engines: $(VENV)/.installed  ## servers of other projects, installed and ru
 bench-load: $(VENV)/.installed  ## load generator: lateness at 500 requests/s beside a bare timer loop; searches for known limits; a quarter of an hour
 	$(BIN)/python -m benchmarks.load.bench
 
-bench-scripts: $(VENV)/.installed-scripts  ## six shipped studies of scripts on two ranks, and as root over two nodes of a lab; WHERE=ranks ONLY=ddp,jax KEEP=folder
-	$(BIN)/python -m benchmarks.scripts.bench $(if $(WHERE),--where $(WHERE)) $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep $(KEEP))
+bench-scripts: $(VENV)/.installed-scripts  ## six shipped studies of scripts on two ranks, and as root over two nodes of a lab; WHERE=ranks ONLY=ddp,jax LAUNCHER=srun KEEP=folder
+	$(BIN)/python -m benchmarks.scripts.bench $(if $(WHERE),--where $(WHERE)) $(if $(ONLY),--only $(ONLY)) $(if $(LAUNCHER),--launcher $(LAUNCHER)) $(if $(KEEP),--keep $(KEEP))
 
 first-report: $(VENV)/.installed  ## from rankwise init to a first report, as a new user; writes docs/tutorial/your-script.md
 	$(BIN)/python -m benchmarks.scripts.first_report

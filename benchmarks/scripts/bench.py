@@ -1,9 +1,10 @@
 """Run the six shipped studies of scripts end to end, on two ranks of this machine and over two nodes of a lab.
 
-    python -m benchmarks.scripts.bench [--where ranks|lab|both] [--only ddp,jax] [--repeats 1] [--keep FOLDER]
+    python -m benchmarks.scripts.bench [--where ranks|lab|both] [--only ddp,jax] [--launcher srun] [--keep FOLDER]
 
 Each study is copied by `rankwise examples` and run by `rankwise run`, as a user would. Prints a table; exit code 1
-where a cell is not completed or a script has more than five lines for Rankwise. The lab needs root rights.
+where a cell is not completed or a script has more than five lines for Rankwise. The lab needs root rights. --launcher:
+instead of the studies' own, for scripts that read RANK and WORLD_SIZE; mpirun must be installed.
 """
 
 import argparse
@@ -44,6 +45,8 @@ _TARGET = {
     "poll_seconds": 1, "preflight": False,
 }  # fmt: skip
 
+_MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -79,10 +82,16 @@ def added_lines(study: Path) -> int:
     return sum(MARK in line for line in scripts[0].read_text().splitlines())
 
 
-def run_study(name: str, folder: Path, where: str, repeats: int, environment: dict[str, str]) -> list[Row]:
+def run_study(
+    name: str, folder: Path, where: str, repeats: int, environment: dict[str, str], launcher: str | None
+) -> list[Row]:
     """Copy a shipped study, run it, and return a row for each cell. Raises RuntimeError where it leaves no records."""
-    place = folder / f"{name}-{where}"
+    place = folder / f"{name}-{where}{'' if launcher is None else f'-{launcher}'}"
     arguments = ["--set", f"measuring.repeats={repeats}", "--set", "measuring.memory=false"]
+    if launcher is not None:
+        arguments += ["--set", f"workload.launcher={launcher}"]
+    if launcher == "mpirun":
+        arguments += ["--set", f"workload.environment={json.dumps(_MPI_AS_ROOT)}"]
     if where == "lab":
         arguments += ["--set", f"targets={json.dumps([_TARGET])}"]
     subprocess.run([_RANKWISE, "examples", f"script-{name}", "--out", str(place)], check=True, capture_output=True)
@@ -102,7 +111,17 @@ def run_study(name: str, folder: Path, where: str, repeats: int, environment: di
         milliseconds = None if step is None else 1000 * step.median
         status = f"{cell.status} ({cell.failed} of {cell.planned} failed)" if cell.failed else cell.status
         rows.append(
-            Row(name, version, added_lines(study), where, cell.title, len(cell.hosts), status, milliseconds, seconds)
+            Row(
+                name,
+                version,
+                added_lines(study),
+                f"{where}{'' if launcher is None else f', {launcher}'}",
+                cell.title,
+                len(cell.hosts),
+                status,
+                milliseconds,
+                seconds,
+            )
         )
     return rows
 
@@ -128,6 +147,7 @@ def main() -> int:
     parser.add_argument("--where", choices=("ranks", "lab", "both"), default="both")
     parser.add_argument("--only", default=",".join(LIBRARIES), help="studies, without script-")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--launcher", choices=("torchrun", "srun", "mpirun"))
     parser.add_argument("--keep", type=Path, help="keep studies and runs here; a short absolute path")
     asked = parser.parse_args()
     names = asked.only.split(",")
@@ -140,7 +160,7 @@ def main() -> int:
         for where in wheres:
             with environment_of(where, folder) as environment:
                 for name in names:
-                    rows = run_study(name, folder, where, asked.repeats, environment)
+                    rows = run_study(name, folder, where, asked.repeats, environment, asked.launcher)
                     print("\n".join(row.text() for row in rows), flush=True)
                     wrong += [row for row in rows if row.status != "completed" or row.lines > MAX_LINES]
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""Row `clients`: the openai client, aiperf and guidellm, unmodified, beside our generator at the same load.
+"""Row `clients`: openai, aiperf and guidellm, unmodified, and our generator, each beside the server's counters.
 
 Our definitions: TPOT is (last token - first token) / (tokens - 1) of each answer; the time between tokens is every gap.
 aiperf calls our TPOT `inter_token_latency`, guidellm `inter_token_latency_ms`; guidellm's `time_per_output_token_ms`
@@ -9,9 +9,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import numpy as np
 import openai
@@ -24,37 +24,85 @@ from configs.load.job import Contents
 from reports.text import Table, number
 
 USERS, REQUESTS, PROMPT_TOKENS, NEW_TOKENS = 4, 60, 64, 32
-WITHIN = 0.15
-Found = dict[str, float | None]
+WITHIN = 0.1
+_COUNTERS = (
+    "vllm:time_to_first_token_seconds_sum",
+    "vllm:time_to_first_token_seconds_count",
+    "vllm:inter_token_latency_seconds_sum",
+    "vllm:inter_token_latency_seconds_count",
+)
+Found = dict[str, float]
 _TIMEOUT_SECONDS = 240
 
 
 def clients_row(files: ModelFiles, folder: Path, given: dict[str, Path]) -> tuple[list[Table], bool]:
-    """Each client's P50 beside ours, which is measured before and after. given: commands of aiperf and guidellm."""
+    """Each client's figures, and beside its means those that the server has of the same requests.
+
+    given: commands of aiperf and guidellm. A client takes CPU from a server on the same cores, each another share, so
+    medians of separate runs differ; what the server saw of a client's run is what that client should report.
+    """
     with running([Variant("rankwise", "rankwise", 2, 2)], files, None, folder / "logs") as servers:
         server = servers["rankwise"]
         sender = Sender(files, new_tokens=NEW_TOKENS)
-        ours = [_ours(sender, server)]
         answered = _openai(server, files)
-        others: dict[str, Found] = {}
+        sender.send(server, 3.0, users=USERS)
+        seen = {"ours": _beside_server(server, lambda: _ours(sender, server))}
         for name, program in given.items():
-            others[name] = _CLIENTS[name](program, server, files, folder)
-            ours.append(_ours(sender, server))
-    names = ("ttft", "tpot", "itl", "tpot_with_first")
-    rows, met = [], answered and len(others) == len(_CLIENTS)
-    for name in names:
-        values = [one[name] for one in ours if one[name] is not None]
-        middle = median(value for value in values if value is not None)
-        cells = [number(middle * 1000), f"{number(min(values) * 1000)} to {number(max(values) * 1000)}"]  # type: ignore[type-var, operator]
-        for found in others.values():
-            value = found.get(name)
-            cells.append("-" if value is None else number(value * 1000))
-            met &= value is None or abs(value / middle - 1) <= WITHIN
-        rows.append((name.replace("_", " "), *cells))
+            client = partial(_CLIENTS[name], program, server, files, folder)
+            seen[name] = _beside_server(server, client)
     told = "listed, completed, streamed, and refused by name" if answered else "FAILS"
     print(f"openai {openai.__version__}: {told}")
-    columns = (f"P50 at {USERS} users, ms", "ours", "range of our runs", *others)
-    return [Table(columns, tuple(rows))], met
+    ratios = [one.ratios() for one in seen.values()]
+    met = answered and len(seen) == 1 + len(_CLIENTS)
+    met &= all(abs(ratio - 1) <= WITHIN for found in ratios for ratio in found.values())
+    return [_means_table(seen), _medians_table(seen)], met
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    """What a client reports of a run in seconds, and what the server's counters say of the same requests."""
+
+    client: Found
+    server_ttft: float
+    server_gap: float
+
+    def ratios(self) -> dict[str, float]:
+        """The client's mean times over the server's."""
+        pairs = {"mean_ttft": self.server_ttft, "mean_tpot": self.server_gap}
+        return {name: told / seen for name, seen in pairs.items() if (told := self.client.get(name)) is not None}
+
+
+def _beside_server(server: MeasuredServer, client: Callable[[], Found]) -> SeenRun:
+    before = {name: server.metric(name) for name in _COUNTERS}
+    found = client()
+    ttft, firsts, gap, gaps = (server.metric(name) - before[name] for name in _COUNTERS)
+    return SeenRun(found, ttft / firsts, gap / gaps)
+
+
+def _means_table(seen: dict[str, SeenRun]) -> Table:
+    rows = []
+    for name, run in seen.items():
+        ratios = run.ratios()
+        for figure, server in (("mean_ttft", run.server_ttft), ("mean_tpot", run.server_gap)):
+            value = run.client.get(figure)
+            if value is not None:
+                cells = (number(value * 1000), number(server * 1000), f"{ratios[figure]:.3f}")
+                rows.append((name, figure.removeprefix("mean_").upper(), *cells))
+    columns = (f"means at {USERS} users, ms", "figure", "the client's", "the server's, same requests", "ratio")
+    return Table(columns, tuple(rows))
+
+
+def _medians_table(seen: dict[str, SeenRun]) -> Table:
+    """Both definitions of TPOT, as each client has them, in runs one after the other."""
+    rows = []
+    for figure, shown in (
+        ("ttft", "TTFT"),
+        ("tpot", "TPOT, first token left out"),
+        ("tpot_with_first", "TPOT with it"),
+    ):
+        values = [run.client.get(figure) for run in seen.values()]
+        rows.append((shown, *("-" if value is None else number(value * 1000) for value in values)))
+    return Table((f"P50 at {USERS} users, ms", *seen), tuple(rows))
 
 
 def _ours(sender: Sender, server: MeasuredServer) -> Found:
@@ -68,8 +116,9 @@ def _ours(sender: Sender, server: MeasuredServer) -> Found:
     return {
         "ttft": middle(run.ttft_seconds[due]),
         "tpot": middle(run.tpot_seconds[due]),
-        "itl": middle(run.gap_seconds[due[run.gap_request]]),
         "tpot_with_first": middle(run.tpot_with_first_seconds[due]),
+        "mean_ttft": float(np.mean(run.ttft_seconds[due])),
+        "mean_tpot": float(np.mean(run.tpot_seconds[due])),
     }
 
 
@@ -106,11 +155,16 @@ def _aiperf(program: Path, server: MeasuredServer, files: ModelFiles, folder: Pa
     ], folder / "aiperf.log")  # fmt: skip
     file = next(out.rglob("profile_export_aiperf.json"))
     told = json.loads(file.read_text())
-    return {"ttft": _p50(told, "time_to_first_token"), "tpot": _p50(told, "inter_token_latency")}
 
+    def seconds(name: str, of: str) -> float:
+        return float(told[name][of]) / 1000
 
-def _p50(told: dict[str, Any], name: str) -> float:
-    return float(told[name]["p50"]) / 1000
+    return {
+        "ttft": seconds("time_to_first_token", "p50"),
+        "tpot": seconds("inter_token_latency", "p50"),
+        "mean_ttft": seconds("time_to_first_token", "avg"),
+        "mean_tpot": seconds("inter_token_latency", "avg"),
+    }
 
 
 def _guidellm(program: Path, server: MeasuredServer, files: ModelFiles, folder: Path) -> Found:
@@ -125,13 +179,15 @@ def _guidellm(program: Path, server: MeasuredServer, files: ModelFiles, folder: 
     ], folder / "guidellm.log")  # fmt: skip
     metrics = json.loads(out.read_text())["benchmarks"][0]["metrics"]
 
-    def middle(name: str) -> float:
-        return float(metrics[name]["successful"]["median"]) / 1000
+    def seconds(name: str, of: str = "median") -> float:
+        return float(metrics[name]["successful"][of]) / 1000
 
     return {
-        "ttft": middle("time_to_first_token_ms"),
-        "tpot": middle("inter_token_latency_ms"),
-        "tpot_with_first": middle("time_per_output_token_ms"),
+        "ttft": seconds("time_to_first_token_ms"),
+        "tpot": seconds("inter_token_latency_ms"),
+        "tpot_with_first": seconds("time_per_output_token_ms"),
+        "mean_ttft": seconds("time_to_first_token_ms", "mean"),
+        "mean_tpot": seconds("inter_token_latency_ms", "mean"),
     }
 
 

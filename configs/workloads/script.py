@@ -32,6 +32,7 @@ from configs.workloads.script_figures import (
 
 ScriptLauncher = Literal["torchrun", "deepspeed", "accelerate", "mpirun", "srun", "none"]
 Measure = Literal["probe", "lines", "tensorboard", "hf_trainer", "lightning", "json", "wall"]
+PlannedFile = Literal["torch", "deepspeed", "accelerate", "trainer"]
 Argument = Annotated[str, Field(max_length=4000)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,200}$")]
 ParameterName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,59}$")]
@@ -42,7 +43,17 @@ CELL_FIELDS = (
     "dp", "tp", "pp", "strategy", "dtype", "ranks", "ranks_per_node", "nodes", "cores_per_rank", "model", "repeat"
 )  # fmt: skip
 """Placeholders of the cell: its layout, precision and place, and the number of the repeat (a seed, for one)."""
-STARTED = {"command", "launcher", "python", "inputs", "templates", "environment", "config_files", "arguments", "params"}
+CARRIED: dict[PlannedFile, frozenset[str]] = {
+    "torch": frozenset({"tp", "pp", "strategy", "dtype", *FIELDS}),
+    "deepspeed": frozenset({"strategy", "dtype", "micro_batch_size", "accumulation_steps"}),
+    "accelerate": frozenset({"strategy", "dtype"}),
+    "trainer": frozenset({"strategy", "dtype", "micro_batch_size", "accumulation_steps", "activation_checkpointing"}),
+}
+"""Fields of a cell that a file written by the planner carries to the script."""
+STARTED = {
+    "command", "launcher", "python", "inputs", "templates", "environment", "config_files", "planned_files",
+    "arguments", "params",
+}  # fmt: skip
 """Fields that say what is started: to sweep one changes what runs, whatever the placeholders are."""
 _TEMPLATE_SUFFIX = ".j2"
 
@@ -71,6 +82,9 @@ class ScriptWorkload(BaseWorkload):
     templates: tuple[str, ...] = Field((), description="inputs that end in .j2, rendered by Jinja beside themselves")
     environment: dict[VariableName, Argument] = Field({}, description="variables, with placeholders")
     config_files: dict[str, dict[str, Any]] = Field({}, description="JSON or YAML files to write, with placeholders")
+    planned_files: dict[str, PlannedFile] = Field(
+        {}, description="JSON files that the planner writes for each cell; config_files of the same name add to them"
+    )
     arguments: dict[str, dict[str, tuple[Argument, ...]]] = Field(
         {}, description="field -> value -> arguments to append: {strategy: {fsdp: [--fsdp, full_shard]}}"
     )
@@ -112,9 +126,9 @@ class ScriptWorkload(BaseWorkload):
             raise ValueError("expected each file or folder once, by its name")
         return names
 
-    @field_validator("config_files")
+    @field_validator("config_files", "planned_files")
     @classmethod
-    def _inside(cls, files: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _inside(cls, files: dict[str, Any]) -> dict[str, Any]:
         for name in files:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or path.suffix not in (".json", ".yaml", ".yml"):
@@ -149,6 +163,14 @@ class ScriptWorkload(BaseWorkload):
                 "Let the script read it from a file"
             )
         return self
+
+    def carried(self) -> set[str]:
+        """Fields that reach the script by files of the planner."""
+        return {field for kind in self.planned_files.values() for field in CARRIED[kind]}
+
+    def planned_name(self, kind: PlannedFile) -> str | None:
+        """Name of the first file of a kind that the planner writes."""
+        return next((name for name, found in self.planned_files.items() if found == kind), None)
 
     def placeholders(self) -> set[str]:
         """Names that reach the script by arguments, environment or configuration files."""
@@ -274,6 +296,15 @@ class ScriptWorkload(BaseWorkload):
         if empty:
             name = min(empty)
             raise ValueError(f"workload.{name}: {{{name}}} is used, but {name} is not set. Set it")
+        if (
+            layout.strategy.startswith("zero")
+            and self.planned_name("accelerate") is not None
+            and self.planned_name("deepspeed") is None
+        ):
+            raise ValueError(
+                f"workload.planned_files: Accelerate reads strategy {layout.strategy} from a file of DeepSpeed. "
+                "Add deepspeed.json: deepspeed"
+            )
         if self.launcher == "none" and layout.strategy not in ("none", "ddp"):
             raise ValueError(f"layout.strategy: got {layout.strategy}, but launcher none starts no ranks. Use torchrun")
         self.units_per_step(layout)

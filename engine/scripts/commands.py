@@ -69,7 +69,8 @@ def node_command(work: ScriptWorkload, words: list[str], place: NodePlace, logs:
         argv += [f"--node_rank={place.node_rank}", f"--master_addr={place.head_address}"]
         return [*argv, f"--master_port={place.port}", "--no_local_rank", "--no_python", *rank]
     if work.launcher == "accelerate":
-        return [*python, "-m", "accelerate.commands.launch", *_accelerate_options(place), *rank]
+        options = _accelerate_options(place, work.planned_name("accelerate"))
+        return [*python, "-m", "accelerate.commands.launch", *options, *rank]
     if work.launcher == "none":
         return rank
     if place.node_rank > 0:
@@ -101,13 +102,19 @@ def _torchrun_options(place: NodePlace, logs: Path) -> list[str]:
     return [*options, "--local-addr", place.own_address, "--log-dir", str(logs)]
 
 
-def _accelerate_options(place: NodePlace) -> list[str]:
-    """Options of `accelerate launch`; on CPUs it starts several ranks by torchrun only where it is told multi_gpu."""
+def _accelerate_options(place: NodePlace, file: str | None) -> list[str]:
+    """Options of `accelerate launch`; on CPUs it starts several ranks by torchrun only where it is told multi_gpu.
+
+    file: of the planner, which says that and the precision.
+    """
     total = place.nodes * place.ranks_per_node
     options = ["--num_processes", str(total), "--num_machines", str(place.nodes)]
     options += ["--machine_rank", str(place.node_rank), "--main_process_ip", place.head_address]
-    options += ["--main_process_port", str(place.port), "--mixed_precision", "no", "--dynamo_backend", "no"]
+    options += ["--main_process_port", str(place.port), "--dynamo_backend", "no"]
     options += ["--num_cpu_threads_per_process", str(place.cores_per_rank), "--no_python", "--rdzv_backend", "static"]
+    if file is not None:
+        return [*options, "--config_file", file]
+    options += ["--mixed_precision", "no"]
     return [*options, *(["--multi_gpu"] if total > 1 else [] if place.gpus else ["--cpu"])]
 
 

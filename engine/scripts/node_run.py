@@ -32,6 +32,7 @@ from engine.scripts import event_files, extension_locks, json_output, probe_samp
 from engine.scripts.commands import NodePlace, node_command, rank_variables, started_ranks
 from engine.scripts.line_figures import LineReader
 from engine.scripts.outputs import Outputs
+from engine.scripts.planned_files import planned_contents
 from engine.scripts.series import NoFiguresError, StepSeries
 from engine.scripts.signs import RankEnd, rank_end, recorded_line
 from engine.scripts.stacks import STACKS_SIGNAL, stacks_of
@@ -84,7 +85,9 @@ class NodeRun:
         self._enough_at: float | None = None
         self._failed_at: float | None = None
         self.began = time.monotonic()
-        fill_workdir(work, Path(job.inputs), self.workdir, self.values)
+        cell = measurement.cell
+        planned = planned_contents(work, cell.layout, cell.dtype, cell.nodes, on_cpu=not place.gpus)
+        fill_workdir(work, Path(job.inputs), self.workdir, self.values, planned)
         self._start(measurement)
 
     def _start(self, measurement: Measurement) -> None:

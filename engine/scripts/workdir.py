@@ -1,12 +1,13 @@
 """The folder that a script runs in: its inputs unpacked, templates rendered, configuration files written.
 
-    fill_workdir(work, inputs_folder, workdir, values)
+    fill_workdir(work, inputs_folder, workdir, values, planned_contents(...))
 
 An input is a tar archive named by its hash; its members are checked by Python's data filter and bounded.
 """
 
 import json
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,14 @@ from configs.workloads.script import ScriptWorkload
 _TEMPLATE_BYTES = 4 << 20
 
 
-def fill_workdir(work: ScriptWorkload, inputs: Path, folder: Path, values: dict[str, ParameterValue | None]) -> None:
-    """Fill the folder. Raises OSError, and ValueError naming the field."""
+def fill_workdir(
+    work: ScriptWorkload,
+    inputs: Path,
+    folder: Path,
+    values: dict[str, ParameterValue | None],
+    planned: Mapping[str, dict[str, Any]],
+) -> None:
+    """Fill the folder. planned: files of the planner. Raises OSError, and ValueError naming the field."""
     folder.mkdir(parents=True, exist_ok=True)
     for digest in work.inputs:
         path = inputs / f"{digest}.tar"
@@ -28,11 +35,20 @@ def fill_workdir(work: ScriptWorkload, inputs: Path, folder: Path, values: dict[
             archive.extractall(folder, filter="data")
     for name in work.templates:
         _render(folder, name, values)
-    for name, content in work.config_files.items():
+    for name in dict.fromkeys((*planned, *work.config_files)):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = _with_values(content, values)
+        whole = merged(planned.get(name, {}), _with_values(work.config_files.get(name, {}), values))
         path.write_text(json.dumps(whole, indent=1) if path.suffix == ".json" else yaml_text(whole))
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The first with the entries of the second, which win; sections of both are merged."""
+    both = {
+        name: merged(first[name], value) if isinstance(value, dict) and isinstance(first.get(name), dict) else value
+        for name, value in second.items()
+    }
+    return {**first, **both}
 
 
 def template_values(values: dict[str, ParameterValue | None]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
-from tasks.planning.script_inputs import misplaced, pack, unreached
+from tasks.planning.script_inputs import misplaced, pack, unexpressed, unreached
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -153,7 +153,7 @@ def make_plan(
     named = [each.reference for each in study.experiments.values() if isinstance(each, Correctness) and each.reference]
     references = {written: read_saved_reference(reference_in(folder, inputs[written])).workload for written in named}
     plan = expand(study, models, inputs, count_prompts, choice, references)
-    if problems := misfits(plan, folder):
+    if problems := misfits(plan, folder) + unexpressed(plan.cells.values()):
         raise StudyError(problems)
     _need_tokenizers(plan)
     if unusable := unusable_in(plan):

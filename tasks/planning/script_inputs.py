@@ -13,15 +13,17 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from configs.common.files.reading import open_regular, read_text
 from configs.common.printable import printable
+from configs.spec.cell import Cell
 from configs.spec.experiments import Optimization, StrongScaling, Sweep, WeakScaling
 from configs.spec.study import StudySpec
 from configs.workloads.script import FIELDS, STARTED, ScriptWorkload
+from engine.scripts.planned_files import planned_contents
 
 MAX_BYTES = 16 << 30
 MAX_FILES = 200_000
@@ -132,7 +134,7 @@ def unreached(study: StudySpec, base: Path) -> list[str]:
         if not isinstance(work, ScriptWorkload):
             continue
         try:
-            reached = work.placeholders() | template_variables(work, base)
+            reached = work.placeholders() | work.carried() | template_variables(work, base)
         except ValueError as error:
             return [str(error)]
         for field in fields:
@@ -143,6 +145,18 @@ def unreached(study: StudySpec, base: Path) -> list[str]:
                     f"points would be equal. Use {{{name}}} in workload.command, environment or config_files"
                 )
     return problems
+
+
+def unexpressed(cells: Iterable[Cell]) -> list[str]:
+    """A problem for each cell whose layout a file of the planner cannot express, whatever the device."""
+    problems = []
+    for cell in cells:
+        if isinstance(cell.workload, ScriptWorkload):
+            try:
+                planned_contents(cell.workload, cell.layout, cell.dtype, cell.nodes, on_cpu=False)
+            except ValueError as error:
+                problems.append(str(error))
+    return list(dict.fromkeys(problems))
 
 
 def misplaced(study: StudySpec) -> list[str]:

@@ -170,9 +170,9 @@ def rate(value: float) -> str:
 
 def deepspeed_dict(setup: TrainingSetup) -> dict[str, Any]:
     """Return stage and offload settings. No offload is None, because DeepSpeed rejects False."""
-    section = zero_section(setup)
+    section = zero_section(setup.layout.strategy, setup.offload)
     return {
-        "zero_stage": zero_stage(setup),
+        "zero_stage": zero_stage(setup.layout.strategy),
         "offload_optimizer": section.get("offload_optimizer"),
         "offload_param": section.get("offload_param"),
     }

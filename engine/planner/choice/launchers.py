@@ -4,6 +4,8 @@
     written.files["deepspeed.json"]                 # name -> text
     written.left_out                                # launcher -> why it cannot express this setup
 
+    FILE_MAKERS["deepspeed"](LaunchedTraining(layout, micro_batch=4), recipe)      # one file, of a step by itself
+
     sh torchrun.sh train.py                         # the script reads torchrun.json, or hands deepspeed.json on
     sh accelerate.sh train.py
     TrainingArguments(output_dir="out", **json.load(open("training_arguments.json")))
@@ -17,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from configs.workloads.train import TrainWorkload
+from configs.common.execution import Layout, Strategy
+from configs.workloads.train import Offload, TrainWorkload
 from engine.planner.setup import TrainingSetup
 
 FILES = frozenset(
@@ -37,6 +40,53 @@ _ADAM_BETAS, _ADAM_EPS = (0.9, 0.999), 1e-8
 
 
 @dataclass(frozen=True)
+class LaunchedTraining:
+    """What launcher files say of a training step, whatever the model is.
+
+    micro_batch: sequences that a rank computes at once; accumulation: micro-batches of a rank in a step; sixteen_bit:
+    torch's name of the format, None for float32; deepspeed_file: name of DeepSpeed's file, for Accelerate's.
+    """
+
+    layout: Layout
+    micro_batch: int | None = None
+    accumulation: int = 1
+    sequence_length: int | None = None
+    sixteen_bit: str | None = None
+    float8: bool = False
+    checkpointing: str = "none"
+    optimizer: str = "adamw"
+    offload: Offload = "none"
+    compiled: bool = False
+    on_cpu: bool = False
+    nodes: int = 1
+    deepspeed_file: str = "deepspeed.json"
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of each node."""
+        return self.layout.ranks // self.nodes
+
+
+def launched(setup: TrainingSetup) -> LaunchedTraining:
+    """Return what files say of a setup. Raises ValueError if its ranks do not fill its nodes equally."""
+    nodes, _ = nodes_of(setup)
+    return LaunchedTraining(
+        layout=setup.layout,
+        micro_batch=setup.micro_batch,
+        accumulation=setup.accumulation,
+        sequence_length=setup.sequence_length,
+        sixteen_bit=sixteen_bit(setup),
+        float8=setup.precision == "float8_mixed",
+        checkpointing=setup.checkpointing,
+        optimizer=setup.optimizer,
+        offload=setup.offload,
+        compiled=setup.compiled,
+        on_cpu=setup.machine.accelerator.kind == "cpu",
+        nodes=nodes,
+    )
+
+
+@dataclass(frozen=True)
 class LauncherFiles:
     """File names and contents, and the launchers that cannot express this setup with their reasons."""
 
@@ -47,21 +97,16 @@ class LauncherFiles:
 def launcher_files(setup: TrainingSetup, recipe: TrainWorkload | None = None) -> LauncherFiles:
     """Return all files that start this setup. Raises ValueError if its ranks do not fill its nodes equally."""
     recipe = recipe or TrainWorkload()
-    files = {"torchrun.sh": torchrun_command(setup)}
+    step = launched(setup)
+    files = {"torchrun.sh": torchrun_command(step)}
     left_out: dict[str, str] = {}
-    makers: dict[str, Callable[[], dict[str, Any]]] = {
-        "torchrun.json": lambda: torch_settings(setup, recipe),
-        "deepspeed.json": lambda: deepspeed_config(setup, recipe),
-        "accelerate.json": lambda: accelerate_config(setup),
-        "training_arguments.json": lambda: training_arguments(setup, recipe),
-    }
-    for name, make in makers.items():
+    for kind, name in _NAMES.items():
         try:
-            files[name] = json.dumps(make(), indent=2) + "\n"
+            files[name] = json.dumps(FILE_MAKERS[kind](step, recipe), indent=2) + "\n"
         except ValueError as error:
             left_out[name] = str(error)
     if "accelerate.json" in files:
-        files["accelerate.sh"] = accelerate_command(setup)
+        files["accelerate.sh"] = accelerate_command(step)
     return LauncherFiles(files, left_out)
 
 
@@ -74,9 +119,18 @@ def nodes_of(setup: TrainingSetup) -> tuple[int, int]:
     return nodes, ranks // nodes
 
 
-def torchrun_command(setup: TrainingSetup) -> str:
+def sixteen_bit(setup: TrainingSetup) -> str | None:
+    """Return torch's name of the 16-bit format in use; None for float32. Devices without bfloat16 get float16."""
+    if setup.precision == "float32":
+        return None
+    if setup.precision == "float16_mixed" or "bfloat16" not in setup.machine.accelerator.peak_flops:
+        return "float16"
+    return "bfloat16"
+
+
+def torchrun_command(step: LaunchedTraining) -> str:
     """Return a shell script that starts the ranks of one node; its arguments are the training script and its own."""
-    nodes, each = nodes_of(setup)
+    nodes, each = step.nodes, step.ranks_per_node
     lines = ["#!/bin/sh"]
     if nodes == 1:
         lines += [
@@ -96,34 +150,36 @@ def torchrun_command(setup: TrainingSetup) -> str:
             '--master-addr "${MASTER_ADDR:?host of node 0}"',
             '--master-port "${MASTER_PORT:-29500}"',
         ]
-    if _on_cpu(setup):
+    if step.on_cpu:
         # Without this, DeepSpeed on CPUs crashes under torchrun.
         lines.append(f"export LOCAL_SIZE={each}")
     command = " ".join(["exec torchrun", *where, f"--nproc-per-node {each}"])
     return "\n".join([*lines, f'{command} "$@"', ""])
 
 
-def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
+def torch_settings(step: LaunchedTraining, recipe: TrainWorkload) -> dict[str, Any]:
     """Return the settings for a plain PyTorch script under torch's names, so that values can be passed on unchanged.
 
     Raises ValueError for DeepSpeed's strategies.
     """
-    strategy = setup.layout.strategy
+    strategy = step.layout.strategy
     if strategy.startswith("zero"):
-        raise ValueError(f"{_title(setup)} is DeepSpeed's; its settings are in deepspeed.json, torchrun.sh starts it")
-    half = sixteen_bit(setup)
+        raise ValueError(
+            f"ZeRO-{zero_stage(strategy)} is DeepSpeed's; its settings are in deepspeed.json, torchrun.sh starts it"
+        )
+    half = step.sixteen_bit
     # Unused settings are left out, so that scripts need no test for null.
     settings: dict[str, Any] = {
-        "backend": "gloo" if _on_cpu(setup) else "nccl",
-        "mesh": {"dp": setup.layout.dp, "tp": setup.layout.tp, "pp": setup.layout.pp},
-        "batch_size": setup.micro_batch,
-        "gradient_accumulation_steps": setup.accumulation,
-        "sequence_length": setup.sequence_length,
-        "activation_checkpointing": setup.checkpointing,
-        "compile": setup.compiled,
+        "backend": "gloo" if step.on_cpu else "nccl",
+        "mesh": {"dp": step.layout.dp, "tp": step.layout.tp, "pp": step.layout.pp},
+        "batch_size": step.micro_batch,
+        "gradient_accumulation_steps": step.accumulation,
+        "sequence_length": step.sequence_length,
+        "activation_checkpointing": step.checkpointing,
+        "compile": step.compiled,
         "max_norm": recipe.gradient_clipping,
     }
-    if setup.optimizer == "adamw":
+    if step.optimizer == "adamw":
         settings["AdamW"] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay, "fused": True}
     else:
         settings["SGD"] = {"lr": recipe.learning_rate, "weight_decay": recipe.weight_decay}
@@ -131,7 +187,7 @@ def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any
         settings["fully_shard"] = {"reshard_after_forward": True}
         if half:
             settings["MixedPrecisionPolicy"] = {"param_dtype": half, "reduce_dtype": "float32"}
-        if setup.offload == "cpu":
+        if step.offload == "cpu":
             settings["CPUOffloadPolicy"] = {"pin_memory": True}
     else:
         if strategy == "ddp":
@@ -142,23 +198,25 @@ def torch_settings(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any
     return settings
 
 
-def deepspeed_config(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
+def deepspeed_config(step: LaunchedTraining, recipe: TrainWorkload) -> dict[str, Any]:
     """Return a DeepSpeed configuration. Raises ValueError for settings that DeepSpeed cannot express."""
-    _plain_layout(setup, "DeepSpeed")
-    _whole_checkpointing(setup, "DeepSpeed")
-    if setup.layout.strategy == "fsdp":
+    _plain_layout(step, "DeepSpeed")
+    _whole_checkpointing(step, "DeepSpeed")
+    if step.layout.strategy == "fsdp":
         raise ValueError("FSDP is PyTorch's; the nearest of DeepSpeed is ZeRO-3")
+    if step.micro_batch is None:
+        raise ValueError("DeepSpeed's file states the micro batch, which is not set")
     config: dict[str, Any] = {
-        "train_batch_size": setup.global_batch,
-        "train_micro_batch_size_per_gpu": setup.micro_batch,
-        "gradient_accumulation_steps": setup.accumulation,
+        "train_batch_size": step.micro_batch * step.accumulation * step.layout.dp,
+        "train_micro_batch_size_per_gpu": step.micro_batch,
+        "gradient_accumulation_steps": step.accumulation,
         "gradient_clipping": recipe.gradient_clipping or 0.0,
-        "zero_optimization": zero_section(setup),
+        "zero_optimization": zero_section(step.layout.strategy, step.offload),
     }
-    half = sixteen_bit(setup)
+    half = step.sixteen_bit
     if half:
         config["bf16" if half == "bfloat16" else "fp16"] = {"enabled": True}
-    if setup.layout.strategy.startswith("zero") and setup.optimizer == "adamw":
+    if step.layout.strategy.startswith("zero") and step.optimizer == "adamw":
         config["optimizer"] = {
             "type": "AdamW",
             "params": {
@@ -167,60 +225,55 @@ def deepspeed_config(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, A
                 "eps": _ADAM_EPS,
                 "weight_decay": recipe.weight_decay,
                 # On a CPU, DeepSpeed's AdamW would have to be compiled first, without benefit.
-                **({"torch_adam": True} if _on_cpu(setup) else {}),
+                **({"torch_adam": True} if step.on_cpu else {}),
             },
         }
     return config
 
 
-def zero_section(setup: TrainingSetup) -> dict[str, Any]:
+def zero_section(strategy: Strategy, offload: Offload) -> dict[str, Any]:
     """Return DeepSpeed's `zero_optimization`: the stage and the offload targets.
 
     Stages 1 and 2 offload optimizer states only (DeepSpeed offloads parameters in stage 3 alone).
     """
-    stage = zero_stage(setup)
+    stage = zero_stage(strategy)
     section: dict[str, Any] = {"stage": stage}
-    if setup.offload != "none":
-        section["offload_optimizer"] = _offload(setup)
+    if offload != "none":
+        place = {"device": "nvme", "nvme_path": NVME_PATH} if offload == "nvme" else {"device": "cpu"}
+        section["offload_optimizer"] = {**place, "pin_memory": True}
         if stage == 3:
-            section["offload_param"] = _offload(setup)
+            section["offload_param"] = {**place, "pin_memory": True}
     return section
 
 
-def zero_stage(setup: TrainingSetup) -> int:
+def zero_stage(strategy: Strategy) -> int:
     """Return 1, 2 or 3; 0 without DeepSpeed sharding."""
-    return int(setup.layout.strategy[-1]) if setup.layout.strategy.startswith("zero") else 0
+    return int(strategy[-1]) if strategy.startswith("zero") else 0
 
 
-def _offload(setup: TrainingSetup) -> dict[str, Any]:
-    if setup.offload == "nvme":
-        return {"device": "nvme", "nvme_path": NVME_PATH, "pin_memory": True}
-    return {"device": "cpu", "pin_memory": True}
-
-
-def accelerate_config(setup: TrainingSetup) -> dict[str, Any]:
+def accelerate_config(step: LaunchedTraining) -> dict[str, Any]:
     """Return a file for `accelerate launch --config_file`, which detects JSON by the file extension.
 
     It has no key for accumulation outside DeepSpeed; `accelerate.sh` passes it. Raises ValueError for settings that
     Accelerate's file cannot express.
     """
-    _plain_layout(setup, "Accelerate")
-    _whole_checkpointing(setup, "Accelerate")
-    _sharded_on_gpus(setup, "Accelerate")
-    nodes, _ = nodes_of(setup)
-    strategy = setup.layout.strategy
-    half = sixteen_bit(setup)
+    _plain_layout(step, "Accelerate")
+    _whole_checkpointing(step, "Accelerate")
+    _sharded_on_gpus(step, "Accelerate")
+    nodes = step.nodes
+    strategy = step.layout.strategy
+    half = step.sixteen_bit
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": nodes,
-        "num_processes": setup.layout.ranks,
-        "use_cpu": _on_cpu(setup),
+        "num_processes": step.layout.ranks,
+        "use_cpu": step.on_cpu,
         "mixed_precision": {"bfloat16": "bf16", "float16": "fp16", None: "no"}[half],
     }
     if strategy.startswith("zero"):
         config["distributed_type"] = "DEEPSPEED"
         del config["mixed_precision"]  # set in deepspeed.json; Accelerate rejects a second setting
-        config["deepspeed_config"] = {"deepspeed_config_file": "deepspeed.json", "zero3_init_flag": False}
+        config["deepspeed_config"] = {"deepspeed_config_file": step.deepspeed_file, "zero3_init_flag": False}
         if nodes > 1:
             config["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
     elif strategy == "fsdp":
@@ -228,24 +281,24 @@ def accelerate_config(setup: TrainingSetup) -> dict[str, Any]:
         config["fsdp_config"] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": True,
-            "fsdp_offload_params": setup.offload == "cpu",
-            "fsdp_activation_checkpointing": setup.checkpointing == "full",
+            "fsdp_offload_params": step.offload == "cpu",
+            "fsdp_activation_checkpointing": step.checkpointing == "full",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_cpu_ram_efficient_loading": False,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }
     else:
         # MULTI_CPU would start one process only and expect MPI to start the others.
-        config["distributed_type"] = "MULTI_GPU" if setup.layout.ranks > 1 else "NO"
+        config["distributed_type"] = "MULTI_GPU" if step.layout.ranks > 1 else "NO"
     return config
 
 
-def accelerate_command(setup: TrainingSetup) -> str:
+def accelerate_command(step: LaunchedTraining) -> str:
     """Return a shell script around `accelerate launch` for settings without a key in its file."""
-    nodes, _ = nodes_of(setup)
+    nodes = step.nodes
     lines = ["#!/bin/sh", "# sh accelerate.sh train.py [ARGUMENTS]", "set -eu", 'here=$(dirname "$0")']
     options = ""
-    if setup.layout.strategy.startswith("zero"):
+    if step.layout.strategy.startswith("zero"):
         options = ' --deepspeed_config_file "$here/deepspeed.json"'
     if nodes > 1:
         lines[1] = (
@@ -255,88 +308,88 @@ def accelerate_command(setup: TrainingSetup) -> str:
             ' --machine_rank "${NODE_RANK:?number of this node, from 0}"'
             ' --main_process_ip "${MASTER_ADDR:?host of node 0}" --main_process_port "${MASTER_PORT:-29500}"'
         )
-    lines.append(f"export ACCELERATE_GRADIENT_ACCUMULATION_STEPS={setup.accumulation}")
-    if _on_cpu(setup):
+    lines.append(f"export ACCELERATE_GRADIENT_ACCUMULATION_STEPS={step.accumulation}")
+    if step.on_cpu:
         lines.append("export ACCELERATE_USE_CPU=true")
     return "\n".join([*lines, f'exec accelerate launch --config_file "$here/accelerate.json"{options} "$@"', ""])
 
 
-def training_arguments(setup: TrainingSetup, recipe: TrainWorkload) -> dict[str, Any]:
+def training_arguments(step: LaunchedTraining, recipe: TrainWorkload) -> dict[str, Any]:
     """Return keyword arguments of transformers' TrainingArguments; the caller adds `output_dir` and the duration.
 
     Raises ValueError for settings that they cannot express.
     """
-    _plain_layout(setup, "Trainer")
-    _whole_checkpointing(setup, "Trainer")
-    _sharded_on_gpus(setup, "Trainer")
-    strategy, half = setup.layout.strategy, sixteen_bit(setup)
+    _plain_layout(step, "Trainer")
+    _whole_checkpointing(step, "Trainer")
+    _sharded_on_gpus(step, "Trainer")
+    strategy, half = step.layout.strategy, step.sixteen_bit
+    if step.micro_batch is None:
+        raise ValueError("the Trainer's arguments state the micro batch, which is not set")
     arguments: dict[str, Any] = {
-        "per_device_train_batch_size": setup.micro_batch,
-        "gradient_accumulation_steps": setup.accumulation,
+        "per_device_train_batch_size": step.micro_batch,
+        "gradient_accumulation_steps": step.accumulation,
         "learning_rate": recipe.learning_rate,
         "weight_decay": recipe.weight_decay,
         "warmup_steps": recipe.learning_rate_warmup_steps,
         "max_grad_norm": recipe.gradient_clipping or 0.0,
         "bf16": half == "bfloat16",
         "fp16": half == "float16",
-        "use_cpu": _on_cpu(setup),
-        "torch_compile": setup.compiled,
+        "use_cpu": step.on_cpu,
+        "torch_compile": step.compiled,
     }
-    if setup.optimizer == "sgd":
+    if step.optimizer == "sgd":
         arguments["optim"] = "sgd"
     if strategy == "fsdp":
         arguments["fsdp"] = True
         arguments["fsdp_config"] = {
             "version": 2,
             "reshard_after_forward": True,
-            "cpu_offload": setup.offload == "cpu",
-            "activation_checkpointing": setup.checkpointing == "full",
+            "cpu_offload": step.offload == "cpu",
+            "activation_checkpointing": step.checkpointing == "full",
         }
         return arguments
-    arguments["gradient_checkpointing"] = setup.checkpointing == "full"
+    arguments["gradient_checkpointing"] = step.checkpointing == "full"
     if strategy == "ddp":
         arguments["ddp_find_unused_parameters"] = False
     if strategy.startswith("zero"):
-        arguments["deepspeed"] = deepspeed_config(setup, recipe)
+        arguments["deepspeed"] = deepspeed_config(step, recipe)
     return arguments
 
 
-def _on_cpu(setup: TrainingSetup) -> bool:
-    return setup.machine.accelerator.kind == "cpu"
-
-
-def sixteen_bit(setup: TrainingSetup) -> str | None:
-    """Return torch's name of the 16-bit format in use; None for float32. Devices without bfloat16 get float16."""
-    if setup.precision == "float32":
-        return None
-    if setup.precision == "float16_mixed" or "bfloat16" not in setup.machine.accelerator.peak_flops:
-        return "float16"
-    return "bfloat16"
-
-
-def _title(setup: TrainingSetup) -> str:
-    return f"ZeRO-{zero_stage(setup)}"
-
-
-def _plain_layout(setup: TrainingSetup, launcher: str) -> None:
-    layout = setup.layout
+def _plain_layout(step: LaunchedTraining, launcher: str) -> None:
+    layout = step.layout
     if layout.tp > 1 or layout.pp > 1:
         raise ValueError(
             f"{launcher}'s file cannot say {layout}: tensor and pipeline parallelism are in the training script; "
             "torchrun.json names the degrees"
         )
-    if setup.precision == "float8_mixed":
+    if step.float8:
         raise ValueError(f"{launcher}'s file cannot say float8 by itself; the training script converts the layers")
 
 
-def _sharded_on_gpus(setup: TrainingSetup, launcher: str) -> None:
+def _sharded_on_gpus(step: LaunchedTraining, launcher: str) -> None:
     # accelerate 1.15, state.py: only the distributed types of accelerators become FSDP; DeepSpeed counts one process.
-    if _on_cpu(setup) and setup.layout.strategy not in ("none", "ddp"):
+    if step.on_cpu and step.layout.strategy not in ("none", "ddp"):
         raise ValueError(
             f"{launcher} leaves FSDP and DeepSpeed out on CPUs without a word and trains replicas; use torchrun.sh"
         )
 
 
-def _whole_checkpointing(setup: TrainingSetup, launcher: str) -> None:
-    if setup.checkpointing == "selective":
+def _whole_checkpointing(step: LaunchedTraining, launcher: str) -> None:
+    if step.checkpointing == "selective":
         raise ValueError(f"{launcher}'s file knows activation checkpointing of whole blocks only, not selective")
+
+
+FILE_MAKERS: dict[str, Callable[[LaunchedTraining, TrainWorkload], dict[str, Any]]] = {
+    "torch": torch_settings,
+    "deepspeed": deepspeed_config,
+    "accelerate": lambda step, _: accelerate_config(step),
+    "trainer": training_arguments,
+}
+"""Kind of a file -> what makes its content. Each raises ValueError for settings that its file cannot express."""
+_NAMES = {
+    "torch": "torchrun.json",
+    "deepspeed": "deepspeed.json",
+    "accelerate": "accelerate.json",
+    "trainer": "training_arguments.json",
+}

@@ -15,6 +15,7 @@ from configs.workloads.train import TrainWorkload
 from engine.planner.architecture import Architecture
 from engine.planner.choice.descriptions import deepspeed_dict
 from engine.planner.choice.launchers import LauncherFiles, deepspeed_config, launcher_files, torch_settings
+from engine.planner.choice.launchers import launched as launched_step
 from engine.planner.setup import TrainingSetup
 
 SCRIPT = Path(__file__).parents[3] / "support" / "training" / "launched_training.py"
@@ -160,9 +161,9 @@ def test_devices_without_bfloat16_get_float16() -> None:
 
 def test_clipping_is_always_said() -> None:
     recipe = TrainWorkload(gradient_clipping=None, learning_rate=1e-3)
-    assert deepspeed_config(setup_of("zero1"), recipe)["gradient_clipping"] == 0.0
-    assert torch_settings(setup_of("ddp"), recipe)["max_norm"] is None
-    assert torch_settings(setup_of("ddp"), recipe)["AdamW"]["lr"] == 1e-3
+    assert deepspeed_config(launched_step(setup_of("zero1")), recipe)["gradient_clipping"] == 0.0
+    assert torch_settings(launched_step(setup_of("ddp")), recipe)["max_norm"] is None
+    assert torch_settings(launched_step(setup_of("ddp")), recipe)["AdamW"]["lr"] == 1e-3
 
 
 @pytest.mark.parametrize(
