@@ -10,8 +10,8 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from tests.support.lab import Lab
-    from tests.support.pbs_lab import PbsLab
+    from tests.support.cluster.lab import Lab
+    from tests.support.cluster.pbs_lab import PbsLab
     from tests.support.rank_pool import RankPool
     from tests.support.servers.offline_team import OfflineTeam
 
@@ -62,7 +62,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[OfflineTeam]":
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Lab]":
     """One Slurm cluster for all tests that are marked `slurm`; SLURM_CONF names it meanwhile."""
-    from tests.support.lab import lab_for_tests
+    from tests.support.cluster.lab import lab_for_tests
 
     with lab_for_tests(tmp_path_factory.mktemp("lab")) as made:
         yield made
@@ -71,7 +71,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Lab]":
 @pytest.fixture(scope="session")
 def pbs(lab: "Lab", tmp_path_factory: pytest.TempPathFactory) -> "Iterator[PbsLab]":
     """OpenPBS on the lab's nodes, for all tests that ask for it; its programs are on PATH meanwhile."""
-    from tests.support.pbs_lab import pbs_for_tests
+    from tests.support.cluster.pbs_lab import pbs_for_tests
 
     with pbs_for_tests(lab.plan, tmp_path_factory.mktemp("pbs")) as made:
         yield made

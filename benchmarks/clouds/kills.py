@@ -19,7 +19,7 @@ from benchmarks.clouds import places as places_module
 from benchmarks.resume import findings
 from configs.plans.paths import RunPaths
 from configs.plans.rentals import Rentals
-from tests.support.studies import under_measurement
+from tests.support.run_folders.studies import under_measurement
 
 STUDY = {
     "study": "killed",

@@ -20,7 +20,7 @@ from tests.support.clouds.aws import FakeAws
 from tests.support.clouds.azure import FakeAzure
 from tests.support.clouds.faults import Fault
 from tests.support.clouds.gcp import FakeGcp
-from tests.support.ssh_hosts import SshTestHosts, why_no_hosts
+from tests.support.cluster.ssh_hosts import SshTestHosts, why_no_hosts
 
 NODES = 2
 _RENTED = {

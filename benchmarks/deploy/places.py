@@ -17,7 +17,7 @@ from tests.support.clouds import hosts
 from tests.support.clouds.aws import FakeAws
 from tests.support.clouds.azure import FakeAzure
 from tests.support.clouds.gcp import FakeGcp
-from tests.support.ssh_hosts import SshTestHosts
+from tests.support.cluster.ssh_hosts import SshTestHosts
 
 MODELS = ("synthetic:bert-109m@0", "synthetic:t5-61m@0")
 """The shapes of bert-base-uncased and t5-small, with random weights."""

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu.catalog import CHECKS
-from benchmarks.gpu.needs import advice, missing_packages
-from benchmarks.gpu.plants import PLANTS, parse_plants
-from benchmarks.gpu.results import pack_results, write_text
-from benchmarks.gpu.runner import Settings, run_checks
-from benchmarks.gpu.table import markdown, summary, table
+from benchmarks.gpu.reporting.results import pack_results, write_text
+from benchmarks.gpu.reporting.table import markdown, summary, table
+from benchmarks.gpu.running.needs import advice, missing_packages
+from benchmarks.gpu.running.plants import PLANTS, parse_plants
+from benchmarks.gpu.running.runner import Settings, run_checks
 
 
 def main() -> int:

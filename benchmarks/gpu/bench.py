@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.results import Figure, Sense
+from benchmarks.gpu.reporting.results import Figure, Sense
 from engine.prompts.decoded import synchroniser
 from reports.numbers.statistics import median_interval
 

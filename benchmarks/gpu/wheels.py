@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu.needs import CARRIED
+from benchmarks.gpu.running.needs import CARRIED
 
 MOST_BYTES = 40 << 20
 """Of all wheels and the checkout together."""

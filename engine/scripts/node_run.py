@@ -28,11 +28,11 @@ from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.placeholders import ParameterValue, filled_text
 from configs.workloads.script import ScriptWorkload
+from engine.planner.choice.script_files import planned_contents
 from engine.scripts import event_files, extension_locks, json_output, probe_samples
 from engine.scripts.commands import NodePlace, node_command, rank_variables, started_ranks
 from engine.scripts.line_figures import LineReader
 from engine.scripts.outputs import Outputs
-from engine.scripts.planned_files import planned_contents
 from engine.scripts.series import NoFiguresError, StepSeries
 from engine.scripts.signs import RankEnd, rank_end, recorded_line
 from engine.scripts.stacks import STACKS_SIGNAL, stacks_of

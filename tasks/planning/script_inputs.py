@@ -23,7 +23,7 @@ from configs.spec.cell import Cell
 from configs.spec.experiments import Optimization, StrongScaling, Sweep, WeakScaling
 from configs.spec.study import StudySpec
 from configs.workloads.script import FIELDS, STARTED, ScriptWorkload
-from engine.scripts.planned_files import planned_contents
+from engine.planner.choice.script_files import planned_contents
 
 MAX_BYTES = 16 << 30
 MAX_FILES = 200_000

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.catalog import CHECKS, Check
-from benchmarks.gpu.document import PAGE, RESULTS, page, read_runs
-from benchmarks.gpu.needs import advice, missing_packages
-from benchmarks.gpu.plants import PLANTS, parse_plants
-from benchmarks.gpu.results import CheckResult, Figure, read_result, read_results, write_result
-from benchmarks.gpu.runner import ROOT, limit_seconds
-from benchmarks.gpu.table import rows, summary
+from benchmarks.gpu.reporting.document import PAGE, RESULTS, page, read_runs
+from benchmarks.gpu.reporting.results import CheckResult, Figure, read_result, read_results, write_result
+from benchmarks.gpu.reporting.table import rows, summary
+from benchmarks.gpu.running.needs import advice, missing_packages
+from benchmarks.gpu.running.plants import PLANTS, parse_plants
+from benchmarks.gpu.running.runner import ROOT, limit_seconds
 
 
 def gpu_check(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +91,7 @@ def test_unknown_plants_and_checks_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_is_the_one_that_the_result_files_give() -> None:
-    assert PAGE.read_text() == page(read_runs(RESULTS)), "run python -m benchmarks.gpu.document"
+    assert PAGE.read_text() == page(read_runs(RESULTS)), "run python -m benchmarks.gpu.reporting.document"
 
 
 def test_the_page_says_what_was_seen_and_what_was_not(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from benchmarks.prefect_cost.tables import (
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from tasks.campaign.ledger import read_ledger
-from tests.support import studies
+from tests.support.run_folders import studies
 
 FIXED_SECONDS = 5.0
 WITHOUT = """

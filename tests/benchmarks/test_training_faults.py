@@ -11,7 +11,7 @@ import pytest
 from benchmarks.training.faults import main
 from configs.plans.job import Progress
 from configs.records.record import Status, read_record
-from tests.support.studies import rankwise, start, wait_until
+from tests.support.run_folders.studies import rankwise, start, wait_until
 
 
 @pytest.mark.nightly

@@ -15,7 +15,7 @@ from configs.plans.job import JobEnd
 from configs.plans.paths import JobPaths
 from configs.records.record import Status, read_part
 from engine.rank.failures import classify
-from tests.support.launches import assert_nothing_left, launch, noop_measurement, part, read_progress, write_job
+from tests.support.cluster.launches import assert_nothing_left, launch, noop_measurement, part, read_progress, write_job
 
 MIB = 2**20
 ENV = {"TORCH_TEST_NOTE": "kept", "RANK_TEST_TOKEN": "hf_do_not_keep_me"}

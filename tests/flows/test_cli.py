@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.files.project_files import ROOT
-from tests.support.studies import rankwise, write_study
+from tests.support.run_folders.studies import rankwise, write_study
 
 MODEL = [{"id": "synthetic:llama-1m@0"}]
 GENERATE = {"kind": "generate", "new_tokens": 4, "prompts": "prompts.jsonl"}

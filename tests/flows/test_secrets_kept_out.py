@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flows.server.local import lease_server
-from tests.support.studies import RANKWISE, write_study
+from tests.support.run_folders.studies import RANKWISE, write_study
 
 STEM = f"c4n4ry{uuid.uuid4().hex[:12]}"
 

@@ -10,7 +10,7 @@ from reports.experiments.targets import side_by_side
 from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult
 from reports.render import render_report
-from tests.support.made_studies import (
+from tests.support.run_folders.made_studies import (
     decoded,
     planned,
     run_in_environments,
@@ -18,7 +18,7 @@ from tests.support.made_studies import (
     write_plan,
     write_record,
 )
-from tests.support.reports import whole_report
+from tests.support.run_folders.reports import whole_report
 
 A10G, H100 = "NVIDIA A10G", "NVIDIA H100 80GB HBM3"
 STRONG = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reports.export import cells_csv
 from reports.reading.load import load_run
-from tests.support.made_studies import cells_of, planned, write_measurements, write_plan
+from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan
 
 GENERATE = """
 workload: {kind: generate, prompt_tokens: 8, new_tokens: 3, batch_size: 4}

@@ -5,7 +5,7 @@ from pathlib import Path
 from reports.experiments.kernels import different_kernels
 from reports.reading.devices import load_comparable
 from reports.render import render_report
-from tests.support.made_studies import run_in_environments
+from tests.support.run_folders.made_studies import run_in_environments
 
 STRONG = """
 workload: {kind: generate, prompts: null, num_prompts: 8, prompt_tokens: 10, batch_size: 1, new_tokens: 8}

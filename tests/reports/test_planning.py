@@ -33,7 +33,6 @@ from reports.planning.text import NO_PREDICTIONS, prediction_lines, prediction_s
 from reports.plots.planning.prediction import panels
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.reports import whole_report
 from tests.support.run_folders.priced_runs import (
     TINY,
     cell,
@@ -45,6 +44,7 @@ from tests.support.run_folders.priced_runs import (
     write_record,
     write_run,
 )
+from tests.support.run_folders.reports import whole_report
 
 MIB = 1 << 20
 ACCELERATOR = Accelerator(

@@ -20,8 +20,8 @@ from reports.correctness.ladder import EmbeddingLadder
 from reports.correctness.section import JudgedCell
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.made_studies import cells_of, planned, write_measurements, write_plan
-from tests.support.reports import whole_report
+from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan
+from tests.support.run_folders.reports import whole_report
 
 ENCODE = """
 workload: {kind: encode, num_prompts: 8, batch_size: 2}

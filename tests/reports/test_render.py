@@ -21,7 +21,6 @@ from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from reports.render import ReportSummary, render_report, report_text
 from reports.templating import template_environment
-from tests.support.reports import whole_report
 from tests.support.run_folders.report_runs import (
     MODEL,
     RANDOM,
@@ -34,6 +33,7 @@ from tests.support.run_folders.report_runs import (
     write_plan,
     write_record,
 )
+from tests.support.run_folders.reports import whole_report
 
 
 def answers(tokens: list[list[int]], vocabulary: int = 4) -> dict[str, Any]:

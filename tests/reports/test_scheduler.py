@@ -9,8 +9,8 @@ from configs.records.record import Accounting
 from reports.reading.load import load_run
 from reports.render import render_report
 from reports.scheduler import scheduler_table
-from tests.support.made_studies import decoded, planned, write_plan, write_record
-from tests.support.reports import whole_report
+from tests.support.run_folders.made_studies import decoded, planned, write_plan, write_record
+from tests.support.run_folders.reports import whole_report
 
 STUDY = """
 workload: {kind: generate, num_prompts: 4}

@@ -25,7 +25,7 @@ from slurm.launcher.processes import oom_kills
 from slurm.launcher.ranks import RankSupervisor
 from slurm.launcher.starting import is_private, rank_environment, start_argv, torchrun_argv
 from slurm.staging.version import code_version
-from tests.support.launches import (
+from tests.support.cluster.launches import (
     assert_nothing_left,
     in_measurement,
     launch,

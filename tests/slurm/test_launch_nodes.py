@@ -24,7 +24,7 @@ from configs.targets.target import SlurmTarget
 from configs.workloads.generate import GenerateWorkload
 from engine.models.weights import build_model
 from engine.parallel.grid import Grid
-from tests.support.launches import (
+from tests.support.cluster.launches import (
     assert_nothing_left,
     in_measurement,
     launch,
@@ -35,8 +35,8 @@ from tests.support.launches import (
     wait_until,
     write_job,
 )
+from tests.support.cluster.two_hosts import NAMES, TwoHosts, node_ends, why_not
 from tests.support.training.memory_models import save_model
-from tests.support.two_hosts import NAMES, TwoHosts, node_ends, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 

@@ -11,9 +11,9 @@ from configs.plans.job import Job
 from configs.targets.target import SlurmTarget
 from slurm.launcher.node_registration import Rendezvous, free_port
 from slurm.launcher.starting import rank_environment, start_argv
-from tests.support.launches import noop_measurement, write_job
+from tests.support.cluster.launches import noop_measurement, write_job
 from tests.support.listeners import MARK, listening
-from tests.support.studies import RANKWISE, write_study
+from tests.support.run_folders.studies import RANKWISE, write_study
 
 
 @pytest.mark.slow

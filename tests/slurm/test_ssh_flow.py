@@ -12,8 +12,16 @@ import pytest
 
 from configs.records.record import Record, read_record
 from flows.server.local import ApiLease, lease_server
-from tests.support.ssh_hosts import SshTestHosts, ssh_hosts
-from tests.support.studies import job_count, rankwise, start, status, under_measurement, wait_until, write_study
+from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
+from tests.support.run_folders.studies import (
+    job_count,
+    rankwise,
+    start,
+    status,
+    under_measurement,
+    wait_until,
+    write_study,
+)
 
 pytestmark = pytest.mark.slurm
 

@@ -20,7 +20,7 @@ from slurm.ssh.connection import Host, HostAway, HostError, HostRefused, hosts_o
 from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import stage_hosts
-from tests.support.ssh_hosts import SshTestHosts, ssh_hosts
+from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
 
 LIMIT_SECONDS = 60.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from configs.serving.deployment import FrontConfig
-from tests.support.studies import wait_until
+from tests.support.run_folders.studies import wait_until
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from prefect.client.schemas.objects import Artifact
 
 from flows.server.local import lease_server
 from tests.support.browser import Field, chromium, opened
-from tests.support.lab import lab_for_tests
+from tests.support.cluster.lab import lab_for_tests
+from tests.support.run_folders.studies import RANKWISE, wait_until
 from tests.support.servers.offline_team import OfflineTeam
-from tests.support.studies import RANKWISE, wait_until
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 STUDY = "batch-and-ranks"

@@ -16,7 +16,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.cells import generate_cell, training_cell
 from benchmarks.gpu.machines import after, before
 from benchmarks.gpu.peaks import copy_bytes_per_second, product_flops
-from benchmarks.gpu.results import read_results
+from benchmarks.gpu.reporting.results import read_results
 from benchmarks.gpu.shapes import decode_sizes, large_model, prefill_lengths, training_model
 from configs.hardware.calibration import Calibration
 from configs.hardware.hardware import Machine

@@ -5,7 +5,7 @@ import sys
 from xml.etree import ElementTree
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.runner import ROOT
+from benchmarks.gpu.running.runner import ROOT
 
 _MARK = "mark.gpu"
 

@@ -6,7 +6,7 @@ import pytest
 
 from configs.spec.study import StudyError, load_study, study_yaml
 from configs.targets.target import SshTarget
-from tests.support.studies import write_study
+from tests.support.run_folders.studies import write_study
 
 LAB = {"kind": "ssh", "name": "lab", "hosts": ["gpu-a", "gpu-b"], "user": "bench"}
 

@@ -23,7 +23,7 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, RankResult
 from engine.workloads.other_engines import run
-from tests.support.launches import part
+from tests.support.cluster.launches import part
 
 LIMIT_SECONDS = 540
 PROMPTED = {"num_prompts": 3, "batch_size": 2, "prompt_tokens": 9, "answers": True}

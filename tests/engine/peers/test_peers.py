@@ -27,7 +27,7 @@ from engine.models.weights import build_model
 from engine.peers.compiled import need_compiler, static_cache
 from engine.peers.loading import touch
 from engine.workloads.other_engines import run
-from tests.support.launches import part
+from tests.support.cluster.launches import part
 from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")

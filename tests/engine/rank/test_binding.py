@@ -12,7 +12,7 @@ from engine.planner.accelerators import LocalAccelerator
 from engine.rank.binding import bind, devices_of_ranks
 from engine.rank.processes import RankPlace
 from tasks.campaign.records import collect_job
-from tests.support.launches import launch, noop_measurement, part, write_job
+from tests.support.cluster.launches import launch, noop_measurement, part, write_job
 from tests.support.nvml import build_driver, python_with_gpus
 
 BOUND = """

@@ -14,7 +14,7 @@ import pytest
 
 from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
 from tests.support.fronts import running_front
-from tests.support.studies import wait_until
+from tests.support.run_folders.studies import wait_until
 
 
 class Upstream:

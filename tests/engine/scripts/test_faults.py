@@ -14,7 +14,7 @@ from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload
 from engine.scripts.outputs import HEAD_BYTES, TAIL_BYTES
 from tasks.planning.script_inputs import pack
-from tests.support.launches import assert_nothing_left, launch, read_end
+from tests.support.cluster.launches import assert_nothing_left, launch, read_end
 
 STEPS = """
 import os, sys, time

@@ -24,8 +24,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from engine.training.live import open_live
 from engine.training.live import sender as telling
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
+from tests.support.run_folders.wandb_files import offline_records
 from tests.support.training.live_streams import LOSSES, context_of, opened, tell
-from tests.support.wandb_files import offline_records
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "training.json"
 Told = tuple[Path, str, dict[str, Any], str]

@@ -16,8 +16,8 @@ from engine.training.live import sender as telling
 from engine.training.live import streamer
 from slurm.launcher.starting import rank_environment
 from tasks.campaign.live_credentials import live_credentials
+from tests.support.run_folders.studies import rankwise, write_study
 from tests.support.servers.mlflow_server import MlflowServer
-from tests.support.studies import rankwise, write_study
 from tests.support.training.live_streams import LOSSES, context_of, opened, tell
 
 USER, PASSWORD = "ada", "corr:ect-horse+battery"

@@ -20,6 +20,7 @@ import engine
 from engine.training.recipes import ClassifyRecipe, OptimizerSpec
 from engine.training.recipes.loaders import share_out
 from slurm.sbatch_bundle.scripts import setup_script
+from tests.support.cluster.two_hosts import TwoHosts, why_not
 from tests.support.rank_pool import RankPool
 from tests.support.training import recipe_runs
 from tests.support.training.recipe_runs import (
@@ -33,7 +34,6 @@ from tests.support.training.recipe_runs import (
     make_model,
     train,
 )
-from tests.support.two_hosts import TwoHosts, why_not
 
 FLOAT32_NOISE = 2e-6
 SCRIPT = Path(recipe_runs.__file__)

@@ -26,7 +26,7 @@ from engine.context import Context, RankResult
 from engine.training.schedule import learning_rate
 from engine.training.task_types import load_examples
 from engine.workloads import train
-from tests.support.launches import run_on_two_ranks
+from tests.support.cluster.launches import run_on_two_ranks
 
 CPU = torch.device("cpu")
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n % 7}\n\n" for n in range(300))

@@ -13,8 +13,8 @@ from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.targets.target import SlurmTarget
 from configs.workloads.train import TrainWorkload
-from tests.support.launches import leftovers, part, read_job, write_job
-from tests.support.two_hosts import NAMES, TwoHosts, why_not
+from tests.support.cluster.launches import leftovers, part, read_job, write_job
+from tests.support.cluster.two_hosts import NAMES, TwoHosts, why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 

@@ -30,7 +30,7 @@ from engine.models.weights import build_model
 from engine.prompts.decoded import Decoded
 from engine.prompts.tokens import PromptBatch, batches, prompts_of_rank
 from engine.workloads import generate, other_engines
-from tests.support.launches import run_on_two_ranks
+from tests.support.cluster.launches import run_on_two_ranks
 from tests.support.training.memory_models import save_model
 
 TEXTS = ["the cat sat", "a", "on the mat the cat sat and the dog sat too", "dogs and cats"]

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.support.preflight_ranks import trial
+from tests.support.cluster.preflight_ranks import trial
 from tests.support.rank_pool import RankPool
 
 RANKS = 4

@@ -11,7 +11,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.measuring import Measuring
 from tasks.campaign.run_lock import run_lock
-from tests.support.studies import RANKWISE, rankwise, wait_until
+from tests.support.run_folders.studies import RANKWISE, rankwise, wait_until
 
 JOB = "0001-timed-ab"
 

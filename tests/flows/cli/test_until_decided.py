@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.studies import rankwise, status, write_study
+from tests.support.run_folders.studies import rankwise, status, write_study
 
 MEASURING = {"repeats": 1, "memory": False, "min_seconds": 0.0, "min_passes": 1, "cell_timeout_seconds": 60}
 

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from configs.plans.paths import RunPaths
 from flows.cli.results.watch import live_server, progress
 from tests.support.browser import SLOW, chromium, find_chromium
-from tests.support.made_studies import cells_of, planned, write_measurements, write_plan
+from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan
 
 STUDY = """
 workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}

@@ -8,7 +8,7 @@ import pytest
 from reports.correctness.reach import Reach
 from reports.correctness.section import correctness_table, judge_experiment
 from reports.reading.load import load_run
-from tests.support.made_studies import cells_of, planned, words, write_measurements, write_plan
+from tests.support.run_folders.made_studies import cells_of, planned, words, write_measurements, write_plan
 
 CORRECTNESS = "{kind: correctness, prompts: 4, new_tokens: 3, positions: 8, base: {batch_size: 2}}"
 

@@ -15,7 +15,7 @@ from reports.document.html import json_block, policy
 from reports.document.inline import inline_html, inline_plain
 from reports.render import render_page, render_report
 from tests.support.browser import chromium, find_chromium, serious_faults
-from tests.support.made_studies import cells_of, planned, write_measurements, write_plan, write_record
+from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan, write_record
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">{{7*7}}{% x %}`'\"\\"

@@ -8,7 +8,7 @@ from configs.plans.paths import RunPaths
 from reports.document.paper import compile_paper, literal, paper_time
 from reports.document.structure import Markdown
 from reports.render import analyze_run, write_paper
-from tests.support.made_studies import cells_of, planned, write_measurements, write_plan
+from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan
 
 STUDY = """
 workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}

@@ -17,9 +17,18 @@ from reports.experiments.compression import (
 )
 from reports.reading.load import StudyResult, load_run
 from reports.render import render_report
-from tests.support.made_studies import REPEATS, VOCABULARY, cells_of, planned, vectors, words, write_failure, write_plan
-from tests.support.made_studies import write_measurements as measurements
-from tests.support.reports import whole_report
+from tests.support.run_folders.made_studies import (
+    REPEATS,
+    VOCABULARY,
+    cells_of,
+    planned,
+    vectors,
+    words,
+    write_failure,
+    write_plan,
+)
+from tests.support.run_folders.made_studies import write_measurements as measurements
+from tests.support.run_folders.reports import whole_report
 
 GENERATE = """
 workload: {kind: generate, new_tokens: 9, num_prompts: 4, batch_size: 1}

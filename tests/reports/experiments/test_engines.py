@@ -11,7 +11,7 @@ from reports.correctness.section import JudgedCell
 from reports.experiments.engines import choice, engines, engines_lines, engines_sentence, engines_table
 from reports.reading.load import StudyResult, load_run
 from reports.render import render_report
-from tests.support.made_studies import (
+from tests.support.run_folders.made_studies import (
     cells_of,
     decoded,
     planned,
@@ -21,7 +21,7 @@ from tests.support.made_studies import (
     write_plan,
     write_record,
 )
-from tests.support.reports import whole_report
+from tests.support.run_folders.reports import whole_report
 
 STUDY = """
 workload: {kind: generate, new_tokens: 9, num_prompts: 4, batch_size: 1}

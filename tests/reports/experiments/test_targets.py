@@ -16,8 +16,8 @@ from reports.experiments.targets import SideBySide, side_by_side, targets_lines,
 from reports.provenance import environment_sentence
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.made_studies import planned, write_failure, write_measurements, write_plan, write_record
-from tests.support.reports import whole_report
+from tests.support.run_folders.made_studies import planned, write_failure, write_measurements, write_plan, write_record
+from tests.support.run_folders.reports import whole_report
 
 STUDY = """
 workload: {kind: generate, new_tokens: 4, num_prompts: 4}

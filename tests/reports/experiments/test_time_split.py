@@ -19,7 +19,6 @@ from reports.profiles.profiled import late_shares, profiled_cells, profiled_line
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.reports import whole_report
 from tests.support.run_folders.priced_runs import (
     at,
     cell,
@@ -30,6 +29,7 @@ from tests.support.run_folders.priced_runs import (
     write_record,
     write_run,
 )
+from tests.support.run_folders.reports import whole_report
 
 GROUP = 7
 Told = tuple[str, int, int, float, float]

@@ -9,8 +9,8 @@ import pytest
 from configs.records.record import Failure, Status
 from reports.exports.writers import EXPORTS
 from reports.reading.load import StudyResult, load_run
-from tests.support.made_studies import cells_of, planned, write_measurements, write_plan, write_record
-from tests.support.wandb_files import offline_records
+from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan, write_record
+from tests.support.run_folders.wandb_files import offline_records
 
 HOSTILE = 'a"b\n{c="d"} \\ `e`: [f]'
 

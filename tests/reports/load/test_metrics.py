@@ -7,7 +7,7 @@ from benchmarks.load.simulated import SingleServer
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import RequestOutcome
 from reports.load.metrics import MAX_SCORE, SECTIONS, latency_of, scores, scores_after_warm_up, serving_metrics
-from tests.support.load_runs import made_run
+from tests.support.run_folders.load_runs import made_run
 
 SECONDS = st.floats(1e-4, 10)
 

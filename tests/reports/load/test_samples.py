@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from configs.load.samples import REQUEST_COLUMNS, SAMPLE_COLUMNS
 from reports.load.samples import in_order, read_load_run
-from tests.support.load_runs import made_run
+from tests.support.run_folders.load_runs import made_run
 
 
 @given(st.permutations(range(6)))

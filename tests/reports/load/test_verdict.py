@@ -7,7 +7,7 @@ from reports.load.metrics import serving_metrics
 from reports.load.samples import LoadRun
 from reports.load.text import rate_table, served_latency_table, verdict_lines
 from reports.load.verdict import LoadVerdict, Verdict, judged
-from tests.support.load_runs import made_run
+from tests.support.run_folders.load_runs import made_run
 
 DUE = np.arange(400) / 10
 

@@ -14,8 +14,8 @@ from flows.cli.results.compare import compare_runs
 from reports.experiments.own_programs import agreement_table, same_losses
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.made_studies import write_plan, write_record
-from tests.support.reports import whole_report
+from tests.support.run_folders.made_studies import write_plan, write_record
+from tests.support.run_folders.reports import whole_report
 
 STUDY = {
     "study": "gate",

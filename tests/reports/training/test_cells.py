@@ -33,8 +33,8 @@ from reports.training.cells import (
 )
 from reports.training.equality import JUDGED_STEPS, TOLERANCES, equality_sentence, equality_table, same_learning
 from reports.training.strategies import ranking, strategies, strategies_sentence, strategies_table, way_name
-from tests.support.made_studies import planned, write_plan, write_record
-from tests.support.reports import whole_report
+from tests.support.run_folders.made_studies import planned, write_plan, write_record
+from tests.support.run_folders.reports import whole_report
 
 TOKENS = 8 * 16
 STUDY = """

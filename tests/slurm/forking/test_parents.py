@@ -22,7 +22,7 @@ from configs.records.record import Status
 from slurm.forking import fork_parent, parents
 from slurm.launcher.job_files import read_launcher
 from slurm.schedulers import local
-from tests.support.launches import (
+from tests.support.cluster.launches import (
     assert_nothing_left,
     in_measurement,
     leftovers,

@@ -16,9 +16,9 @@ from slurm.schedulers.commands.allocation import allocation_lacks, current_alloc
 from slurm.schedulers.commands.partitions import ClusterError, Need, partition_nodes
 from slurm.schedulers.commands.submission import slurm_target
 from slurm.schedulers.refusals import REFUSED, Refused
-from tests.support.lab import Lab
-from tests.support.launches import in_measurement, read_end, wait_until
-from tests.support.slurm_jobs import accounting, job_id, made, measurement_of
+from tests.support.cluster.lab import Lab
+from tests.support.cluster.launches import in_measurement, read_end, wait_until
+from tests.support.cluster.slurm_jobs import accounting, job_id, made, measurement_of
 
 pytestmark = pytest.mark.slurm
 

@@ -16,8 +16,8 @@ from configs.spec.study import load_study
 from slurm.sbatch_bundle.scripts import multi_node_example, sbatch_line, setup_script
 from tasks.bundle.collect import collect_bundle
 from tasks.bundle.write import write_bundle
-from tests.support.lab import Lab
-from tests.support.studies import rankwise, under_measurement, wait_until, write_study
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.studies import rankwise, under_measurement, wait_until, write_study
 
 pytestmark = pytest.mark.slurm
 

@@ -14,8 +14,8 @@ from configs.spec.study import load_study
 from flows.precheck import check_study
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import Ledger, missing_measurements
-from tests.support.lab import Lab
-from tests.support.studies import write_study
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.studies import write_study
 
 pytestmark = pytest.mark.slurm
 

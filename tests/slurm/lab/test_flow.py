@@ -15,7 +15,7 @@ import pytest
 
 from configs.records.record import Record, read_record
 from flows.server.local import ApiLease, lease_server
-from tests.support.studies import (
+from tests.support.run_folders.studies import (
     job_count,
     processes_of,
     rankwise,
@@ -27,7 +27,7 @@ from tests.support.studies import (
 )
 
 if TYPE_CHECKING:
-    from tests.support.lab import Lab
+    from tests.support.cluster.lab import Lab
 
 pytestmark = pytest.mark.slurm
 

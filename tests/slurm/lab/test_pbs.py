@@ -16,10 +16,10 @@ from slurm.schedulers import cluster
 from slurm.schedulers.commands.partitions import Need
 from slurm.schedulers.inventory import Inventory
 from slurm.schedulers.pbs.queue import shared_pbs_queue
-from tests.support.launches import read_end, wait_until
-from tests.support.pbs_lab import PbsLab
-from tests.support.slurm_jobs import accounting, finished, job_id, made
-from tests.support.studies import job_count, processes_of, rankwise, start, under_measurement, write_study
+from tests.support.cluster.launches import read_end, wait_until
+from tests.support.cluster.pbs_lab import PbsLab
+from tests.support.cluster.slurm_jobs import accounting, finished, job_id, made
+from tests.support.run_folders.studies import job_count, processes_of, rankwise, start, under_measurement, write_study
 
 pytestmark = pytest.mark.slurm
 

@@ -6,8 +6,8 @@ import pytest
 
 from configs.plans.paths import RunPaths
 from reports.reading.load import load_run
-from tests.support.lab import Lab
-from tests.support.studies import rankwise, write_study
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.studies import rankwise, write_study
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

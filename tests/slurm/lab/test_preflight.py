@@ -14,9 +14,9 @@ from configs.plans.job import Progress
 from configs.plans.paths import RunPaths
 from configs.records.record import read_record
 from reports.preflight import read_preflight
-from tests.support.lab import Lab
-from tests.support.reports import whole_report
-from tests.support.studies import LIMIT_SECONDS, rankwise, start, wait_until, write_study
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.reports import whole_report
+from tests.support.run_folders.studies import LIMIT_SECONDS, rankwise, start, wait_until, write_study
 
 pytestmark = pytest.mark.slurm
 

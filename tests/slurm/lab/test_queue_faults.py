@@ -15,9 +15,9 @@ from slurm.schedulers import cluster
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import Limited, Refused
 from slurm.schedulers.waiting import read_waiting
-from tests.support.lab import Lab
-from tests.support.launches import in_measurement, wait_until
-from tests.support.slurm_jobs import accounting, finished, job_id, made, measurement_of
+from tests.support.cluster.lab import Lab
+from tests.support.cluster.launches import in_measurement, wait_until
+from tests.support.cluster.slurm_jobs import accounting, finished, job_id, made, measurement_of
 
 pytestmark = pytest.mark.slurm
 

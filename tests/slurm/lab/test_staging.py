@@ -17,8 +17,8 @@ from configs.common.files.project_files import ROOT
 from configs.records.record import Record, Status
 from slurm.staging.version import code_version
 from slurm.staging.wheel import PACKAGES
-from tests.support.lab import Lab
-from tests.support.studies import RANKWISE, rankwise, status, write_study
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.studies import RANKWISE, rankwise, status, write_study
 
 pytestmark = pytest.mark.slurm
 

@@ -10,8 +10,8 @@ from configs.plans.plan import Plan
 from configs.targets.target import SlurmTarget
 from reports.reading.load import load_run
 from slurm.schedulers.commands.partitions import Need, cluster_identity, lacks, partition_nodes, read_cluster
-from tests.support.lab import Lab
-from tests.support.studies import rankwise, write_study
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.studies import rankwise, write_study
 
 pytestmark = pytest.mark.slurm
 

@@ -20,9 +20,9 @@ from slurm.schedulers.commands.states import NEVER_BEGAN, STANDINGS
 from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, Refused
-from tests.support.lab import Lab
-from tests.support.launches import in_measurement, part, read_end, wait_until
-from tests.support.slurm_jobs import accounting, finished, job_id, made, measurement_of
+from tests.support.cluster.lab import Lab
+from tests.support.cluster.launches import in_measurement, part, read_end, wait_until
+from tests.support.cluster.slurm_jobs import accounting, finished, job_id, made, measurement_of
 
 pytestmark = pytest.mark.slurm
 

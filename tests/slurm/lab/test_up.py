@@ -13,8 +13,8 @@ import pytest
 from slurm.lab import cluster, daemons, members, network
 from slurm.lab.commands import why_no_lab
 from slurm.lab.plan import CONTROLLERS, LabRequest, cgroup_of
-from tests.support.lab import Lab
-from tests.support.studies import RANKWISE, wait_until
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.studies import RANKWISE, wait_until
 
 pytestmark = pytest.mark.slurm
 

@@ -14,7 +14,7 @@ import pytest
 
 from configs.common.system.lock_files import lock_holder
 from slurm.launcher.machine_lock import launch_lock, machine_holder
-from tests.support.launches import wait_until
+from tests.support.cluster.launches import wait_until
 
 HOLD = """
 import os, sys, time

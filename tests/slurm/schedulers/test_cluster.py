@@ -21,9 +21,9 @@ from slurm.schedulers.commands.calls import SchedulerAnswer
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED
 from slurm.schedulers.waiting import read_waiting
-from tests.support.launches import read_end, wait_until
-from tests.support.slurm_jobs import begin, node_ends
-from tests.support.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
+from tests.support.cluster.launches import read_end, wait_until
+from tests.support.cluster.slurm_jobs import begin, node_ends
+from tests.support.cluster.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from configs.records.record import Status
 from slurm.launcher.job_files import reserve_end
 from slurm.schedulers import local
 from slurm.schedulers.adapter import adapter_for
-from tests.support.launches import (
+from tests.support.cluster.launches import (
     assert_nothing_left,
     in_measurement,
     leftovers,

@@ -19,9 +19,9 @@ from slurm.schedulers.pbs.jobs import host_names, read_jobs, size_bytes
 from slurm.schedulers.pbs.submission import job_script, options, qsub_refusal
 from slurm.schedulers.pbs.vnodes import read_nodes
 from slurm.schedulers.refusals import REFUSED, Limited, Refused, Unavailable
-from tests.support.launches import read_end, wait_until
-from tests.support.slurm_jobs import begin, made, node_ends
-from tests.support.slurm_programs import Cluster, stand_in_pbs
+from tests.support.cluster.launches import read_end, wait_until
+from tests.support.cluster.slurm_jobs import begin, made, node_ends
+from tests.support.cluster.slurm_programs import Cluster, stand_in_pbs
 
 JOB = "7.head"
 

@@ -16,7 +16,7 @@ from configs.workloads.noop import NoopWorkload
 from slurm.schedulers.cluster import poll
 from slurm.schedulers.job_queue import LONGEST_PAUSE_SECONDS, Pace, Sight
 from slurm.schedulers.queue import Queue, read_squeue, squeue_command
-from tests.support.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
+from tests.support.cluster.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
 
 
 @pytest.fixture

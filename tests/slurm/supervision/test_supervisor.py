@@ -12,7 +12,7 @@ import pytest
 
 from configs.serving.deployment import ServiceState, SupervisedProcess
 from slurm.supervision.supervisor import main
-from tests.support.studies import wait_until
+from tests.support.run_folders.studies import wait_until
 
 SERVER = "import sys, time; print('serving', sys.argv[1], flush=True); time.sleep(600)"
 

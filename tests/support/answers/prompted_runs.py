@@ -18,7 +18,7 @@ from engine.context import Context, RankResult
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
 from engine.worker import load_workload
-from tests.support.launches import launch, part
+from tests.support.cluster.launches import launch, part
 
 RULES = Measuring(min_seconds=0, min_passes=2, warmup=1)
 

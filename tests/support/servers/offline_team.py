@@ -23,7 +23,7 @@ import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
-from tests.support.studies import RANKWISE, wait_until
+from tests.support.run_folders.studies import RANKWISE, wait_until
 
 _CLONE_NEWNET = 0x40000000
 START_SECONDS = 120.0

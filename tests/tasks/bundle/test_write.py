@@ -20,7 +20,7 @@ from configs.records.record import Status
 from configs.spec.study import StudyError, load_study
 from tasks.bundle.collect import collect_bundle
 from tasks.bundle.write import write_bundle
-from tests.support.studies import rankwise, status, write_study
+from tests.support.run_folders.studies import rankwise, status, write_study
 
 SLURM = {"kind": "slurm", "name": "cluster", "partition": "batch"}
 SRUN = """#!/bin/bash

@@ -28,8 +28,8 @@ from tasks.deployment.servers import ServerNotReady, is_ready
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
 from tests.support.processes import processes_of
+from tests.support.run_folders.studies import wait_until
 from tests.support.servers.inference_server import TINY
-from tests.support.studies import wait_until
 
 pytestmark = pytest.mark.slow
 RATE = 20.0

@@ -13,9 +13,9 @@ from tasks.deployment.places import PlaceError
 from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
+from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
 from tests.support.processes import processes_of
-from tests.support.ssh_hosts import SshTestHosts, ssh_hosts
-from tests.support.studies import wait_until
+from tests.support.run_folders.studies import wait_until
 
 pytestmark = pytest.mark.slow
 SMALL_DISK_BYTES = 12 << 20

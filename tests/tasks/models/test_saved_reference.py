@@ -16,7 +16,7 @@ from reports.reading.load import load_run
 from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.models.saved_reference import place_references, save_reference
 from tasks.planning.inputs import copy_inputs, make_plan
-from tests.support.made_studies import VOCABULARY, words, write_measurements
+from tests.support.run_folders.made_studies import VOCABULARY, words, write_measurements
 
 MODEL_NAME = "m"
 WORK = {"kind": "generate", "new_tokens": 3, "prompts": "p.jsonl"}

@@ -19,7 +19,7 @@ from configs.common.system.proc import (
     read_fields,
     start_ticks,
 )
-from tests.support.launches import wait_until
+from tests.support.cluster.launches import wait_until
 
 
 def test_a_process_is_identified_by_pid_and_start_time() -> None:

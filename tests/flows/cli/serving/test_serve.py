@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.run_folders.studies import RANKWISE
 from tests.support.servers.inference_server import TINY, running_server, wait_until
-from tests.support.studies import RANKWISE
 
 _MODEL = ("--model", str(TINY), "--device", "cpu")
 

@@ -19,8 +19,8 @@ from configs.targets.target import LocalTarget, SlurmTarget, SshTarget, Target
 from slurm.staging.packages import run_root
 from tasks.campaign.launches.staging import TargetAway, bring_home, placed_job, stage_target, stage_targets
 from tasks.models.sources import manifest_path, resolve_model
-from tests.support.launches import noop_measurement
-from tests.support.studies import rankwise, write_study
+from tests.support.cluster.launches import noop_measurement
+from tests.support.run_folders.studies import rankwise, write_study
 
 
 @pytest.fixture

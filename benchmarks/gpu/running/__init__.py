@@ -1,0 +1,1 @@
+"""Checks run one after another, each a process of its own."""

@@ -1,0 +1,132 @@
+"""`rankwise compare`, `history` and the joining of runs: exit codes and files; once for real, slowed on purpose."""
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree as xml
+
+import pytest
+
+from flows.cli.results.compare import compare_runs, history_add, history_list, history_show, join_runs
+from tests.support.run_folders.report_runs import node_run
+from tests.support.run_folders.studies import rankwise, write_study
+
+SLOWED = "import time\n_sleep = time.sleep\ntime.sleep = lambda seconds: _sleep(1.1 * seconds)\n"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Three runs of made-up records: `first`, `again` of the same speed, `slow` by 10 %."""
+    for day, (name, slowness) in enumerate([("first", 1.0), ("again", 1.0), ("slow", 1 / 0.9)], 1):
+        run = node_run(tmp_path / name, "local", slowness)
+        for path in run.records.glob("*/*.json"):
+            path.write_text(path.read_text().replace("2026-01-01", f"2026-01-0{day}"))
+    return tmp_path
+
+
+def test_exit_codes(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_runs(runs / "first", runs / "again") == 0
+    assert "No regression of more than 5 % is shown. Of 2 cells, 2 the same." in capsys.readouterr().out
+    assert compare_runs(runs / "first", runs / "slow") == 4
+    assert "Regression: 2 of 2 cells are worse by more than 5 %." in capsys.readouterr().out
+    assert compare_runs(runs / "first", runs / "slow", threshold_percent=15) == 0
+    assert compare_runs(runs / "slow", runs / "first") == 0
+
+
+def test_wrong_arguments_are_2_and_nothing_is_written(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = runs / "out.md"
+    assert compare_runs(runs / "first", None, markdown_file=file) == 2
+    assert compare_runs(runs / "first", runs / "slow", baseline="main", markdown_file=file) == 2
+    assert compare_runs(runs / "first", runs / "slow", threshold_percent=0, markdown_file=file) == 2
+    assert compare_runs(runs / "first", runs / "first", markdown_file=file) == 2
+    assert not file.exists() and capsys.readouterr().err.count("\n") == 4
+    with pytest.raises(ValueError, match="not a run folder"):
+        compare_runs(runs / "first", runs)
+    with pytest.raises(ValueError, match="no history here"):
+        compare_runs(runs / "first", None, baseline="main")
+
+
+def test_files_for_other_programs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    markdown, junit = runs / "out.md", runs / "out.xml"
+    code = compare_runs(runs / "first", runs / "slow", markdown_file=markdown, junit_file=junit, json_wanted=True)
+    data = json.loads(capsys.readouterr().out)
+    assert code == 4 and len(data["regressions"]) == 2
+    assert "**Regression: 2 of 2 cells are worse by more than 5 %.**" in markdown.read_text()
+    assert xml.parse(junit).getroot().get("failures") == "2"
+
+
+def test_a_baseline_outlives_its_run_folder(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert history_add(runs / "first", "main") == 0
+    assert "first: added as run 1, named main" in capsys.readouterr().out
+    (runs / "first").rename(runs.parent / "gone")
+    assert compare_runs(runs / "slow", None, baseline="main") == 4
+    assert compare_runs(runs / "again", None, baseline="main") == 0
+    capsys.readouterr()
+    file = runs / "history.sqlite"
+    history_add(runs / "slow", "main")
+    assert "named main (previously run 1)" in capsys.readouterr().out
+    assert compare_runs(runs / "again", None, baseline="main", history_file=file) == 0
+
+
+def test_the_history_is_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = runs / "kept.sqlite"
+    for name in ("first", "slow"):
+        history_add(runs / name, name, file)
+    capsys.readouterr()
+    assert history_list(file) == 0 and "slow" in capsys.readouterr().out
+    history_list(file, json_wanted=True)
+    assert [run["names"] for run in json.loads(capsys.readouterr().out)] == [["first"], ["slow"]]
+    assert history_show("first", file) == 0
+    key = capsys.readouterr().out.splitlines()[1].split()[0]
+    plot = runs / "cell.png"
+    assert history_show(key, file, plot=plot) == 0
+    shown = capsys.readouterr().out
+    assert "40.0 (" in shown and "36.0 (" in shown and f"Figure     {plot}" in shown
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    history_show(key, file, figure="peak_memory_bytes", json_wanted=True)
+    assert json.loads(capsys.readouterr().out)["runs"][0]["figures"]["peak_memory_bytes"] == {"0": 100 * 2**20}
+    assert history_show(key, file, figure="speed") == 2
+    assert history_show(key, file, plot=runs / "cell.gif") == 2
+    assert history_show("first", file, plot=plot) == 2
+
+
+def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "notes").mkdir()
+    assert join_runs([str(runs / "*")], runs / "joined.md") == 0
+    said = capsys.readouterr().out
+    assert "3 runs joined" in said and "notes: not a run folder, skipped" in said
+    assert (runs / "joined.md").read_text().startswith("# 3 nodes side by side: nodes")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)  # 24 launches, each a start of torch, beside whatever else is tested
+def test_the_same_code_gives_no_alarm_and_ten_per_cent_slower_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real runs: twice the same, and once with an engine whose every sleep takes 10 % longer."""
+    (tmp_path / "slowed").mkdir()
+    (tmp_path / "slowed" / "sitecustomize.py").write_text(SLOWED)
+    study = write_study(
+        tmp_path,
+        experiments={"grid": {"kind": "sweep", "over": {"seconds": [0.1, 0.2]}}},
+        measuring={"repeats": 8, "min_seconds": 0.4, "memory": False},
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path / "slowed"), os.environ.get("PYTHONPATH")]))
+    for name, variables in (("first", {}), ("again", {}), ("slow", {"PYTHONPATH": path})):
+        done = rankwise("run", study, "--runs", tmp_path / name, cwd=tmp_path, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+    first, again, slow = (tmp_path / name / "s" for name in ("first", "again", "slow"))
+    history_add(first, "main", tmp_path / "h.sqlite")
+    capsys.readouterr()
+
+    assert compare_runs(first, again, json_wanted=True) == 0
+    calm = json.loads(capsys.readouterr().out)
+    assert compare_runs(first, slow, json_wanted=True) == 4
+    alarm = json.loads(capsys.readouterr().out)
+    assert compare_runs(slow, None, baseline="main", history_file=tmp_path / "h.sqlite") == 4
+
+    assert len(calm["cells"]) == len(alarm["cells"]) == 2 and calm["regressions"] == []
+    assert {cell["verdict"] for cell in calm["cells"]} <= {"same", "better", "worse", "cannot tell"}
+    assert [cell["verdict"] for cell in alarm["cells"]] == ["worse", "worse"]
+    for cell in alarm["cells"]:
+        assert cell["figures"]["throughput"]["ratio"] == pytest.approx(1 / 1.1, abs=0.03)

@@ -1,0 +1,111 @@
+"""`rankwise verify` over models and layouts: real launches of every kind of model, one table, one exit code."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.common.execution import Layout
+from configs.hardware.architectures import ARCHITECTURES, one_of_each_family
+from flows.cli.main import app
+from flows.cli.verify import table as verify_table
+from flows.cli.verify.table import LAYOUTS, layout_of
+from tests.support.run_folders.studies import RANKWISE
+
+
+def test_layouts_are_written_by_their_degrees() -> None:
+    assert layout_of("tp=2") == Layout(tp=2)
+    assert layout_of("tp=2, pp=3,dp=1") == Layout(tp=2, pp=3)
+    for wrong in ("2", "tp=", "tp=0", "ep=2", "tp=2;pp=2", ""):
+        with pytest.raises(ValueError, match=r"expected a layout such as tp=2, pp=2 or dp=1,tp=2,pp=2"):
+            layout_of(wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a model"),
+        (["--model", "a", "--layout", "tp2"], "expected a layout such as tp=2"),
+        (["--model", "a", "--layout", "tp=2", "--tp", "2"], "cannot be combined with --tp"),
+        (["--model", "a", "--model", "b", "--save-reference", "x.zip"], "requires one model in one layout"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["verify", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_all_architectures_are_one_of_each_family_in_three_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(verify_table, "run_table", lambda *arguments: asked.append(arguments) or 0)
+    assert CliRunner().invoke(app, ["verify", "--all-architectures"]).exit_code == 0
+    models, layouts, *_ = asked[0]
+    assert models == [f"synthetic:{name}@0" for name in one_of_each_family()] and layouts == list(LAYOUTS)
+    families = {ARCHITECTURES[name]["model_type"] for name in one_of_each_family()}
+    assert families >= {"gpt2", "opt", "gpt_neox", "gemma", "phi3", "bert", "t5", "llama"}
+
+
+def test_what_cannot_be_verified_is_a_row_and_sets_the_exit_code(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from tasks.checks.verification_inputs import VerificationSpec
+
+    models = ["synthetic:bert-1m@0", "synthetic:no-such@0"]
+    code = verify_table.run_table(
+        models, [Layout(tp=3), Layout(pp=9)], VerificationSpec(""), tmp_path / "kept", as_json=True
+    )
+    rows = json.loads(capsys.readouterr().out)
+    assert code == 2 and [row["verdict"] for row in rows] == ["not supported"] * 4
+    assert [row["layout"] for row in rows] == ["tp=3", "pp=9"] * 2
+    assert "are not divisible by 3 ranks" in rows[0]["reason"] and "has 4 layers" in rows[1]["reason"]
+    assert "unknown architecture 'no-such'" in rows[2]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("activation", "reason"),
+    [("tanh", "hidden_act 'tanh' is not implemented"), ("nonsense", "hidden_act 'nonsense' is not implemented")],
+)
+def test_a_model_that_cannot_run_has_its_reason_in_every_row(
+    activation: str, reason: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The reference runs first here; where it fails the candidate has no record."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tasks.checks.verification import VerificationSpec
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_act": activation}))
+    asked = VerificationSpec("", num_prompts=2, new_tokens=2)
+    capsys.readouterr()  # libraries speak when they are imported
+    code = verify_table.run_table([str(tmp_path / "model")], [Layout()], asked, None, as_json=True)
+    [row] = json.loads(capsys.readouterr().out)
+    assert (code, row["verdict"]) == (2, "not supported") and reason in row["reason"], row
+
+
+@pytest.mark.slow
+def test_every_kind_of_model_agrees_on_two_ranks(tmp_path: Path) -> None:
+    command = [RANKWISE, "verify", "--model", "synthetic:bert-1m@0", "--model", "synthetic:t5-1m@0", "--layout", "tp=2"]
+    command += ["--layout", "pp=2", "--num-prompts", "5", "--new-tokens", "4"]
+    done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr + done.stdout
+    rows = json.loads(done.stdout)
+    assert [(row["kind"], row["layout"], row["verdict"]) for row in rows] == [
+        ("encoder", "tp=2", "agrees"),
+        ("encoder", "pp=2", "agrees"),
+        ("encoder_decoder", "tp=2", "agrees"),
+        ("encoder_decoder", "pp=2", "agrees"),
+    ]
+    for row in rows:
+        assert 0 < row["difference"] < 4 * row["noise_difference"]
+        assert row["worst"] and 0 < row["worst_times_noise"] < row["limit_times_noise"]
+    # The reference of a model runs once.
+    assert done.stderr.count("running transformers") == 2

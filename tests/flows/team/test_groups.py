@@ -1,0 +1,146 @@
+"""Blocks of a long study are groups of its graph; a group that Prefect does not take is measured all the same."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+
+from configs.records.record import MeasuringPass
+from flows.measuring import MAX_GROUP, MAX_UNGROUPED, Made, in_groups
+from flows.server.local import prefect_api
+from tasks.campaign.progress import ProgressRow
+from tests.support.run_folders.studies import RANKWISE, status, wait_until, write_study
+
+BROKEN_SUBFLOWS = """
+import sys
+import prefect.flow_engine as engine
+from flows.cli.main import app
+made = engine.FlowRunEngine.create_flow_run
+
+def create(self, client):
+    if self.flow.name == "launches":
+        raise ConnectionError("503 Service Unavailable")
+    return made(self, client)
+
+engine.FlowRunEngine.create_flow_run = create
+sys.argv[0] = "rankwise"
+app()
+"""
+
+STAGES = """
+from prefect import flow
+from flows.server.local import prefect_api
+from tasks.prefect_api.stages import stage
+
+@stage("make", "make")
+def make():
+    return {"cores": 2}
+
+@stage("use", "use {number}")
+def use(number, given):
+    return given["cores"]
+
+@flow(name="two stages", flow_run_name="two stages")
+def two_stages():
+    made, done = make.after()()
+    assert use(1, made) == 2
+    assert use.after(done)(2, made)[0] == 2
+
+with prefect_api():
+    two_stages()
+"""
+
+
+class FakeLaunch:
+    """The two fields of a launch by which it is grouped."""
+
+    def __init__(self, block: int, measuring_pass: MeasuringPass = "timed") -> None:
+        self.block, self.measuring_pass = block, measuring_pass
+
+
+def made(block: int, measuring_pass: MeasuringPass = "timed") -> Any:
+    row = ProgressRow("tiny  bfloat16  dp=2", 1, block + 1, 3, measuring_pass)
+    return FakeLaunch(block, measuring_pass), row
+
+
+def test_groups_are_blocks_and_passes_in_order() -> None:
+    rows: list[Made] = [made(0), made(0), made(1), made(2), made(0, "memory"), made(0, "memory")]
+    groups = [(title, len(group)) for title, group in in_groups(rows)]
+    assert groups == [("block 1 of 3", 2), ("block 2 of 3", 1), ("block 3 of 3", 1), ("memory pass", 2)]
+
+
+def test_a_long_block_has_parts_of_alike_size() -> None:
+    rows: list[Made] = [made(0) for _ in range(2 * MAX_GROUP + 2)]
+    groups = list(in_groups(rows))
+    assert [title for title, _ in groups] == [f"block 1 of 3, part {part} of 3" for part in (1, 2, 3)]
+    assert [launch for _, group in groups for launch in group] == rows
+    assert max(len(group) for _, group in groups) <= MAX_GROUP
+
+
+def long_study(folder: Path, name: str) -> Path:
+    """More launches than a graph shows side by side."""
+    labels = [f"l{number}" for number in range(MAX_UNGROUPED // 2 + 1)]
+    experiments = {"grid": {"kind": "sweep", "over": {"label": labels}}}
+    measuring = {"repeats": 2, "memory": False, "cell_timeout_seconds": 60}
+    return write_study(folder, name, experiments=experiments, measuring=measuring, pack=False)
+
+
+def graph_of(client: SyncPrefectClient, api: str, name: str) -> dict[str, set[str]]:
+    """The stages that each stage of the latest run of a name waited for."""
+    [run, *_] = client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
+    nodes = httpx.get(f"{api}/flow_runs/{run.id}/graph-v2", trust_env=False).json()["nodes"]
+    labels = {identifier: node["label"] for identifier, node in nodes}
+    return {node["label"]: {labels[parent["id"]] for parent in node["parents"]} for _, node in nodes}
+
+
+@pytest.mark.slow
+def test_blocks_are_groups_of_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    study = long_study(tmp_path, "long")
+    with prefect_api() as api, SyncPrefectClient(api.url) as client:
+        done = subprocess.run([RANKWISE, "run", str(study)], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        chain = ["test the nodes", "launches / block 1 of 2", "launches / block 2 of 2", "analyze", "render the report"]
+        # The server records task runs with a delay.
+        wait_until(lambda: len(graph_of(client, api.url, "long")) == len(chain) + 4, 120, "all stages")
+        before = graph_of(client, api.url, "long")
+        for upstream, name in itertools.pairwise(chain):
+            assert before[name] == {upstream}, before
+        of_a_block = graph_of(client, api.url, "block 2 of 2")
+        assert len(of_a_block) == 3 * (MAX_UNGROUPED // 2 + 1)
+        assert sum(not parents for parents in of_a_block.values()) == 1, "a chain"
+
+
+@pytest.mark.slow
+def test_edges_are_those_that_the_study_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect by itself draws one to whatever has the `id()` that a result once had."""
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    with prefect_api() as api, SyncPrefectClient(api.url) as client:
+        done = subprocess.run([sys.executable, "-c", STAGES], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        wait_until(lambda: len(graph_of(client, api.url, "two stages")) == 3, 120, "all stages")
+        assert graph_of(client, api.url, "two stages") == {"make": set(), "use 1": set(), "use 2": {"make"}}
+
+
+@pytest.mark.slow
+def test_a_group_that_the_api_does_not_take_is_measured_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    study = long_study(tmp_path, "ungrouped")
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_SUBFLOWS, "run", str(study)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    statuses = [row["status"] for row in status(tmp_path / "runs" / "ungrouped")]
+    assert statuses == ["completed"] * (2 * (MAX_UNGROUPED // 2 + 1)), json.dumps(statuses)
