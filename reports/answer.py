@@ -13,6 +13,7 @@ from configs.common.printable import shortened
 from engine.planner.forecasting.forecast import HALF
 from reports.correctness.section import JudgedCell
 from reports.decisions.decision import Decision, decision_body, decision_lead, efficiency_text, shown_decisions
+from reports.decisions.scaling_end import ScalingEnd, scaling_lead
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.kernels import different_kernels
@@ -76,21 +77,16 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
     for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
         found = scaling(study, experiment)
         grown = [(point.ranks, point.efficiency) for point in found.measured if not point.baseline]
-        if all(one is not found.baseline.result for one in decision.members) or not grown:
+        if all(one is not found.baseline.result for one in decision.considered) or not grown:
             continue
         base = found.baseline.ranks
         paid = [
             ranks for ranks, efficiency in grown if efficiency is not None and _pays(ranks / base, efficiency.value)
         ]
-        most = max(ranks for ranks, _ in grown)
-        if not paid:
-            lead = f"Scaling does not pay beyond {plural(base, 'rank')}:"
-        elif max(paid) == most:
-            lead = f"Scaling pays up to the {plural(most, 'rank')} measured:"
-        else:
-            lead = f"Scaling pays up to {plural(max(paid), 'rank')}:"
+        end = ScalingEnd(base, max(paid, default=base), max(ranks for ranks, _ in grown))
+        lead, why = scaling_lead(end, decision)
         named = f" in {experiment.name}" if experiment.name != experiment.kind else ""
-        text = f"{experiment.kind} scaling of {decision.model}{named} gives {efficiency_text(grown)}"
+        text = f"{experiment.kind} scaling of {decision.model}{named} gives {efficiency_text(grown)}{why}"
         forecast = study_forecast(study, found)
         if forecast is not None and not isinstance(forecast, str):
             half = half_text(forecast)

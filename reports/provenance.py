@@ -4,6 +4,7 @@ Each function takes the study as read and gives a `Table`, sentences, or None wh
 """
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from configs.common.files.reading import MIB
 from configs.plans.plan import Plan
@@ -183,7 +184,9 @@ def measuring_lines(study: StudyResult) -> list[str]:
         )
     times = [time for reading in used for time in (reading.record.started_at, reading.record.finished_at) if time]
     if times:
-        lines.append(f"Measured between {min(times)} and {max(times)}.")
+        first, last = (datetime.fromisoformat(choose(times)).astimezone(UTC) for choose in (min, max))
+        until = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
+        lines.append(f"Measured from {first:%Y-%m-%d %H:%M} to {until} UTC.")
     return lines
 
 

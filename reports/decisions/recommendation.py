@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from configs.spec.cell import Cell
 from reports.decisions.cost import CellCost
-from reports.decisions.nodes import batch_of, work_key, work_title
+from reports.decisions.nodes import batch_of, longest, work_key, work_title
 from reports.decisions.objectives import Judgement
 from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import Estimate, Ratio, min_repeats, paired_ratio
@@ -76,7 +76,7 @@ def recommend(
     holds = _holding(judgements)
     found: list[Recommendation] = []
     for members in groups.values():
-        found += _of_group(unaltered(members), priced, holds if judgements else None)
+        found += _of_group(longest(unaltered(members))[0], priced, holds if judgements else None)
     return found
 
 

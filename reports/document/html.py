@@ -146,14 +146,19 @@ def html_environment() -> "Environment":
         finalize=_printable,
     )
     environment.filters.update(
-        inline=lambda text: Markup(inline_html(printable(text)).replace(" %", "\u00a0%")),
-        text=lambda text: Markup(section_html(type(text)(printable(text)))),
+        inline=lambda text: Markup(_unbroken(inline_html(printable(text)))),
+        text=lambda text: Markup(_unbroken(section_html(type(text)(printable(text))))),
         svg=_svg,
         log_able=log_able,
         id_of=_id_of,
         path=lambda text: quote(text),
     )
     return environment
+
+
+def _unbroken(html: str) -> str:
+    """A number and its per cent sign stay on one line."""
+    return html.replace(" %", "\u00a0%")
 
 
 def _printable(value: Any) -> Any:

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 MAX_ROWS, MAX_COLUMNS = 9, 9
 """Of a table in the paper; the appendix has all of it."""
-MAX_CELL = 44
-IN_WORDS = ("Latency", "Memory by rank", "Network", "Checkpoints", "Speed and utilization")
+MAX_CELL = 90
+IN_WORDS = ("Latency",)
 """Sections whose sentence stands alone; the appendix has their figures and tables."""
+LEFT_OUT = ("Speed and utilization", "Checkpoints")
+"""Sections that only the appendix has: throughput is in the results of the experiments."""
+_ALIKE = ("Latency", "Where the time goes")
 _WHERE_SCALING_ENDS = ("strong", "weak")
 
 
@@ -96,14 +99,13 @@ def paper_time(study: StudyResult) -> datetime:
 def _facts(study: StudyResult) -> dict[str, str]:
     plan = study.plan
     kinds = [kind for kind in EXPERIMENTS if any(one.kind == kind and one.points for one in plan.experiments)]
+    judged = ["correctness"] if any(one.kind == "correctness" and one.points for one in plan.experiments) else []
     known = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
     most = max((result.cell.layout.ranks for result in study.cells.values()), default=1)
     return {
         "models": joined(known) or "no model",
-        "targets": joined([target.name for target in plan.targets]),
-        "experiments": joined([EXPERIMENTS[kind].lower() for kind in kinds]) or "correctness alone",
-        "cells": plural(len(study.cells), "cell"),
-        "measurements": plural(sum(plan.repeats.values()), "measurement"),
+        "targets": f"target{'' if len(plan.targets) == 1 else 's'} {joined([target.name for target in plan.targets])}",
+        "experiments": joined([*(EXPERIMENTS[kind].lower() for kind in kinds), *judged]) or "none",
         "ranks": plural(most, "rank"),
     }
 
@@ -112,28 +114,36 @@ def _results(document: Document) -> tuple[Result, ...]:
     """The sections that answer a question of the study, flat."""
     wanted = {*EXPERIMENTS.values(), "Targets side by side", "Time split", "Correctness", "Training", "Strategies"}
     wanted |= {"Objectives", "Prediction against measurement"}
-    return tuple(
+    found = (
         Result(section.title, section.question, section.method, tuple(_flat(section)))
         for section in document.sections
         if section.title in wanted
     )
+    return tuple(result for result in found if any(part.all_tables or part.plot for part in result.parts))
 
 
-def _flat(section: Section) -> Iterator[Section]:
+def _flat(section: Section, within: str = "") -> Iterator[Section]:
+    """A section and those below it; the caption of one of several alike names what it is a part of."""
+    if section.title in LEFT_OUT:
+        return
     if section.sentence or section.table or section.plot:
-        yield replace(section, plot=None, table=None) if section.title in IN_WORDS else section
+        title = f"{section.title} of {within}" if within and section.title in _ALIKE else section.title
+        drawn_below = any(part.title == "The same learning" and part.plot for part in section.more)
+        shown = replace(section, title=title, plot=None if drawn_below else section.plot)
+        yield replace(shown, plot=None, table=None) if section.title in IN_WORDS else shown
     for part in section.more:
-        yield from _flat(part)
+        yield from _flat(part, section.title)
 
 
 def _limits(context: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the scaling sections say of the end of scaling: sentences, laws, forecasts."""
+    """What the scaling sections say of the end of scaling: laws and forecasts, what several have in common once."""
     found: list[str] = []
     for kind in _WHERE_SCALING_ENDS:
         for section in context[kind]:
-            below = [part for part in section.more if part.title in ("Forecast", "Where the time goes")]
+            below = [part for part in section.more if part.title == "Forecast"]
             lines = [*section.lines, *(part.sentence for part in below), *(line for p in below for line in p.lines)]
-            found += [f"{section.title}. {section.sentence}", *lines]
+            own = [line for line in lines if line not in found]
+            found += [f"{section.title}: {own[0]}", *own[1:]] if own else []
     return tuple(found) or ("No experiment of this study varies the number of ranks.",)
 
 

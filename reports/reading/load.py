@@ -296,9 +296,15 @@ def cell_names(plan: Plan) -> dict[str, str]:
         telling = [name for name in every if len({repr(flat.get(name)) for flat in fields.values()}) > 1]
         for key in keys:
             # A label has the target's name and texts of the workload.
-            extra = [f"{name.rpartition('.')[2]} {fields[key].get(name)}" for name in telling]
+            extra = [_field_text(name, fields[key].get(name)) for name in telling]
             names[key] = printable(", ".join([label, *extra]))
     return names
+
+
+def _field_text(name: str, value: Any) -> str:
+    """`8 prompts`, `env.OMP_NUM_THREADS` as `OMP_NUM_THREADS 2`."""
+    word = name.rpartition(".")[2]
+    return f"{value} prompts" if word == "num_prompts" and value not in (None, 1) else f"{word} {value}"
 
 
 def _label(cell: Cell) -> str:

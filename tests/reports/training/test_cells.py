@@ -152,7 +152,7 @@ def test_utilization_is_flops_over_time_ranks_and_peak(run: RunPaths) -> None:
     assert "–" in column(table, "MFU, %") and column(table, "tokens/s a rank")[0].startswith("637")
     lines = speed_lines(study, trained_cells(study))
     assert lines[0] == "Peak of 6 cells: 20.0 GFLOP/s a rank in float32 (a data sheet)."
-    assert lines[1].startswith("The peak is unknown of 4 cells")
+    assert lines[1].startswith("No MFU and HFU for 4 cells")
 
 
 def test_the_parts_sum_to_the_step(run: RunPaths) -> None:
