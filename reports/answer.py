@@ -49,7 +49,7 @@ def answer(
 ) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
     decided = _decisions(decisions)
-    scaled = [sentence for one in shown_decisions(decisions) for sentence in _scaling(study, one)]
+    scaled = _scalings(study, shown_decisions(decisions))
     correct = [_correctness(judged)] if judged else []
     lost = _lost(study)
     told = [*_damaged(study), *_apart(study), *decided, *scaled, *_experiments(study, judged), *correct, lost]
@@ -68,6 +68,20 @@ def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
         body = f"{last.body[:-1]}; {plural(more, 'more kind')} of work under recommendations."
         found[-1] = Sentence(last.lead, body, RECOMMENDATIONS)
     return found
+
+
+def _scalings(study: StudyResult, decisions: Sequence[Decision]) -> list[Sentence]:
+    """A sentence for each decision that has a scaling experiment; the leads of several name what they are of."""
+    found = [(one, sentence) for one in decisions for sentence in _scaling(study, one)]
+    kinds = {one.members[0].cell.workload.kind for one, _ in found}
+    models = {one.model for one, _ in found}
+    told = []
+    for one, sentence in found:
+        names = [one.model] if len(models) > 1 else []
+        names += [one.members[0].cell.workload.kind] if len(kinds) > 1 else []
+        lead = f"{sentence.lead[:-1]} ({', '.join(names)}):" if names else sentence.lead
+        told.append(Sentence(lead, sentence.body, sentence.evidence))
+    return told
 
 
 def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:

@@ -48,7 +48,7 @@ def environment_sentence(study: StudyResult) -> str | None:
         return f"The records come from {len(known)} environments, which differ only in what the study itself sets."
     return (
         f"The records come from {len(known)} environments that differ in {joined(foreign)}: "
-        "figures measured in different ones are not of the same machine state; mind that where they are compared."
+        "compare figures of different environments with care."
     )
 
 
@@ -164,7 +164,7 @@ def measuring_lines(study: StudyResult) -> list[str]:
     lines = [
         f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'measurement')} planned; "
         f"the records come from {_launches(len(timed))}" + "".join(f" and {text}" for text in untimed) + ".",
-        "Two repeats of a cell are never in the same launch, so each is a start of the engine of its own. "
+        "Each repeat of a cell runs in another launch, in which the engine starts anew. "
         + (
             f"Cells that share weights and processes share a launch, in an order drawn with seed {rules.seed}."
             if study.plan.pack
@@ -172,10 +172,9 @@ def measuring_lines(study: StudyResult) -> list[str]:
         ),
         f"A measurement warms up with {_passes(rules.warmup)}, then measures at least {_passes(rules.min_passes)} "
         f"and at least {number(rules.min_seconds)} s. A pass is over when its slowest rank is.",
-        f"In a measurement of {LEAST_PASSES} passes or more its steady part is looked for, and its rates are of that "
-        f"part.",
-        "A cell's figure is the median over its repeats. Its interval, in parentheses, comes from the order of the "
-        f"repeats alone; below {LEAST_REPEATS} there is none, and the range (least to greatest) stands in brackets.",
+        f"Rates of a measurement with {LEAST_PASSES} passes or more are those of its steady part.",
+        "A cell's figure is the median over its repeats, with its distribution-free 95 % interval in parentheses; of "
+        f"fewer than {LEAST_REPEATS} repeats the range (least to greatest) is given, in brackets.",
     ]
     if any(descriptor_of(cell.workload).decodes for cell in study.plan.cells.values()):
         lines.append(
