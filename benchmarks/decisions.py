@@ -106,6 +106,7 @@ TIES = {
     "linear, in noise": Scenario((Simulated(1, 100), Simulated(2, 200)), (0,), noise=0.15),
     "linear to eight ranks": Scenario(tuple(Simulated(n, 100 * n) for n in (1, 2, 4, 8)), (0,)),
     "six repeats": Scenario((Simulated(1, 100), Simulated(2, 200)), (0,), repeats=6),
+    "another target, as fast": Scenario((Simulated(1, 100), Simulated(1, 100, target="b")), (0,)),
     "as much for a dollar": Scenario(
         (Simulated(1, 100, target="a"), Simulated(1, 200, target="b")), (0,), usd_per_hour={"a": 1.0, "b": 2.0}
     ),

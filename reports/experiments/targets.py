@@ -209,19 +209,24 @@ def _winner(side: Side, unit: str) -> str:
 
 
 def targets_lines(found: SideBySide) -> list[str]:
-    """For each point but the baseline: on which targets it pays."""
-    lines = []
+    """On which targets points other than the baseline pay; those of which the same is true share a line."""
+    same: dict[tuple[_Verb, str], list[str]] = {}
     for label in found.labels:
         points = {side.target: point for side in found.sides for point in side.points if point.label == label}
         if any(point.baseline for point in points.values()):
             continue
         base = next(point.label for side in found.sides for point in side.points if point.baseline)
-        lines.append(_pays(label, base, [points.get(side.target) for side in found.sides], found))
-    return lines
+        same.setdefault(_pays(base, [points.get(side.target) for side in found.sides], found), []).append(label)
+    return [f"{joined(labels)} {verb[min(len(labels), 2) - 1]} {rest}" for (verb, rest), labels in same.items()]
 
 
-def _pays(label: str, base: str, points: Sequence[TargetPoint | None], found: SideBySide) -> str:
-    """`tp=2 on 2 nodes needs at least 1 Gbit/s to beat 1 rank: slower on 100 Mbit/s.`"""
+_Verb = tuple[str, str]
+_BE, _NEED = ("is", "are"), ("needs", "need")
+"""Of one point, and of several."""
+
+
+def _pays(base: str, points: Sequence[TargetPoint | None], found: SideBySide) -> tuple[_Verb, str]:
+    """`tp=2 on 2 nodes needs at least 1 Gbit/s to beat 1 rank: slower on 100 Mbit/s.`, without its subject."""
     sides = found.sides
 
     def where(said: Callable[[TargetPoint], bool]) -> str:
@@ -238,9 +243,9 @@ def _pays(label: str, base: str, points: Sequence[TargetPoint | None], found: Si
     others = "; ".join(f"{words} {names}" for words, names in rest.items() if names)
     first = faster.index(True) if True in faster else len(faster)
     if all(faster):
-        return f"{label} is faster than {base} on every target."
+        return _BE, f"faster than {base} on every target."
     if first == len(faster):
-        return f"{label} is faster than {base} on none of the targets: {others}."
+        return _BE, f"faster than {base} on none of the targets: {others}."
     if found.by_link and all(faster[first:]):
-        return f"{label} needs at least the link of {sides[first].name} to beat {base}: {others}."
-    return f"{label} is faster than {base} on {where(lambda point: point.faster is True)}; {others}."
+        return _NEED, f"at least the link of {sides[first].name} to beat {base}: {others}."
+    return _BE, f"faster than {base} on {where(lambda point: point.faster is True)}; {others}."

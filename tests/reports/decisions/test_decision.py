@@ -28,6 +28,16 @@ def test_equals_of_one_size_go_to_the_one_that_answers_first() -> None:
     assert choose_candidate([slow, soon, faster]).chosen == 2
 
 
+def test_equals_that_answer_as_soon_go_to_the_simplest() -> None:
+    """Training: the time of a step is the throughput once more, and noise must not choose."""
+    noise = (1.0, 0.7, 1.3)
+    plain = Candidate("plain", 2, {k: 100 * noise[k] for k in range(3)}, {k: 1 / noise[k] for k in range(3)})
+    other = Candidate("other", 2, {k: 100 * noise[-k] for k in range(3)}, {k: 0.99 / noise[-k] for k in range(3)})
+    assert choose_candidate([plain, other]).chosen == 0 and choose_candidate([other, plain]).chosen == 0
+    larger_batch = Candidate("batch", 2, other.rates, other.latency, batch=4)
+    assert choose_candidate([larger_batch, plain]).chosen == 1
+
+
 def test_serving_goes_by_latency() -> None:
     repeats = range(8)
     noise = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]
