@@ -33,6 +33,7 @@ IN_WORDS = ("Latency",)
 LEFT_OUT = ("Speed and utilization", "Checkpoints")
 """Sections that only the appendix has: throughput is in the results of the experiments."""
 _ALIKE = ("Latency", "Where the time goes")
+_PREDICTION = "Prediction against measurement"
 _WHERE_SCALING_ENDS = ("strong", "weak")
 
 
@@ -113,13 +114,13 @@ def _facts(study: StudyResult) -> dict[str, str]:
 def _results(document: Document) -> tuple[Result, ...]:
     """The sections that answer a question of the study, flat."""
     wanted = {*EXPERIMENTS.values(), "Targets side by side", "Time split", "Correctness", "Training", "Strategies"}
-    wanted |= {"Objectives", "Prediction against measurement"}
+    wanted |= {"Objectives", _PREDICTION}
     found = (
         Result(section.title, section.question, section.method, tuple(_flat(section)))
         for section in document.sections
         if section.title in wanted
     )
-    return tuple(result for result in found if any(part.all_tables or part.plot for part in result.parts))
+    return tuple(result for result in found if result.title != _PREDICTION or any(part.plot for part in result.parts))
 
 
 def _flat(section: Section, within: str = "") -> Iterator[Section]:
@@ -127,7 +128,7 @@ def _flat(section: Section, within: str = "") -> Iterator[Section]:
     if section.title in LEFT_OUT:
         return
     if section.sentence or section.table or section.plot:
-        title = f"{section.title} of {within}" if within and section.title in _ALIKE else section.title
+        title = f"{section.title} in {within}" if within and section.title in _ALIKE else section.title
         drawn_below = any(part.title == "The same learning" and part.plot for part in section.more)
         shown = replace(section, title=title, plot=None if drawn_below else section.plot)
         yield replace(shown, plot=None, table=None) if section.title in IN_WORDS else shown
@@ -205,7 +206,7 @@ def _environment() -> "Environment":
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         variable_start_string="<<", variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
     )  # fmt: skip
-    environment.filters.update(typ=literal, rich=rich, grid=_grid, quoted=_quoted, cite=_cite)
+    environment.filters.update(typ=literal, rich=rich, grid=_grid, common=_common, quoted=_quoted, cite=_cite)
     return environment
 
 
@@ -239,10 +240,27 @@ def _quoted(text: str) -> str:
     return '"' + flat.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
+def _same_columns(table: Table) -> list[int]:
+    """Columns of text whose value is the same in every row of several: the caption tells it once."""
+    if len(table.rows) < 2:
+        return []
+    texts = range(1 if table.text_columns == 1 else 0, table.text_columns)
+    same = [index for index in texts if len({row[index] for row in table.rows}) == 1]
+    return same if len(same) < table.text_columns else same[1:]
+
+
+def _common(table: Table) -> str:
+    """What every row has in common, for the caption: ` Every row: model llama-40m.`"""
+    cut = table.without_empty_columns()
+    told = [f"{inline_plain(cut.columns[index])} {inline_plain(cut.rows[0][index])}" for index in _same_columns(cut)]
+    return f" Every row: {', '.join(told)}." if told else ""
+
+
 def _grid(table: Table) -> str:
     """A table, cut to what fits on a page: the first rows, and the columns that say most."""
     cut = table.without_empty_columns()
-    columns = range(min(len(cut.columns), MAX_COLUMNS))
+    same = _same_columns(cut)
+    columns = [index for index in range(len(cut.columns)) if index not in same][:MAX_COLUMNS]
     align = ", ".join("left" if index < cut.text_columns else "right" for index in columns)
     cells = [f"[*{literal(inline_plain(cut.columns[index]))}*]" for index in columns]
     for row in cut.rows[:MAX_ROWS]:

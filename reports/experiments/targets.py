@@ -132,7 +132,9 @@ def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, Ta
 def _name(point: CellPoint, result: CellResult, results: Sequence[CellResult]) -> str:
     """The layout on its nodes where that tells the points apart, else as the experiment calls it."""
     places = {other.cell.place for other in results}
-    return result.cell.place if len(places) == len(results) else point.label
+    if len(places) == len(results):
+        return result.cell.place
+    return f"{point.label} ({result.cell.place})" if point.label == "baseline" else point.label
 
 
 def _links(study: StudyResult) -> dict[str, TargetLink]:
