@@ -21,6 +21,7 @@ from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.planning.forecast import half_text, study_forecast
 from reports.reading.load import CellResult, StudyResult
+from reports.tables import lost_passes
 from reports.text import joined, number, plural
 
 MAX_SENTENCES = 6
@@ -249,8 +250,12 @@ def _lost(study: StudyResult) -> Sentence:
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
             done = f"Each of {plural(total, 'cell')} has all planned repeats"
-            told = f"{done}{unsupported}."
-            return Sentence("Models are missing:" if unusable else "All measurements completed.", told, FAILURES)
+            passes = lost_passes(study)
+            lead = "All repeats completed." if passes else "All measurements completed."
+            for name, count in passes.items():
+                kind, _, state = name.replace("_", " ").partition(" pass ")
+                unsupported += f"; {kind} pass: {state} for {plural(count, 'cell')}"
+            return Sentence("Models are missing:" if unusable else lead, f"{done}{unsupported}.", FAILURES)
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
         return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.", FAILURES)
