@@ -11,6 +11,7 @@ from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
+from reports.experiments.kernels import KERNEL_FACTS
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
@@ -43,9 +44,12 @@ def environment_sentence(study: StudyResult) -> str | None:
     if not names:
         return None
     own = facts_set_by(study.plan, study.plan.cells.values())
-    foreign = [name for name in names if name not in own]
+    foreign = [name for name in names if name not in own and name not in KERNEL_FACTS]
     if not foreign:
-        return f"The records come from {len(known)} environments, which differ only in what the study itself sets."
+        kernels = (
+            " and in the kernels that were chosen for a cell" if any(name in KERNEL_FACTS for name in names) else ""
+        )
+        return f"The records come from {len(known)} environments, which differ only in what the study itself sets{kernels}."
     return (
         f"The records come from {len(known)} environments that differ in {joined(foreign)}: "
         "compare figures of different environments with care."
@@ -57,6 +61,7 @@ SET_BY_THE_STUDY = (
     "tensor_transport",
     "pipeline_transport",
     "cores_per_rank",
+    "cuda_graphs_why",
     "threads",
     "variables.MALLOC_MMAP_THRESHOLD_",
     "variables.GLOO_SOCKET_IFNAME",
