@@ -46,10 +46,10 @@ def environment_sentence(study: StudyResult) -> str | None:
     own = facts_set_by(study.plan, study.plan.cells.values())
     foreign = [name for name in names if name not in own and name not in KERNEL_FACTS]
     if not foreign:
-        kernels = (
-            " and in the kernels that were chosen for a cell" if any(name in KERNEL_FACTS for name in names) else ""
-        )
-        return f"The records come from {len(known)} environments, which differ only in what the study itself sets{kernels}."
+        chosen = any(name in KERNEL_FACTS for name in names)
+        kernels = " and in the kernels that were chosen for a cell" if chosen else ""
+        what = f"which differ only in what the study itself sets{kernels}"
+        return f"The records come from {len(known)} environments, {what}."
     return (
         f"The records come from {len(known)} environments that differ in {joined(foreign)}: "
         "compare figures of different environments with care."
