@@ -9,7 +9,7 @@ little memory; `study.samples` reads those of one record again.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -224,6 +224,12 @@ def load_run(run: RunPaths) -> StudyResult:
 def shown_times(results: Iterable[CellResult]) -> list[ShownTime]:
     """The times that a table of these cells has columns for, in the order of their kinds."""
     return list(dict.fromkeys(shown for result in results for shown in result.kind.times))
+
+
+def short_titles(results: Sequence[CellResult]) -> list[str]:
+    """Names for a figure: with the model where there are several."""
+    several = len({result.model for result in results}) > 1
+    return [result.title if several else result.name for result in results]
 
 
 def unaltered(group: list[CellResult]) -> list[CellResult]:
