@@ -11,7 +11,6 @@ from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
-from reports.experiments.kernels import KERNEL_FACTS
 from reports.numbers.statistics import LEAST_REPEATS, estimate
 from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
@@ -69,6 +68,13 @@ SET_BY_THE_STUDY = (
     "variables.TORCH_FR_BUFFER_SIZE",
 )
 """Follow from the number of ranks and nodes, the target, and the pass that looks for peak memory."""
+KERNEL_FACTS = {
+    "attention_prefill": "attention of prompts",
+    "attention_decode": "attention of decode steps",
+    "attention_training": "attention in training",
+    "cuda_graphs": "decode steps",
+}
+"""Facts of the environment that say which kernels were chosen for a cell, in words."""
 
 
 def facts_set_by(plan: Plan, cells: Iterable[Cell]) -> set[str]:

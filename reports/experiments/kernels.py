@@ -3,15 +3,10 @@
 lines = different_kernels(study)        # "strong: tiny: attention of prompts is flash_attention at ..., math at ..."
 """
 
+from reports.provenance import KERNEL_FACTS
 from reports.reading.load import CellResult, StudyResult
 from reports.text import joined, plural
 
-KERNEL_FACTS = {
-    "attention_prefill": "attention of prompts",
-    "attention_decode": "attention of decode steps",
-    "attention_training": "attention in training",
-    "cuda_graphs": "decode steps",
-}
 _NAMED = {"True": "CUDA graphs", "False": "no CUDA graphs"}
 _MOST_POINTS = 2
 """Named for each kernel; the records have all."""

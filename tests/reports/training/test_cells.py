@@ -192,7 +192,9 @@ def test_ways_to_compute_the_same_are_held_against_the_plainest(run: RunPaths) -
     assert not ways["slow", "bfloat16"].within and ways["fast", "bfloat16"].within
     assert ways["slow", "bfloat16"].loss == pytest.approx(0.05)
     assert ways["slow", "float32"].within and ways["slow", "float32"].loss < 3e-6
-    assert "8 of 9 other cells match it" in equality_sentence(found) and "Not explained by rounding: " in equality_sentence(found)
+    assert "8 of 9 other cells match it" in equality_sentence(
+        found
+    ) and "Not explained by rounding: " in equality_sentence(found)
     assert column(equality_table(found), "follows").count("no") == 1
 
 
