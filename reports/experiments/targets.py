@@ -199,6 +199,7 @@ def _winner(side: Side, unit: str) -> str:
     best, value = ranked[0], ranked[0].throughput
     assert value is not None, "ranked are those with a figure"
     text = f"On {side.name} {best.label} is fastest: {estimate_text(value, unit)}"
+    second_value = ranked[1].throughput if len(ranked) > 1 else None
     if len(ranked) == 1:
         return f"{text}; nothing else has a figure."
     second, ours = ranked[1].result, best.result
@@ -206,8 +207,12 @@ def _winner(side: Side, unit: str) -> str:
     ratio = paired_ratio(*values, comparisons=len(ranked) - 1, confidence=ours.confidence)
     if ratio is None:
         return f"{text}; no block has both it and {ranked[1].label}."
-    apart = "; that may be noise" if ratio.bounds[0] <= 1 <= ratio.bounds[1] else ""
-    return f"{text}, {ratio_text(ratio, 'pair')} that of {ranked[1].label}{apart}."
+    if ratio.bounds[0] <= 1 <= ratio.bounds[1] and second_value is not None:
+        return (
+            f"On {side.name} {best.label} ({estimate_text(value, unit)}) and {ranked[1].label} "
+            f"({estimate_text(second_value, unit)}) are not told apart."
+        )
+    return f"{text}, {ratio_text(ratio, 'pair')} that of {ranked[1].label}."
 
 
 def targets_lines(found: SideBySide) -> list[str]:
