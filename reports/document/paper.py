@@ -145,7 +145,7 @@ def _limits(context: Mapping[str, Any]) -> tuple[str, ...]:
             lines = [*section.lines, *(part.sentence for part in below), *(line for p in below for line in p.lines)]
             own = [line for line in lines if line not in found]
             found += [f"{section.title}: {own[0]}", *own[1:]] if own else []
-    return tuple(found) or ("No experiment of this study varies the number of ranks.",)
+    return tuple(found)
 
 
 def _threats(study: StudyResult, context: Mapping[str, Any]) -> tuple[str, ...]:
