@@ -156,7 +156,8 @@ def compression_charts(result: CompressionResult) -> tuple[Chart, ...]:
 
 def target_charts(found: SideBySide) -> tuple[Chart, ...]:
     """Throughput by target and point: a row each, a series for each target."""
-    series, lost, rows = [], [], []
+    series, lost = [], []
+    rows: list[str] = []
     for side in found.sides:
         points = []
         for point in side.points:
