@@ -217,7 +217,8 @@ def _cite(key: str) -> str:
 
 def literal(text: str) -> str:
     """A text as a string literal that ends its own expression: nothing after it is taken for a call."""
-    return f"#{_quoted(text)};"
+    unbroken = str(text).replace(" %", "\u00a0%")  # a number stays on one line with its per cent sign
+    return f"#{_quoted(unbroken)};"
 
 
 def rich(text: str) -> str:
