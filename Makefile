@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
+.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -96,8 +96,14 @@ bench-statistics: $(VENV)/.installed  ## coverage of intervals, false alarms and
 bench-laws: $(VENV)/.installed  ## do the intervals of scaling laws hold the truth? by simulation
 	$(BIN)/python -m benchmarks.laws
 
-bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 records: time and memory
+bench-report: $(VENV)/.installed  ## reports of 1,000, 10,000 and 100,000 records: time and memory; Markdown alone and with the page, in turn
 	$(BIN)/python -m benchmarks.report
+
+bench-page: $(VENV)/.installed-dev  ## the page of 1,000 and 10,000 cells: size, and seconds until Chromium has opened it
+	$(BIN)/python -m benchmarks.report_page
+
+bench-decisions: $(VENV)/.installed-dev  ## simulated studies whose right decision is known, 50 seeds each: how often the report decides right
+	$(BIN)/python -m benchmarks.decisions
 
 bench-planner: $(VENV)/.installed-dev  ## the planner against published and measured figures; the measured ones take minutes
 	$(BIN)/python -m benchmarks.planner.bench

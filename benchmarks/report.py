@@ -1,12 +1,15 @@
 """What analysis and report cost for many records, on this machine, now: python -m benchmarks.report
 
-    python -m benchmarks.report [--records 1000 10000 100000] [--forms md+html]
+    python -m benchmarks.report [--records 1000 10000 100000] [--forms md+html] [--rounds 5]
 
 For each number it makes up a run folder as the engine leaves one (ten repeats a cell, two models, strong
 and weak scaling, optimizations, and two sweeps that grow; 512 samples in every column of every rank),
 renders the report in a fresh process held to two cores, and prints wall seconds and the peak resident
 memory of that process and all that it starts. Ends with exit code 1 where 100,000 records take more than
 60 s or 2 GB, or where time grows faster than the records.
+
+Then one folder of 10,000 records is rendered `--rounds` times as Markdown alone and as Markdown with the page, in turn,
+so that other work on the machine slows both. Exit code 1 as well where the median ratio of the pairs is above 1.3.
 
 The folders are written a moment before, so that the files come from memory: what is timed is the program,
 not the disk.
@@ -21,6 +24,7 @@ import time
 from dataclasses import dataclass
 from itertools import islice, pairwise, product
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import psutil
@@ -41,6 +45,9 @@ CORES = 2
 BAR_RECORDS = 100_000
 BAR_SECONDS = 60.0
 BAR_BYTES = 2_000_000_000
+BAR_RATIO = 1.3
+"""Of the time with the page over that of Markdown alone."""
+PAIRED_RECORDS = 10_000
 LINEAR_ALLOWANCE = 1.2
 """Seconds a record may be so many times those of the next smaller folder: what one run of a few seconds errs by."""
 MODELS = (
@@ -230,6 +237,24 @@ def _resident_bytes(process: psutil.Process) -> int:
     return total
 
 
+def paired_ratios(folder: Path, records: int, rounds: int) -> list[float]:
+    """Seconds of Markdown with the page over those of Markdown alone, once a round; the first of a round alternates."""
+    ratios = []
+    for place in range(rounds):
+        order = ("md", "md+html") if place % 2 == 0 else ("md+html", "md")
+        seconds = {forms: render_alone(folder, records, forms).seconds for forms in order}
+        ratios.append(seconds["md+html"] / seconds["md"])
+        print(f"{seconds['md']:>9.1f} {seconds['md+html']:>14.1f} {ratios[-1]:>7.3f}", flush=True)
+    return ratios
+
+
+def missed_ratio(ratios: list[float]) -> list[str]:
+    """As `missed`, of `paired_ratios`."""
+    if not ratios or median(ratios) <= BAR_RATIO:
+        return []
+    return [f"with the page it takes {median(ratios):.2f} times the time of Markdown alone, expected {BAR_RATIO}"]
+
+
 def missed(renderings: list[Rendering]) -> list[str]:
     """What the bar asks for and was not reached, in sentences."""
     found = []
@@ -242,11 +267,26 @@ def missed(renderings: list[Rendering]) -> list[str]:
     return found
 
 
+def _ratios(rounds: int) -> list[float]:
+    """Make up the folder of the pairs and render them."""
+    if rounds < 1:
+        return []
+    with tempfile.TemporaryDirectory(prefix="rankwise-bench-") as scratch:
+        written = write_run(Path(scratch) / "run", PAIRED_RECORDS)
+        os.sync()
+        print(f"{written:,} records in turn, load average {os.getloadavg()[0]:.1f}")
+        print(f"{'md s':>9} {'md+html s':>14} {'ratio':>7}")
+        ratios = paired_ratios(Path(scratch) / "run", written, rounds)
+    print(f"median {median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}, {rounds} pairs; bar {BAR_RATIO}")
+    return ratios
+
+
 def main() -> int:
     """Write, render and print each; 1 where the bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, nargs="+", default=[1000, 10_000, BAR_RECORDS])
     parser.add_argument("--forms", choices=("md", "html", "md+html"), default="md+html")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of renderings in turn; 0: none")
     arguments = parser.parse_args()
     if min(arguments.records) < 200:
         parser.error("--records: expected at least 200, less than the smallest study that this makes up")
@@ -268,7 +308,7 @@ def main() -> int:
         row = "{:>9,} {:>8.1f} {:>10.0f} {:>8.0f} {:>10.0f} {:>8.0f} {:>10.1f}"
         sizes = (item.peak_bytes / 1e6, item.report_bytes / 1e3, item.page_bytes / 1e3, made)
         print(row.format(item.records, item.seconds, item.microseconds_per_record, *sizes), flush=True)
-    lines = missed(renderings)
+    lines = missed(renderings) + missed_ratio(_ratios(arguments.rounds))
     print("\n".join(f"MISSED: {line}" for line in lines) or "the bar is met")
     return 1 if lines else 0
 

@@ -13,6 +13,7 @@ from configs.common.printable import shortened
 from engine.planner.forecasting.forecast import HALF
 from reports.correctness.section import JudgedCell
 from reports.decisions.decision import Decision, decision_body, decision_lead, efficiency_text, shown_decisions
+from reports.decisions.scaling_end import ScalingEnd, scaling_lead
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.kernels import different_kernels
@@ -20,6 +21,7 @@ from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
 from reports.planning.forecast import half_text, study_forecast
 from reports.reading.load import CellResult, StudyResult
+from reports.tables import lost_passes
 from reports.text import joined, number, plural
 
 MAX_SENTENCES = 6
@@ -48,7 +50,7 @@ def answer(
 ) -> list[Sentence]:
     """The opening sentences. `judged`: (model, verdict) of every correctness experiment."""
     decided = _decisions(decisions)
-    scaled = [sentence for one in shown_decisions(decisions) for sentence in _scaling(study, one)]
+    scaled = _scalings(study, shown_decisions(decisions))
     correct = [_correctness(judged)] if judged else []
     lost = _lost(study)
     told = [*_damaged(study), *_apart(study), *decided, *scaled, *_experiments(study, judged), *correct, lost]
@@ -69,6 +71,20 @@ def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
     return found
 
 
+def _scalings(study: StudyResult, decisions: Sequence[Decision]) -> list[Sentence]:
+    """A sentence for each decision that has a scaling experiment; the leads of several name what they are of."""
+    found = [(one, sentence) for one in decisions for sentence in _scaling(study, one)]
+    kinds = {one.members[0].cell.workload.kind for one, _ in found}
+    models = {one.model for one, _ in found}
+    told = []
+    for one, sentence in found:
+        names = [one.model] if len(models) > 1 else []
+        names += [one.members[0].cell.workload.kind] if len(kinds) > 1 else []
+        lead = f"{sentence.lead[:-1]} ({', '.join(names)}):" if names else sentence.lead
+        told.append(Sentence(lead, sentence.body, sentence.evidence))
+    return told
+
+
 def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
     """Up to how many ranks scaling pays, as measured; then the forecast."""
     kinds = ("strong", "weak")
@@ -76,21 +92,16 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
     for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
         found = scaling(study, experiment)
         grown = [(point.ranks, point.efficiency) for point in found.measured if not point.baseline]
-        if all(one is not found.baseline.result for one in decision.members) or not grown:
+        if all(one is not found.baseline.result for one in decision.considered) or not grown:
             continue
         base = found.baseline.ranks
         paid = [
             ranks for ranks, efficiency in grown if efficiency is not None and _pays(ranks / base, efficiency.value)
         ]
-        most = max(ranks for ranks, _ in grown)
-        if not paid:
-            lead = f"Scaling does not pay beyond {plural(base, 'rank')}:"
-        elif max(paid) == most:
-            lead = f"Scaling pays up to the {plural(most, 'rank')} measured:"
-        else:
-            lead = f"Scaling pays up to {plural(max(paid), 'rank')}:"
+        end = ScalingEnd(base, max(paid, default=base), max(ranks for ranks, _ in grown))
+        lead, why = scaling_lead(end, decision)
         named = f" in {experiment.name}" if experiment.name != experiment.kind else ""
-        text = f"{experiment.kind} scaling of {decision.model}{named} gives {efficiency_text(grown)}"
+        text = f"{experiment.kind} scaling of {decision.model}{named} gives {efficiency_text(grown)}{why}"
         forecast = study_forecast(study, found)
         if forecast is not None and not isinstance(forecast, str):
             half = half_text(forecast)
@@ -239,8 +250,12 @@ def _lost(study: StudyResult) -> Sentence:
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
             done = f"Each of {plural(total, 'cell')} has all planned repeats"
-            told = f"{done}{unsupported}."
-            return Sentence("Models are missing:" if unusable else "All measurements completed.", told, FAILURES)
+            passes = lost_passes(study)
+            lead = "All repeats completed." if passes else "All measurements completed."
+            for name, count in passes.items():
+                kind, _, state = name.replace("_", " ").partition(" pass ")
+                unsupported += f"; {kind} pass: {state} for {plural(count, 'cell')}"
+            return Sentence("Models are missing:" if unusable else lead, f"{done}{unsupported}.", FAILURES)
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
         return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.", FAILURES)

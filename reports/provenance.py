@@ -4,6 +4,7 @@ Each function takes the study as read and gives a `Table`, sentences, or None wh
 """
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from configs.common.files.reading import MIB
 from configs.plans.plan import Plan
@@ -42,12 +43,15 @@ def environment_sentence(study: StudyResult) -> str | None:
     if not names:
         return None
     own = facts_set_by(study.plan, study.plan.cells.values())
-    foreign = [name for name in names if name not in own]
+    foreign = [name for name in names if name not in own and name not in KERNEL_FACTS]
     if not foreign:
-        return f"The records come from {len(known)} environments, which differ only in what the study itself sets."
+        chosen = any(name in KERNEL_FACTS for name in names)
+        kernels = " and in the kernels that were chosen for a cell" if chosen else ""
+        what = f"which differ only in what the study itself sets{kernels}"
+        return f"The records come from {len(known)} environments, {what}."
     return (
         f"The records come from {len(known)} environments that differ in {joined(foreign)}: "
-        "figures measured in different ones are not of the same machine state; mind that where they are compared."
+        "compare figures of different environments with care."
     )
 
 
@@ -56,6 +60,7 @@ SET_BY_THE_STUDY = (
     "tensor_transport",
     "pipeline_transport",
     "cores_per_rank",
+    "cuda_graphs_why",
     "threads",
     "variables.MALLOC_MMAP_THRESHOLD_",
     "variables.GLOO_SOCKET_IFNAME",
@@ -63,6 +68,13 @@ SET_BY_THE_STUDY = (
     "variables.TORCH_FR_BUFFER_SIZE",
 )
 """Follow from the number of ranks and nodes, the target, and the pass that looks for peak memory."""
+KERNEL_FACTS = {
+    "attention_prefill": "attention of prompts",
+    "attention_decode": "attention of decode steps",
+    "attention_training": "attention in training",
+    "cuda_graphs": "decode steps",
+}
+"""Facts of the environment that say which kernels were chosen for a cell, in words."""
 
 
 def facts_set_by(plan: Plan, cells: Iterable[Cell]) -> set[str]:
@@ -163,7 +175,7 @@ def measuring_lines(study: StudyResult) -> list[str]:
     lines = [
         f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'measurement')} planned; "
         f"the records come from {_launches(len(timed))}" + "".join(f" and {text}" for text in untimed) + ".",
-        "Two repeats of a cell are never in the same launch, so each is a start of the engine of its own. "
+        "Each repeat of a cell runs in another launch, in which the engine starts anew. "
         + (
             f"Cells that share weights and processes share a launch, in an order drawn with seed {rules.seed}."
             if study.plan.pack
@@ -171,10 +183,9 @@ def measuring_lines(study: StudyResult) -> list[str]:
         ),
         f"A measurement warms up with {_passes(rules.warmup)}, then measures at least {_passes(rules.min_passes)} "
         f"and at least {number(rules.min_seconds)} s. A pass is over when its slowest rank is.",
-        f"In a measurement of {LEAST_PASSES} passes or more its steady part is looked for, and its rates are of that "
-        f"part.",
-        "A cell's figure is the median over its repeats. Its interval, in parentheses, comes from the order of the "
-        f"repeats alone; below {LEAST_REPEATS} there is none, and the range (least to greatest) stands in brackets.",
+        f"Rates of a measurement with {LEAST_PASSES} passes or more are those of its steady part.",
+        "A cell's figure is the median over its repeats, with its distribution-free 95 % interval in parentheses; of "
+        f"fewer than {LEAST_REPEATS} repeats the range (least to greatest) is given, in brackets.",
     ]
     if any(descriptor_of(cell.workload).decodes for cell in study.plan.cells.values()):
         lines.append(
@@ -183,7 +194,9 @@ def measuring_lines(study: StudyResult) -> list[str]:
         )
     times = [time for reading in used for time in (reading.record.started_at, reading.record.finished_at) if time]
     if times:
-        lines.append(f"Measured between {min(times)} and {max(times)}.")
+        first, last = (datetime.fromisoformat(choose(times)).astimezone(UTC) for choose in (min, max))
+        until = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
+        lines.append(f"Measured from {first:%Y-%m-%d %H:%M} to {until} UTC.")
     return lines
 
 

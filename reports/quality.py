@@ -39,7 +39,7 @@ def _noise_lines(series: list[dict[int, float]]) -> list[str]:
         return [f"{text} {plural(repeats, 'repeat')} give no interval; {LEAST_REPEATS} do."]
     return [
         f"{text} A true difference of {percent(smallest, 2)} or more between two cells would show in 95 % of "
-        f"comparisons with {plural(repeats, 'repeat')} each; a smaller one may hide."
+        f"comparisons with {plural(repeats, 'repeat')} each; a smaller one may go unnoticed."
     ]
 
 
@@ -60,7 +60,7 @@ def _drift_lines(series: list[dict[int, float]]) -> list[str]:
             f"The machine drifted: throughput changed by {change} {over}. Ratios are taken within blocks, where it "
             "cancels; absolute figures are medians over the drift."
         ]
-    return [f"No drift can be told: throughput changed by {change} {over}."]
+    return [f"No significant drift: throughput changed by {change} {over}."]
 
 
 def _stopping_lines(study: StudyResult, cells: list[CellResult]) -> list[str]:

@@ -28,6 +28,7 @@ from reports.document.structure import Document, as_markdown
 from reports.export import cells_csv, records_parquet
 from reports.preflight import preflight_sections
 from reports.quality import quality_lines, stopped_table
+from reports.reading.collecting import set_apart
 from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult
 from reports.rentals import rental_overview, rental_sections
@@ -96,7 +97,8 @@ def analyze_run(run: RunPaths, draws: bool = True) -> Analysis:
     draws: whether images are wanted; the HTML page draws its charts itself.
     """
     study, album = load_comparable(run), Album(draws=draws)
-    return Analysis(study, album, analyzed(study, album))
+    with set_apart():
+        return Analysis(study, album, analyzed(study, album))
 
 
 def render_analysis(run: RunPaths, analysis: Analysis) -> ReportSummary:
@@ -104,8 +106,9 @@ def render_analysis(run: RunPaths, analysis: Analysis) -> ReportSummary:
     study, sentences = analysis.study, analysis.context["sentences"]
     text, appendix = report_text(analysis.context), appendix_text(analysis.context)
     analysis.album.write(run)
-    write_atomically(run.cells_csv, cells_csv(study))
-    write_atomically(run.records_parquet, records_parquet(study))
+    with set_apart():
+        write_atomically(run.cells_csv, cells_csv(study))
+        write_atomically(run.records_parquet, records_parquet(study))
     write_atomically(run.appendix, appendix)
     write_atomically(run.report, text)
     return ReportSummary(
@@ -129,7 +132,8 @@ def render_page(run: RunPaths, live: LiveHeader | None = None) -> str:
 
 def write_page(run: RunPaths, analysis: Analysis) -> None:
     """Write `report.html`."""
-    write_atomically(run.page, report_page(analysis.document, cells_data(analysis.study)))
+    with set_apart():
+        write_atomically(run.page, report_page(analysis.document, cells_data(analysis.study)))
 
 
 def write_paper(run: RunPaths, analysis: Analysis) -> None:

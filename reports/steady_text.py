@@ -25,8 +25,8 @@ def steady_lines(study: StudyResult) -> list[str]:
     lines = []
     if short == len(judged):
         return [
-            f"Whether passes were steady cannot be told: no measurement has {LEAST_PASSES} of them. Rates are over all "
-            "measured passes; a larger measuring.min_passes or min_seconds would tell."
+            f"Steady state was not tested: no measurement has {LEAST_PASSES} passes. Rates are over all measured "
+            "passes; raise measuring.min_passes or min_seconds to test it."
         ]
     lines.append(
         f"Steady state was looked for in the passes of each measurement and found in {len(found):,} of "

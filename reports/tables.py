@@ -209,13 +209,19 @@ def status_counts(study: StudyResult) -> dict[str, int]:
         if missing:
             counts[MISSING] = counts.get(MISSING, 0) + missing
     order = [*(status.value for status in Status), MISSING]
-    lost = Counter(
+    return {name: counts[name] for name in order if name in counts} | lost_passes(study)
+
+
+def lost_passes(study: StudyResult) -> dict[str, int]:
+    """Cells by planned pass that has left no figures and how that ended, of those that were measured:
+    `memory pass missing`."""
+    found = Counter(
         f"{name} pass {result.pass_status(name)}"
         for result in study.cells.values()
         for name in passes_of(study.plan, result.key)
         if result.completed and result.pass_status(name) != Status.COMPLETED.value
     )
-    return {name: counts[name] for name in order if name in counts} | dict(lost)
+    return dict(found)
 
 
 def leftover_sentence(study: StudyResult) -> str | None:

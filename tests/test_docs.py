@@ -136,3 +136,24 @@ def _extra(name: str, extras: dict[str, list[str]]) -> list[str]:
         own = re.fullmatch(r"rankwise\[([\w,-]+)\]", item)
         names += [found for part in own[1].split(",") for found in _extra(part, extras)] if own else [item]
     return names
+
+
+EXAMPLES = ROOT / "docs" / "examples"
+SIX = ("quickstart", "compression", "openllama", "two_nodes", "bandwidth", "strategies")
+FORMS = ("report.md", "appendix.md", "report.html", "report.json", "cells.csv")
+
+
+def test_the_six_examples_have_all_forms_and_are_small() -> None:
+    missing = [f"{name}/{form}" for name in SIX for form in FORMS if not (EXAMPLES / name / form).is_file()]
+    assert missing == [] and (EXAMPLES / "two_nodes" / "paper.pdf").is_file()
+    files = [path for name in SIX for path in (EXAMPLES / name).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 6_000_000
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_the_short_form_opens_with_a_decision_of_at_most_six_sentences(name: str) -> None:
+    lines = (EXAMPLES / name / "report.md").read_text().splitlines()
+    sentences = [line for line in lines if line.startswith("> **")]
+    assert 1 <= len(sentences) <= 6 and re.match(r"> \*\*(Run|Train) ", sentences[0])
+    if name == "quickstart":
+        assert len(lines) <= 120

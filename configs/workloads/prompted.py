@@ -141,7 +141,7 @@ class PromptedWorkload(BaseWorkload):
 
     @property
     def _batch_text(self) -> str:
-        pieces = "" if self.micro_batch_size is None else f" in {self.micro_batch_size}s"
+        pieces = "" if self.micro_batch_size is None else f" in micro-batches of {self.micro_batch_size}"
         return f"batch {self.batch_size}{pieces}"
 
 

@@ -107,7 +107,7 @@ class TrainWorkload(BaseWorkload):
         """The work in a few words, for a table: what differs from the plainest training is said."""
         task = "" if self.task == "causal_lm" else f"{self.task} "
         length = "" if self.task == "image_classification" else f" x {self.sequence_length}"
-        pieces = "" if self.micro_batch_size is None else f" in {self.micro_batch_size}s"
+        pieces = "" if self.micro_batch_size is None else f" in micro-batches of {self.micro_batch_size}"
         more = [f"{self.activation_checkpointing} checkpointing"] if self.activation_checkpointing != "none" else []
         more += ["hybrid sharding"] if self.sharding == "hybrid" else []
         more += [f"{self.offload} offload"] if self.offload != "none" else []

@@ -155,21 +155,22 @@ def compression_charts(result: CompressionResult) -> tuple[Chart, ...]:
 
 
 def target_charts(found: SideBySide) -> tuple[Chart, ...]:
-    """Throughput by target, a series for each point."""
+    """Throughput by target and point: a row each, a series for each target."""
     series, lost = [], []
-    for label in found.labels:
+    rows: list[str] = []
+    for side in found.sides:
         points = []
-        for row, side in enumerate(found.sides):
-            point = next((each for each in side.points if each.label == label), None)
-            if point is not None and point.throughput is not None:
+        for point in side.points:
+            place = len(rows)
+            rows.append(f"{side.target}: {point.label}")
+            if point.throughput is not None:
                 repeats = point.result.values("throughput")
-                points.append(measured_point(row, point.throughput, repeats, label=f"{side.target}, {label}"))
-            elif point is not None:
-                lost.append((float(row), f"{label}: {point.result.status}"))
-        series.append(ChartSeries(label, tuple(points), line=False))
-    rows = tuple(side.target if side.link is None else f"{side.target} ({side.link})" for side in found.sides)
-    label = f"throughput, {found.unit}"
-    return (Chart("Throughput by target", "", label, tuple(series), "dots", found.unit, rows, lost=tuple(lost)),)
+                points.append(measured_point(place, point.throughput, repeats, label=f"{side.target}, {point.label}"))
+            else:
+                lost.append((float(place), point.result.status))
+        series.append(ChartSeries(side.name, tuple(points), line=False))
+    title, label = "Throughput by target", f"throughput, {found.unit}"
+    return (Chart(title, "", label, tuple(series), "dots", found.unit, tuple(rows), lost=tuple(lost)),)
 
 
 def latency_charts(drawn: LatencyCurves) -> tuple[Chart, ...]:

@@ -20,7 +20,7 @@ from reports.plots.planning.layouts import drawn_layouts
 from reports.plots.planning.prediction import panels
 from reports.profiles.profiled import Profiled
 from reports.profiles.time_split import PARTS
-from reports.reading.load import CellResult
+from reports.reading.load import CellResult, short_titles
 from reports.training.cells import step_parts
 from reports.training.equality import SameLearning, relative
 from reports.training.strategies import Strategies
@@ -62,7 +62,7 @@ def step_charts(cells: Sequence[CellResult]) -> tuple[Chart, ...]:
     """Parts of a mean step of each cell."""
     shown = cells[:MAX_ROWS]
     bars = [step_parts(result) for result in shown]
-    return (stacked("Time of a mean step", [result.title for result in shown], list(PARTS.values()), bars),)
+    return (stacked("Time of a mean step", short_titles(shown), list(PARTS.values()), bars),)
 
 
 def strategy_charts(found: Strategies) -> tuple[Chart, ...]:
@@ -95,7 +95,7 @@ def profile_charts(cells: Sequence[Profiled]) -> tuple[Chart, ...]:
     shown = cells[:MAX_ROWS]
     bars = [profile_parts(cell) for cell in shown]
     names = list(bars[0]) if bars else []
-    titles = [cell.result.title for cell in shown]
+    titles = short_titles([cell.result for cell in shown])
     return (stacked("Share of the recorded pass", titles, names, bars, scale=100.0, unit="%"),)
 
 

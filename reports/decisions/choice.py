@@ -6,7 +6,7 @@
 `size` is what a candidate costs: dollars an hour, else ranks. Going up in size, a larger candidate is taken only if its
 work per size is clearly more than that of the one held so far: the whole interval of the ratio, paired by block and
 corrected for as many comparisons as there are candidates, is above 1. Of one size the best is held; of those not told
-apart from it, the one that answers soonest. Nothing here knows of records or plans.
+apart from it, the one that surely answers soonest, else the simplest. Nothing here knows of records or plans.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -66,13 +66,15 @@ def choose_candidate(
         return paired_ratio(of(candidates[first]), of(candidates[second]), comparisons, confidence)
 
     def best_of(size: float) -> int:
-        """The best of a size; of those not told apart from it the one with the least latency."""
+        """The best of a size; of those not told apart from it what surely answers soonest, else the simplest."""
         same = [index for index in known if candidates[index].size == size]
         best = max(same, key=lambda index: _median(value(candidates[index])))
         tied = [index for index in same if index == best or not _above_one(ratio(best, index, value))]
+        held = min(tied, key=lambda index: (candidates[index].batch, index))
         if by_latency or not all(candidates[index].latency for index in tied):
-            return best
-        return min(tied, key=lambda index: _median(candidates[index].latency))
+            return held
+        sooner = [index for index in tied if _above_one(ratio(held, index, _latency))]
+        return min(sooner, key=lambda index: _median(candidates[index].latency), default=held)
 
     chosen = best_of(sizes[0])
     for size in sizes[1:]:
@@ -105,6 +107,10 @@ def _above_one(found: Ratio | None) -> bool:
 
 def _rates(one: Candidate) -> RepeatValues:
     return one.rates
+
+
+def _latency(one: Candidate) -> RepeatValues:
+    return {repeat: seconds for repeat, seconds in one.latency.items() if seconds > 0}
 
 
 def _work_per_size(one: Candidate) -> RepeatValues:

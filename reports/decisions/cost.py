@@ -25,8 +25,8 @@ MOST_ROWS = 60
 """So many rows a table of cells shows in the report; cells.csv has a line for every cell."""
 
 HOW_TO_PRICE = (
-    "give `targets[].price_usd_per_hour`, a file of your own under `prices`, or say under `targets[].machine` what "
-    "is rented, such as `aws/g4dn.xlarge/us-east-1`"
+    "set `targets[].price_usd_per_hour`, add a file under `prices`, or name the rented machine in "
+    "`targets[].machine`, such as `aws/g4dn.xlarge/us-east-1`"
 )
 BILLING = (
     "Clouds bill by the second and at least 60 s for each start of a machine "
@@ -185,10 +185,7 @@ def cost_sentences(study: StudyResult, costs: Sequence[CellCost], targets: Seque
     lines = [_price_sentence(study, name, price) for name, price in prices.items() if price is not None]
     unpriced = [code(name) for name, price in prices.items() if price is None]
     if unpriced:
-        lines.append(
-            f"Price unknown: nothing says what an hour of {joined(unpriced)} costs, so there are no dollars for it; "
-            f"{HOW_TO_PRICE}."
-        )
+        lines.append(f"No cost in dollars for {joined(unpriced)}: the price of an hour is not known; {HOW_TO_PRICE}.")
     if any(cost.price for cost in costs):
         lines += [_whole_machine(study, costs), BILLING]
         left_out = sum(_has_figure(cost) for cost in costs) - MOST_ROWS

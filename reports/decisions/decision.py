@@ -17,7 +17,7 @@ from configs.spec.cell import Cell
 from reports.correctness.section import JudgedCell
 from reports.decisions.choice import Candidate, Choice, choose_candidate
 from reports.decisions.cost import CellCost
-from reports.decisions.nodes import batch_of, work_key, work_title
+from reports.decisions.nodes import batch_of, longest, work_key, work_title
 from reports.decisions.objectives import Judgement
 from reports.numbers.statistics import Ratio, min_repeats
 from reports.reading.load import CellResult, StudyResult, unaltered
@@ -33,7 +33,8 @@ MAX_SHOWN = 2
 class Decision:
     """What to run of `members`, the candidates that are left; `choice` None: none is left, and `left_out` says why.
 
-    left_out: number of cells that were no candidates, by reason. costs: by key of a cell.
+    left_out: number of cells that were no candidates, by reason. costs: by key of a cell. shorter: cells that
+    differ from a candidate only in doing less of the same work, as the baselines of strong and of weak scaling do.
     """
 
     model: str
@@ -43,6 +44,12 @@ class Decision:
     choice: Choice | None
     left_out: Mapping[str, int]
     costs: Mapping[str, CellCost]
+    shorter: tuple[CellResult, ...] = ()
+
+    @property
+    def considered(self) -> tuple[CellResult, ...]:
+        """Candidates, and those that stand behind one of them."""
+        return (*self.members, *self.shorter)
 
     @property
     def chosen(self) -> CellResult:
@@ -85,6 +92,7 @@ def _decide(
             members.append(result)
         else:
             left_out[why] = left_out.get(why, 0) + 1
+    members, shorter = longest(members)
     prices = [None if (cost := costs.get(result.key)) is None else cost.usd_per_hour for result in members]
     basis: Basis = "rank" if None in prices else "dollar"
     if serving and all(result.latency_values for result in members):
@@ -102,7 +110,9 @@ def _decide(
     found = None
     if candidates and all(one.rates for one in candidates):
         found = choose_candidate(candidates, basis == "latency", group[0].confidence)
-    return Decision(group[0].model, work_title(group[0].cell), basis, tuple(members), found, left_out, costs)
+    return Decision(
+        group[0].model, work_title(group[0].cell), basis, tuple(members), found, left_out, costs, tuple(shorter)
+    )
 
 
 def _why_not(result: CellResult, wrong: set[str], words: Mapping[str, set[str]] | None) -> str | None:
@@ -176,7 +186,7 @@ def _larger(found: Decision) -> str:
     size = "per rank" if found.basis == "rank" else "per dollar"
     text += f", {_share(choice.per_size)} as much {size}"
     if choice.per_size.interval is None and choice.per_size.bounds[0] > 1:
-        text += f", of which {plural(min_repeats(choice.comparisons), 'repeat')} would make sure"
+        text += f", which {plural(min_repeats(choice.comparisons), 'repeat')} would confirm"
     return text
 
 

@@ -20,7 +20,10 @@ def next_lines(decisions: Sequence[Decision]) -> list[str]:
     shown = [one for one in shown_decisions(decisions) if one.choice is not None]
     lines = [line for one in shown for line in (_larger(one), _further(one)) if line is not None]
     if any(one.basis == "rank" for one in shown):
-        lines.append("Which choice is cheapest: a price for the target would tell, without a new run.")
+        lines.append(
+            "Which choice is cheapest: give the target a price_usd_per_hour in the study and run it again; "
+            "completed measurements are kept."
+        )
     return lines
 
 

@@ -77,6 +77,27 @@ def work_title(cell: Cell) -> str:
     )
 
 
+def longest(members: Sequence[CellResult]) -> tuple[list[CellResult], list[CellResult]]:
+    """Of cells that differ only in how much work a pass holds the one with the most, and the others: no choice."""
+    groups: dict[str, list[CellResult]] = {}
+    for result in members:
+        groups.setdefault(_without_amount(result.cell), []).append(result)
+    kept = {max(group, key=lambda result: _amount(result.cell)).key for group in groups.values()}
+    return [one for one in members if one.key in kept], [one for one in members if one.key not in kept]
+
+
+def _without_amount(cell: Cell) -> str:
+    """One text for cells that differ in the amount of work alone, where that is another field than the batch."""
+    known = descriptor_of(cell.workload)
+    field = known.grows if known.grows != known.batch else None
+    return canonical_json(cell.model_dump(mode="json", exclude={"workload": {field}} if field else None))
+
+
+def _amount(cell: Cell) -> int:
+    field = descriptor_of(cell.workload).grows
+    return int(getattr(cell.workload, field) or 0) if field else 0
+
+
 def node_latency_table(cells: Sequence[NodeCell]) -> list[NodeTable]:
     """Milliseconds a token, a step, a request or a pass: a table for each model, workload, precision and layout."""
     return _tables(cells, _latency, "latency")

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from configs.spec.cell import Cell
 from reports.decisions.cost import CellCost
-from reports.decisions.nodes import batch_of, work_key, work_title
+from reports.decisions.nodes import batch_of, longest, work_key, work_title
 from reports.decisions.objectives import Judgement
 from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import Estimate, Ratio, min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, ratio_cell
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, ratio_cell
 
 PRICED_PER = {1_000: "thousand", 1_000_000: "million"}
 
@@ -76,7 +76,7 @@ def recommend(
     holds = _holding(judgements)
     found: list[Recommendation] = []
     for members in groups.values():
-        found += _of_group(unaltered(members), priced, holds if judgements else None)
+        found += _of_group(longest(unaltered(members))[0], priced, holds if judgements else None)
     return found
 
 
@@ -222,6 +222,7 @@ def open_questions(
     if left_out > 0:
         lines.append(f"{left_out:,} more kinds of work, of fewer cells each, are left out.")
     done = {(item.model, item.goal.name) for item in found}
+    unpriced: dict[bool, list[str]] = {}
     models = list(dict.fromkeys(result.model for result in study.cells.values() if result.compared))
     for model in models:
         measured = [
@@ -231,11 +232,12 @@ def open_questions(
             lines.append(f"{model}: nothing to recommend, no cell has a figure.")
             continue
         if (model, "cost") not in done:
-            one = len({result.cell.target for result in measured}) == 1
-            text = "; on one machine the cheapest token is that of the highest throughput" if one else ""
-            lines.append(f"{model}: what is cheapest in dollars is unknown without a price{text}.")
+            unpriced.setdefault(len({result.cell.target for result in measured}) == 1, []).append(model)
         if judgements and not any(name == model and "objectives" in goal for name, goal in done):
             undecided = any(item.model == model and item.word == "undecided" for item in judgements)
             why = "some verdicts are undecided" if undecided else "each misses one at least"
             lines.append(f"{model}: no cell is known to meet every objective; {why}.")
+    for one, named in unpriced.items():
+        text = "; on one machine the cheapest token is that of the highest throughput" if one else ""
+        lines.append(f"{joined(named)}: what is cheapest in dollars is unknown without a price{text}.")
     return lines

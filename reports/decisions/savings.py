@@ -216,7 +216,7 @@ def _slower(small: CellResult, best: CellResult) -> str:
     before, after = (result.estimate("time_per_output_token_seconds") for result in (small, best))
     if before is None or after is None:
         return ""
-    return f"; a user waits {number(after.median * 1000)} ms for a token instead of {number(before.median * 1000)} ms"
+    return f"; TPOT is {number(after.median * 1000)} ms instead of {number(before.median * 1000)} ms"
 
 
 def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio, CellCost, CellCost] | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reports.charts.chart import Chart
+from reports.decisions.nodes import NodeTable
 from reports.document.methods import METHODS, QUESTIONS
 from reports.document.structure import Document, Markdown, Section
 from reports.reading.load import StudyResult
@@ -107,7 +108,7 @@ def _recommendations(context: TemplateContext) -> Section | None:
             else "For batch, serving and hybrid use; `purpose` in the study chooses one."
         )
         lines = (Markdown(unknown),) if unknown else ()
-        text = Markdown(f"{told} A number stands only where this study's prices, records or inputs give one.")
+        text = Markdown(f"{told} Only savings that this study's prices, records or inputs quantify have a number.")
         more = (Section("What savings would bring", text, saved, lines=lines),)
     return Section(
         "Recommendations",
@@ -163,17 +164,18 @@ def _nodes(context: TemplateContext) -> Section | None:
     if not context["nodes"]:
         return None
     groups = {
-        "Latency": context["node_latency"],
-        "Throughput": context["node_throughput"],
-        "Peak memory": context["node_memory"],
+        "Latency": _comparing(context["node_latency"]),
+        "Throughput": _comparing(context["node_throughput"]),
+        "Peak memory": _comparing(context["node_memory"]),
     }
-    more = tuple(
-        Section(title, tables=tuple((item.title, item.table) for item in group))
-        for title, group in groups.items()
-        if group
-    )
-    sentence = Markdown(context["nodes_sentence"])
+    more = tuple(Section(title, tables=tables) for title, tables in groups.items() if tables)
+    sentence = Markdown(context["nodes_sentence"]) if more else ""
     return Section("Nodes", sentence, context["nodes"], question=QUESTIONS["nodes"], more=more)
+
+
+def _comparing(tables: Sequence[NodeTable]) -> NamedTables:
+    """Those of several nodes or batches: the figure of one cell alone stands in its experiment."""
+    return tuple((item.title, item.table) for item in tables if len(item.table.rows) > 1 or len(item.table.columns) > 2)
 
 
 def _predictions(context: TemplateContext) -> Section:

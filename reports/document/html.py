@@ -9,6 +9,7 @@ policy names the hashes of the one style sheet and the one script. Rendering aga
 import base64
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from reports.document.cells import CellsData
+
+
+_EXPONENT = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?e-\d+(?![\w.-])")
 
 
 @dataclass(frozen=True)
@@ -146,14 +150,25 @@ def html_environment() -> "Environment":
         finalize=_printable,
     )
     environment.filters.update(
-        inline=lambda text: Markup(inline_html(printable(text)).replace(" %", "\u00a0%")),
-        text=lambda text: Markup(section_html(type(text)(printable(text)))),
+        inline=lambda text: Markup(_with_unit(inline_html(printable(text)))),
+        told=lambda text: Markup(_unbroken(inline_html(printable(text), markdown=False))),
+        text=lambda text: Markup(_unbroken(section_html(type(text)(printable(text))))),
         svg=_svg,
         log_able=log_able,
         id_of=_id_of,
         path=lambda text: quote(text),
     )
     return environment
+
+
+def _with_unit(html: str) -> str:
+    """A number stays on one line with its per cent sign."""
+    return html.replace(" %", "\u00a0%")
+
+
+def _unbroken(html: str) -> str:
+    """And with its exponent, as cells of numbers do anyway."""
+    return _EXPONENT.sub(r'<span class="nb">\g<0></span>', _with_unit(html))
 
 
 def _printable(value: Any) -> Any:

@@ -90,9 +90,10 @@ METHODS = {
         "for both. Method and limits: docs/explanation/correctness.md."
     ),
     "recommendations": Markdown(
-        "The best cell for each goal among cells that do the same work, and by how much it beats the next; "
-        "the ratio is over pairs of the same block and corrected for having chosen the best of all "
-        "candidates."
+        "The best cell for each goal among cells that do the same work, however many ranks it takes, and by how much "
+        "it beats the next; the ratio is over pairs of the same block and corrected for having chosen the best of all "
+        "candidates. The opening recommends by work per rank, or per dollar where prices are known: "
+        "docs/explanation/decision.md."
     ),
     "objectives": Markdown(
         "**met** and **missed** need the whole 95 % interval on one side of the bound; anything else is undecided."

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 
 MAX_ROWS, MAX_COLUMNS = 9, 9
 """Of a table in the paper; the appendix has all of it."""
-MAX_CELL = 44
-IN_WORDS = ("Latency", "Memory by rank", "Network", "Checkpoints", "Speed and utilization")
+MAX_CELL = 90
+IN_WORDS = ("Latency",)
 """Sections whose sentence stands alone; the appendix has their figures and tables."""
+LEFT_OUT = ("Speed and utilization", "Checkpoints")
+"""Sections that only the appendix has: throughput is in the results of the experiments."""
+_ALIKE = ("Latency", "Where the time goes")
+_PREDICTION = "Prediction against measurement"
 _WHERE_SCALING_ENDS = ("strong", "weak")
 
 
@@ -96,14 +100,13 @@ def paper_time(study: StudyResult) -> datetime:
 def _facts(study: StudyResult) -> dict[str, str]:
     plan = study.plan
     kinds = [kind for kind in EXPERIMENTS if any(one.kind == kind and one.points for one in plan.experiments)]
+    judged = ["correctness"] if any(one.kind == "correctness" and one.points for one in plan.experiments) else []
     known = [f"{model.name}{' (random weights)' if model.synthetic else ''}" for model in plan.models]
     most = max((result.cell.layout.ranks for result in study.cells.values()), default=1)
     return {
         "models": joined(known) or "no model",
-        "targets": joined([target.name for target in plan.targets]),
-        "experiments": joined([EXPERIMENTS[kind].lower() for kind in kinds]) or "correctness alone",
-        "cells": plural(len(study.cells), "cell"),
-        "measurements": plural(sum(plan.repeats.values()), "measurement"),
+        "targets": f"target{'' if len(plan.targets) == 1 else 's'} {joined([target.name for target in plan.targets])}",
+        "experiments": joined([*(EXPERIMENTS[kind].lower() for kind in kinds), *judged]) or "none",
         "ranks": plural(most, "rank"),
     }
 
@@ -111,30 +114,38 @@ def _facts(study: StudyResult) -> dict[str, str]:
 def _results(document: Document) -> tuple[Result, ...]:
     """The sections that answer a question of the study, flat."""
     wanted = {*EXPERIMENTS.values(), "Targets side by side", "Time split", "Correctness", "Training", "Strategies"}
-    wanted |= {"Objectives", "Prediction against measurement"}
-    return tuple(
+    wanted |= {"Objectives", _PREDICTION}
+    found = (
         Result(section.title, section.question, section.method, tuple(_flat(section)))
         for section in document.sections
         if section.title in wanted
     )
+    return tuple(result for result in found if result.title != _PREDICTION or any(part.plot for part in result.parts))
 
 
-def _flat(section: Section) -> Iterator[Section]:
+def _flat(section: Section, within: str = "") -> Iterator[Section]:
+    """A section and those below it; the caption of one of several alike names what it is a part of."""
+    if section.title in LEFT_OUT:
+        return
     if section.sentence or section.table or section.plot:
-        yield replace(section, plot=None, table=None) if section.title in IN_WORDS else section
+        title = f"{section.title} in {within}" if within and section.title in _ALIKE else section.title
+        drawn_below = any(part.title == "The same learning" and part.plot for part in section.more)
+        shown = replace(section, title=title, plot=None if drawn_below else section.plot)
+        yield replace(shown, plot=None, table=None) if section.title in IN_WORDS else shown
     for part in section.more:
-        yield from _flat(part)
+        yield from _flat(part, section.title)
 
 
 def _limits(context: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the scaling sections say of the end of scaling: sentences, laws, forecasts."""
+    """What the scaling sections say of the end of scaling: laws and forecasts, what several have in common once."""
     found: list[str] = []
     for kind in _WHERE_SCALING_ENDS:
         for section in context[kind]:
-            below = [part for part in section.more if part.title in ("Forecast", "Where the time goes")]
+            below = [part for part in section.more if part.title == "Forecast"]
             lines = [*section.lines, *(part.sentence for part in below), *(line for p in below for line in p.lines)]
-            found += [f"{section.title}. {section.sentence}", *lines]
-    return tuple(found) or ("No experiment of this study varies the number of ranks.",)
+            own = [line for line in lines if line not in found]
+            found += [f"{section.title}: {own[0]}", *own[1:]] if own else []
+    return tuple(found)
 
 
 def _threats(study: StudyResult, context: Mapping[str, Any]) -> tuple[str, ...]:
@@ -195,7 +206,7 @@ def _environment() -> "Environment":
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         variable_start_string="<<", variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
     )  # fmt: skip
-    environment.filters.update(typ=literal, rich=rich, grid=_grid, quoted=_quoted, cite=_cite)
+    environment.filters.update(typ=literal, rich=rich, grid=_grid, common=_common, quoted=_quoted, cite=_cite)
     return environment
 
 
@@ -206,7 +217,8 @@ def _cite(key: str) -> str:
 
 def literal(text: str) -> str:
     """A text as a string literal that ends its own expression: nothing after it is taken for a call."""
-    return f"#{_quoted(text)};"
+    unbroken = str(text).replace(" %", "\u00a0%")  # a number stays on one line with its per cent sign
+    return f"#{_quoted(unbroken)};"
 
 
 def rich(text: str) -> str:
@@ -229,10 +241,27 @@ def _quoted(text: str) -> str:
     return '"' + flat.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
 
 
+def _same_columns(table: Table) -> list[int]:
+    """Columns of text whose value is the same in every row of several: the caption tells it once."""
+    if len(table.rows) < 2:
+        return []
+    texts = range(1 if table.text_columns == 1 else 0, table.text_columns)
+    same = [index for index in texts if len({row[index] for row in table.rows}) == 1]
+    return same if len(same) < table.text_columns else same[1:]
+
+
+def _common(table: Table) -> str:
+    """What every row has in common, for the caption: ` Every row: model llama-40m.`"""
+    cut = table.without_empty_columns()
+    told = [f"{inline_plain(cut.columns[index])} {inline_plain(cut.rows[0][index])}" for index in _same_columns(cut)]
+    return f" Every row: {', '.join(told)}." if told else ""
+
+
 def _grid(table: Table) -> str:
     """A table, cut to what fits on a page: the first rows, and the columns that say most."""
     cut = table.without_empty_columns()
-    columns = range(min(len(cut.columns), MAX_COLUMNS))
+    same = _same_columns(cut)
+    columns = [index for index in range(len(cut.columns)) if index not in same][:MAX_COLUMNS]
     align = ", ".join("left" if index < cut.text_columns else "right" for index in columns)
     cells = [f"[*{literal(inline_plain(cut.columns[index]))}*]" for index in columns]
     for row in cut.rows[:MAX_ROWS]:

@@ -22,6 +22,7 @@ from reports.text import (
     change_cell,
     escaped,
     estimate_cell,
+    joined,
     mebibytes,
     number,
     percent,
@@ -169,19 +170,40 @@ def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[
     )
 
 
+_VARIANTS_TOLD = 3
+"""Of more variants the sentence tells the best and the worst; the table has all."""
+
+
 def optimization_sentence(base: CellResult, gains: list[Gain]) -> str:
     """The gain of each variant, and whether it can be told from noise."""
     if not base.completed:
         return f"The baseline has no figure ({base.status.replace('_', ' ')}), so no gain is given."
-    texts = []
-    for gain in gains:
-        if gain.throughput is None:
-            texts.append(f"{gain.variant} has no figure ({gain.result.status.replace('_', ' ')}).")
-            continue
-        text = f"{gain.variant} gives {ratio_text(gain.throughput, 'pair')} the baseline's throughput"
-        if gain.throughput.differs is False:
-            text += "; that may be noise"
-        elif gain.throughput.interval is None and gain.throughput.low < 1 < gain.throughput.high:
-            text += "; its pairs disagree on which is faster"
-        texts.append(text + ".")
-    return " ".join(texts) or "No variant was planned."
+    known = [(gain, gain.throughput) for gain in gains if gain.throughput is not None]
+    lost = [
+        f"{gain.variant} has no figure ({gain.result.status.replace('_', ' ')})."
+        for gain in gains
+        if gain.throughput is None
+    ]
+    if not known:
+        return " ".join(lost) or "No variant was planned."
+    known.sort(key=lambda pair: -pair[1].value)
+    (best, most), (worst, least) = known[0], known[-1]
+    text = f"{best.variant} gives {ratio_text(most, 'pair')} the baseline's throughput"
+    if len(known) > 1:
+        between = ", the most" if len(known) > _VARIANTS_TOLD else ""
+        others = known[1:] if len(known) <= _VARIANTS_TOLD else [(worst, least)]
+        told = [f"{gain.variant} {ratio_text(ratio, 'pair')}" for gain, ratio in others]
+        last = ", the least" if between else ""
+        text += f"{between}; {joined(told)}{last}"
+    noise = [gain.variant for gain, ratio in known if ratio.differs is False]
+    split = [gain.variant for gain, ratio in known if ratio.interval is None and ratio.low < 1 < ratio.high]
+    found = [f"{text}."]
+    if noise:
+        found.append("That may be noise." if len(known) == 1 else f"May be noise: {joined(noise)}.")
+    if split:
+        found.append(
+            "Its pairs disagree on which is faster."
+            if len(known) == 1
+            else f"Pairs with the baseline disagree on which is faster: {joined(split)}."
+        )
+    return " ".join([*found, *lost])

@@ -238,7 +238,7 @@ def _nonzero_share(measurements: list[Reading]) -> float | None:
 
 
 def compression_sentence(result: CompressionResult) -> str:
-    """Which pass to use: the fastest of those that lose little, and the smallest."""
+    """Which pass to use: the fastest of those that lose little, and the smallest of them if it is smaller yet."""
     base = result.base
     if not base.result.completed:
         return f"The uncompressed model has no figure ({base.result.status.replace('_', ' ')}), so nothing is compared."
@@ -246,30 +246,32 @@ def compression_sentence(result: CompressionResult) -> str:
     known = [row for row in kept if row.throughput is not None]
     limit = _limit(result)
     if not known:
-        return f"No pass that was measured loses {limit}: keep the model as it is."
+        return f"No measured pass has {limit}: keep the model as it is."
     fastest = max(known, key=lambda row: row.speed or 0.0)
     assert fastest.throughput is not None and fastest.quality is not None
     if fastest.throughput.bounds[0] <= 1:
-        text = f"No pass that loses {limit} is known to be faster than the uncompressed model"
+        text = f"No pass with {limit} is known to be faster than the uncompressed model"
         text += f": the best, {fastest.label}, gives {ratio_text(fastest.throughput, 'pair')} its throughput."
     else:
         size = "" if fastest.share is None else f" in {percent(fastest.share)} of the bytes"
         text = (
             f"{fastest.label} gives {ratio_text(fastest.throughput, 'pair')} the throughput of {base.label}{size}, "
-            f"at {fastest.quality.text()}: the fastest that loses {limit}."
+            f"at {fastest.quality.text()}: the fastest with {limit}."
         )
     sized = [row for row in kept if row.share is not None]
     smallest = min(sized, key=lambda row: row.share or 0.0) if sized else None
-    if smallest is not None and smallest is not fastest and smallest.quality is not None:
+    smaller = smallest is not None and (fastest.share is None or (smallest.share or 0.0) < fastest.share)
+    if smallest is not None and smaller and smallest.quality is not None:
         speed = "" if smallest.throughput is None else f", {number(smallest.speed)} times as fast"
-        text += f" The smallest is {smallest.label}: {percent(smallest.share)} of the bytes{speed}, "
+        text += f" The smallest of these is {smallest.label}: {percent(smallest.share)} of the bytes{speed}, "
         text += f"at {smallest.quality.text()}."
     return text
 
 
 def _limit(result: CompressionResult) -> str:
-    what = "a cosine distance of" if result.encodes else "a rise in perplexity of"
-    return f"at most {what} {number(MOST_LOSS) if result.encodes else percent(MOST_LOSS)}"
+    if result.encodes:
+        return f"a cosine distance of at most {number(MOST_LOSS)}"
+    return f"a rise in perplexity of at most {percent(MOST_LOSS, 1)}"
 
 
 def compression_lines(result: CompressionResult) -> list[str]:
@@ -278,7 +280,7 @@ def compression_lines(result: CompressionResult) -> list[str]:
     lines = []
     if beyond:
         told = joined(f"{row.label} ({row.quality.text()})" for row in beyond if row.quality)
-        lines.append(f"Beyond {_limit(result).removeprefix('at most ')}: {told}.")
+        lines.append(f"Not within {_limit(result)}: {told}.")
     levels = [row for row in result.rows if row.resolved and row.resolved != row.result.cell.compression[0]]
     levels = [row for row in levels if row.result.cell.compression[0] in ("balanced", "aggressive")]
     lines += [f"{row.label} became {row.resolved} on this hardware." for row in levels]

@@ -3,15 +3,10 @@
 lines = different_kernels(study)        # "strong: tiny: attention of prompts is flash_attention at ..., math at ..."
 """
 
+from reports.provenance import KERNEL_FACTS
 from reports.reading.load import CellResult, StudyResult
 from reports.text import joined, plural
 
-_FACTS = {
-    "attention_prefill": "attention of prompts",
-    "attention_decode": "attention of decode steps",
-    "attention_training": "attention in training",
-    "cuda_graphs": "decode steps",
-}
 _NAMED = {"True": "CUDA graphs", "False": "no CUDA graphs"}
 _MOST_POINTS = 2
 """Named for each kernel; the records have all."""
@@ -24,7 +19,7 @@ def different_kernels(study: StudyResult) -> list[str]:
         if experiment.kind == "correctness":
             continue
         points = {result.key: result for result in study.points(experiment) if result.cell.engine == "rankwise"}
-        for fact, words in _FACTS.items():
+        for fact, words in KERNEL_FACTS.items():
             groups: dict[str, list[str]] = {}
             for result in points.values():
                 for value in sorted(_values(study, result, fact)):

@@ -122,16 +122,18 @@ def latency_sentence(result: MeasuredLatency) -> str:
         text += f" and {_milliseconds(worst[1])} at {worst[0].label}"
     spread = max(known, key=lambda pair: pair[1].p99 / pair[1].p50 if pair[1].p50 else 0.0)
     if spread[1].p50 > 0:
-        text += f"; the longest tail has {spread[0].label}, P99 {number(spread[1].p99 / spread[1].p50)} times P50"
+        text += (
+            f"; the longest tail is that of {spread[0].label} (P99 {number(spread[1].p99 / spread[1].p50)} times P50)"
+        )
     text += "."
     marked = sum(percentiles.marked for _, percentiles in known)
     if marked:
         text += (
             f" {MARK} marks a P99 of fewer than 1,000 samples ({marked:,} of {plural(len(known), 'point')}): "
-            "it hangs on a handful of them."
+            "a few slow requests decide it."
         )
     if any(percentiles.p99_interval for _, percentiles in known):
-        text += " The interval comes from how the P99 of single repeats scatters."
+        text += " The interval comes from the scatter of the P99 of single repeats."
     return text
 
 

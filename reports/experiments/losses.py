@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.records.rates import by_rank
-from reports.reading.load import StudyResult
+from reports.reading.load import StudyResult, short_titles
 from reports.reading.read import Reading
 from reports.text import UNKNOWN, Table, count, escaped, number, percent
 from reports.training.cells import trained_cells
@@ -88,10 +88,10 @@ def loss_curve(study: StudyResult, measurement: Reading) -> Floats | None:
 
 
 def loss_curves(study: StudyResult) -> dict[str, Floats]:
-    """Title of each cell that kept its losses -> loss by step, of its first repeat."""
-    curves = {}
-    for result in trained_cells(study):
+    """Short title of each cell that kept its losses -> loss by step, of its first repeat."""
+    curves, cells = {}, trained_cells(study)
+    for result, title in zip(cells, short_titles(cells), strict=True):
         losses = loss_curve(study, result.completed[min(result.completed)])
         if losses is not None:
-            curves[result.title] = losses
+            curves[title] = losses
     return curves

@@ -132,7 +132,9 @@ def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, Ta
 def _name(point: CellPoint, result: CellResult, results: Sequence[CellResult]) -> str:
     """The layout on its nodes where that tells the points apart, else as the experiment calls it."""
     places = {other.cell.place for other in results}
-    return result.cell.place if len(places) == len(results) else point.label
+    if len(places) == len(results):
+        return result.cell.place
+    return f"{point.label} ({result.cell.place})" if point.label == "baseline" else point.label
 
 
 def _links(study: StudyResult) -> dict[str, TargetLink]:
@@ -197,6 +199,7 @@ def _winner(side: Side, unit: str) -> str:
     best, value = ranked[0], ranked[0].throughput
     assert value is not None, "ranked are those with a figure"
     text = f"On {side.name} {best.label} is fastest: {estimate_text(value, unit)}"
+    second_value = ranked[1].throughput if len(ranked) > 1 else None
     if len(ranked) == 1:
         return f"{text}; nothing else has a figure."
     second, ours = ranked[1].result, best.result
@@ -204,24 +207,33 @@ def _winner(side: Side, unit: str) -> str:
     ratio = paired_ratio(*values, comparisons=len(ranked) - 1, confidence=ours.confidence)
     if ratio is None:
         return f"{text}; no block has both it and {ranked[1].label}."
-    apart = "; that may be noise" if ratio.bounds[0] <= 1 <= ratio.bounds[1] else ""
-    return f"{text}, {ratio_text(ratio, 'pair')} that of {ranked[1].label}{apart}."
+    if ratio.bounds[0] <= 1 <= ratio.bounds[1] and second_value is not None:
+        return (
+            f"On {side.name} {best.label} ({estimate_text(value, unit)}) and {ranked[1].label} "
+            f"({estimate_text(second_value, unit)}) are not told apart."
+        )
+    return f"{text}, {ratio_text(ratio, 'pair')} that of {ranked[1].label}."
 
 
 def targets_lines(found: SideBySide) -> list[str]:
-    """For each point but the baseline: on which targets it pays."""
-    lines = []
+    """On which targets points other than the baseline pay; those of which the same is true share a line."""
+    same: dict[tuple[_Verb, str], list[str]] = {}
     for label in found.labels:
         points = {side.target: point for side in found.sides for point in side.points if point.label == label}
         if any(point.baseline for point in points.values()):
             continue
         base = next(point.label for side in found.sides for point in side.points if point.baseline)
-        lines.append(_pays(label, base, [points.get(side.target) for side in found.sides], found))
-    return lines
+        same.setdefault(_pays(base, [points.get(side.target) for side in found.sides], found), []).append(label)
+    return [f"{joined(labels)} {verb[min(len(labels), 2) - 1]} {rest}" for (verb, rest), labels in same.items()]
 
 
-def _pays(label: str, base: str, points: Sequence[TargetPoint | None], found: SideBySide) -> str:
-    """`tp=2 on 2 nodes needs at least 1 Gbit/s to beat 1 rank: slower on 100 Mbit/s.`"""
+_Verb = tuple[str, str]
+_BE, _NEED = ("is", "are"), ("needs", "need")
+"""Of one point, and of several."""
+
+
+def _pays(base: str, points: Sequence[TargetPoint | None], found: SideBySide) -> tuple[_Verb, str]:
+    """`tp=2 on 2 nodes needs at least 1 Gbit/s to beat 1 rank: slower on 100 Mbit/s.`, without its subject."""
     sides = found.sides
 
     def where(said: Callable[[TargetPoint], bool]) -> str:
@@ -238,9 +250,9 @@ def _pays(label: str, base: str, points: Sequence[TargetPoint | None], found: Si
     others = "; ".join(f"{words} {names}" for words, names in rest.items() if names)
     first = faster.index(True) if True in faster else len(faster)
     if all(faster):
-        return f"{label} is faster than {base} on every target."
+        return _BE, f"faster than {base} on every target."
     if first == len(faster):
-        return f"{label} is faster than {base} on none of the targets: {others}."
+        return _BE, f"faster than {base} on none of the targets: {others}."
     if found.by_link and all(faster[first:]):
-        return f"{label} needs at least the link of {sides[first].name} to beat {base}: {others}."
-    return f"{label} is faster than {base} on {where(lambda point: point.faster is True)}; {others}."
+        return _NEED, f"at least the link of {sides[first].name} to beat {base}: {others}."
+    return _BE, f"faster than {base} on {where(lambda point: point.faster is True)}; {others}."

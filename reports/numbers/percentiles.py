@@ -20,6 +20,7 @@ from math import exp, log, sqrt
 import numpy as np
 
 from configs.common.arrays import Floats
+from configs.records.rates import SORTED_AT_ONCE
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Percentile
 
 P99 = 0.99
@@ -84,15 +85,23 @@ def section_interval(pooled: float, sections: Sequence[float], confidence: float
 
 
 def quantiles(values: Floats, shares: Sequence[float]) -> list[float]:
-    """As `reports.numbers.statistics.percentile`, for many short columns: without sorting what is not asked for."""
+    """As `reports.numbers.statistics.percentile`, for many columns: long ones are not sorted whole."""
+    if len(values) <= SORTED_AT_ONCE:
+        return sorted_quantiles(np.sort(values), shares)
     last = len(values) - 1
-    places = [last * share for share in shares]
-    below = [int(place) for place in places]
-    placed = np.partition(values, sorted({*below, *(min(place + 1, last) for place in below)}))
+    below = [int(last * share) for share in shares]
+    return sorted_quantiles(np.partition(values, sorted({*below, *(min(place + 1, last) for place in below)})), shares)
+
+
+def sorted_quantiles(ordered: Floats, shares: Sequence[float]) -> list[float]:
+    """The same of values in order, those next to the quantiles at least."""
+    last = len(ordered) - 1
     found = []
-    for place, low in zip(places, below, strict=True):
-        value = float(placed[low])
-        found.append(value + (float(placed[min(low + 1, last)]) - value) * (place - low))
+    for share in shares:
+        place = last * share
+        low = int(place)
+        value = float(ordered[low])
+        found.append(value + (float(ordered[min(low + 1, last)]) - value) * (place - low))
     return found
 
 

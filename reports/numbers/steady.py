@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.common.arrays import Floats
+from configs.records.rates import SORTED_AT_ONCE
 
 LEAST_PASSES = 20
 """In fewer, neither a trend nor a start can be told from noise."""
@@ -81,13 +82,18 @@ def steady(series: Floats) -> Steady:
 
 def _drawn_in(series: Floats) -> tuple[Floats, float]:
     """The series with far values drawn in to a few deviations from the median, and the median."""
-    middle = len(series) // 2
-    level = float(np.partition(series, middle)[middle])
-    distance = float(np.partition(np.abs(series - level), middle)[middle])
+    level = _middle(series)
+    distance = _middle(np.abs(series - level))
     if distance == 0:  # more than half are the same value: nothing tells what is far
         return series, level
     reach = _CLIP_DEVIATIONS * _MAD_TO_DEVIATION * distance
     return np.minimum(np.maximum(series, level - reach), level + reach), level
+
+
+def _middle(values: Floats) -> float:
+    middle = len(values) // 2
+    placed = np.sort(values) if len(values) <= SORTED_AT_ONCE else np.partition(values, middle)
+    return float(placed[middle])
 
 
 def _start(series: Floats) -> int:

@@ -59,34 +59,34 @@ def study_forecast(study: StudyResult, result: Scaling) -> StudyForecast | str |
     largest = max(point.ranks for point in measured)
     if to <= largest:
         why = limited if most <= largest else f"forecast.to is {to}, and {largest} ranks were measured"
-        return f"Nothing is forecast: {why}."
+        return f"No forecast: {why}."
     layouts = {(point.result.cell.layout.tp, point.result.cell.layout.pp) for point in measured}
     if len(layouts) > 1 or (known.trains and layouts != {(1, 1)}):
-        return "Nothing is forecast: that is done for data parallelism; `rankwise plan` predicts other layouts."
+        return "No forecast: only data parallelism is forecast; `rankwise plan` predicts other layouts."
     sends = known.trains
     if not sends and len(measured) < MIN_SILENT_SIZES:
         return (
-            "Nothing is forecast: the ranks send each other nothing inside a pass, and two world sizes tell too little "
-            "of how they wait for one another."
+            "No forecast: the ranks do not communicate within a pass, and two world sizes are too few to extrapolate "
+            "how long they wait for one another."
         )
     if all(point.result.cell.nodes == 1 for point in measured) and study.plan.forecast.machine is None:
         return (
-            "Nothing is forecast: every point ran on one machine, whose cores are no nodes; `forecast.machine` names "
-            "the machine, with its links, to forecast for."
+            "No forecast: every point ran on one machine, whose cores are not nodes; name the machine "
+            "to forecast for, with its links, in `forecast.machine`."
         )
     parameters = max_over_ranks(list(measured[0].result.completed.values()), "model_parameters")
     strategies = {point.result.cell.layout.strategy for point in measured} - {"none", "ddp"}
     if sends and (parameters is None or strategies):
         what = f"what {joined(sorted(strategies))} sends" if strategies else "how many parameters the ranks exchange"
-        return f"Nothing is forecast: {what} is not known."
+        return f"No forecast: {what} is not known."
     here, stated = study.plan.machines.get(cell.target), study.plan.forecast.machine
     if sends and here is None:
-        return "Nothing is forecast: the ranks exchange gradients, and this run's plan knows no link between them."
+        return "No forecast: the ranks exchange gradients, and the speed of the link between them is not known."
     traffic = ddp_traffic(parameters or 0.0 if sends else 0.0)
     try:
         found = forecast([_world(point) for point in measured], result.kind, traffic, here, stated, to)
     except ValueError as error:
-        return f"Nothing is forecast: {error}."
+        return f"No forecast: {error}."
     seconds = {point.ranks: _seconds(point) for point in measured}
     timed = {ranks: value for ranks, value in seconds.items() if value is not None}
     reached = f"{limited}, so the forecast ends there" if most < study.plan.forecast.to else None

@@ -167,7 +167,7 @@ def profiled_sentence(cells: Sequence[Profiled]) -> str:
     """What communication takes, in total and exposed, where it is exposed most, and where least."""
     several = [cell for cell in cells if cell.ranks > 1]
     if not several:
-        return "Every profiled cell runs on one rank, which communicates with nobody."
+        return "Every profiled cell runs on one rank, so nothing is communicated."
     ordered = sorted(several, key=lambda cell: cell.mean("exposed_communication_share"))
     text = _told(ordered[-1])
     if len(ordered) > 1:

@@ -9,7 +9,7 @@ little memory; `study.samples` reads those of one record again.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -226,6 +226,12 @@ def shown_times(results: Iterable[CellResult]) -> list[ShownTime]:
     return list(dict.fromkeys(shown for result in results for shown in result.kind.times))
 
 
+def short_titles(results: Sequence[CellResult]) -> list[str]:
+    """Names for a figure: with the model where there are several."""
+    several = len({result.model for result in results}) > 1
+    return [result.title if several else result.name for result in results]
+
+
 def unaltered(group: list[CellResult]) -> list[CellResult]:
     """Those with the model's own weights, where there are any: the fastest must not be one that answers otherwise."""
     return [result for result in group if not result.altered] or group
@@ -296,9 +302,15 @@ def cell_names(plan: Plan) -> dict[str, str]:
         telling = [name for name in every if len({repr(flat.get(name)) for flat in fields.values()}) > 1]
         for key in keys:
             # A label has the target's name and texts of the workload.
-            extra = [f"{name.rpartition('.')[2]} {fields[key].get(name)}" for name in telling]
+            extra = [_field_text(name, fields[key].get(name)) for name in telling]
             names[key] = printable(", ".join([label, *extra]))
     return names
+
+
+def _field_text(name: str, value: Any) -> str:
+    """`8 prompts`, `env.OMP_NUM_THREADS` as `OMP_NUM_THREADS 2`."""
+    word = name.rpartition(".")[2]
+    return f"{value} prompts" if word == "num_prompts" and value not in (None, 1) else f"{word} {value}"
 
 
 def _label(cell: Cell) -> str:

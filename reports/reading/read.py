@@ -14,10 +14,12 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from configs.common.arrays import Floats
 from configs.common.base import SCHEMA_VERSION
@@ -36,7 +38,7 @@ from configs.records.record import (
 from configs.records.samples import DamagedSamplesError, columns_named, read_archive
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
-from reports.numbers.percentiles import P99, Pooled, pool, quantiles
+from reports.numbers.percentiles import P99, Pooled, pool, sorted_quantiles
 from reports.numbers.steady import Steady, steady
 
 Floats32 = np.ndarray[tuple[int], np.dtype[np.float32]]
@@ -235,29 +237,38 @@ def decisive_reading(record: Record, path: Path, relative: str, seen: dict[str, 
         measurement = measurement.without_first(found.first)
         whole = whole_figures(record.cell, record.figures, record.rank_figures)
         rates, kinds = rates_of(measurement, whole), measurement.latencies()
-        for kind, values in kinds.items():
-            _check_seconds(f"latencies of a {kind}", values)
+        ordered = {kind: np.sort(values) for kind, values in kinds.items()}
+        for kind, values in ordered.items():
+            _check_ends(f"latencies of a {kind}", values)
     except (ValueError, ArithmeticError) as error:
         raise DamagedSamplesError(f"{samples_path}: {error}") from error
     p99 = {}
     for kind, values in kinds.items():
-        p99[kind] = quantiles(values, (P99,))[0]
+        p99[kind] = sorted_quantiles(ordered[kind], (P99,))[0]
         seen[kind].append(values)
     latency = descriptor_of(work).latency
     waited = latency.waited_for if latency is not None and latency.waited_for in kinds else next(iter(kinds), None)
-    kept = None if waited is None else _thinned(kinds[waited])
+    kept = None if waited is None else _thinned(ordered[waited])
     return Reading(record, relative, True, rates, found, p99, kept)
 
 
-def _thinned(values: Floats) -> Floats32:
+def _thinned(ordered: Floats) -> Floats32:
     """The smallest, the largest, and values at equal distances of rank between them."""
-    ordered = np.sort(values)
-    places = np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_SAMPLES)).round().astype(int)
-    thin: Floats32 = ordered[places].astype(np.float32)
+    thin: Floats32 = ordered[_places(len(ordered))].astype(np.float32)
     return thin
+
+
+@lru_cache(maxsize=1024)
+def _places(count: int) -> NDArray[np.intp]:
+    return np.linspace(0, count - 1, min(count, MAX_SAMPLES)).round().astype(np.intp)
 
 
 def _check_seconds(name: str, values: Floats) -> None:
     """Raises ValueError for times that no clock gives, which would end in a rate of infinity or nothing."""
     if not ((values >= 0) & (values < _MOST_SECONDS)).all():  # NaN is neither
         raise ValueError(f"samples: {name}: got a time that is negative, not finite or over {_MOST_SECONDS:.0e} s")
+
+
+def _check_ends(name: str, ordered: Floats) -> None:
+    """The same of values in order; NaN comes last."""
+    _check_seconds(name, ordered[[0, -1]])

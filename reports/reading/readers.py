@@ -15,29 +15,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from reports.reading.collecting import uncollected
 from reports.reading.read import CellFolder, CellReadings, read_cell
 
 SECOND_READER_RECORDS = 2000
 """From so many records on the second process is worth its start, about half a second."""
 
 _CHUNK = 64  # folders in one pickle: strings that repeat are sent once, and neither side holds all of it twice
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles, which would go through all that was read again and again: there are none."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,7 @@ def read_cells(folders: list[CellFolder], run: Path) -> list[CellReadings]:
         second = _Second(folders[1::2], run)
     except OSError:  # no interpreter where this one was started from, or no room for a process
         return [read_cell(folder, run) for folder in folders]
-    with second, _uncollected():
+    with second, uncollected():
         own = list(_share(folders[0::2], run))
         other = second.answer()
     if other is None:

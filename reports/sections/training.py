@@ -56,9 +56,11 @@ def training_parts(study: StudyResult, album: Album) -> list[Section]:
     """What was learnt and at what speed, then the strategies side by side; each only where there is something."""
     curves = loss_curves(study)
     height = 2.6 + 0.2 * min(len(curves), len(COLOURS))  # the legend has a line for each
-    plot = (
-        album.add("training loss", partial(draw_losses, curves=curves), loss_charts(curves), height) if curves else None
-    )
+    alike = same_learning(study)
+    repeated = len(alike) == 1 and 1 + len(alike[0].others) == len(curves)  # the comparison draws the same curves
+    plot = None
+    if curves and not repeated:
+        plot = album.add("training loss", partial(draw_losses, curves=curves), loss_charts(curves), height)
     learnt, compared = trained_sections(study, album), strategy_sections(study, album)
     caption = "Loss of the first repeat of each cell, warm-up steps included."
     parts = []

@@ -147,7 +147,7 @@ def speed_lines(study: StudyResult, cells: Sequence[CellResult]) -> list[str]:
         for (flops, dtype, source), cells_of in peaks.items()
     ]
     if unknown:
-        lines.append(f"The peak is unknown of {plural(unknown, 'cell')}, so MFU and HFU are.")
+        lines.append(f"No MFU and HFU for {plural(unknown, 'cell')}: the peak FLOP/s of the device is not known.")
     return lines
 
 
@@ -178,8 +178,8 @@ def split_sentence(cells: Sequence[CellResult]) -> str:
     if not several:
         return text
     (least, first), (most, last) = (choose(several, key=lambda pair: pair[0]) for choose in (min, max))
-    told = f" Steps stand still for communication most in {last.title}: {percent(most)} of a step"
-    return text + told + (f"; least in {first.title}: {percent(least)}." if first is not last else ".")
+    told = f" Exposed communication is largest in {last.title}: {percent(most)} of a step"
+    return text + told + (f"; smallest in {first.title}: {percent(least)}." if first is not last else ".")
 
 
 def memory_table(study: StudyResult, cells: Sequence[CellResult]) -> Table | None:

@@ -143,9 +143,11 @@ def _row(item: Follows) -> tuple[str, ...]:
 def equality_sentence(found: SameLearning) -> str:
     """How many follow, and which do not."""
     stray = [item.curve.result.name for item in found.others if not item.within]
+    same = len(found.others) - len(stray)
+    verb = "matches" if same == 1 else "match"
     text = (
-        f"The reference is {found.reference.result.name}. Of {plural(len(found.others), 'other cell')} "
-        f"{len(found.others) - len(stray)} follow it within what rounding explains in the first {JUDGED_STEPS} steps"
+        f"The reference is {found.reference.result.name}. {same} of {plural(len(found.others), 'other cell')} "
+        f"{verb} it within rounding over the first {JUDGED_STEPS} steps"
     )
     worst = max(found.others, key=lambda item: item.loss)
     text += f"; the largest relative difference of a loss, over all steps, is {number(worst.loss, 2)}"

@@ -215,7 +215,7 @@ def strategies_sentence(found: Strategies) -> str:
     if not result.pairs:
         return f"{text} The plan predicts too few of them for a ranking."
     if not result.clear:
-        return f"{text} No pair of ways differs clearly, so the planner's ranking is neither right nor wrong."
+        return f"{text} No pair of ways differs clearly, so the planner's ranking cannot be judged."
     text += f" Of {plural(result.pairs, 'pair')} {result.clear} differ clearly, and the planner's ranking of them is "
     if result.wrong:
         told = joined(f"{faster.name} is faster than {slower.name}" for faster, slower in result.wrong)

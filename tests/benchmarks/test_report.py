@@ -5,7 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.report import BAR_BYTES, Rendering, make_plan, missed, render_alone, write_run
+from benchmarks.report import (
+    BAR_BYTES,
+    Rendering,
+    make_plan,
+    missed,
+    missed_ratio,
+    paired_ratios,
+    render_alone,
+    write_run,
+)
 from configs.plans.paths import RunPaths
 from reports.reading.load import load_run
 
@@ -25,6 +34,8 @@ def test_the_made_up_study_is_as_large_as_asked_and_like_the_engines(tmp_path: P
     assert set(columns.values()) == {30} and {"pass_seconds", "gap_seconds", "batch_sequences"} < set(columns)
     item = render_alone(run.folder, written)
     assert run.report.stat().st_size == item.report_bytes > 0 and item.peak_bytes > 50e6
+    (ratio,) = paired_ratios(run.folder, written, 1)
+    assert ratio > 0 and run.page.stat().st_size > 0
 
 
 def test_a_report_that_fails_is_said(tmp_path: Path) -> None:
@@ -40,3 +51,10 @@ def test_what_misses_the_bar() -> None:
     assert missed([large]) == ["100,000 records take more than 60 s or 2 GB"]
     steep = [Rendering(1000, 1.0, 1, 1), Rendering(10_000, 20.0, 1, 1)]
     assert missed(steep) == ["10,000 records take more time each than 1,000 do"]
+
+
+def test_what_misses_the_ratio() -> None:
+    assert missed_ratio([]) == [] and missed_ratio([1.2, 1.9, 1.1]) == []
+    assert missed_ratio([1.2, 1.4, 1.5]) == [
+        "with the page it takes 1.40 times the time of Markdown alone, expected 1.3"
+    ]

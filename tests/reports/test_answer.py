@@ -41,7 +41,7 @@ def result(label: str, ranks: int, items: int, speeds: list[float], status: Stat
 def study_of(*results: CellResult) -> StudyResult:
     cells = {item.key: item for item in results}
     plan = Plan(
-        study="s", models=(), targets=(), measuring=Measuring(), pack=True, experiments=(),
+        study="s", models=(), targets=(), measuring=Measuring(memory=False), pack=True, experiments=(),
         cells={key: item.cell for key, item in cells.items()}, repeats={},
     )  # fmt: skip
     return StudyResult(Path(), plan, cells, (), {})
@@ -69,6 +69,14 @@ def test_the_decision_comes_first_and_nothing_lost_last() -> None:
     )
     assert best.evidence == "Recommendations"
     assert rest.text == "All measurements completed. Each of 3 cells has all planned repeats."
+
+
+def test_a_missing_pass_is_said() -> None:
+    study = study_of(result("one", 1, 4, [10.0]))
+    planned = study.plan.model_copy(update={"measuring": Measuring()})
+    assert opening(replace(study, plan=planned))[-1].text == (
+        "All repeats completed. Each of 1 cell has all planned repeats; memory pass: missing for 1 cell."
+    )
 
 
 def test_no_more_than_six_sentences_the_weightiest_ones() -> None:

@@ -306,11 +306,14 @@ def test_the_interconnect_of_the_study(tmp_path: Path) -> None:
 def test_why_there_is_no_forecast(tmp_path: Path) -> None:
     run, plan = scaling_run(tmp_path / "a", "weak", machines={})
     study = load_run(run)
-    assert "knows no link" in str(study_forecast(study, scaling(study, plan.experiments[0])))
+    assert "link between them is not known" in str(study_forecast(study, scaling(study, plan.experiments[0])))
     run, plan = scaling_run(tmp_path / "b", "weak", forecast=PlannedForecast(to=4))
     study = load_run(run)
     assert "forecast.to is 4" in str(study_forecast(study, scaling(study, plan.experiments[0])))
-    for strategy, tp, why in (("fsdp", 1, "what fsdp sends is not known"), ("ddp", 2, "done for data parallelism")):
+    for strategy, tp, why in (
+        ("fsdp", 1, "what fsdp sends is not known"),
+        ("ddp", 2, "only data parallelism is forecast"),
+    ):
         run, plan = scaling_run(tmp_path / f"{strategy}{tp}", "weak", strategy, tp)  # type: ignore[arg-type]
         study = load_run(run)
         assert why in str(study_forecast(study, scaling(study, plan.experiments[0])))

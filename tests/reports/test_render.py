@@ -154,7 +154,10 @@ def test_the_opening_says_what_to_run(rendered: tuple[RunPaths, ReportSummary]) 
     assert "2.00 times (1.60 to 2.50, range of 3 pairs) the simplest (1 rank, float32, batch 4, 5 tokens)" in tiny
     assert random.startswith("Run llama-110m (random weights) as 1 rank")
     assert random.endswith("; 1 more kind of work under recommendations.")
-    assert scaling.startswith("Scaling pays up to the 2 ranks measured: strong scaling of tiny gives 100 % (80.0 to")
+    assert scaling == (
+        "More ranks add throughput, up to the 2 ranks measured: strong scaling of tiny gives 100 % (80.0 to 125) of "
+        "linear at 2 ranks; 1 rank is recommended, as no larger layout does clearly more per rank."
+    )
     assert right.startswith(
         "The answers are right. tiny, rankwise, 1 rank, float32, differs from the reference by the noise"
     )

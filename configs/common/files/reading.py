@@ -45,14 +45,25 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 def open_regular(path: Path, max_bytes: int | None = None) -> BufferedReader:
     """Open a regular file for reading. Raises OSError, and ValueError for anything else or a larger one."""
-    _check_kind(path, os.stat(path), max_bytes)  # before it is opened: that alone can set off a device
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    descriptor, _ = open_descriptor(path, max_bytes)
     try:
-        _check_kind(path, os.fstat(descriptor), max_bytes)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def open_descriptor(path: Path, max_bytes: int | None) -> tuple[int, int]:
+    """Of a regular file, open for reading, and its size in bytes. Raises as `open_regular`."""
+    _check_kind(path, os.stat(path), max_bytes)  # before it is opened: that alone can set off a device
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        status = os.fstat(descriptor)
+        _check_kind(path, status, max_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, status.st_size
 
 
 def check_regular(path: Path, max_bytes: int | None = None) -> None:
@@ -62,12 +73,15 @@ def check_regular(path: Path, max_bytes: int | None = None) -> None:
 
 def read_bytes(path: Path, max_bytes: int = RECORD_BYTES) -> bytes:
     """All bytes of a regular file. Raises OSError, and ValueError for anything else or a larger one."""
-    with open_regular(path, max_bytes) as file:
-        data = file.read(os.fstat(file.fileno()).st_size + 1)  # a buffer of the limit's size would be gigabytes
-        while piece := file.read(MIB):  # it has grown meanwhile, or is one of /proc
+    descriptor, size = open_descriptor(path, max_bytes)
+    try:
+        data = os.read(descriptor, size + 1)  # a buffer of the limit's size would be gigabytes
+        while piece := os.read(descriptor, max(MIB, size - len(data))):  # it has grown meanwhile, or is one of /proc
             data += piece
             if len(data) > max_bytes:
                 raise _too_large(path, len(data), max_bytes)
+    finally:
+        os.close(descriptor)
     return data
 
 

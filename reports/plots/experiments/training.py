@@ -9,7 +9,7 @@ import numpy as np
 from configs.common.arrays import Floats
 from reports.plots.experiments.time_split import LOOKS
 from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend
-from reports.reading.load import CellResult
+from reports.reading.load import CellResult, short_titles
 from reports.training.cells import step_parts
 from reports.training.equality import TOLERANCES, SameLearning, relative
 from reports.training.strategies import Strategies
@@ -74,7 +74,7 @@ def draw_step_split(figure: "Figure", cells: Sequence[CellResult]) -> None:
     """A bar for each cell, the first at the top: the parts of a mean step."""
     shown = cells[:MOST_BARS]
     axes = figure.subplots()
-    _stacked(axes, [result.title for result in shown], [step_parts(result) for result in shown])
+    _stacked(axes, short_titles(shown), [step_parts(result) for result in shown])
     axes.set_xlabel("time of a mean step, ms")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 

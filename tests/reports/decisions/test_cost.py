@@ -101,7 +101,7 @@ def test_without_a_price_there_are_no_dollars(tmp_path: Path) -> None:
     costs, targets = cell_costs(study), study_costs(study)
     assert unit_table(costs) is None and targets[0].usd is None and cost_fronts(costs) == []
     sentences = cost_sentences(study, costs, targets)
-    assert sentences[0].startswith("Price unknown: nothing says what an hour of `local` costs")
+    assert sentences[0].startswith("No cost in dollars for `local`: the price of an hour is not known; set")
     assert "targets[].price_usd_per_hour" in sentences[0]
     texts = [*sentences, str(study_cost_sentence(targets)), str(study_cost_table(targets)), str(phase_table(targets))]
     assert not any("$" in text or "| 0 |" in text for text in texts)

@@ -6,11 +6,13 @@ from configs.common.execution import Layout
 from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.targets.target import LocalTarget
+from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from reports.decisions.nodes import (
     MOST_TABLES,
     NodeCell,
     batch_of,
+    longest,
     node_cells,
     node_latency_table,
     node_memory_table,
@@ -18,7 +20,7 @@ from reports.decisions.nodes import (
     nodes_sentence,
     throughput_table,
 )
-from reports.reading.load import load_run
+from reports.reading.load import CellResult, load_run
 from tests.support.run_folders.priced_runs import (
     LARGE,
     cell,
@@ -108,3 +110,14 @@ def test_a_dozen_tables_at_most(tmp_path: Path) -> None:
 
 def test_no_cells() -> None:
     assert node_table([]) is None and node_latency_table([]) == throughput_table([]) == node_memory_table([]) == []
+
+
+def test_how_many_prompts_a_pass_has_is_no_choice() -> None:
+    def result(prompts: int, batch: int = 4, dp: int = 1) -> CellResult:
+        work = GenerateWorkload(num_prompts=prompts, prompt_tokens=8, new_tokens=2, batch_size=batch)
+        cell = Cell(model="folder:abc", workload=work, layout=Layout(dp=dp))
+        return CellResult(cell.key, cell, f"{prompts}", "tiny", 1, {}, None)
+
+    few, many, other, wide = result(4), result(8), result(8, batch=2), result(8, dp=2)
+    assert longest([few, many, other, wide]) == ([many, other, wide], [few])
+    assert longest([many]) == ([many], [])

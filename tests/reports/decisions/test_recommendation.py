@@ -224,7 +224,7 @@ def test_batch_size_saves_the_same_share_whatever_the_price(tmp_path: Path) -> N
     priced = study_of(tmp_path / "priced", make_plan(cells, prices={"local": 0.36}), measured)
     saving = effect(priced, "batch size")
     assert "$0.400 instead of $1.00 per million tokens" in saving.basis
-    assert "a user waits 10.0 ms for a token instead of 6.25 ms" in saving.basis
+    assert "TPOT is 10.0 ms instead of 6.25 ms" in saving.basis
 
 
 def test_a_smaller_model_costs_less_and_its_answers_are_not_guessed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from configs.plans.paths import RunPaths
 from configs.records.record import Failure, Status
-from reports.document.html import json_block, policy
+from reports.document.html import html_environment, json_block, policy
 from reports.document.inline import inline_html, inline_plain
 from reports.render import render_page, render_report
 from tests.support.browser import chromium, find_chromium, serious_faults
@@ -89,6 +89,13 @@ def test_json_in_a_script_cannot_end_it() -> None:
 )
 def test_inline_marks(text: str, html: str, plain: str) -> None:
     assert inline_html(text) == html and inline_plain(text) == plain
+
+
+def test_numbers_are_not_broken() -> None:
+    told = html_environment().from_string("{{ text | told }}")
+    assert told.render(text="5 % off by 1.6e-5 <x-1e-5> *a*") == (
+        '5\u00a0% off by <span class="nb">1.6e-5</span> &lt;x-1e-5&gt; *a*'
+    )
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")

@@ -96,7 +96,7 @@ def test_the_interval_of_p99_covers_it() -> None:
     assert 0.90 <= covered / 400 <= 0.98
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 512])
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 512, 2048, 2049, 5001])
 def test_quantiles_are_those_of_the_statistics(count: int) -> None:
     values = np.random.default_rng(count).random(count)
     found = quantiles(values, (0.5, 0.9, 0.99))

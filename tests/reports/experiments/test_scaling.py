@@ -218,9 +218,21 @@ def test_gains_are_paired_by_repeat() -> None:
 def test_pairs_that_disagree_and_variants_that_failed() -> None:
     speeds = {"baseline": (1, [10.0, 10.0]), "v": (1, [9.0, 11.0]), "w": (1, [None, None])}
     text = optimization_sentence(*optimization(*study_of(speeds, "optimization")))
-    assert "its pairs disagree on which is faster" in text and "w has no figure (timeout)" in text
+    assert "Its pairs disagree on which is faster." in text and "w has no figure (timeout)" in text
     lost = study_of({"baseline": (1, [None]), "v": (1, [1.0])}, "optimization")
     assert optimization_sentence(*optimization(*lost)) == "The baseline has no figure (timeout), so no gain is given."
+
+
+def test_of_many_variants_the_best_and_the_worst_are_told() -> None:
+    speeds = {"baseline": (1, [10.0, 10.0]), "a": (1, [9.0, 11.0]), "b": (1, [20.0, 20.0]), "c": (1, [5.0, 5.0])}
+    assert optimization_sentence(*optimization(*study_of(speeds, "optimization"))) == (
+        "b gives 2.00 times (2.00 to 2.00, range of 2 pairs) the baseline's throughput; a 1.00 times (0.900 to 1.10, "
+        "range of 2 pairs) and c 0.500 times (0.500 to 0.500, range of 2 pairs). Pairs with the baseline disagree on "
+        "which is faster: a."
+    )
+    text = optimization_sentence(*optimization(*study_of(speeds | {"d": (1, [8.0, 8.0])}, "optimization")))
+    assert text.startswith("b gives 2.00 times (2.00 to 2.00, range of 2 pairs) the baseline's throughput, the most; c")
+    assert "range of 2 pairs), the least." in text
 
 
 def test_a_sweep_names_its_best_point_and_what_is_lost() -> None:

@@ -158,7 +158,7 @@ def test_the_section_has_each_cell_with_the_spread_over_ranks(tmp_path: Path) ->
     assert "1.25 times as long as a timed one" in profiled_lines(found)[0]
     assert [sum(parts(item).values()) for item in found] == pytest.approx([1, 1, 1])
     assert drawn(lambda figure: draw_profiled(figure, found))["svg"].startswith(b"<?xml")
-    assert "nobody" in profiled_sentence(found[:1])
+    assert "nothing is communicated" in profiled_sentence(found[:1])
 
 
 def test_the_report_shows_it_and_says_so_where_time_goes(tmp_path: Path) -> None:

@@ -106,6 +106,13 @@ def test_estimates_of_few_equal_and_unknown_values() -> None:
     assert estimate([0.0] * 9) == Estimate(0.0, 0.0, 0.0, 9, (0.0, 0.0))
 
 
+@given(st.lists(figures, min_size=1, max_size=40))
+def test_an_estimate_has_the_bits_of_numpys_median_and_of_many_intervals(values: list[float]) -> None:
+    found = estimate(values)
+    assert found is not None and found.median == float(np.median(values))
+    assert found.interval == median_interval(values)
+
+
 def test_many_values_are_as_quick_as_few() -> None:
     found = median_interval(range(4001))
     assert found == pytest.approx((2000 - 1.96 * 4000**0.5 / 2, 2000 + 1.96 * 4000**0.5 / 2), abs=1.5)

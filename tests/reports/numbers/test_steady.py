@@ -158,5 +158,5 @@ def test_too_few_passes_are_said(tmp_path_factory: pytest.TempPathFactory) -> No
     write_record(run, cell, samples=generated(cell, 1.0))
     study = load_run(run)
     (line,) = steady_lines(study)
-    assert line.startswith("Whether passes were steady cannot be told: no measurement has 20 of them.")
+    assert line.startswith("Steady state was not tested: no measurement has 20 passes.")
     assert unsteady_table(study) is None

@@ -152,7 +152,7 @@ def test_utilization_is_flops_over_time_ranks_and_peak(run: RunPaths) -> None:
     assert "–" in column(table, "MFU, %") and column(table, "tokens/s a rank")[0].startswith("637")
     lines = speed_lines(study, trained_cells(study))
     assert lines[0] == "Peak of 6 cells: 20.0 GFLOP/s a rank in float32 (a data sheet)."
-    assert lines[1].startswith("The peak is unknown of 4 cells")
+    assert lines[1].startswith("No MFU and HFU for 4 cells")
 
 
 def test_the_parts_sum_to_the_step(run: RunPaths) -> None:
@@ -192,7 +192,9 @@ def test_ways_to_compute_the_same_are_held_against_the_plainest(run: RunPaths) -
     assert not ways["slow", "bfloat16"].within and ways["fast", "bfloat16"].within
     assert ways["slow", "bfloat16"].loss == pytest.approx(0.05)
     assert ways["slow", "float32"].within and ways["slow", "float32"].loss < 3e-6
-    assert "8 follow it" in equality_sentence(found) and "Not explained by rounding: " in equality_sentence(found)
+    assert "8 of 9 other cells match it" in equality_sentence(
+        found
+    ) and "Not explained by rounding: " in equality_sentence(found)
     assert column(equality_table(found), "follows").count("no") == 1
 
 

@@ -124,14 +124,14 @@ def test_what_the_system_does_not_let_us_read_is_not_damaged(run: RunPaths, monk
     import configs.common.files.reading as reading
 
     refused = run.record(CELLS[0].key, "timed", 0, 1)
-    whole = reading.open_regular
+    whole = reading.open_descriptor
 
     def opened(path: Path, *rest: int | None) -> object:
         if path == refused:
             raise PermissionError(13, "Permission denied", str(path))
         return whole(path, *rest)
 
-    monkeypatch.setattr(reading, "open_regular", opened)
+    monkeypatch.setattr(reading, "open_descriptor", opened)
     with pytest.raises(PermissionError):
         set_aside_damaged(run)
     assert refused.exists() and not run.set_aside.exists()
