@@ -5,7 +5,9 @@
 
 The width is conformal: the standard deviation from the fit is multiplied by the 90 % quantile of |error| / deviation
 over rows whose pair of model and device was left out (Lei et al., JASA 113(523), 2018, section 5.2), of the same device
-where it has enough of them. With too few pairs to leave out it is 1.645, that of a normal.
+where it has enough of them. Rows of a device of which nothing was left in do not count for a device that has measured
+rows: their deviation is that of an unknown device, and a quotient by it says nothing of a known one's. With too few
+pairs to leave out it is 1.645, that of a normal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,11 +89,13 @@ def fit_engines(points: Sequence[BatchPoint], measured: Floats) -> CalibratedEng
     pairs = sorted({point.pair for point in points})
     if len(pairs) < _LEAST_PAIRS or len(points) < _LEAST_ROWS:
         return whole
-    scores = _scores(points, measured, pairs, whole.fitted)
-    devices: dict[str, list[float]] = {}
-    for point, score in zip(points, scores, strict=True):
-        devices.setdefault(point.machine.accelerator.name, []).append(float(score))
-    own = {device: _quantile(found) for device, found in devices.items() if len(found) >= _LEAST_OF_DEVICE}
+    scores, known = _scores(points, measured, pairs, whole.fitted)
+    devices: dict[str, list[float]] = {point.machine.accelerator.name: [] for point in points}
+    for point, score, is_known in zip(points, scores, known, strict=True):
+        if is_known:
+            devices[point.machine.accelerator.name].append(float(score))
+    every = [score for found in devices.values() for score in found] or list(scores)
+    own = {device: _quantile(found if len(found) >= _LEAST_OF_DEVICE else every) for device, found in devices.items()}
     return CalibratedEngines(whole.fitted, whole.residuals, _quantile(list(scores)), own)
 
 
@@ -104,17 +108,22 @@ def _calibrated(points: Sequence[BatchPoint], measured: Floats, start: FittedDev
 
 def _scores(
     points: Sequence[BatchPoint], measured: Floats, pairs: Sequence[tuple[str, str]], start: FittedDeviations
-) -> Floats:
-    """Return |error| / deviation of each row, pairs left out in a few folds."""
+) -> tuple[Floats, list[bool]]:
+    """Return |error| / deviation of each row, pairs left out in a few folds, and whether other rows of its device were
+    left in then.
+    """
     fold_of = {pair: index % _FOLDS for index, pair in enumerate(pairs)}
     folds = np.array([fold_of[point.pair] for point in points])
-    scores = np.zeros(len(points))
+    scores, known = np.zeros(len(points)), [False] * len(points)
     for fold in range(min(_FOLDS, len(pairs))):
         kept, left = np.flatnonzero(folds != fold).tolist(), np.flatnonzero(folds == fold).tolist()
         calibrated = _calibrated([points[at] for at in kept], measured[kept], start)
         logs, deviations = calibrated.logs([points[at] for at in left])
         scores[left] = np.abs(logs - np.log(measured[left])) / deviations
-    return scores
+        seen = {points[at].machine.accelerator.name for at in kept}
+        for at in left:
+            known[at] = points[at].machine.accelerator.name in seen
+    return scores, known
 
 
 def _quantile(scores: Sequence[float]) -> float:
