@@ -19,7 +19,7 @@ import numpy as np
 from configs.common.arrays import Floats
 from engine.planner.engines.fit import FittedDeviations, fit_deviations, predicted, unfitted
 from engine.planner.engines.point import BatchPoint
-from engine.planner.engines.residuals import ResidualProcess, places_of_points
+from engine.planner.engines.residuals import ResidualProcess, RowPlace, places_of_points
 from engine.planner.engines.work import PhaseWork
 
 NORMAL_WIDTH = 1.645
@@ -80,6 +80,13 @@ class CalibratedEngines:
                 counts[key] = counts.get(key, 0) + 1
         return [_support(point, counts) for point in points]
 
+    def learned_from(self, points: Sequence[BatchPoint]) -> list[bool]:
+        """Return whether each point is itself one of the measured rows, so that its error says little."""
+        if not points:
+            return []
+        known = {_identity(place) for place in self.residuals.places}
+        return [_identity(place) in known for place in places_of_points(points, PhaseWork.of(points))]
+
 
 def fit_engines(points: Sequence[BatchPoint], measured: Floats) -> CalibratedEngines:
     """Fit to measured seconds; without rows, return the priors."""
@@ -97,6 +104,10 @@ def fit_engines(points: Sequence[BatchPoint], measured: Floats) -> CalibratedEng
     every = [score for found in devices.values() for score in found] or list(scores)
     own = {device: _quantile(found if len(found) >= _LEAST_OF_DEVICE else every) for device, found in devices.items()}
     return CalibratedEngines(whole.fitted, whole.residuals, _quantile(list(scores)), own)
+
+
+def _identity(place: RowPlace) -> tuple[object, ...]:
+    return (place.engine, place.device, place.model, *(round(number, 3) for number in place.numbers))
 
 
 def _calibrated(points: Sequence[BatchPoint], measured: Floats, start: FittedDeviations | None) -> CalibratedEngines:
