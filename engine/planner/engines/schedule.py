@@ -98,7 +98,7 @@ def _preempting(point: BatchPoint, room: float) -> tuple[list[tuple[float, float
     """Simulate admission and preemption in chunks of steps."""
     prompt, new = point.prompt_tokens, point.new_tokens
     if point.batch > MOST_SEQUENCES:
-        raise ValueError(f"batch_size: {point.batch} sequences at once, expected at most {MOST_SEQUENCES}")
+        raise ValueError(f"batch_size: {point.batch} sequences at once, expected at most {MOST_SEQUENCES:,}")
     waiting, running = [0] * point.batch, list[int]()
     phases, prefilled, chunk = [], 0.0, max(1, new // _CHUNKS)
     for _ in range(_MOST_TURNS):

@@ -104,8 +104,8 @@ def _summary(found: CheckedFile) -> list[str]:
     in_sample = sum(row.in_sample for row in result.rows)
     if in_sample:
         lines.append(
-            f"{in_sample} of the rows are themselves among those measured points: their errors are in-sample, and say "
-            "nothing of other models or devices (docs/measurements/planner.md has errors of left-out rows)"
+            f"rows that are themselves among those measured points: {in_sample}. Their errors are in-sample and say "
+            "nothing of other models or devices (docs/measurements/planner.md has the errors of left-out rows)"
         )
     if found.in_fit:
         lines.append(f"{found.in_fit} of the rows are also in the fit file, so their errors are in-sample")
