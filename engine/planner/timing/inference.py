@@ -123,12 +123,14 @@ def _in_micro_batches(setup: InferenceSetup, constants: DeviceConstants | None) 
     prefill, pieces = 1 + (count - 1) * busiest, count * busiest
     sums = one.token_communication_seconds - one.token_message_seconds
     computing = (one.token_seconds - one.token_message_seconds) * pieces
+    exposed = max(0.0, one.token_seconds - computing)
     return replace(
         one,
         prefill_seconds=one.prefill_seconds * prefill,
         token_seconds=max(one.token_seconds, computing),
         prefill_communication_seconds=one.prefill_communication_seconds * prefill,
-        token_communication_seconds=sums * pieces + max(0.0, one.token_seconds - computing),
+        token_communication_seconds=sums * pieces + exposed,
+        token_message_seconds=exposed,
         sequences=setup.batch * setup.layout.dp,
     )
 
