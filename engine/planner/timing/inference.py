@@ -123,14 +123,14 @@ def _in_micro_batches(setup: InferenceSetup, constants: DeviceConstants | None) 
     prefill, pieces = 1 + (count - 1) * busiest, count * busiest
     sums = one.token_communication_seconds - one.token_message_seconds
     computing = (one.token_seconds - one.token_message_seconds) * pieces
-    exposed = max(0.0, one.token_seconds - computing)
+    hidden = computing >= one.token_seconds
     return replace(
         one,
         prefill_seconds=one.prefill_seconds * prefill,
         token_seconds=max(one.token_seconds, computing),
         prefill_communication_seconds=one.prefill_communication_seconds * prefill,
-        token_communication_seconds=sums * pieces + exposed,
-        token_message_seconds=exposed,
+        token_communication_seconds=sums * pieces if hidden else one.token_communication_seconds,
+        token_message_seconds=0.0 if hidden else one.token_message_seconds,
         sequences=setup.batch * setup.layout.dp,
     )
 
