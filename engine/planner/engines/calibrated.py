@@ -5,9 +5,10 @@
 
 The width is conformal: the standard deviation from the fit is multiplied by the 90 % quantile of |error| / deviation
 over rows whose pair of model and device was left out (Lei et al., JASA 113(523), 2018, section 5.2), of the same device
-where it has enough of them. Rows of a device of which nothing was left in do not count for a device that has measured
-rows: their deviation is that of an unknown device, and a quotient by it says nothing of a known one's. With too few
-pairs to leave out it is 1.645, that of a normal.
+where it has enough of them. What an engine's workspace may leave of the cache is added in quadrature, to either side
+what it makes there, and taken from the errors first. Rows of a device of which nothing was left in do not count for a
+device that has measured rows: their deviation is that of an unknown device, and a quotient by it says nothing of a
+known one's. With too few pairs to leave out it is 1.645, that of a normal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,18 @@ from math import ceil, exp
 import numpy as np
 
 from configs.common.arrays import Floats
-from engine.planner.engines.fit import FittedDeviations, fit_deviations, predicted, unfitted
+from engine.planner.engines.fit import (
+    NORMAL_WIDTH,
+    FittedDeviations,
+    fit_deviations,
+    predicted,
+    room_shifts,
+    unfitted,
+)
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.residuals import ResidualProcess, RowPlace, places_of_points
 from engine.planner.engines.work import PhaseWork
 
-NORMAL_WIDTH = 1.645
 _FOLDS, _LEAST_PAIRS, _LEAST_ROWS = 5, 3, 30
 _COVERED = 0.9
 _LEAST_WIDTH, _MOST_WIDTH, _LEAST_OF_DEVICE = 1.2, 4.0, 100
@@ -53,7 +60,7 @@ class CalibratedEngines:
         return cls(unfitted(), ResidualProcess.none())
 
     def logs(self, points: Sequence[BatchPoint]) -> tuple[Floats, Floats]:
-        """Return logarithms of seconds and their standard deviations."""
+        """Return logarithms of seconds and their standard deviations, without what the cache's room adds."""
         work = PhaseWork.of(points)
         logs, variance = predicted(self.fitted, points, work)
         corrections, scatter = self.residuals.at(places_of_points(points, work))
@@ -66,10 +73,11 @@ class CalibratedEngines:
         logs, deviations = self.logs(points)
         widths = [self.device_widths.get(point.machine.accelerator.name, self.width) for point in points]
         away = np.array(widths) * deviations
+        below, above = (np.hypot(away, shift) for shift in room_shifts(self.fitted, points))
         supports = self.supports(points)
         return [
-            BatchForecast(exp(log), exp(log - far), exp(log + far), support)
-            for log, far, support in zip(logs.tolist(), away.tolist(), supports, strict=True)
+            BatchForecast(exp(log), exp(log - less), exp(log + more), support)
+            for log, less, more, support in zip(logs.tolist(), below.tolist(), above.tolist(), supports, strict=True)
         ]
 
     def supports(self, points: Sequence[BatchPoint]) -> list[str]:
@@ -130,7 +138,10 @@ def _scores(
         kept, left = np.flatnonzero(folds != fold).tolist(), np.flatnonzero(folds == fold).tolist()
         calibrated = _calibrated([points[at] for at in kept], measured[kept], start)
         logs, deviations = calibrated.logs([points[at] for at in left])
-        scores[left] = np.abs(logs - np.log(measured[left])) / deviations
+        less, more = room_shifts(calibrated.fitted, [points[at] for at in left])
+        away = np.log(measured[left]) - logs
+        unexplained = np.maximum(away**2 - np.where(away > 0, more, less) ** 2, 0.0)
+        scores[left] = np.sqrt(unexplained) / deviations
         seen = {points[at].machine.accelerator.name for at in kept}
         for at in left:
             known[at] = points[at].machine.accelerator.name in seen
