@@ -272,7 +272,8 @@ def _exchanges(
     except ValueError:  # on all ranks
         return found
     if rank < count:
-        way, calls, seconds = ways[ranks], _LINK_CALLS[transport], {}
+        way, calls = ways[ranks], _LINK_CALLS[transport]
+        seconds: dict[int, float] = {}
         for size in _LINK_SIZES[: 3 if quick else None]:
             tensor, taken = torch.zeros(size // 4), []
             for _ in range(2 if quick else _LINK_REPEATS):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from engine.parallel import exchange_times
 from engine.parallel.exchange_times import cold_products, message_seconds, sum_seconds
 
 WORK, SUM, MESSAGE = 1e-4, 3e-5, 2e-5
@@ -38,7 +37,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(exchange_times.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr("engine.parallel.exchange_times.time.perf_counter", lambda: made.now)
     return made
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from configs.common.arrays import Floats
 from engine.planner.engines.residuals import SIGNAL, ResidualProcess, RowPlace
 
 
@@ -13,11 +14,12 @@ def places(device: str, models: int = 3, rows: int = 20) -> list[RowPlace]:
     ]  # fmt: skip
 
 
-def errors(count: int, size: float, seed: int) -> np.ndarray:
+def errors(count: int, size: float, seed: int) -> Floats:
     """Of one row each, slowly changing along a model's rows."""
     steps = np.random.default_rng(seed).normal(size=(3, count // 3))
     smooth = np.stack([np.convolve(row, np.ones(5) / np.sqrt(5), mode="same") for row in steps])
-    return size * smooth.ravel()
+    found: Floats = size * smooth.ravel()
+    return found
 
 
 def test_devices_whose_rows_scatter_more_have_wider_intervals_for_another_model() -> None:
