@@ -109,7 +109,7 @@ bench-planner: $(VENV)/.installed-dev  ## the planner against published and meas
 	$(BIN)/python -m benchmarks.planner.bench
 
 bench-planner-links: $(VENV)/.installed-dev  ## on labs of one and two nodes, three link speeds: decoding predicted and measured; as root
-	$(BIN)/python -m benchmarks.planner.links $(if $(KEEP),--runs $(KEEP))
+	$(BIN)/python -m benchmarks.planner.links $(if $(KEEP),--runs $(KEEP)) $(if $(LINKS),--links $(LINKS)) $(if $(MODEL),--model $(MODEL))
 
 planner-constants: $(VENV)/.installed-dev  ## fit the engines' constants to the published rows: configs/catalog/engine_constants.json
 	$(BIN)/python -m benchmarks.planner.constants

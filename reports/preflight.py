@@ -143,10 +143,13 @@ def _section(found: TargetPreflight) -> PreflightSection:
             escaped(joined(pair.nodes)),
             _scaled(pair.latency_seconds, 1e-6),
             _scaled(pair.bytes_per_second, 1e6) + (" (slow)" if pair.slow else ""),
+            _scaled(pair.sum_seconds, 1e-6),
+            _scaled(pair.message_seconds, 1e-6),
         )
         for pair in found.pairs
     )
-    pairs = Table(("nodes", "small all-reduce, µs", "large all-reduce, MB/s of the bus"), rows) if rows else None
+    titles = ("small all-reduce, µs", "large all-reduce, MB/s of the bus", "after work, µs", "message after work, µs")
+    pairs = Table(("nodes", *titles), rows).without_empty_columns() if rows else None
     texts = tuple(escaped(text[:1].upper() + text[1:]) + "." for text in sentences(found))
     return PreflightSection(title, texts, nodes.without_empty_columns(), pairs)
 

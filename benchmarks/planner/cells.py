@@ -22,7 +22,7 @@ from configs.workloads.generate import GenerateWorkload
 from engine.planner.learning import Experience, Known, config_hash, experience_path, remember
 from engine.planner.local import this_fingerprint
 
-LIMIT_SECONDS = 10.0
+LIMIT_SECONDS = 3.0
 _MODEL = "synthetic:llama-110m@0"
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _PLAN = """

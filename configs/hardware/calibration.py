@@ -17,7 +17,7 @@ from configs.common.base import Frozen, content_hash
 from configs.common.files.reading import read_model
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 
-CALIBRATION_VERSION = 2
+CALIBRATION_VERSION = 3
 """Incremented when figures change their meaning; older files are ignored."""
 
 QUIET_SHARE = 0.1
@@ -73,7 +73,10 @@ LinkTransport = Literal["gloo", "shared memory"]
 
 
 class MeasuredLink(Frozen):
-    """All-reduce between so many ranks: bytes -> seconds, and the line through them."""
+    """All-reduce between so many ranks in a tight loop: bytes -> seconds, and the line through them.
+
+    sum_seconds, message_seconds: of the smallest all-reduce, and of such a message one way, after work on each rank.
+    """
 
     ranks: PositiveInt
     transport: LinkTransport = "gloo"
@@ -81,6 +84,8 @@ class MeasuredLink(Frozen):
     latency_seconds: PositiveFloat = Field(description="of one hop")
     bytes_per_second: PositiveFloat
     error: NonNegativeFloat = Field(description="median share by which the line misses a point")
+    sum_seconds: PositiveFloat
+    message_seconds: PositiveFloat
 
 
 class Calibration(Frozen):
@@ -106,15 +111,19 @@ class Calibration(Frozen):
     figures: dict[str, CalibratedFigure]
     links: tuple[MeasuredLink, ...] = ()
 
-    def to_machine(self, ranks: int = 1, transport: LinkTransport = "gloo") -> Machine:
-        """This machine as it is for each of so many ranks that compute at once; `transport`: what connects them."""
-        used = max(1, min(ranks, self.fingerprint.cores))
-        link = self._link(used, "gloo" if ranks > self.fingerprint.cores else transport)
+    def to_machine(self, ranks: int = 1, transport: LinkTransport = "gloo", computing: int | None = None) -> Machine:
+        """This machine as it is for each of so many ranks; `transport`: what connects them.
+
+        computing: how many compute at once; None: all of them.
+        """
+        held = max(1, min(ranks, self.fingerprint.cores))
+        used = held if computing is None else max(1, min(computing, held))
+        link = self._link(held, "gloo" if ranks > self.fingerprint.cores else transport)
         accelerator = Accelerator(
             name="this-cpu",
             title=f"a core of {self.fingerprint.cpu_model or 'this CPU'}",
             kind="cpu",
-            memory_bytes=self.memory_bytes // used,
+            memory_bytes=self.memory_bytes // held,
             bytes_per_second=1 / self.seconds("read", used),
             peak_flops={kind: 1 / self.seconds(f"square/{kind}", used) for kind in MEASURED_FORMATS},
             link=link,
@@ -157,8 +166,9 @@ class Calibration(Frozen):
         link = next((link for link in ordered if link.ranks >= ranks), ordered[-1])
         return Link(
             name=f"{link.transport} between {link.ranks} ranks, measured",
-            latency_seconds=link.latency_seconds,
+            latency_seconds=link.sum_seconds / (2 * (link.ranks - 1)),
             bytes_per_second=link.bytes_per_second,
+            message_seconds=link.message_seconds,
         )
 
     def _operators(self, ranks: int) -> OperatorRates:

@@ -21,6 +21,9 @@ class Link(Frozen):
     name: str
     latency_seconds: PositiveFloat = Field(description="of one message, software included")
     bytes_per_second: PositiveFloat = Field(description="one direction, the share of one rank")
+    message_seconds: PositiveFloat | None = Field(
+        None, description="latency between two ranks, where it was measured apart from a hop of an all-reduce"
+    )
 
 
 class OperatorRates(Frozen):

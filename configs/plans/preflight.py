@@ -10,6 +10,8 @@ from pydantic import PositiveInt
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.records.record import Timestamp
 
+SMALL_BYTES = 1024
+"""Of the small all-reduce and the small message of a pair."""
 MOST_ROUNDS = 7
 """Up to 8 nodes every pair is measured; of more nodes each has this many partners."""
 
@@ -28,11 +30,17 @@ class NodeFigures(Frozen):
 
 
 class PairFigures(Frozen):
-    """Two nodes: what all-reduces over their ranks reach."""
+    """Two nodes: what all-reduces over their ranks reach.
+
+    sum_seconds, message_seconds: of a small all-reduce, and of a small message one way, after work on each rank; on
+    CPUs only.
+    """
 
     nodes: tuple[str, str]
     latency_seconds: float
     bytes_per_second: float
+    sum_seconds: float | None = None
+    message_seconds: float | None = None
     slow: bool = False
 
 

@@ -21,6 +21,7 @@ from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, 
 from configs.spec.cell import Cell
 from configs.targets.resources import Resources
 from configs.workloads import descriptor_of
+from configs.workloads.prompted import PromptedWorkload
 from engine.planner.accelerators import LocalAccelerator, device_text, local_accelerators
 
 REMEDY = "`rankwise doctor --calibrate` measures it in a quarter of a minute"
@@ -41,11 +42,19 @@ class LocalMachine:
     calibration: Calibration | None
     estimate: Machine
 
-    def while_busy(self, ranks: int, cores_per_rank: int = 1, transport: LinkTransport = "gloo") -> Machine:
-        """Return the machine with this many ranks computing at once, connected by `transport`."""
+    def while_busy(
+        self, ranks: int, cores_per_rank: int = 1, transport: LinkTransport = "gloo", computing: int | None = None
+    ) -> Machine:
+        """Return the machine with this many ranks, connected by `transport`; `computing` at once (None: all)."""
         busy = ranks * cores_per_rank
-        machine = self.calibration.to_machine(busy, transport) if self.calibration else self.estimate
-        return with_cores(machine, cores_per_rank)
+        if self.calibration is None:
+            return with_cores(self.estimate, cores_per_rank)
+        at_once = None if computing is None else computing * cores_per_rank
+        return with_cores(self.calibration.to_machine(busy, transport, at_once), cores_per_rank)
+
+    def while_running(self, cell: Cell) -> Machine:
+        """Return the machine as a cell's ranks have it, on one node or on nodes that are parts of it."""
+        return self.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell), computing_ranks(cell))
 
     @property
     def advice(self) -> str | None:
@@ -56,6 +65,15 @@ class LocalMachine:
 def transport_of(cell: Cell) -> LinkTransport:
     """What connects a cell's ranks on the CPUs of one machine: our own engine shares memory, torch's groups do not."""
     return "shared memory" if cell.engine == "rankwise" and not descriptor_of(cell.workload).trains else "gloo"
+
+
+def computing_ranks(cell: Cell) -> int:
+    """Return how many ranks of a cell compute at once: stages of a pipeline with one micro-batch take turns."""
+    work, stages = cell.workload, cell.layout.pp
+    if not isinstance(work, PromptedWorkload):
+        return cell.layout.ranks
+    pieces = -(-work.batch_size // work.in_micro_batches(stages))
+    return cell.layout.ranks // stages * min(stages, pieces)
 
 
 def local_machine(cache: Path) -> LocalMachine:

@@ -86,6 +86,7 @@ class GenerationTime:
     sequences: int  # over all replicas
     new_tokens: int  # of each sequence; 0: an encoder, which has only the prefill
     prompt_tokens: int = 0
+    token_message_seconds: float = 0.0  # of token_communication_seconds, messages between pipeline stages
 
     @property
     def seconds(self) -> float:
@@ -100,6 +101,7 @@ class GenerationTime:
             token_seconds=self.token_seconds * times,
             prefill_communication_seconds=self.prefill_communication_seconds * times,
             token_communication_seconds=self.token_communication_seconds * times,
+            token_message_seconds=self.token_message_seconds * times,
         )
 
     @property

@@ -88,7 +88,7 @@ def measure_operators(quick: bool = False) -> Calibration:
             )
             for name, rounds in found["alone"].items()
         },
-        links=tuple(fitted_link(link["ranks"], link["seconds"], link["transport"]) for link in found["links"]),
+        links=tuple(fitted_link(**link) for link in found["links"]),
     )
 
 
@@ -101,8 +101,12 @@ def private_cache_bytes() -> int:
     return _DEFAULT_CACHE_BYTES
 
 
-def fitted_link(ranks: int, seconds: dict[str, float], transport: LinkTransport = "gloo") -> MeasuredLink:
+def fitted_link(
+    ranks: int, seconds: dict[str, float], after_work: tuple[float, float], transport: LinkTransport = "gloo"
+) -> MeasuredLink:
     """Fit hop latency and ring bandwidth to all-reduces: 2 (n-1) hops, 2 (n-1)/n of the bytes.
+
+    after_work: seconds of a small all-reduce and of a small message between pieces of work.
 
     Least squares of relative errors: small and large messages have equal weight. Both stay above 0.
     """
@@ -125,6 +129,8 @@ def fitted_link(ranks: int, seconds: dict[str, float], transport: LinkTransport 
         latency_seconds=latency,
         bytes_per_second=1 / inverse,
         error=statistics.median(errors),
+        sum_seconds=after_work[0],
+        message_seconds=after_work[1],
     )
 
 
@@ -209,10 +215,10 @@ def run_rank(parent: int, folder: Path, quick: bool) -> int:
         dist.barrier()
         together = measure_rank(replace(sizes, rounds=max(1, sizes.rounds - 1)), dist.barrier)
         links = [
-            {"ranks": count, "transport": transport, "seconds": seconds}
+            {"ranks": count, "transport": transport, "seconds": measured[0], "after_work": measured[1]}
             for transport in LINK_TRANSPORTS
             for count in sorted({2, ranks})
-            if (seconds := _all_reduces(transport, count, place.rank, quick))
+            if (measured := _exchanges(transport, count, place.rank, quick)) is not None
         ]
         dist.barrier()
     if place.rank == 0:
@@ -247,24 +253,27 @@ def _framework_bytes(work: Callable[[], None]) -> int:
     return int(said)
 
 
-def _all_reduces(transport: LinkTransport, count: int, rank: int, quick: bool) -> dict[int, float]:
-    """Return median seconds of an all-reduce over the first `count` ranks, by bytes; other ranks wait and get none.
-
-    None on all ranks if they cannot be connected this way.
+def _exchanges(
+    transport: LinkTransport, count: int, rank: int, quick: bool
+) -> tuple[dict[int, float], tuple[float, float]] | None:
+    """Return median seconds of all-reduces over the first `count` ranks by bytes, and of a small one and a message
+    after work. Other ranks wait and get None, as all do if they cannot be connected this way.
     """
     import torch
     import torch.distributed as dist
 
+    from engine.parallel.exchange_times import cold_products, message_seconds, sum_seconds
     from engine.parallel.opening import connect
 
     ranks = tuple(range(count))
-    found: dict[int, float] = {}
+    found: tuple[dict[int, float], tuple[float, float]] | None = None
     try:
         ways, _ = connect([ranks], rank, torch.device("cpu"), "gloo", LIMIT_SECONDS, transport)
     except ValueError:  # on all ranks
         return found
     if rank < count:
         way, calls = ways[ranks], _LINK_CALLS[transport]
+        seconds: dict[int, float] = {}
         for size in _LINK_SIZES[: 3 if quick else None]:
             tensor, taken = torch.zeros(size // 4), []
             for _ in range(2 if quick else _LINK_REPEATS):
@@ -273,7 +282,10 @@ def _all_reduces(transport: LinkTransport, count: int, rank: int, quick: bool) -
                 for _ in range(calls):
                     way.all_reduce(tensor)
                 taken.append((time.perf_counter() - began) / calls)
-            found[size] = statistics.median(taken)
+            seconds[size] = statistics.median(taken)
+        small, work = torch.zeros(_LINK_SIZES[0] // 4), cold_products()
+        summed = sum_seconds(way, small, work)
+        found = seconds, (summed, message_seconds(way, small, work, (0, 1), rank))
         way.close()
     dist.barrier()
     return found

@@ -20,16 +20,17 @@ import numpy as np
 import torch
 
 from configs.plans.job import Measurement
-from configs.plans.preflight import rounds_of_pairs
+from configs.plans.preflight import SMALL_BYTES, rounds_of_pairs
 from configs.workloads.preflight import PreflightWorkload
 from engine.context import Context, RankResult
+from engine.parallel.exchange_times import cold_products, message_seconds, sum_seconds
 from engine.parallel.opening import connect
 from engine.parallel.transports import Transport
 
 _WINDOWS = 5
 _CPU_SIZE, _GPU_SIZE = 512, 4096  # a product takes some milliseconds
 _CPU_READ_BYTES, _GPU_READ_BYTES = 64 << 20, 1 << 30  # far larger than a cache
-_SMALL_BYTES, _SMALL_CALLS = 1024, 20
+_SMALL_BYTES, _SMALL_CALLS = SMALL_BYTES, 20
 _FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 18, 256 << 20
 _LARGE_SECONDS = 0.15  # target duration of an all-reduce of the large size
 
@@ -39,7 +40,7 @@ def run(measurement: Measurement, context: Context) -> RankResult:
 
     Figures: node (as the target names it), gemm_flops_per_second, read_bytes_per_second. Columns, an entry for each
     pair that this rank's node is in: first_node, second_node (indices of nodes in the job), latency_seconds,
-    bytes_per_second.
+    bytes_per_second, sum_seconds, message_seconds (both after work, on CPUs; 0 on GPUs).
     """
     work = measurement.cell.workload
     assert isinstance(work, PreflightWorkload)
@@ -95,21 +96,23 @@ def _pairs(measurement: Measurement, context: Context) -> dict[str, np.ndarray]:
     backend = "nccl" if context.device.type == "cuda" else "gloo"
     limit_seconds = context.job.measuring.group_timeout_seconds
     ways, _ = connect(list(ranks.values()), context.rank, context.device, backend, limit_seconds, "auto")
-    found: list[tuple[int, int, float, float]] = []
+    found: list[tuple[int, int, float, float, float, float]] = []
     for together in rounds:
         context.barrier()
         for pair in together:
             if way := ways.get(ranks[pair]):
-                found.append((*pair, *_exchange(way, len(ranks[pair]), context)))
+                found.append((*pair, *_exchange(way, len(ranks[pair]), context), *_in_steps(way, ranks[pair], context)))
     context.barrier()
     for way in ways.values():
         way.close()
-    first, second, latency, rate = zip(*found, strict=True) if found else ((), (), (), ())
+    first, second, latency, rate, summed, message = zip(*found, strict=True) if found else ((),) * 6
     return {
         "first_node": np.array(first, dtype=np.int32),
         "second_node": np.array(second, dtype=np.int32),
         "latency_seconds": np.array(latency),
         "bytes_per_second": np.array(rate),
+        "sum_seconds": np.array(summed),
+        "message_seconds": np.array(message),
     }
 
 
@@ -130,6 +133,16 @@ def _exchange(way: Transport, ranks: int, context: Context) -> tuple[float, floa
     large = torch.zeros(size // 4, device=context.device)
     seconds = _seconds(way, large, context, 1)
     return latency, 2 * (ranks - 1) / ranks * size / seconds
+
+
+def _in_steps(way: Transport, ranks: tuple[int, ...], context: Context) -> tuple[float, float]:
+    """Return seconds of a small all-reduce and of a small message, as a decode step has them."""
+    if context.device.type != "cpu":
+        return 0.0, 0.0
+    work, small = cold_products(), torch.zeros(_SMALL_BYTES // 4)
+    summed = sum_seconds(way, small, work)
+    ends = (0, len(ranks) // 2)  # the first rank of each node
+    return summed, message_seconds(way, small, work, ends, ranks.index(context.rank))
 
 
 def _seconds(way: Transport, tensor: torch.Tensor, context: Context, calls: int) -> float:

@@ -34,7 +34,7 @@ from tasks.campaign.launches.leftovers import mark_collected
 from tasks.campaign.records import Collected
 
 _CHECK_SECONDS = 120.0
-_COLUMNS = ("first_node", "second_node", "latency_seconds", "bytes_per_second")
+_COLUMNS = ("first_node", "second_node", "latency_seconds", "bytes_per_second", "sum_seconds", "message_seconds")
 
 
 @dataclass(frozen=True)
@@ -190,15 +190,21 @@ def _measured(record: Record, run: RunPaths) -> NodeCheck:
     ]
     path = run.record(record.key, record.measuring_pass, record.repeat, record.attempt).with_suffix(".npz")
     columns = read_samples(path, _COLUMNS) if cell.nodes > 1 else {}
-    known: dict[tuple[int, int], tuple[float, float]] = {}
+    known: dict[tuple[int, int], tuple[float, ...]] = {}
     for place in range(cell.nodes if columns else 0):
         of_rank = [columns[f"{place * a_node}/{name}"] for name in _COLUMNS]
-        for first, second, latency, rate in zip(*of_rank, strict=True):
-            known[int(first), int(second)] = (float(latency), float(rate))
+        for first, second, *figures in zip(*of_rank, strict=True):
+            known[int(first), int(second)] = tuple(map(float, figures))
     assert len(known) == sum(map(len, rounds_of_pairs(cell.nodes))), "every pair was measured"
     pairs = [
-        PairFigures(nodes=_sorted_pair(names[first], names[second]), latency_seconds=latency, bytes_per_second=rate)
-        for (first, second), (latency, rate) in sorted(known.items())
+        PairFigures(
+            nodes=_sorted_pair(names[first], names[second]),
+            latency_seconds=latency,
+            bytes_per_second=rate,
+            sum_seconds=summed or None,
+            message_seconds=message or None,
+        )
+        for (first, second), (latency, rate, summed, message) in sorted(known.items())
     ]
     return NodeCheck(nodes, pairs)
 

@@ -40,7 +40,7 @@ from engine.planner.learning import (
     read_experiences,
     remember,
 )
-from engine.planner.local import LocalMachine, hardware_fingerprint, local_machine
+from engine.planner.local import LocalMachine, computing_ranks, hardware_fingerprint, local_machine, transport_of
 from reports.reading.devices import load_comparable
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import OTHERS_SHARE
@@ -95,7 +95,7 @@ class Predictor:
         self._targets = {target.name: target for target in plan.targets}
         self._known = tuple(known)
         self._tested = {found.target: found for found in (preflight.targets if preflight else ())}
-        self._machines: dict[tuple[str, int, int, int], Machine] = {}
+        self._machines: dict[tuple[object, ...], Machine] = {}
         self._lengths: dict[tuple[str, str | None, int | None], list[int]] = {}
 
     @cached_property
@@ -152,7 +152,8 @@ class Predictor:
 
     def machine(self, cell: Cell) -> Machine:
         """Where a cell runs, while it runs, at the price of its target."""
-        place = (cell.target, cell.layout.ranks, cell.nodes, cell.cores_per_rank)
+        ranks = (cell.layout.ranks, computing_ranks(cell), transport_of(cell))
+        place = (cell.target, cell.nodes, cell.cores_per_rank, *ranks)
         if place not in self._machines:
             machine = self._machine_of(cell)
             prices = self.plan.prices.get(cell.target)

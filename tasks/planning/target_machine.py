@@ -11,11 +11,11 @@ from statistics import median
 
 from configs.hardware.catalog import HardwareCatalog
 from configs.hardware.hardware import Link, Machine
-from configs.plans.preflight import TargetPreflight
+from configs.plans.preflight import SMALL_BYTES, TargetPreflight
 from configs.spec.cell import Cell
 from configs.targets.resources import ClusterTarget, Resources
 from configs.targets.target import LocalTarget
-from engine.planner.local import LocalMachine, local_devices, machine_of_devices, transport_of
+from engine.planner.local import LocalMachine, local_devices, machine_of_devices
 
 
 def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
@@ -68,7 +68,7 @@ def local_node(target: Resources | None, cell: Cell, here: LocalMachine) -> Mach
     """
     devices = local_devices(target or LocalTarget())
     if not devices:
-        return here.while_busy(cell.layout.ranks, cell.cores_per_rank, transport_of(cell))
+        return here.while_running(cell)
     return machine_of_devices(devices, cell.layout.ranks, here.estimate.host_memory_bytes)
 
 
@@ -79,7 +79,7 @@ def lab_node(target: ClusterTarget, cell: Cell, here: LocalMachine, found: Targe
     """
     nodes = max(cell.nodes, target.nodes_for(cell.layout.ranks))
     ranks = cell.layout.ranks // nodes
-    node = here.while_busy(cell.layout.ranks, cell.cores_per_rank, "gloo")
+    node = here.while_running(cell)
     node = node.model_copy(update={"accelerators": ranks})
     if nodes == 1:
         return node
@@ -100,12 +100,22 @@ def _link(target: ClusterTarget, found: TargetPreflight | None) -> Link | None:
     if found is None or not found.pairs:
         return None
     # A small all-reduce of n ranks is 2 (n - 1) messages one after the other; bandwidth is that of the bus already.
-    hops = 2 * (2 * found.ranks_per_node - 1)
+    ranks = 2 * found.ranks_per_node
+    hops = 2 * (ranks - 1)
+    rate = median(pair.bytes_per_second for pair in found.pairs)
+    summed = median(pair.sum_seconds or pair.latency_seconds for pair in found.pairs)
+    messages = [pair.message_seconds for pair in found.pairs if pair.message_seconds is not None]
     return Link(
         name=f"link of target {target.name}, measured before the study",
-        latency_seconds=median(pair.latency_seconds for pair in found.pairs) / hops,
-        bytes_per_second=median(pair.bytes_per_second for pair in found.pairs),
+        latency_seconds=_without_bytes(summed, hops / ranks * SMALL_BYTES / rate) / hops,
+        bytes_per_second=rate,
+        message_seconds=_without_bytes(median(messages), SMALL_BYTES / rate) if messages else None,
     )
+
+
+def _without_bytes(seconds: float, sending: float) -> float:
+    """Return the latency of an exchange without the time that its bytes take; at least a tenth of the whole."""
+    return max(seconds / 10, seconds - sending)
 
 
 def _by_cores(machine: Machine, cores_per_rank: int, known: HardwareCatalog) -> Machine:

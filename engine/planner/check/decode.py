@@ -22,12 +22,13 @@ from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
 from engine.planner.check.rows import PublishedRow, RowPrediction, factor_interval, measured_figure, positive_integer
+from engine.planner.fitting.few import UNFITTED_FACTOR
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.timing.inference import generation_time
 
 MEASURED = "tokens_per_second"
 _NODE_GPUS = 8
-UNFITTED_FACTOR, _SCALED_FACTOR = 1.6, 1.1
+_SCALED_FACTOR = 1.1
 """Width of the interval either way: as a data sheet's (`engine.planner.cells.prior_factor`), and of a model that has a
 scale (worst published row 3 %, over the range of both constants 10 %)."""
 _NEW_TOKENS = 200

@@ -51,7 +51,8 @@ def predict(rows: Sequence[PublishedRow], fit: Sequence[PublishedRow]) -> list[R
             found.append(None)
         except ValueError as error:
             found.append(RowPrediction(None, str(error).splitlines()[0]))
-    forecasts = iter(zip(points, calibrated.forecast(points), strict=True))
+    learned = calibrated.learned_from(points) if not fit else [False] * len(points)  # `--fit` is told by the rows
+    forecasts = iter(zip(points, calibrated.forecast(points), learned, strict=True))
     return [one if one is not None else _rate(*next(forecasts)) for one in found]
 
 
@@ -103,7 +104,7 @@ def checked_point(row: PublishedRow) -> BatchPoint:
     return point
 
 
-def _rate(point: BatchPoint, forecast: BatchForecast) -> RowPrediction:
+def _rate(point: BatchPoint, forecast: BatchForecast, in_sample: bool) -> RowPrediction:
     rate = point.tokens / forecast.seconds
     interval = (point.tokens / forecast.high, point.tokens / forecast.low)
-    return RowPrediction(rate, interval=interval, support=forecast.support)
+    return RowPrediction(rate, interval=interval, support=forecast.support, in_sample=in_sample)

@@ -13,6 +13,7 @@ import numpy as np
 
 PublishedRow = dict[str, str]
 Described = TypeVar("Described")
+_MOST = 10**9
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class RowPrediction:
     reason: str | None = None
     interval: tuple[float, float] | None = None  # holds 90 % of measurements
     support: str | None = None  # the measured rows that the prediction stands on
+    in_sample: bool = False  # the row itself is one of them
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class CheckedRow:
     reason: str | None = None
     interval: tuple[float, float] | None = None
     support: str | None = None
+    in_sample: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,15 @@ class Checked:
 
 
 def positive_integer(row: PublishedRow, column: str) -> int:
-    """At least 1; `8.0` is one too. Raises ValueError that names the column."""
+    """From 1 to 10^9; `8.0` is one too. Raises ValueError that names the column."""
     text = (row.get(column) or "").strip()
     if not text:
         raise ValueError(f"{column}: missing or empty")
     number = _number(text)
     if number is None or number < 1 or number != int(number):
         raise ValueError(f"{column}: {text!r} is not a whole number of at least 1")
+    if number > _MOST:
+        raise ValueError(f"{column}: got {text}, expected at most {_MOST:,}")
     return int(number)
 
 
@@ -117,7 +122,13 @@ def checked(rows: Sequence[PublishedRow], predictions: Sequence[RowPrediction], 
             error = abs(prediction.predicted - measured) / measured
         found.append(
             CheckedRow(
-                prediction.predicted, measured, error, prediction.reason, prediction.interval, prediction.support
+                prediction.predicted,
+                measured,
+                error,
+                prediction.reason,
+                prediction.interval,
+                prediction.support,
+                prediction.in_sample,
             )
         )
     return Checked(tuple(found))

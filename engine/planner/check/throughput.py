@@ -22,6 +22,7 @@ from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Link, Machine
 from engine.planner.catalog import find_model
 from engine.planner.check.rows import PublishedRow, RowPrediction, factor_interval, measured_figure, positive_integer
+from engine.planner.fitting.few import UNFITTED_FACTOR
 from engine.planner.setup import Checkpointing, Precision, TrainingSetup
 from engine.planner.timing.fitting import CalibratedConstants, calibrate_constants
 
@@ -30,7 +31,6 @@ T = TypeVar("T")
 MEASURED = "tokens_per_second"
 NODE_GPUS = 8
 NINE_OF_TEN = 1.645
-UNFITTED_FACTOR = 1.6  # as `engine.planner.cells.prior_factor` for a data sheet
 _HOP_SECONDS = 1.4e-5  # of NCCL's ring over a network: its own cost model, src/graph/tuning.cc, protocol Simple
 _PORT_BITS_PER_SECOND = {"a100": 200e9, "h100": 400e9, "h200": 400e9}
 _PRECISIONS: dict[str, Precision] = {

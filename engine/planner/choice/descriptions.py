@@ -164,8 +164,8 @@ def short(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Format as 0.34, 7.2 or 4,129."""
-    return f"{value:.2g}" if value < 9.95 else f"{value:,.0f}"
+    """Format as 0.34, 7.2 or 4,130: a prediction is not worth more digits."""
+    return f"{value:.2g}" if value < 9.95 else short(value)
 
 
 def deepspeed_dict(setup: TrainingSetup) -> dict[str, Any]:

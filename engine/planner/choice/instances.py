@@ -15,7 +15,7 @@ from configs.hardware.catalog import HardwareCatalog
 from configs.hardware.hardware import AcceleratorKind, Machine
 from configs.hardware.prices import Market, Price
 from engine.planner.architecture import Architecture
-from engine.planner.choice.descriptions import GB, framework_of, inference_dict, short, title, training_dict
+from engine.planner.choice.descriptions import GB, framework_of, inference_dict, rate, short, title, training_dict
 from engine.planner.choice.machines import inference_format, instance_price, training_precision
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, ranked, with_memory_limit
 from engine.planner.results import GenerationTime
@@ -147,7 +147,7 @@ class InstanceOptions:
         best = self.best
         if best is None or best.candidate is None:
             return self._nothing()
-        speed = f"{best.candidate.tokens_per_second:,.0f} tokens/s"
+        speed = f"{rate(best.candidate.tokens_per_second or 0.0)} tokens/s"
         where = f"{best.nodes} x {best.machine.name}" if best.nodes > 1 else best.machine.name
         usd = best.candidate.usd_per_million_tokens
         if usd is None:
@@ -286,7 +286,7 @@ def inference_base(architecture: Architecture, machine: Machine, prompt_tokens: 
 def _too_slow(wish: InstanceRequest, candidate: EvaluatedSetup) -> str | None:
     tokens, least, most = candidate.tokens_per_second, wish.min_tokens_per_second, wish.max_seconds_per_token
     if tokens is not None and least is not None and tokens < least:
-        return f"is predicted to reach {tokens:,.0f} tokens/s of {least:,.0f}"
+        return f"is predicted to reach {rate(tokens)} tokens/s of {least:,.0f}"
     time = candidate.time
     if isinstance(time, GenerationTime) and most is not None and time.token_seconds > most:
         return f"is predicted to take {time.token_seconds * 1e3:.1f} ms a token of {most * 1e3:.1f}"

@@ -24,6 +24,8 @@ _NOISE, _QUEUED_NOISE = (
     0.12,
 )  # standard deviation of a row's logarithm about the model; of one whose cache is full
 _STEP = 1e-3
+NORMAL_WIDTH = 1.645
+"""Standard deviations either way that hold 90 % of a normal."""
 _NEW_PLATFORM = 0.5
 """Of a platform without any row: kernels of another library, a factor of 1.6. Assumption: the engines' first years on
 ROCm were slower than its data sheets by a factor of two to three."""
@@ -72,28 +74,32 @@ def unfitted() -> FittedDeviations:
 def predicted(
     fitted: FittedDeviations, points: Sequence[BatchPoint], work: PhaseWork | None = None
 ) -> tuple[Floats, Floats]:
-    """Return logarithms of seconds and their variances from what is uncertain of constants and of the cache's room."""
+    """Return logarithms of seconds and their variances from what is uncertain of the constants."""
     if not points:
         return np.zeros(0), np.zeros(0)
     logs, slopes, covariance = sensitivities(fitted, points, work)
     variance = ((slopes @ covariance) * slopes).sum(axis=1)
     strange = np.array([_strangeness(fitted, point) for point in points])
-    return logs, variance + strange + _room_variance(fitted, points, logs)
+    return logs, variance + strange
 
 
-def _room_variance(fitted: FittedDeviations, points: Sequence[BatchPoint], logs: Floats) -> Floats:
-    """Return the variance of logarithms from the engines' workspace: a batch near the cache's room may queue or not."""
-    found = np.zeros(len(points))
-    near = [at for at, point in enumerate(points) if point.tokens > cache_tokens(point, WORKSPACE_SIGMA)]
+def room_shifts(fitted: FittedDeviations, points: Sequence[BatchPoint]) -> tuple[Floats, Floats]:
+    """Return by how much logarithms fall and rise as the engine's workspace goes from one end of its 90 % to the other.
+
+    The two differ: a batch that just fits takes no less time with more room, and twice as long where it has to queue.
+    """
+    less, more = np.zeros(len(points)), np.zeros(len(points))
+    far = NORMAL_WIDTH * WORKSPACE_SIGMA
+    near = [at for at, point in enumerate(points) if point.tokens > cache_tokens(point, far)]
     if not near:
-        return found
+        return less, more
     some = [points[at] for at in near]
     order = list(dict.fromkeys([*fitted.order, *names(some)]))
     deviations = np.concatenate([fitted.deviations, np.zeros(len(order) - len(fitted.order))])
     constants = LevelBasis(some, order).constants(deviations)
-    for more in (WORKSPACE_SIGMA, -WORKSPACE_SIGMA):  # a normal's two points of quadrature
-        found[near] += (np.log(seconds(PhaseWork.of(some, more), constants)) - logs[near]) ** 2 / 2
-    return found
+    low, middle, high = (np.log(seconds(PhaseWork.of(some, workspace), constants)) for workspace in (-far, 0.0, far))
+    less[near], more[near] = np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)
+    return less, more
 
 
 def sensitivities(

@@ -17,6 +17,8 @@ from engine.planner.engines.point import BatchPoint
 MOST_PHASES = 6
 _CHUNKS = 16  # of a sequence's new tokens, in which preemption is simulated
 _MOST_TURNS = 4000
+MOST_SEQUENCES = 100_000
+"""Largest batch that is simulated: far above what an engine runs at once."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ def _waves(point: BatchPoint, room: float) -> list[tuple[float, float, float]]:
 def _preempting(point: BatchPoint, room: float) -> tuple[list[tuple[float, float, float]], float]:
     """Simulate admission and preemption in chunks of steps."""
     prompt, new = point.prompt_tokens, point.new_tokens
+    if point.batch > MOST_SEQUENCES:
+        raise ValueError(f"batch_size: {point.batch} sequences at once, expected at most {MOST_SEQUENCES:,}")
     waiting, running = [0] * point.batch, list[int]()
     phases, prefilled, chunk = [], 0.0, max(1, new // _CHUNKS)
     for _ in range(_MOST_TURNS):
@@ -112,8 +116,10 @@ def _preempting(point: BatchPoint, room: float) -> tuple[list[tuple[float, float
         phases.append((float(steps), float(len(running)), prompt + sum(running) / len(running) + steps / 2))
         running = [made + steps for made in running if made + steps < new]
         if not waiting and not running:
-            break
-    return phases, prefilled
+            return phases, prefilled
+    raise ValueError(
+        f"batch_size: {point.batch} sequences at once are too many to simulate on this much memory; use fewer"
+    )
 
 
 def _merged(phases: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:

@@ -22,6 +22,8 @@ T = TypeVar("T")
 Constants = Mapping[str, float]
 _NORMAL, _LEAST_GROUPS, _LEAST_ROWS, _COVERED = 1.645, 3, 6, 0.9
 _STEP = 1e-3
+UNFITTED_FACTOR = 1.6
+"""Least width of an interval before any row, as of every prediction from a data sheet."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class FewFit(Generic[T]):
         """Return the prediction and its interval."""
         value = self.model.formula(row, self.constants)
         factor = exp(self.width * self.sigma(row))
+        if not self.rows:
+            factor = max(factor, UNFITTED_FACTOR)
         return value, value / factor, value * factor
 
 

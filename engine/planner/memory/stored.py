@@ -54,6 +54,8 @@ def stored_stage_layers(setup: InferenceSetup) -> list[range]:
         raise ValueError(
             f"layout.pp: {stages} stages for {layers} layers of {setup.architecture.name}; use at most that"
         )
+    if stages == 1:
+        return [range(layers)]
     blocks = embedding = head = 0.0
     for weight in setup.architecture.weights:
         if weight.block:

@@ -131,4 +131,4 @@ def point_to_point_seconds(
     group = ring(ranks, machine, stride)
     link = group.between or group.inside
     assert link is not None
-    return link.latency_seconds + message_bytes / (link.bytes_per_second * share)
+    return (link.message_seconds or link.latency_seconds) + message_bytes / (link.bytes_per_second * share)

@@ -20,12 +20,13 @@ from configs.hardware.hardware import Accelerator, NumberFormat, OperatorRates
 from engine.planner.architecture import Architecture
 from engine.planner.results import GenerationTime, StepTime
 from engine.planner.setup import InferenceSetup, TrainingSetup
-from engine.planner.timing.collectives import all_reduce_seconds, point_to_point_seconds
+from engine.planner.timing.collectives import all_gather_seconds, all_reduce_seconds, point_to_point_seconds, ring
 from engine.planner.timing.waiting import handling_seconds, waits_of
 
 _BYTES: dict[NumberFormat, int] = {"float32": 4, "bfloat16": 2}
 _ATTENTION_BACKWARD = 2.5  # five products where the forward has two (arXiv 2205.14135)
 _SHARED_CACHE = 8
+_WORD_BYTES = 8  # the number of a word, and as much for its logit
 _REFERENCE_ROWS = 256
 """Rows at which `training_flops` was measured (`engine.tools.calibration_figures.Sizes.prompt`)."""
 
@@ -51,9 +52,14 @@ def measured_generation_time(setup: InferenceSetup) -> GenerationTime:
     half = setup.prompt_tokens + setup.new_tokens // 2
     context = batch * architecture.cache_elements(half, tp) * _BYTES[number]
     token = _pass(architecture, table, batch, batch, element, tp)
-    token += architecture.layers * rates.recorded_layer_seconds + rates.recorded_step_seconds
+    if _is_recorded(setup):
+        token += architecture.layers * rates.recorded_layer_seconds + rates.recorded_step_seconds
+    else:
+        token += least
     token += context / rates.context_bytes_per_second[number]
-    sent, sent_token = _sent_seconds(setup, rows, number), _sent_seconds(setup, batch, number)
+    messages = _message_seconds(setup, batch, number)
+    sent = _sum_seconds(setup, rows, number) + _message_seconds(setup, rows, number)
+    sent_token = _sum_seconds(setup, batch, number) + messages
     return GenerationTime(
         prefill_seconds=prefill + sent,
         token_seconds=token + sent_token,
@@ -62,6 +68,7 @@ def measured_generation_time(setup: InferenceSetup) -> GenerationTime:
         sequences=batch * setup.layout.dp,
         new_tokens=setup.new_tokens,
         prompt_tokens=setup.prompt_tokens,
+        token_message_seconds=messages,
     )
 
 
@@ -123,6 +130,12 @@ def seconds_at(table: Mapping[int, float], rows: float) -> float:
     return table[known[0]]
 
 
+def _is_recorded(setup: InferenceSetup) -> bool:
+    """Return whether decode steps are replayed from a recording: sums over gloo, between nodes, run in Python."""
+    tp = setup.layout.tp
+    return tp == 1 or ring(tp, setup.machine).nodes == 1
+
+
 def _format(compute: str) -> NumberFormat:
     """Return the measured format closest to a computation's."""
     return "float32" if compute == "float32" else "bfloat16"
@@ -154,17 +167,26 @@ def _pass(
     return products + architecture.layers * rows * architecture.hidden * element
 
 
-def _sent_seconds(setup: InferenceSetup, rows: int, number: NumberFormat) -> float:
-    """Return an all-reduce after each row-parallel product (tensor parallelism), and a message between stages."""
-    architecture, layout = setup.architecture, setup.layout
+def _sum_seconds(setup: InferenceSetup, rows: int, number: NumberFormat) -> float:
+    """Return an all-reduce after each row-parallel product, and the gathered best words of each rank's vocabulary."""
+    architecture, tp, machine = setup.architecture, setup.layout.tp, setup.machine
+    if tp == 1:
+        return 0.0
+    split = sum(weight.products for weight in architecture.weights if weight.split == 1)
     message = rows * architecture.hidden * _BYTES[number]
-    seconds = 0.0
-    if layout.tp > 1:
-        split = sum(weight.products for weight in architecture.weights if weight.split == 1)
-        seconds += split * all_reduce_seconds(message, layout.tp, setup.machine)
-    if layout.pp > 1:
-        seconds += layout.pp * point_to_point_seconds(message, layout.pp, setup.machine, stride=layout.tp)
-    return seconds
+    gathered = all_gather_seconds(2 * tp * setup.batch * _WORD_BYTES, tp, machine)
+    return split * all_reduce_seconds(message, tp, machine) + gathered
+
+
+def _message_seconds(setup: InferenceSetup, rows: int, number: NumberFormat) -> float:
+    """Return hidden states sent from stage to stage, and the chosen words back to the first."""
+    layout, machine = setup.layout, setup.machine
+    if layout.pp == 1:
+        return 0.0
+    message = rows * setup.architecture.hidden * _BYTES[number]
+    onward = point_to_point_seconds(message, layout.pp, machine, stride=layout.tp)
+    back = point_to_point_seconds(setup.batch * _WORD_BYTES, layout.pp, machine, stride=layout.tp)
+    return (layout.pp - 1) * onward + back
 
 
 def _attention_flops(architecture: Architecture, tokens: int) -> float:

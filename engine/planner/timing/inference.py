@@ -93,10 +93,11 @@ def generation_time(setup: InferenceSetup, constants: DeviceConstants | None = N
     architecture, layout, device = setup.architecture, setup.layout, setup.machine.accelerator
     rates = _Rates(setup, constants or constants_for(device), kernel_constants(device))
     seconds, communication = rates.prefill()
-    token_seconds = token_communication = 0.0
+    token_seconds = token_communication = messages = 0.0
     new_tokens = setup.new_tokens if architecture.decoder_layers else 0
     if new_tokens:
         token_seconds, token_communication = rates.token()
+        messages = rates.hand_over(setup.batch)
     return GenerationTime(
         prefill_seconds=seconds + communication,
         token_seconds=token_seconds + token_communication,
@@ -105,25 +106,31 @@ def generation_time(setup: InferenceSetup, constants: DeviceConstants | None = N
         sequences=setup.batch * layout.dp,
         new_tokens=new_tokens,
         prompt_tokens=setup.prompt_tokens,
+        token_message_seconds=messages,
     )
 
 
 def _in_micro_batches(setup: InferenceSetup, constants: DeviceConstants | None) -> GenerationTime:
     """Predict a batch split into micro-batches.
 
-    A decode step takes as long as the busiest stage works, and at least one micro-batch's time through all stages. A
-    prefill takes its first micro-batch's time through all stages, plus the busiest stage's time for each of the others.
+    A decode step takes as long as the busiest stage computes, and at least one micro-batch's time through all stages,
+    messages included: those of one micro-batch are hidden behind the work on others, where there are enough. A prefill
+    takes its first micro-batch's time through all stages, plus the busiest stage's time for each of the others.
     """
     count = -(-setup.batch // setup.at_once)
     one = generation_time(setup.replace(batch=setup.at_once, micro_batch=None), constants)
     busiest = slowest_stage(setup)
-    prefill, token = 1 + (count - 1) * busiest, max(1.0, count * busiest)
+    prefill, pieces = 1 + (count - 1) * busiest, count * busiest
+    sums = one.token_communication_seconds - one.token_message_seconds
+    computing = (one.token_seconds - one.token_message_seconds) * pieces
+    hidden = computing >= one.token_seconds
     return replace(
         one,
         prefill_seconds=one.prefill_seconds * prefill,
-        token_seconds=one.token_seconds * token,
+        token_seconds=max(one.token_seconds, computing),
         prefill_communication_seconds=one.prefill_communication_seconds * prefill,
-        token_communication_seconds=one.token_communication_seconds * token,
+        token_communication_seconds=sums * pieces if hidden else one.token_communication_seconds,
+        token_message_seconds=0.0 if hidden else one.token_message_seconds,
         sequences=setup.batch * setup.layout.dp,
     )
 
@@ -170,13 +177,13 @@ class _Rates:
         computing += tokens * _touched_elements(architecture, setup.layout.tp) * self._element / self._bandwidth
         computing += self._kernels(architecture.layers)
         summing = self._sums("main", main) + self._sums("source", tokens if both else 0)
-        return computing, summing + self._hand_over(tokens)
+        return computing, summing + self.hand_over(tokens)
 
     def token(self) -> tuple[float, float]:
         """Return compute and communication seconds for one more token of each sequence, at the mean context."""
         batch, layers = self.setup.batch, self.setup.architecture.decoder_layers
         computing = self._products("main", batch) + self._cached_attention() + self._kernels(layers)
-        return computing, self._sums("main", batch) + self._hand_over(batch)
+        return computing, self._sums("main", batch) + self.hand_over(batch)
 
     @property
     def _element(self) -> float:
@@ -258,7 +265,7 @@ class _Rates:
         message = tokens * architecture.hidden * self._element
         return count * small_all_reduce_seconds(message, tp, setup.machine, link) + gather
 
-    def _hand_over(self, tokens: int) -> float:
+    def hand_over(self, tokens: int) -> float:
         """Predict transfers between stages, and of the chosen token back to the first."""
         setup, layout = self.setup, self.setup.layout
         if layout.pp == 1:

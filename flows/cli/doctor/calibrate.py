@@ -113,9 +113,11 @@ def print_calibration(calibration: Calibration) -> None:
     title: CalibrationRow = ("", "alone", "range", "all busy", "from CPU flags")
     print_table(title, _rows(calibration))
     for link in calibration.links:
+        loop, rate = _microseconds(link.seconds[min(link.seconds)]), f"{link.bytes_per_second / 1e9:.2g} GB/s"
         print(
-            f"sum over {link.ranks} ranks (gloo): {link.latency_seconds * 1e3:.2f} ms per hop, then "
-            f"{link.bytes_per_second / 1e9:.2f} GB/s (median error of this fit {link.error:.0%})"
+            f"sum over {link.ranks} ranks ({link.transport}): {loop} in a tight loop, "
+            f"{_microseconds(link.sum_seconds)} after work; large ones {rate}; "
+            f"a message after work: {_microseconds(link.message_seconds)}"
         )
     print(
         f"memory of a process without its model: {calibration.framework_bytes / 2**20:.0f} MiB, "
@@ -128,7 +130,7 @@ def print_calibration(calibration: Calibration) -> None:
 
 def _disturbance(calibration: Calibration) -> str:
     return (
-        f"warning: other processes used {calibration.others_cpu_share:.0%} of the CPU, so the figures are too slow; "
+        f"other processes used {calibration.others_cpu_share:.0%} of the CPU, so the figures are too slow; "
         "repeat `rankwise doctor --calibrate` when the machine is idle"
     )
 
@@ -169,3 +171,7 @@ def _row(
     together = shown(figure.together.median) if figure.together else "-"
     suggested = "" if estimate is None else shown(1 / estimate if inverse else estimate)
     return title, shown(figure.alone.median), " to ".join(map(shown, spread)), together, suggested
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} us"

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.planner.check.rows import Checked, CheckedRow
 from engine.planner.check.table import CheckedFile, Columns, check_files
+from engine.planner.choice.descriptions import short
 from flows.cli.tables import print_table
 
 PREDICTED, WRONG_FILE = 0, 2
@@ -62,8 +63,8 @@ def checked_json(result: Checked) -> dict[str, Any]:
 def _row_json(row: CheckedRow) -> dict[str, Any]:
     data: dict[str, Any] = {"predicted": row.predicted, "measured": row.measured, "error": row.error}
     data["interval"] = None if row.interval is None else list(row.interval)
-    told = {"support": row.support, "reason": row.reason}
-    return data | {name: words for name, words in told.items() if words}
+    told = {"support": row.support, "reason": row.reason, "in_sample": row.in_sample}
+    return data | {name: value for name, value in told.items() if value}
 
 
 def _header(found: CheckedFile) -> list[str]:
@@ -73,10 +74,10 @@ def _header(found: CheckedFile) -> list[str]:
 def _cells(found: CheckedFile) -> list[list[str]]:
     lines = []
     for row, checked in zip(found.rows, found.result.rows, strict=True):
-        predicted = "-" if checked.predicted is None else _number(checked.predicted)
+        predicted = "-" if checked.predicted is None else short(checked.predicted)
         error = "-" if checked.error is None else f"{checked.error * 100:.1f} %"
         measured = "-" if checked.measured is None else _number(checked.measured)
-        interval = "-" if checked.interval is None else " to ".join(_number(bound) for bound in checked.interval)
+        interval = "-" if checked.interval is None else " to ".join(map(short, checked.interval))
         shown = (row.get(name) or "-" for name in found.kind.shown)
         lines.append([*shown, predicted, interval, measured, error])
     return lines
@@ -97,11 +98,20 @@ def _summary(found: CheckedFile) -> list[str]:
         lines.append(f"90 % intervals: {inside} of {intervals} measured values inside")
     supports = Counter(row.support for row in result.rows if row.support)
     lines += [f"{count} rows predicted from {words}" for words, count in supports.most_common(_SUPPORTS)]
+    others = sum(count for _, count in supports.most_common()[_SUPPORTS:])
+    if others:
+        lines.append(f"{others} rows predicted from {len(supports) - _SUPPORTS} other sets of measured points")
+    in_sample = sum(row.in_sample for row in result.rows)
+    if in_sample:
+        lines.append(
+            f"rows that are themselves among those measured points: {in_sample}. Their errors are in-sample and say "
+            "nothing of other models or devices (docs/measurements/planner.md has the errors of left-out rows)"
+        )
     if found.in_fit:
         lines.append(f"{found.in_fit} of the rows are also in the fit file, so their errors are in-sample")
     return lines
 
 
 def _number(value: float) -> str:
-    """Format with four significant digits."""
+    """Format with four significant digits; measured integers with all of theirs."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from configs.hardware.prices import Market
+from engine.planner.choice.descriptions import short
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.service import (
     DEFAULT_BATCHES,
@@ -54,14 +55,18 @@ def plan_service(request: PlanRequest) -> int:
         return PLANNED
     print(
         f"{wish.architecture.name} with {wish.engine} on {wish.devices} x {wish.machine.accelerator.name}: "
-        f"{_title(best)}, batch {best.point.batch}: {best.tokens_per_second_per_device:,.0f} output tokens/s per "
-        f"device, TTFT {best.ttft_seconds:.3g} s, TPOT {1e3 * best.tpot_seconds:.3g} ms (each within a factor of "
-        f"{best.spread:.2f}, 90 %)"
+        f"{_title(best)}, batch {best.point.batch}: {short(best.tokens_per_second_per_device)} output tokens/s per "
+        f"device, TTFT {best.ttft_seconds:.2g} s, TPOT {1e3 * best.tpot_seconds:.3g} ms (throughput and TPOT within a "
+        f"factor of {best.spread:.2f}, 90 %)"
     )
     print(f"Predicted from {support}")
     print(
         f"Most informative measurement: {_named(measurement)}; the factor would be {best.spread**left:.2f} instead of "
         f"{best.spread:.2f}"
+    )
+    print(
+        "TTFT: of a prompt that need not wait for others. Only whole batches were measured, so its error is not known; "
+        "under load, measure it"
     )
     for line in assumed:
         print(f"Assumed: {line}")
@@ -151,17 +156,15 @@ def _named(point: BatchPoint) -> str:
 
 
 def _row(service: ServingLayout) -> list[str]:
-    from engine.planner.choice.descriptions import short
-
     point = service.point
     layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
     apart = service.prefill_ranks is not None
     prefill = f"{service.prefill_replicas:.2g} x tp={service.prefill_ranks}" if apart else "together"
     usd = "-" if service.usd_per_million_tokens is None else short(service.usd_per_million_tokens)
     return [
-        layout, prefill, str(service.replicas), str(point.batch), f"{service.ttft_seconds:.3g}",
-        f"{1e3 * service.tpot_seconds:.3g}", f"{service.tokens_per_second_per_user:,.0f}",
-        f"{service.tokens_per_second_per_device:,.0f}", usd,
+        layout, prefill, str(service.replicas), str(point.batch), f"{service.ttft_seconds:.2g}",
+        f"{1e3 * service.tpot_seconds:.3g}", short(service.tokens_per_second_per_user),
+        short(service.tokens_per_second_per_device), usd,
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ def test_ranks_that_compute_together_are_measured_and_linked(quick: tuple[Calibr
     assert all(figure.together is not None for figure in calibration.figures.values())
     assert calibration.links[0].ranks == 2
     link = calibration.to_machine(2).neighbour
-    assert link is not None and 1e-6 < link.latency_seconds < 1.0
+    assert link is not None and 1e-8 < link.latency_seconds < 1.0 and link.message_seconds
+    assert {one.transport for one in calibration.links} == {"gloo", "shared memory"}
 
 
 def test_the_printed_table_names_figures_units_and_the_rest(
@@ -71,14 +73,14 @@ def test_all_reduces_of_a_known_line_give_latency_and_bandwidth_back() -> None:
     latency, rate, ranks = 5e-4, 2e9, 4
     sizes = (4096, 65536, 1 << 20, 1 << 24)
     seconds = {str(size): 2 * 3 * latency + 2 * 3 / 4 * size / rate for size in sizes}
-    link = engine_calibrate.fitted_link(ranks, seconds)
+    link = engine_calibrate.fitted_link(ranks, seconds, (1e-3, 2e-4))
     assert link.latency_seconds == pytest.approx(latency)
     assert link.bytes_per_second == pytest.approx(rate)
     assert link.error == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_line_that_would_fall_still_gives_figures_above_nothing() -> None:
-    link = engine_calibrate.fitted_link(2, {"4096": 3e-3, "1048576": 2e-3, "4194304": 1e-3})
+    link = engine_calibrate.fitted_link(2, {"4096": 3e-3, "1048576": 2e-3, "4194304": 1e-3}, (1e-3, 2e-4))
     assert link.latency_seconds > 0 and link.bytes_per_second > 0
 
 
@@ -87,6 +89,7 @@ def test_figures_in_between_are_interpolated_and_ranks_share_memory() -> None:
         return Spread(median=seconds, low=seconds, high=seconds, rounds=1)
 
     made = made_up_calibration()
+    line: dict[str, Any] = {"seconds": {}, "bytes_per_second": 1e9, "error": 0}
     figures = made.figures | {"read": CalibratedFigure(alone=spread(1e-10), together=spread(4e-10))}
     four = made.model_copy(
         update={
@@ -94,8 +97,8 @@ def test_figures_in_between_are_interpolated_and_ranks_share_memory() -> None:
             "ranks": 4,
             "figures": figures,
             "links": (
-                MeasuredLink(ranks=2, seconds={}, latency_seconds=1e-3, bytes_per_second=1e9, error=0),
-                MeasuredLink(ranks=4, seconds={}, latency_seconds=2e-3, bytes_per_second=1e9, error=0),
+                MeasuredLink(**line, ranks=2, latency_seconds=1e-3, sum_seconds=4e-3, message_seconds=1e-4),
+                MeasuredLink(**line, ranks=4, latency_seconds=2e-3, sum_seconds=18e-3, message_seconds=1e-4),
             ),
         }
     )
@@ -103,7 +106,10 @@ def test_figures_in_between_are_interpolated_and_ranks_share_memory() -> None:
     assert rates == pytest.approx([1e10, 1 / 2e-10, 1 / 3e-10, 1 / 4e-10, 1 / 4e-10])
     assert four.to_machine(4).accelerator.memory_bytes == four.memory_bytes // 4
     links = [four.to_machine(ranks).neighbour for ranks in (2, 3, 4)]
-    assert [link.latency_seconds for link in links if link] == [1e-3, 2e-3, 2e-3]
+    # Of a sum after work, a hop's part: two ranks have two hops, four have six.
+    assert [link.latency_seconds for link in links if link] == pytest.approx([2e-3, 3e-3, 3e-3])
+    one = four.to_machine(4, computing=1)  # stages that take turns
+    assert one.accelerator.bytes_per_second == pytest.approx(1e10) and one.neighbour == links[2]
 
 
 def test_a_file_of_another_version_or_a_torn_one_counts_as_none(tmp_path: Path) -> None:

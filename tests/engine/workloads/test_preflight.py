@@ -28,5 +28,6 @@ def test_every_rank_computes_and_every_pair_of_nodes_exchanges(pool: RankPool, n
         expected = [pair for pair in combinations(range(nodes), 2) if rank // a_node in pair]
         seen = sorted(zip(*(columns.get(name, []) for name in ("first_node", "second_node")), strict=True))
         assert seen == expected, "a rank has its own node's pairs"
-        assert all(0 < seconds < 1 for seconds in columns.get("latency_seconds", []))
+        for name in ("latency_seconds", "sum_seconds", "message_seconds"):
+            assert all(0 < seconds < 1 for seconds in columns.get(name, []))
         assert all(1e5 < rate < 1e13 for rate in columns.get("bytes_per_second", []))

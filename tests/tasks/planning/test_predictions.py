@@ -9,7 +9,7 @@ import pytest
 from benchmarks.planner.cells import made_up_calibration
 from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
-from configs.hardware.calibration import calibration_path
+from configs.hardware.calibration import CalibratedFigure, MeasuredLink, Spread, calibration_path
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
@@ -17,11 +17,13 @@ from configs.plans.prediction import Prediction
 from configs.plans.preflight import PairFigures, Preflight, TargetPreflight
 from configs.spec.cell import Cell
 from configs.targets.target import SlurmTarget
+from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.learning import experience_path, read_experiences
-from engine.planner.local import this_fingerprint
+from engine.planner.local import LocalMachine, estimated_machine, this_fingerprint
 from tasks.models.sources import resolve_model
 from tasks.planning.predictions import Predictor, remember_run, with_predictions
+from tasks.planning.target_machine import lab_node
 from tests.support.run_folders.predicted_plans import NAME, measured_run, plan_of
 from tests.support.run_folders.priced_runs import write_run
 
@@ -188,4 +190,40 @@ def test_what_preflight_found_predicts_what_could_not_be_before(tmp_path: Path, 
     (cell,) = plan.cells.values()
     link = Predictor(plan, tmp_path, cache, preflight=found).machine(cell).between
     # Two ranks sum in two messages; the bus's rate is that of all of a node's ranks.
-    assert link and (link.latency_seconds, link.bytes_per_second) == (3e-4, 50e6)
+    assert link and link.latency_seconds == pytest.approx((6e-4 - 1024 / 50e6) / 2) and link.message_seconds is None
+    assert link.bytes_per_second == 50e6
+    (pair,) = FOUND.pairs
+    pair = pair.model_copy(update={"sum_seconds": 8e-4, "message_seconds": 1e-4})  # what a step has counts
+    found = Preflight(targets=(FOUND.model_copy(update={"pairs": (pair,)}),))
+    link = Predictor(plan, tmp_path, cache, preflight=found).machine(cell).between
+    assert link and link.latency_seconds == pytest.approx((8e-4 - 1024 / 50e6) / 2)
+    assert link.message_seconds == pytest.approx(1e-4 - 1024 / 50e6)
+
+
+@pytest.mark.parametrize(
+    ("layout", "batch", "computing"),
+    [(Layout(tp=2), 4, 2), (Layout(pp=2), 1, 1), (Layout(pp=2), 4, 2), (Layout(), 4, 1)],
+)
+def test_ranks_of_one_lab_node_share_memory_and_stages_take_turns(layout: Layout, batch: int, computing: int) -> None:
+    def spread(seconds: float) -> Spread:
+        return Spread(median=seconds, low=seconds, high=seconds, rounds=1)
+
+    made = made_up_calibration()
+    link = {"ranks": 2, "seconds": {4096: 1e-4}, "latency_seconds": 1e-4, "bytes_per_second": 1e9, "error": 0}
+    two = made.model_copy(
+        update={
+            "fingerprint": made.fingerprint.model_copy(update={"cores": 2}),
+            "ranks": 2,
+            "figures": made.figures | {"read": CalibratedFigure(alone=spread(1e-10), together=spread(2e-10))},
+            "links": tuple(
+                MeasuredLink.model_validate(link | {"transport": way, "sum_seconds": took, "message_seconds": took / 4})
+                for way, took in (("gloo", 4e-4), ("shared memory", 2e-5))
+            ),
+        }
+    )
+    here = LocalMachine(two.fingerprint, two, estimated_machine(two.fingerprint))
+    target = SlurmTarget(nodes=1, ranks_per_node=2, on_this_machine=True)
+    work = GenerateWorkload(batch_size=batch, num_prompts=batch)
+    node = lab_node(target, Cell(model=NAME, workload=work, layout=layout, target="slurm"), here, None)
+    assert node.accelerator.bytes_per_second == pytest.approx(1e10 / computing)
+    assert node.inside and (node.inside.latency_seconds, node.inside.message_seconds) == pytest.approx((1e-5, 5e-6))

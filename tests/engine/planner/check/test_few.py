@@ -108,5 +108,8 @@ def test_a_fit_moves_from_its_priors_as_far_as_rows_require() -> None:
     )
     none, some = fit_few(model, [], []), fit_few(model, [1.0, 2.0, 3.0], [3.0, 6.0, 9.0])
     assert none.constants == {"rate": 2.0} and none.predict(4.0)[2] / none.predict(4.0)[0] > 2
+    sure = FewConstants({"rate": (2.0, 0.01)}, model.formula, lambda _: 0.01)
+    value, low, high = fit_few(sure, [], []).predict(4.0)
+    assert (value / low, high / value) == pytest.approx((1.6, 1.6)), "before any row as wide as from a data sheet"
     value, low, high = some.predict(4.0)
     assert value == pytest.approx(12, rel=0.01) and 10 < low < value < high < 14.5

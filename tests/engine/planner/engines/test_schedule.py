@@ -54,3 +54,9 @@ def test_weights_that_do_not_fit_are_named() -> None:
         ValueError, match=r"num_gpus: 138\.0 GB of weights a GPU do not fit in the 42\.4 GB of a100-40gb"
     ):
         admit(point(model="llama-2-70b"))
+
+
+@pytest.mark.parametrize(("batch", "said"), [(10**12, "expected at most 100,000"), (90_000, "too many to simulate")])
+def test_a_batch_that_no_engine_runs_is_refused(batch: int, said: str) -> None:
+    with pytest.raises(ValueError, match=f"batch_size: {batch} sequences at once.*{said}"):
+        admit(point(batch=batch, tokens=2048))

@@ -34,6 +34,13 @@ def test_one_rank_sends_nothing() -> None:
     assert point_to_point_seconds(1e9, 1, alone) == 0.0
 
 
+def test_a_message_has_a_latency_of_its_own_where_it_was_measured() -> None:
+    link = BETWEEN.model_copy(update={"message_seconds": 2e-6})
+    pair = machine(accelerators=1, between=link)
+    assert point_to_point_seconds(1e6, 2, pair) == pytest.approx(2e-6 + 1e6 / 10e9)
+    assert all_reduce_seconds(1e6, 2, pair) == all_reduce_seconds(1e6, 2, machine(accelerators=1))
+
+
 def test_a_ring_in_one_node() -> None:
     # Three hops of 1 us and three quarters of 1 GB at 100 GB/s; an all-reduce does that twice.
     assert all_gather_seconds(1e9, 4, machine()) == pytest.approx(3e-6 + 0.75 / 100)

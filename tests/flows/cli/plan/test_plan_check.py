@@ -228,3 +228,37 @@ def test_the_table_on_a_terminal(
     printed = capsys.readouterr().out
     assert "predicted" in printed and "104.9" in printed and "error: median" in printed
     assert "3 rows, 1 without a prediction, 2 compared with a measurement" in printed
+
+
+GENERATION = "model,gpu,num_gpus,framework,batch_size,prompt_tokens,new_tokens,tokens_per_second\n"
+
+
+def test_rows_that_taught_the_shipped_constants_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(
+        f"{model},a100-40gb,1,tensorrt-llm,1,128,128,168.96\n" for model in ("meta-llama/Llama-2-7b-hf", "llama-3.1-8b")
+    )
+    path = written(tmp_path, GENERATION + rows)
+    assert plan_check(path, None, False) == 0
+    said = capsys.readouterr().out
+    assert "rows that are themselves among those measured points: 1. Their errors are in-sample" in said
+    assert [row.get("in_sample", False) for row in as_json(path, None, capsys)["rows"]] == [True, False]
+
+
+def test_predictions_have_three_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "model,sequence_length,num_gpus,gpu,micro_batch_size,gradient_accumulation_steps,tokens_per_second\n"
+        "mpt-1b,2048,256,h100_80gb,12,1,10894207\n"
+    )
+    assert plan_check(written(tmp_path, text), None, False) == 0
+    row = capsys.readouterr().out.splitlines()[2].split()
+    assert all(figure.replace(",", "")[3:].strip("0") == "" for figure in (row[5], row[6], row[8])), row
+    assert row[9] == "10,894,207", "measured figures stay as they are"
+
+
+@pytest.mark.parametrize("column", ["batch_size", "prompt_tokens", "new_tokens", "num_gpus"])
+def test_absurd_numbers_are_refused_row_by_row(column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = GENERATION.strip().split(",")
+    row = dict(zip(names, ["llama-3-8b", "h100-80gb", "1", "vllm", "16", "512", "512", "9"], strict=True))
+    path = written(tmp_path, GENERATION + ",".join((row | {column: "1000000000000"}).values()) + "\n")
+    (found,) = as_json(path, None, capsys)["rows"]
+    assert found["predicted"] is None and found["reason"].startswith(f"{column}: got 1000000000000, expected at most")
