@@ -301,10 +301,12 @@ def extend_run(
     folder: Path,
     expires_at: int,
     event: Literal["extended", "kept"] = "extended",
+    unused_seconds: float = 0.0,
 ) -> int:
     """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it.
 
     event: what the ledger calls it; `kept` nodes are in nobody's use until then, and `reap` leaves them alone.
+    unused_seconds: how long no run had used the nodes when this one took them over.
     """
     left = expires_at - time.time()
     if not 0 < left <= 3600 * MAX_HOURS:
@@ -319,7 +321,7 @@ def extend_run(
                 raise ValueError(f"{lease.run}: {node.id} did not take the new end")
         for resource in provider.tagged(regions_of(ledger), lease.run):
             provider.extend(resource, expires_at)
-        ledger.write(event, expires_at=expires_at)
+        ledger.write(event, expires_at=expires_at, unused_seconds=unused_seconds)
     later = lease.model_copy(update={"expires_at": expires_at})
     write_atomically(folder / "lease.json", later.model_dump_json(indent=1), mode=0o600)
     return expires_at
