@@ -30,14 +30,14 @@ from tasks.campaign.ledger import planned_repeats
 
 STUDY = {
     "study": "killed",
-    "workload": {"kind": "noop", "seconds": 1.5},
+    "workload": {"kind": "noop", "seconds": 3.0},
     "experiments": {
         "pairs": {"kind": "sweep", "over": {"label": ["a", "b", "c"]}, "base": {"dp": 2, "items": 2}},
     },
     "measuring": {"repeats": 4, "memory": False, "cell_timeout_seconds": 60},
 }  # fmt: skip
 _LATEST_KILL_SECONDS = 30.0
-_LATEST_WHILE_MEASURING_SECONDS = 6.0
+_LATEST_WHILE_MEASURING_SECONDS = 3.0
 _BEGIN_LIMIT_SECONDS = 240.0
 _LIMIT_SECONDS = 600.0
 
