@@ -34,7 +34,7 @@ STUDY = {
     "experiments": {
         "pairs": {"kind": "sweep", "over": {"label": ["a", "b", "c"]}, "base": {"dp": 2, "items": 2}},
     },
-    "measuring": {"repeats": 4, "memory": False, "cell_timeout_seconds": 60},
+    "measuring": {"repeats": 8, "memory": False, "cell_timeout_seconds": 60},
 }  # fmt: skip
 _LATEST_KILL_SECONDS = 30.0
 _LATEST_WHILE_MEASURING_SECONDS = 3.0
@@ -43,7 +43,7 @@ _LIMIT_SECONDS = 600.0
 
 
 class Kill(Frozen):
-    """One SIGKILL. measuring: a rank of the run was inside a measurement at that moment."""
+    """One SIGKILL. measuring: a rank was inside a measurement at that moment. had_ended: the study had, before it."""
 
     asked_while_measuring: bool
     measuring: bool
@@ -67,9 +67,14 @@ class KilledStudy(Frozen):
     load: float
     problems: tuple[str, ...]
 
+    @property
+    def killed(self) -> list[Kill]:
+        """Without those that came after the study's end."""
+        return [kill for kill in self.kills if not kill.had_ended]
+
 
 def _kills(study: Path, runs: Path, first: int, last: int, seed: int, until: float) -> Iterator[Kill]:
-    """Start the study and kill it, until kill `last` or until it is late; yields each kill."""
+    """Start the study and kill it until kill `last`, until it has ended or until it is late; yields each kill."""
     run = RunPaths(runs / "killed")
     for number in range(first, last + 1):
         if time.monotonic() > until:
@@ -95,6 +100,8 @@ def _kills(study: Path, runs: Path, first: int, last: int, seed: int, until: flo
         how = "had ended" if ended else f"killed {where}"
         print(f"run {number}: {how} after {kill.seconds:5.1f} s, {kill.records} records", flush=True)
         yield kill
+        if ended:
+            return
 
 
 def _command(study: Path, runs: Path) -> list[str]:
@@ -139,7 +146,7 @@ def _table(studies: list[KilledStudy]) -> Iterator[str]:
     for each in studies:
         usd, unused = ("unknown" if cost is None else f"{cost:.4f}" for cost in (each.usd, each.unused_usd))
         unused += f", {each.minutes_unused:.1f} of {each.minutes_up:.1f} min"
-        cells = (str(len(each.kills)), str(sum(kill.measuring for kill in each.kills)), str(each.rented),
+        cells = (str(len(each.killed)), str(sum(kill.measuring for kill in each.killed)), str(each.rented),
                  f"{each.records} of {each.planned}", usd, unused, "; ".join(each.problems) or "nothing")  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 
@@ -162,7 +169,7 @@ def main() -> int:
         return 2
     lines = asked.results.read_text().splitlines() if asked.results.exists() else []
     studies = [each for each in map(KilledStudy.model_validate_json, lines) if each.cloud == asked.cloud]
-    done = sum(len(each.kills) for each in studies)
+    done = sum(len(each.killed) for each in studies)
     if done < asked.kills:
         with tempfile.TemporaryDirectory(prefix="rankwise-kills-") as scratch:
             runs = asked.keep or Path(scratch) / "runs"
@@ -171,7 +178,7 @@ def main() -> int:
         with asked.results.open("a") as file:
             file.write(made.model_dump_json() + "\n")
         studies.append(made)
-        done += len(made.kills)
+        done += len(made.killed)
     print("\n".join(_table(studies)))
     wrong = any(each.problems for each in studies)
     return 1 if wrong else 2 if done < asked.kills else 0
