@@ -43,8 +43,8 @@ test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nod
 test-cloud-kills: $(VENV)/.installed-dev  ## kill a study on two rented nodes at 20 random moments and resume it; CLOUD=aws MINUTES=6 for a part; as root, needs sshd
 	$(BIN)/python -m benchmarks.clouds.kills --cloud $(or $(CLOUD),aws) $(if $(MINUTES),--minutes $(MINUTES))
 
-bench-clouds: $(VENV)/.installed-dev  ## one study over SSH hosts, AWS, GCP and Azure, two nodes each: seconds of each stage; as root, needs sshd; KEEP=folder
-	$(BIN)/python -m benchmarks.clouds.bench $(if $(KEEP),--keep $(KEEP))
+bench-clouds: $(VENV)/.installed-dev  ## one study over SSH hosts, AWS, GCP and Azure, two nodes each: seconds of each stage; as root, needs sshd; KEEP=folder; PART=ready: eight nodes made ready against one, PART=spread: weights over slow links
+	$(BIN)/python -m benchmarks.clouds.$(or $(PART),bench) $(if $(KEEP),--keep $(KEEP))
 
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
 	$(BIN)/python -m benchmarks.training.faults $(if $(KEEP),--runs $(KEEP))
