@@ -49,9 +49,10 @@ def _pack(wheel: Path, content: dict[str, bytes], name: str, version: str) -> No
 
 
 def _named(found: metadata.Distribution) -> tuple[str, str, str]:
-    """Name, version and first tag of an installed distribution, as a wheel's file name has them."""
+    """Name, version and a tag of an installed distribution, as a wheel's file name has them."""
     lines = (found.read_text("WHEEL") or "Tag: py3-none-any").splitlines()
-    tag = next(line.partition(":")[2].strip() for line in lines if line.startswith("Tag:"))
+    tags = [line.partition(":")[2].strip() for line in lines if line.startswith("Tag:")]
+    tag = next(tag for tag in tags if not tag.startswith("py2-"))
     return found.metadata["Name"].replace("-", "_"), found.version, tag
 
 
