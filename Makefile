@@ -40,11 +40,11 @@ bench-deploy: $(VENV)/.installed-dev  ## deploy the shapes of bert-base and t5-s
 test-cloud-faults: $(VENV)/.installed-dev  ## provoke every fault of renting nodes against the APIs of EC2, Compute Engine and Azure on this machine, print the table; as root, needs sshd
 	$(BIN)/python -m pytest -q tests/tasks/providers/test_cloud_faults.py tests/tasks/providers/test_azure_faults.py
 
-test-cloud-kills: $(VENV)/.installed-dev  ## kill a study on two rented nodes at 20 random moments and resume it; CLOUD=aws; as root, needs sshd
-	$(BIN)/python -m benchmarks.clouds.kills --cloud $(or $(CLOUD),aws)
+test-cloud-kills: $(VENV)/.installed-dev  ## kill a study on two rented nodes at 20 random moments and resume it; CLOUD=aws MINUTES=6 for a part; as root, needs sshd
+	$(BIN)/python -m benchmarks.clouds.kills --cloud $(or $(CLOUD),aws) $(if $(MINUTES),--minutes $(MINUTES))
 
-bench-clouds: $(VENV)/.installed-dev  ## one study over SSH hosts, AWS, GCP and Azure, two nodes each: seconds of each stage; as root, needs sshd; KEEP=folder
-	$(BIN)/python -m benchmarks.clouds.bench $(if $(KEEP),--keep $(KEEP))
+bench-clouds: $(VENV)/.installed-dev  ## one study over SSH hosts, AWS, GCP and Azure, two nodes each: seconds of each stage; as root, needs sshd; KEEP=folder; PART=ready: eight nodes made ready against one, PART=spread: weights over slow links
+	$(BIN)/python -m benchmarks.clouds.$(or $(PART),bench) $(if $(KEEP),--keep $(KEEP))
 
 test-resume: $(VENV)/.installed-dev  ## kill ranks of training runs at random steps; each must go on as if nothing had been; about 10 minutes
 	$(BIN)/python -m benchmarks.training.faults $(if $(KEEP),--runs $(KEEP))

@@ -71,6 +71,10 @@ def _section(rental: StudyRental) -> RentalSection:
         f"{escaped(rental.target)}: {escaped(node)}, {plural(len(rental.attempts), 'request')}, up for "
         f"{number(hours)} h: {cost}."
     )
+    unused = sum(attempt.unused_seconds for attempt in rental.attempts) / 60
+    if unused:
+        usd = "" if rental.unused_usd is None else f" ({number(rental.unused_usd)} USD)"
+        title += f" No run used them for {number(unused)} min of that{usd}."
     if rental.kept_until is not None:
         title += f" They stay up until {escaped(rental.kept_until.replace('+00:00', ' UTC').replace('T', ' '))}."
     rows = tuple(_row(attempt, rental.nodes) for attempt in rental.attempts)

@@ -1,7 +1,7 @@
 """Renting and giving back the nodes of a study's targets, as stages of its run.
 
     with study_nodes(study, run, run_progress, watcher, rented_folder(), agreed=True) as rentals:
-        rentals.begin()                     # all targets, in the background
+        rentals.begin({"g5"})               # targets with something to measure, in the background
         session = Session(..., rentals)
         rent_nodes(session, "g5")           # waits; session.target("g5") is then made of hosts
         ...

@@ -46,6 +46,7 @@ class Row(Frozen):
     usd_per_hour: float | None = None
     usd: float | None = None
     deploy_seconds: float = 0.0
+    load: float | None = None
     problem: str | None = None
 
 
@@ -115,6 +116,7 @@ def _deployed(keep: Path, model: str, target: Target, level: str) -> Row:
                 "per_second": f"{timing.per_second:.3g} {timing.unit}",
                 "usd_per_hour": deployment.usd_per_hour,
                 "deploy_seconds": seconds,
+                "load": os.getloadavg()[0],
                 "problem": first_answers(deployment.url, key, bundle),
             }
         )
@@ -140,9 +142,9 @@ def _table(rows: list[Row]) -> Iterator[str]:
     """Markdown."""
     yield (
         "| model | target | asked | deployed | MiB | speed-up | answers lose | verdict | ms a request | one user | "
-        "USD/h | USD | deployed in, s |"
+        "USD/h | USD | deployed in, s | load |"
     )
-    yield "| --- | --- | --- | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |"
+    yield "| --- | --- | --- | --- | ---: | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
     for row in rows:
         size = "" if row.weights_bytes is None else f"{row.weights_bytes / _MIB:.1f}"
         speed = "" if row.speed is None else f"{row.speed:.2f}"
@@ -150,7 +152,7 @@ def _table(rows: list[Row]) -> Iterator[str]:
         price = "own" if row.usd_per_hour is None else f"{row.usd_per_hour:.3f}"
         usd = "" if row.usd_per_hour is None or row.usd is None else f"{row.usd:.2f}"
         cells = (row.model, row.target, row.asked, row.level, size, speed, row.loss, row.verdict, took, row.per_second,
-                 price, usd, f"{row.deploy_seconds:.0f}")  # fmt: skip
+                 price, usd, f"{row.deploy_seconds:.0f}", "" if row.load is None else f"{row.load:.1f}")  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 
 

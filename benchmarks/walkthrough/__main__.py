@@ -22,6 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from benchmarks.walkthrough.hub_models import hub_models
 from benchmarks.walkthrough.page import Result, page
 from benchmarks.walkthrough.steps import Need, Step, all_steps
 from configs.common.base import write_atomically
@@ -32,7 +33,7 @@ from tests.support.clouds import hosts
 from tests.support.clouds.aws import FakeAws
 from tests.support.clouds.azure import FakeAzure
 from tests.support.clouds.gcp import FakeGcp
-from tests.support.servers.hub_server import HubServer, Repository
+from tests.support.servers.hub_server import HubServer
 
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 900
@@ -67,7 +68,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     walk = Walk(asked.folder.resolve())
     with walk.surroundings:
-        asked_for = [step for step in steps if asked.needs in (None, step.needs or "none")]
+        asked_for = [step for step in steps if asked.needs in (None, *(step.needs or ["none"]))]
         code = walk.run(asked_for, None if asked.minutes is None else 60 * asked.minutes)
     whole = code == 0 and not asked.quick and asked.needs is None
     if whole or asked.partial:
@@ -131,9 +132,10 @@ class Walk:
 
     def _one(self, step: Step) -> list[str]:
         """Run a step; returns it where it ended otherwise than expected."""
-        if (why := self._bring_up(step.needs)) is not None:
-            print(f"BAD {step.written[:90]}: {why}", flush=True)
-            return [step.written]
+        for need in step.needs:
+            if (why := self._bring_up(need)) is not None:
+                print(f"BAD {step.written[:90]}: {why}", flush=True)
+                return [step.written]
         result = self._run(step)
         right = result.code == step.code and step.text in result.text
         print(f"{'ok ' if right else 'BAD'} {result.code} {result.seconds:5.1f} s  {step.written[:90]}", flush=True)
@@ -149,9 +151,9 @@ class Walk:
         path = self._kept / f"{step.id}.json"
         return Result.model_validate_json(path.read_text()) if path.exists() else None
 
-    def _bring_up(self, need: Need | None) -> str | None:
+    def _bring_up(self, need: Need) -> str | None:
         """Start what a step runs against. Returns what is missing here."""
-        if need is None or need in self._up:
+        if need in self._up:
             return None
         if need == "clouds":
             if (why := hosts.why_not()) is not None:
@@ -167,8 +169,7 @@ class Walk:
             cluster.up(LabRequest(name=LAB, folder=self.folder / "lab"))
             self._environment["SLURM_CONF"] = str(cluster.find_lab(LAB, self.folder / "lab").slurm_conf)
         else:
-            served = Repository(ROOT / "configs" / "models" / "tiny-stdlib")
-            hub = self.surroundings.enter_context(HubServer({"openlm-research/open_llama_3b": served}))
+            hub = self.surroundings.enter_context(HubServer(hub_models(self.folder / "hub")))
             self._environment["HF_ENDPOINT"] = hub.endpoint
         self._up.add(need)
         return None

@@ -1,7 +1,7 @@
 """The command lines of `make walkthrough`: the steps/*.yaml beside this file, in the order of their names.
 
-Models are small shapes with random weights, because the machine has no hub; clouds are local servers of their APIs with
-a namespace and sshd behind each instance; the cluster is a lab of two Slurm nodes.
+Models are shapes with random weights, from a local server of the hub's API or by name; clouds are local servers of
+their APIs with a namespace and sshd behind each instance; the cluster is a lab of two Slurm nodes.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class Step(Frozen):
     written: str
     run: str
     against: str = ""
-    needs: Need | None = None
+    needs: tuple[Need, ...] = ()
     group: str = ""
     quick: bool = False
     code: int = 0

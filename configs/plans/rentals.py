@@ -15,12 +15,22 @@ class RentalAttempt(Frozen):
     usd_per_hour: PositiveFloat | None = Field(None, description="of one node; none: unknown")
     problem: str | None = Field(None, description="why there were no nodes; none: there were")
     seconds: NonNegativeFloat = Field(0, description="from the answer of the create call to when they were given back")
+    unused_seconds: NonNegativeFloat = Field(
+        0, description="of `seconds`: from the end of a killed run to the next one, or all where no run got the nodes"
+    )
 
     def usd(self, nodes: int) -> float | None:
         """What that cost, by the price an hour; None: the price is unknown."""
-        if self.seconds == 0:
+        return self._usd(nodes, self.seconds)
+
+    def unused_usd(self, nodes: int) -> float | None:
+        """What of it was for time in which no run used the nodes."""
+        return self._usd(nodes, self.unused_seconds)
+
+    def _usd(self, nodes: int, seconds: float) -> float | None:
+        if seconds == 0:
             return 0.0
-        return None if self.usd_per_hour is None else nodes * self.usd_per_hour * self.seconds / 3600
+        return None if self.usd_per_hour is None else nodes * self.usd_per_hour * seconds / 3600
 
 
 class StudyRental(Frozen):
@@ -39,8 +49,16 @@ class StudyRental(Frozen):
     @property
     def usd(self) -> float | None:
         """Dollars for all attempts; None where a price is unknown."""
-        costs = [attempt.usd(self.nodes) for attempt in self.attempts]
-        return None if None in costs else sum(cost for cost in costs if cost is not None)
+        return _sum([attempt.usd(self.nodes) for attempt in self.attempts])
+
+    @property
+    def unused_usd(self) -> float | None:
+        """Dollars of these for nodes that no run used: the cost of killed runs; None where a price is unknown."""
+        return _sum([attempt.unused_usd(self.nodes) for attempt in self.attempts])
+
+
+def _sum(costs: list[float | None]) -> float | None:
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
 
 
 class Rentals(Frozen):

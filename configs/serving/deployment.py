@@ -174,7 +174,7 @@ class Deployment(Frozen):
     schema_version: int = SCHEMA_VERSION
     name: str
     target: str = Field(description="as written: local:cpu, ssh:gpu-a, aws:g4dn.xlarge")
-    kind: Literal["local", "ssh", "aws", "gcp", "azure"]
+    kind: Literal["local", "ssh", "slurm", "aws", "gcp", "azure"]
     nodes: PositiveInt = 1
     url: str
     front: str = Field(description="folder of the front's service on this machine")
@@ -184,6 +184,7 @@ class Deployment(Frozen):
     servers: tuple[PlacedServer, ...] = ()
     rental: str | None = None
     hosts: str | None = Field(None, description="the target's hosts as JSON (`SshTarget`); none: this machine")
+    partition: str | None = Field(None, description="of Slurm, and how its nodes are reached, as JSON; none: no jobs")
     usd_per_hour: float | None = Field(None, description="of all nodes; none: unknown, as of own machines")
     began_at: float
     expires_at: float

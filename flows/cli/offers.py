@@ -1,6 +1,7 @@
 """What renting will cost, in words, and whether a person wants it."""
 
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,14 +34,15 @@ def offer_lines(request: "RentalRequest", offer: "RentalOffer") -> list[str]:
     ]
 
 
-def agreed_to_rent(study: "StudySpec", yes: bool) -> bool:
+def agreed_to_rent(study: "StudySpec", yes: bool, to_measure: Collection[str]) -> bool:
     """Show what the rented targets of a study cost and ask; returns whether a person agreed.
 
-    Where nobody can be asked, a cap in every rented target stands for that. Raises ValueError: nothing may be rented.
+    to_measure: names of targets that have something to measure: only these are rented. Where nobody can be asked, a cap
+    in every rented target stands for that. Raises ValueError: nothing may be rented.
     """
     from configs.targets.rented import RentedTarget
 
-    rented = [target for target in study.targets if isinstance(target, RentedTarget)]
+    rented = [target for target in study.targets if isinstance(target, RentedTarget) and target.name in to_measure]
     if not rented:
         return False
     for target in rented:

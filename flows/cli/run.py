@@ -107,6 +107,7 @@ def run_study(
     from flows.cli.live import RunDisplay
     from flows.folders import cache_folder
     from tasks.campaign.launches.preparing import prepare_first
+    from tasks.campaign.ledger import read_ledger, targets_to_measure
 
     study, plan = _checked(path, assignments, runs, clusters=True)
     # Layouts and forecasts rest on what was measured of this machine.
@@ -116,10 +117,11 @@ def run_study(
     with ExitStack() as leases:
         api, unavailable = _begin_api(leases)
         _print_header(console, plan)
-        agreed = agreed_to_rent(study, yes)
+        run = RunPaths((runs / study.study).absolute())
+        agreed = agreed_to_rent(study, yes, targets_to_measure(plan, read_ledger(run), only_failed))
         accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan)
         # While the server starts, torch is imported for the first launch, and Prefect here.
-        prepare_first(_launches(plan), plan, RunPaths((runs / study.study).absolute()), cache_folder())
+        prepare_first(_launches(plan), plan, run, cache_folder())
         from flows.running import run_here
         from tasks.prefect_api.api import why_unavailable
 

@@ -26,6 +26,8 @@ _GROWTH_SECONDS = 60.0
 """So long a neighbour waits for the next bytes of a file that is still coming in."""
 children: "set[subprocess.Popen[str]]" = set()
 """What is being run for a request."""
+_incoming: "dict[Path, tuple[hashlib._Hash, int]]" = {}
+"""Hash of each file that is coming in, and of how many of its bytes: it is not read again at its end."""
 
 
 def put(path: str, offset: int, last: bool, sha256: str | None = None, mode: int = 0o644, body: bytes = b"") -> None:
@@ -42,14 +44,23 @@ def put(path: str, offset: int, last: bool, sha256: str | None = None, mode: int
         if last:
             file.flush()
             os.fsync(file.fileno())
+    digest, hashed = _incoming.pop(part, (hashlib.sha256(), 0))
+    if offset == 0:
+        digest, hashed = hashlib.sha256(), 0
+    if offset == hashed:
+        digest.update(body)
+        _incoming[part] = digest, hashed + len(body)
     if last:
-        _name(part, target, sha256, mode)
+        told = _incoming.pop(part, None)
+        _name(part, target, sha256, mode, None if told is None else told[0].hexdigest())
 
 
-def _name(part: Path, target: Path, sha256: str | None, mode: int) -> None:
+def _name(part: Path, target: Path, sha256: str | None, mode: int, found: str | None) -> None:
+    """Give a file its name. found: the hash of what was written; None: of what is there."""
     if sha256 is not None:
-        with part.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found is None:
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             part.unlink()
             raise OSError(f"{target}: SHA-256 {found[:16]}..., expected {sha256[:16]}...")
@@ -211,7 +222,7 @@ def fetch(source: dict[str, Any], path: str, size: int, sha256: str) -> None:
         connection.settimeout(_GROWTH_SECONDS)
         asked = {"token": source["token"], "path": source["path"], "size": size}
         connection.sendall(json.dumps(asked).encode() + b"\n")
-        taken = 0
+        taken, digest = 0, hashlib.sha256()
         with part.open("wb") as file:
             while taken < size:
                 piece = connection.recv(PIECE_BYTES)
@@ -219,6 +230,7 @@ def fetch(source: dict[str, Any], path: str, size: int, sha256: str) -> None:
                     raise OSError(f"{source['address']} ended the transfer of {path} at {taken} of {size} bytes")
                 file.write(piece)
                 file.flush()
+                digest.update(piece)
                 taken += len(piece)
             os.fsync(file.fileno())
-    _name(part, target, sha256, 0o644)
+    _name(part, target, sha256, 0o644, digest.hexdigest())

@@ -208,38 +208,62 @@ async def _bring(members: Sequence[Member], name: str, items: Sequence[StagedFil
     """Bring files to hosts, finish each one's folder and give it its name."""
     work = f"{name.rpartition('/')[0]}/.{name.rpartition('/')[2]}.{secrets.token_hex(4)}"
     folders = {member.host: f"{member.rankwise}/{work}" for member in members}
+
+    async def end(member: Member) -> None:
+        await finish(member, folders[member.host])
+        await member.host.ask("rename", path=folders[member.host], to=f"{member.rankwise}/{name}")
+
+    async def clear(member: Member) -> None:
+        with suppress(HostAway, HostError):
+            await member.host.ask("remove", paths=[folders[member.host]])
+
     try:
-        for item in items:
-            await _along(members, folders, item)
-        for member in members:
-            await finish(member, folders[member.host])
-            to = f"{member.rankwise}/{name}"
-            await member.host.ask("rename", path=folders[member.host], to=to)
-    finally:
-        for member in members:
-            with suppress(HostAway, HostError):
-                await member.host.ask("remove", paths=[folders[member.host]])
-
-
-async def _along(members: Sequence[Member], folders: dict[Host, str], item: StagedFile) -> None:
-    """One file from here to the first host, and from each to the next, all at the same time."""
-
-    async def onward(before: Member, member: Member) -> None:
         try:
-            path = f"{folders[before.host]}/{item.name}"
-            offer, _ = await before.host.ask("offer", paths=[path], address=before.address)
-            source = {"address": before.address, "port": offer["port"], "token": offer["token"], "path": path}
-            await member.host.ask(
-                "fetch", limit_seconds=_TRANSFER_LIMIT_SECONDS, source=source, size=item.size, sha256=item.sha256,
-                path=f"{folders[member.host]}/{item.name}",
-            )  # fmt: skip
-        except HostError:
+            await _along(members, folders, items)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+        await asyncio.gather(*map(end, members))
+    finally:
+        await asyncio.gather(*map(clear, members))
+
+
+async def _along(members: Sequence[Member], folders: dict[Host, str], items: Sequence[StagedFile]) -> None:
+    """Files from here to the first host, and from each to the next, all at the same time.
+
+    A host asks for a file when the one before it has begun to take it, and takes its files one after the other: its
+    link is busy with one file or the next all the time.
+    """
+    begun = {(member.host, item.name): asyncio.Event() for member in members for item in items}
+
+    async def first(member: Member) -> None:
+        for item in items:
+            begun[member.host, item.name].set()
             await _upload(member.host, item, f"{folders[member.host]}/{item.name}")
 
-    await asyncio.gather(
-        _upload(members[0].host, item, f"{folders[members[0].host]}/{item.name}"),
-        *(onward(before, member) for before, member in itertools.pairwise(members)),
-    )
+    async def onward(before: Member, member: Member) -> None:
+        for item in items:
+            await begun[before.host, item.name].wait()
+            begun[member.host, item.name].set()
+            await _hand_on(before, member, folders, item)
+
+    async with asyncio.TaskGroup() as under_way:
+        under_way.create_task(first(members[0]))
+        for before, member in itertools.pairwise(members):
+            under_way.create_task(onward(before, member))
+
+
+async def _hand_on(before: Member, member: Member, folders: dict[Host, str], item: StagedFile) -> None:
+    """One file from a host to the next; from here where that cannot be."""
+    try:
+        path = f"{folders[before.host]}/{item.name}"
+        offer, _ = await before.host.ask("offer", paths=[path], address=before.address)
+        source = {"address": before.address, "port": offer["port"], "token": offer["token"], "path": path}
+        await member.host.ask(
+            "fetch", limit_seconds=_TRANSFER_LIMIT_SECONDS, source=source, size=item.size, sha256=item.sha256,
+            path=f"{folders[member.host]}/{item.name}",
+        )  # fmt: skip
+    except HostError:
+        await _upload(member.host, item, f"{folders[member.host]}/{item.name}")
 
 
 async def _upload(host: Host, item: StagedFile, path: str) -> None:

@@ -124,6 +124,13 @@ def planned_repeats(plan: Plan) -> list[RepeatKey]:
     return timed + sorted(once, key=lambda place: order.index(place[1]))
 
 
+def targets_to_measure(plan: Plan, ledger: Ledger, only_failed: bool) -> set[str]:
+    """Return the names of targets of which a measurement of any pass is missing, as `missing_measurements` has it."""
+    passes = get_args(MeasuringPass)
+    missing = [each for one in passes for each in missing_measurements(plan, ledger, one, only_failed)]
+    return {measurement.cell.target for measurement in missing}
+
+
 def missing_measurements(
     plan: Plan, ledger: Ledger, measuring_pass: MeasuringPass, only_failed: bool
 ) -> list[Measurement]:

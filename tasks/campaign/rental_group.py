@@ -1,14 +1,14 @@
 """The rentals of a study's targets, rented and given back side by side on a bounded number of threads. No Prefect here.
 
 group = RentalGroup({"g5": nodes, "l4": others}, agreed=True)
-group.begin()               # returns at once; what the run does meanwhile costs no rented time of its own
+group.begin({"g5"})         # returns at once; what the run does meanwhile costs no rented time of its own
 hosts = group.up("g5")      # waits; raises what ended the first rental that failed, and then all others end too
 group.give_back("g5")       # the first call gives all back; waits for this one
 group.close()
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from typing import Protocol, TypeVar
@@ -62,14 +62,20 @@ class RentalGroup:
         if self._stop.is_set():
             raise RentingStopped("renting was stopped")
 
-    def begin(self) -> None:
-        """Begin to rent all targets; a second call changes nothing."""
-        if not self._renting:
-            self._renting = {name: self._submit(self._rent, name) for name in self.rentals}
+    def begin(self, wanted: Collection[str]) -> list[str]:
+        """Begin to rent these targets; returns all that are being rented. What is begun already goes on.
+
+        Of the others nothing is rented, as where all is measured; what an earlier run left of them is given back.
+        """
+        for name in self.rentals:
+            if name in wanted and name not in self._renting:
+                self._renting[name] = self._submit(self._rent, name)
+        return list(self._renting)
 
     def up(self, name: str) -> Target:
         """Wait for the nodes of a target. Raises the first error of any target, after this one's nodes are back."""
-        self.begin()
+        if name not in self._renting:
+            self.begin(self.rentals)
         try:
             return self._renting[name].result()
         except RentingStopped:

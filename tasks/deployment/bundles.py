@@ -19,7 +19,7 @@ from configs.common.printable import file_slug
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.serving.deployment import LEVEL_ORDER, LevelCheck, OptimizationLevel, ServingBundle
-from configs.targets.target import LocalTarget, SshTarget
+from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
 from reports.experiments.compression import MOST_LOSS
 from tasks.checks.layouts import check_layout
 from tasks.checks.verification import kind_of
@@ -59,7 +59,7 @@ def resolved_model(written: str, cache: Path, base: Path) -> PlannedModel:
 def make_bundle(
     wanted: WantedBundle,
     model: PlannedModel,
-    target: LocalTarget | SshTarget,
+    target: LocalTarget | SshTarget | SlurmTarget,
     folder: Path,
     cache: Path,
     judge: Judge | None,

@@ -6,36 +6,23 @@ take_down(store, "tiny-local", say)
 
 import secrets
 import time
-import zlib
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from configs.common.base import write_atomically
-from configs.common.files.reading import parse_model, read_text
-from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer, ServingBundle
-from configs.serving.settings import ServerRendezvous
+from configs.common.files.reading import parse_model
+from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SshTarget
-from slurm.ssh.connection import HostAway, HostError, HostRefused
-from slurm.ssh.loop import wait_for
-from slurm.ssh.staging import stage_hosts
 from tasks.deployment.bundles import Judge, WantedBundle, bundle_name, make_bundle, resolved_model, save_bundle
-from tasks.deployment.first_answers import Timing, first_answers, timed_answers
-from tasks.deployment.fronts import DeploymentFront, open_tunnel
-from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, stop
-from tasks.deployment.servers import (
-    READY_SECONDS,
-    ServerNotReady,
-    ServerSpec,
-    place_server,
-    wait_for_port,
-    wait_until_ready,
-)
+from tasks.deployment.first_answers import Timing, timed_answers
+from tasks.deployment.fronts import DeploymentFront
+from tasks.deployment.places import LocalPlace, PlaceError, SshPlace, stop
+from tasks.deployment.placing import Placer, placer_of, stage_on_hosts
+from tasks.deployment.servers import READY_SECONDS, wait_until_ready
+from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.deployment.targets import ParsedTarget
 from tasks.providers.attempts import attempts_of
@@ -49,13 +36,11 @@ from tasks.providers.study_nodes import hosts_of_nodes, request_of
 
 _TIMED_SECONDS = 2.0
 _KEY_BYTES = 32
-_FIRST_PORT, _PORTS = 20_000, 10_000
-"""Where the ranks of a server on several nodes meet: below the ports that Linux gives out by itself."""
 
 
 @dataclass(frozen=True)
 class WantedDeployment:
-    """What a user asks for. rented: the instance to rent; ssh: the hosts; neither: this machine.
+    """What a user asks for. rented: the instance to rent; ssh: the hosts; partition: of Slurm; none: this machine.
 
     agreed: a person has seen the price. settled_seconds: of giving back, for tests.
     """
@@ -68,13 +53,10 @@ class WantedDeployment:
     replicas: int = 1
     rented: RentedTarget | None = None
     ssh: SshTarget | None = None
+    partition: SlurmPartition | None = None
     ready_seconds: float = READY_SECONDS
     max_usd_per_hour: float | None = None
     sharded: bool = False
-
-
-class FirstAnswerWrong(ValueError):
-    """A server answers otherwise than the bundle says; it gets no traffic."""
 
 
 class Deploying:
@@ -130,6 +112,9 @@ class Deploying:
             available = memory_of_rank(name, -(-ranks // wanted.rented.nodes))
         elif wanted.ssh is not None:
             available = SshPlace(wanted.ssh, 0, "").memory_bytes() * len(wanted.ssh.hosts) // ranks
+        elif wanted.partition is not None:
+            place = partition_place(wanted.partition, self._folder, 0.0, self.say)
+            available = place.memory_bytes() // ranks
         else:
             available = LocalPlace(self._folder, self.store.cache).memory_bytes() // ranks
         where = wanted.target.text
@@ -142,16 +127,23 @@ class Deploying:
         expires_at = began + 3600 * wanted.hours
         hosts, rental, price = self._hosts(ledger, expires_at)
         local = LocalTarget(device="cpu" if wanted.target.device == "cpu" else None)
+        partition, measuring = wanted.partition, self._folder / "measuring"
         if hosts is not None:
             stage_on_hosts(hosts, [Path(model.manifest)], self.say)
+        elif partition is not None:
+            ledger.write("slurm", partition=partition.model_dump_json())
+            partition = stage_in_partition(partition, model, self.say)
         bundle = make_bundle(
-            wanted.bundle, model, hosts or local, self._folder / "measuring", self.store.cache, self._judge, fit_text,
-            self.say, nodes=len(hosts.hosts) if hosts is not None and wanted.sharded else 1,
+            wanted.bundle, model, hosts or (partition.target if partition else local), measuring, self.store.cache,
+            self._judge, fit_text, self.say, nodes=len(hosts.hosts) if hosts is not None and wanted.sharded else 1,
         )  # fmt: skip
+        if partition is not None:
+            forget_measuring(partition, measuring)
         save_bundle(bundle, self.store.bundles)
         write_atomically(self._folder / "key", self._key + "\n", mode=0o600)
         placer = Placer(self.store, wanted.name, hosts, wanted.target.device, self._key, expires_at, self.say, price,
-                        sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1)  # fmt: skip
+                        sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1,
+                        partition=partition)  # fmt: skip
         self._placer, servers = placer, self._servers
         for number in range(wanted.replicas):
             ledger.write("placing", generation=1, number=number, bundle=bundle_name(bundle))
@@ -172,6 +164,7 @@ class Deploying:
             servers=tuple(servers),
             rental=rental,
             hosts=None if hosts is None else hosts.model_dump_json(),
+            partition=None if partition is None else partition.model_dump_json(),
             usd_per_hour=price,
             began_at=began,
             expires_at=expires_at,
@@ -220,144 +213,6 @@ def _nothing() -> None:
     """Wait on: nobody has cancelled."""
 
 
-def stage_on_hosts(hosts: SshTarget, manifests: list[Path], say: Say) -> None:
-    """Bring code, libraries and models to hosts. Raises PlaceError."""
-    try:
-        wait_for(stage_hosts(hosts, manifests, say))
-    except (HostAway, HostError) as error:
-        raise PlaceError(error.errno, error.strerror or str(error)) from error
-    except HostRefused as error:
-        raise PlaceError(None, str(error)) from error
-
-
-class Placer:
-    """Places servers of one deployment, here or on its hosts, and reaches them."""
-
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        hosts: SshTarget | None,
-        device: str | None,
-        key: str,
-        expires_at: float,
-        say: Say,
-        price: float | None = None,
-        sharded: bool = False,
-    ) -> None:
-        self.hosts, self._device, self._key, self._expires_at, self._say = hosts, device, key, expires_at, say
-        self._price, self._name, self.sharded = price, name, sharded
-        self.here = LocalPlace(store.folder(name), store.cache)
-        self._places: dict[int, Place] = {}
-
-    def place_of(self, node: int) -> Place:
-        """Return a node as a place."""
-        if self.hosts is None:
-            return self.here
-        if node not in self._places:
-            self._places[node] = SshPlace(self.hosts, node, f"deployments/{self._name}")
-        return self._places[node]
-
-    def place(
-        self, bundle: ServingBundle, generation: int, share: int, ready_seconds: float, check: Callable[[], None]
-    ) -> PlacedServer:
-        """Start a server, wait for it and test its first answers.
-
-        Raises PlaceError, ServerNotReady, FirstAnswerWrong; what was started is ended then.
-        """
-        count = len(self.hosts.hosts) if self.hosts else 1
-        nodes = count if self.sharded else 1
-        node = 0 if self.sharded else (generation - 1) % count
-        place = self.place_of(node)
-        folder = f"{place.root}/servers/{generation}"
-        meetings = self._meetings(nodes, generation)
-        peers = tuple(f"{self.place_of(other).root}/servers/{generation}" for other in range(1, nodes))
-        tunnel = f"{self.here.root}/tunnels/{generation}" if self.hosts else None
-        spec = ServerSpec(
-            folder, self._key, self._expires_at, device=self._device, share=share, rendezvous=meetings[0],
-            own_address=self._address(0) if peers else None,
-        )  # fmt: skip
-        self._say(f"placing server {generation} on {place.name}: {_described(bundle)}")
-        try:
-            place_server(place, bundle, spec, local=self.hosts is None)
-            for other, path in enumerate(peers, 1):
-                own = self._address(other)
-                there = replace(spec, folder=path, rendezvous=meetings[other], own_address=own)
-                place_server(self.place_of(other), bundle, there, local=False)
-            port = local_port = wait_for_port(place, folder)
-            if self.hosts is not None and tunnel is not None:
-                host = self.hosts.hosts[node]
-                local_port = open_tunnel(self.here, tunnel, self.hosts, host, port, self._expires_at)
-            server = PlacedServer(
-                generation=generation, bundle=bundle_name(bundle), node=node, folder=folder, port=port, tunnel=tunnel,
-                local_port=local_port, peers=peers,
-            )  # fmt: skip
-            wait_until_ready(place, folder, url_of(server), self._key, ready_seconds, check)
-            self._test(server, bundle)
-        except BaseException:
-            others = [(self.place_of(other), path) for other, path in enumerate(peers, 1)]
-            for where, started in ((place, folder), *others, (self.here, tunnel)):
-                if started is not None:
-                    with suppress(OSError):
-                        stop(where, started)
-            raise
-        return server
-
-    def _meetings(self, nodes: int, generation: int) -> list[ServerRendezvous | None]:
-        """Return where the ranks of each node meet; None: all are on one."""
-        if nodes == 1:
-            return [None]
-        address = self._address(0)
-        port = _FIRST_PORT + (zlib.crc32(self._name.encode()) + generation) % _PORTS
-        return [ServerRendezvous(nodes=nodes, node=node, address=address, port=port) for node in range(nodes)]
-
-    def _address(self, node: int) -> str:
-        """Return the address by which the other nodes reach this one."""
-        place = self.place_of(node)
-        assert isinstance(place, SshPlace)
-        return place.address
-
-    def _test(self, server: PlacedServer, bundle: ServingBundle) -> None:
-        try:
-            problem = first_answers(url_of(server), self._key, bundle)
-        except httpx.HTTPError as error:
-            raise ServerNotReady(None, f"the first request failed: {error or type(error).__name__}") from error
-        if problem is not None:
-            raise FirstAnswerWrong(f"the first answer is not the bundle's, so it gets no traffic: {problem}")
-
-    def backend(self, server: PlacedServer, draining: bool = False) -> RoutedServer:
-        """Return a server as the front knows it."""
-        name = f"server-{server.generation}"
-        return RoutedServer(name=name, url=url_of(server), key=self._key, usd_per_hour=self._price, draining=draining)
-
-    def end(self, server: PlacedServer) -> None:
-        """End a server and its tunnel. Raises PlaceError."""
-        stop(self.place_of(server.node), server.folder)
-        for other, path in enumerate(server.peers, 1):
-            stop(self.place_of(other), path)
-        if server.tunnel is not None:
-            stop(self.here, server.tunnel)
-
-
-def url_of(server: PlacedServer) -> str:
-    """Return where this machine reaches a server."""
-    return f"http://127.0.0.1:{server.local_port}"
-
-
-def _described(bundle: ServingBundle) -> str:
-    passes = "+".join(bundle.compression) or "unchanged weights"
-    return f"{bundle.model}, {bundle.level} ({passes}), {bundle.dtype}"
-
-
-def placer_of(store: Store, deployment: Deployment, say: Say) -> Placer:
-    """Return what places servers of a deployment that exists."""
-    hosts = None if deployment.hosts is None else parse_model(deployment.hosts.encode(), SshTarget, deployment.name)
-    device = "cpu" if deployment.target == "local:cpu" else None
-    key = read_text(Path(deployment.key_file), 4096).strip()
-    return Placer(store, deployment.name, hosts, device, key, deployment.expires_at, say, deployment.usd_per_hour,
-                  sharded=any(server.peers for server in deployment.servers))  # fmt: skip
-
-
 def take_down(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
     """Take a deployment down; returns what it cost, None: unknown. Raises ValueError, LeftBehind, PlaceError."""
     folder = store.folder(name)
@@ -400,11 +255,28 @@ def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, p
             for attempt in attempts_of(read_entries(folder / "ledger.jsonl"), time.time())
         ]
         cost = None if cost is None or None in costs else cost + sum(one for one in costs if one is not None)
+    for entry in ledger.entries:
+        if entry["event"] == "slurm":
+            problems += _clear_partition(store, name, entry["partition"], say)
     if not rentals and (store.folder(name) / "deployment.json").exists():
         problems += _clear_hosts(store, store.read(name))
     if problems:
         raise PlaceError(None, "; ".join(problems))
     return cost
+
+
+def _clear_partition(store: Store, name: str, written: str, say: Say) -> list[str]:
+    """End the jobs of a deployment in a partition and remove its folders there; returns what went wrong."""
+    partition = parse_model(written.encode(), SlurmPartition, name)
+    try:
+        forget_measuring(partition, store.folder(name) / "measuring")
+        place = partition_place(partition, store.folder(name), 0.0, say)
+        for folder in Path(place.root).glob("servers/*"):
+            stop(place, str(folder))
+        place.ask("remove", paths=[place.root])
+    except (OSError, ValueError) as error:
+        return [getattr(error, "strerror", None) or str(error)]
+    return []
 
 
 def _clear_hosts(store: Store, deployment: Deployment) -> list[str]:

@@ -19,7 +19,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.records.record import Record
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel
 from configs.spec.study import StudySpec, parse_study, study_yaml
-from configs.targets.target import LocalTarget, SshTarget
+from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
 from reports.correctness.data import ANSWER_COLUMNS, answers_of
 from reports.experiments.compression import Compressed, compression, weight_bytes
 from reports.experiments.compression_answers import VECTOR_COLUMNS
@@ -40,7 +40,7 @@ _KEPT_REQUESTS, _REQUEST_CHARACTERS, _REQUEST_TOKENS = 3, 400, 96
 
 def check_levels(
     model: PlannedModel,
-    target: LocalTarget | SshTarget,
+    target: LocalTarget | SshTarget | SlurmTarget,
     levels: Sequence[OptimizationLevel],
     dtype: Dtype,
     folder: Path,
@@ -83,7 +83,7 @@ def check_levels(
 
 def _plan(
     model: PlannedModel,
-    target: LocalTarget | SshTarget,
+    target: LocalTarget | SshTarget | SlurmTarget,
     levels: Sequence[str],
     dtype: Dtype,
     run: RunPaths,

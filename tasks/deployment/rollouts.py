@@ -24,10 +24,11 @@ from tasks.deployment.bundles import (
     resolved_model,
     save_bundle,
 )
-from tasks.deployment.deploying import FirstAnswerWrong, Placer, placer_of, stage_on_hosts, url_of
 from tasks.deployment.first_answers import first_answers
 from tasks.deployment.fronts import DeploymentFront
+from tasks.deployment.placing import FirstAnswerWrong, Placer, placer_of, stage_on_hosts, url_of
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready
+from tasks.deployment.slurm_places import forget_measuring, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import Say
 from tasks.providers.leases import RentalLedger, open_ledger
@@ -57,7 +58,12 @@ def replace_bundle(
         stage_on_hosts(placer.hosts, [Path(model.manifest)], say)
     local = LocalTarget(device="cpu" if deployment.target == "local:cpu" else None)
     folder = store.folder(name) / f"measuring-{int(time.time())}"
-    bundle = make_bundle(wanted, model, placer.hosts or local, folder, store.cache, judge, "", say)
+    if placer.partition is not None:
+        placer.partition = stage_in_partition(placer.partition, model, say)
+    target = placer.hosts or (placer.partition.target if placer.partition is not None else local)
+    bundle = make_bundle(wanted, model, target, folder, store.cache, judge, "", say)
+    if placer.partition is not None:
+        forget_measuring(placer.partition, folder)
     save_bundle(bundle, store.bundles)
     return replace(store, name, bundle, say, watch_seconds, ready_seconds)
 

@@ -2,6 +2,7 @@
 
 parse_target("local:cpu")            # this machine, on its cores
 parse_target("ssh:gpu-a")            # a host of ~/.ssh/config; ssh:gpu-a,... is two targets
+parse_target("slurm:gpu")            # jobs in a partition
 parse_target("aws:g4dn.xlarge")      # a rented instance, in any spelling of `configs.hardware.node_names`
 """
 
@@ -11,15 +12,19 @@ from configs.common.base import Frozen
 from configs.hardware.node_names import parse_node_name
 from configs.targets.ssh_host import SshHost
 
-TargetKind = Literal["local", "ssh", "aws", "gcp", "azure"]
+TargetKind = Literal["local", "ssh", "slurm", "aws", "gcp", "azure"]
 
 
 class ParsedTarget(Frozen):
-    """text: as written. host: of kind ssh; instance: of a cloud; device: cpu where the cores are to compute."""
+    """text: as written. host: of kind ssh; partition: of Slurm; instance: of a cloud.
+
+    device: cpu where the cores are to compute.
+    """
 
     text: str
     kind: TargetKind
     host: str | None = None
+    partition: str | None = None
     instance: str | None = None
     device: Literal["cpu"] | None = None
 
@@ -31,16 +36,13 @@ def parse_target(text: str) -> ParsedTarget:
         return ParsedTarget(text=text, kind="local", device="cpu" if rest == "cpu" else None)
     if kind == "ssh" and rest:
         return ParsedTarget(text=text, kind="ssh", host=rest)
-    if kind == "slurm":
-        raise ValueError(
-            f"--target: {text}: services in a Slurm partition are not deployed; jobs there end at their time limit. "
-            "Name a node of it as ssh:HOST"
-        )
+    if kind == "slurm" and rest:
+        return ParsedTarget(text=text, kind="slurm", partition=rest)
     try:
         node = parse_node_name(text)
     except ValueError as error:
         raise ValueError(
-            f"--target: {error}. Use local:cpu, ssh:HOST, aws:INSTANCE, gcp:MACHINE or azure:SIZE"
+            f"--target: {error}. Use local:cpu, ssh:HOST, slurm:PARTITION, aws:INSTANCE, gcp:MACHINE or azure:SIZE"
         ) from error
     return ParsedTarget(text=text, kind=node.provider, instance=node.instance)
 

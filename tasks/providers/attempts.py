@@ -11,15 +11,21 @@ def attempts_of(entries: Sequence[dict[str, Any]], now: float) -> tuple[RentalAt
     """Return all requests of a rental, those of runs that were killed too.
 
     Nodes cost money from the answer of the create call to the end of giving back, at most until their lease ended;
-    those that are up, until `now` (seconds since 1970).
+    those that are up, until `now` (seconds since 1970). Of that, nodes were unused that never became ready, and those
+    of a run that ended until the next one took them over.
     """
     found: list[RentalAttempt] = []
     since: dict[int, float] = {}
+    unused: dict[int, float] = {}
     lease_ends = now
     for entry in entries:
         event, epoch = entry["event"], float(entry.get("epoch", now))
         if event in ("opened", "extended", "kept"):
             lease_ends = float(entry.get("expires_at", now))
+            if found and event != "opened":
+                unused[len(found) - 1] = unused.get(len(found) - 1, 0.0) + float(entry.get("unused_seconds", 0))
+        elif event == "ready" and found:
+            unused.setdefault(len(found) - 1, 0.0)
         elif event == "create":
             found.append(
                 RentalAttempt(
@@ -36,8 +42,12 @@ def attempts_of(entries: Sequence[dict[str, Any]], now: float) -> tuple[RentalAt
             found[-1] = found[-1].model_copy(update={"problem": entry["problem"]})
         elif event == "given_back":
             _close(found, since, min(epoch, max(lease_ends, *since.values())) if since else epoch)
+    unused = dict.fromkeys(since, 0.0) | unused
     _close(found, since, min(now, lease_ends) if since else now)
-    return tuple(found)
+    return tuple(
+        attempt.model_copy(update={"unused_seconds": min(attempt.seconds, unused.get(place, attempt.seconds))})
+        for place, attempt in enumerate(found)
+    )
 
 
 def _close(found: list[RentalAttempt], since: dict[int, float], end: float) -> None:

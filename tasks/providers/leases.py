@@ -122,6 +122,19 @@ def in_use(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def mark_used(folder: Path) -> None:
+    """Note that a run uses these nodes now; only the one that holds them calls it."""
+    os.utime(folder / _USER_LOCK)
+
+
+def last_used(folder: Path) -> float | None:
+    """Return when a run last used these nodes, in seconds since 1970; None: none has."""
+    try:
+        return (folder / _USER_LOCK).stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
 def is_dead(folder: Path) -> bool:
     """Return whether no process is renting or giving back for this run, and its nodes are not up either.
 

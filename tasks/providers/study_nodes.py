@@ -30,7 +30,7 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
-from tasks.providers.leases import in_use, read_entries, read_lease
+from tasks.providers.leases import in_use, last_used, mark_used, read_entries, read_lease
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest
 from tasks.providers.renting import (
     Limits,
@@ -48,6 +48,8 @@ _LOST_AFTER_SECONDS = 120.0
 """A rented node that cannot be reached for so long was taken back: its money is not waited for."""
 _AGAIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
+_MARK_SECONDS = 2.0
+"""How often a run notes that it lives: so exactly is known for how long nodes of a killed run were unused."""
 
 
 def request_of(target: RentedTarget) -> RentalRequest:
@@ -116,8 +118,10 @@ class StudyNodes:
                 "or use `rankwise run`, which asks"
             )
         self._held.enter_context(in_use(self._folder))
+        used = last_used(self._folder)
+        mark_used(self._folder)
         try:
-            nodes = self._taken_over() or self._rented()
+            nodes = self._taken_over(used) or self._rented()
         except BaseException as error:
             self._held.close()
             if isinstance(error, RentalFailed):
@@ -185,8 +189,11 @@ class StudyNodes:
         entries = read_entries(self._folder / "ledger.jsonl")
         return bool(entries) and entries[-1]["event"] == "given_back"
 
-    def _taken_over(self) -> list[Node]:
-        """Nodes of a run that was killed: all of them live and answer, or they are given back and none is returned."""
+    def _taken_over(self, used: float | None) -> list[Node]:
+        """Nodes of a run that was killed: all of them live and answer, or they are given back and none is returned.
+
+        used: when it last used them, in seconds since 1970.
+        """
         nodes = nodes_of(self._folder)
         if not nodes:
             return []
@@ -195,7 +202,8 @@ class StudyNodes:
             exclude={"hours", "ssh_from"}
         ) and self._all_answer(lease, nodes):
             self._say(f"nodes of an earlier run are used again: {', '.join(node.id for node in nodes)}")
-            extend_run(self._provider, lease, self._folder, self._next_end())
+            unused = 0.0 if used is None else max(0.0, time.time() - used)
+            extend_run(self._provider, lease, self._folder, self._next_end(), unused_seconds=unused)
             return nodes
         self._say("nodes of an earlier run are gone, or others are wanted now: giving back what is left")
         give_back_run(self._provider, lease, self._folder, self._say, Teardown())
@@ -234,15 +242,19 @@ class StudyNodes:
             time.sleep(min(_LOOK_SECONDS, left))
 
     def _keep(self) -> None:
-        """Extend the lease whenever half of it is over, until the run ends."""
+        """Note that the run lives, and extend the lease whenever half of it is over, until the run ends."""
         pause = 1800 * self.target.lease_hours
-        while not self._ended.wait(pause):
-            pause = 1800 * self.target.lease_hours
+        due = time.monotonic() + pause
+        while not self._ended.wait(min(_MARK_SECONDS, pause)):
+            mark_used(self._folder)
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + pause
             try:
                 extend_run(self._provider, read_lease(self._folder), self._folder, self._next_end())
             except (ProviderError, ValueError, OSError) as error:
                 self._say(f"the lease was not extended: {redacted(str(error))}; trying again")
-                pause = min(pause, _AGAIN_SECONDS)
+                due = time.monotonic() + min(pause, _AGAIN_SECONDS)
 
 
 def hosts_of_nodes(target: RentedTarget, nodes: list[Node], folder: Path, default_user: str) -> SshTarget:

@@ -30,6 +30,13 @@ def test_requests_stand_in_order_with_their_cost(tmp_path: Path) -> None:
     assert [row[-1] for row in section.attempts.rows] == ["0", "2.00"]
 
 
+def test_time_in_which_no_run_used_the_nodes_is_priced(tmp_path: Path) -> None:
+    between = RENTED.model_copy(update={"unused_seconds": 300})
+    (section,) = rental_sections(written(tmp_path, between))
+    assert "No run used them for 5.00 min of that (0.500 USD)." in section.title
+    assert "No run used" not in rental_sections(written(tmp_path, RENTED))[0].title
+
+
 def test_a_price_that_is_not_known_makes_no_sum(tmp_path: Path) -> None:
     unpriced = RENTED.model_copy(update={"usd_per_hour": None})
     (section,) = rental_sections(written(tmp_path, unpriced, left=("aws instance i-1 in us-east-1b",)))

@@ -124,10 +124,22 @@ def test_what_fails_while_nodes_boot_ends_that(tmp_path: Path) -> None:
     booting = Booting()
     booting.group = group = group_of(booting)
     with pytest.raises(ValueError, match="the hub is away"), giving_back(group, RunPaths(tmp_path), RunProgress()):
-        group.begin()
+        group.begin({*group.rentals})
         assert booting.begun.wait(_SECONDS)
         raise ValueError("the hub is away")
     assert not booting.is_up and booting.given_back == 1
+
+
+def test_a_target_that_has_nothing_to_measure_rents_nothing_and_gives_back_what_is_left(tmp_path: Path) -> None:
+    nodes = [Nodes(), Nodes()]
+    group = group_of(*nodes)
+    with giving_back(group, RunPaths(tmp_path), RunProgress()):
+        assert group.begin({"t1", "own"}) == ["t1"]
+        group.up("t1")
+        assert [each.is_up for each in nodes] == [False, True]
+        for name in group.rentals:
+            group.give_back(name)
+    assert [each.given_back for each in nodes] == [1, 1]
 
 
 @pytest.mark.parametrize("error", [ValueError("no capacity"), KeyboardInterrupt(), RunCancelled()])

@@ -31,7 +31,9 @@ NoVerify = Annotated[bool, typer.Option("--no-verify", help="do not compare the 
 def deploy(
     context: typer.Context,
     model: DeployedModel = None,
-    target: Annotated[str | None, typer.Option(help="local:cpu, ssh:HOST, aws:g4dn.xlarge, gcp:..., azure:...")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="local:cpu, ssh:HOST, slurm:PARTITION, aws:g4dn.xlarge, gcp:..., azure:...")
+    ] = None,
     targets: Annotated[str | None, typer.Option(metavar="A,B", help="several targets, side by side")] = None,
     optimization: Level = "none",
     from_run: FromRun = None,
@@ -50,10 +52,12 @@ def deploy(
     ssh_from: Annotated[str | None, typer.Option(metavar="CIDR", help="who may connect to rented nodes")] = None,
     max_usd_per_hour: Annotated[float | None, typer.Option(help="cap for each target's nodes together")] = None,
     python: Annotated[str | None, typer.Option(help="interpreter on the hosts that has the libraries")] = None,
-    user: Annotated[str | None, typer.Option(help="login name on ssh hosts")] = None,
-    ssh_key: Annotated[Path | None, typer.Option(help="private key for ssh hosts")] = None,
+    user: Annotated[str | None, typer.Option(help="login name on hosts and nodes")] = None,
+    ssh_key: Annotated[Path | None, typer.Option(help="private key for hosts and nodes")] = None,
     known_hosts: Annotated[Path | None, typer.Option(help="file of their host keys")] = None,
-    folder: Annotated[str | None, typer.Option(help="folder on ssh hosts  [default: ~/.rankwise]")] = None,
+    folder: Annotated[
+        str | None, typer.Option(help="on ssh hosts  [default: ~/.rankwise]; of slurm: shared by all nodes")
+    ] = None,
     ready_minutes: Annotated[float, typer.Option(min=0.05, help="limit until a server is ready")] = 10.0,
     no_verify: NoVerify = False,
     yes: Annotated[bool, typer.Option("--yes", help="rent without asking for the price")] = False,

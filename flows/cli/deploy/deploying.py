@@ -14,7 +14,7 @@ from configs.common.secrets import redacted
 from configs.hardware.catalog import HOME_REGIONS, instance
 from configs.serving.deployment import OptimizationLevel
 from configs.targets.rented import RentedTarget
-from configs.targets.target import SshTarget
+from configs.targets.target import SlurmTarget, SshTarget
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.deploy.verdicts import judged_by_transformers
 from flows.cli.offers import offer_lines
@@ -25,6 +25,7 @@ from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.rollouts import RolledBack
 from tasks.deployment.rollouts import replace_bundle as roll_out
+from tasks.deployment.slurm_places import SlurmPartition
 from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
@@ -98,11 +99,13 @@ def run_deploy(asked: DeployRequest) -> int:
 
 def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
     """Return what is deployed on a target. Raises ValueError."""
-    rented = ssh = None
+    rented = ssh = partition = None
     if target.instance is not None:
         rented = _rented(asked, target)
     elif target.host is not None:
         ssh = _ssh(asked, target)
+    elif target.partition is not None:
+        partition = _partition(asked, target)
     nodes = max(asked.nodes, len(ssh.hosts) if ssh else 1)
     devices = _devices(target) * nodes if asked.sharded else 1
     bundle = WantedBundle(
@@ -121,7 +124,7 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
         name = f"{asked.name}-{file_slug(target.text.replace(':', '-'))}".lower()[:60]
     return WantedDeployment(
         name=name, target=target, bundle=bundle, hours=asked.hours, port=asked.port if len(asked.targets) == 1 else 0,
-        replicas=asked.replicas, rented=rented, ssh=ssh, ready_seconds=asked.ready_seconds,
+        replicas=asked.replicas, rented=rented, ssh=ssh, partition=partition, ready_seconds=asked.ready_seconds,
         max_usd_per_hour=asked.max_usd_per_hour, sharded=asked.sharded,
     )  # fmt: skip
 
@@ -148,6 +151,25 @@ def _rented(asked: DeployRequest, target: ParsedTarget) -> RentedTarget:
             "preflight": False,
         }
     )
+
+
+def _partition(asked: DeployRequest, target: ParsedTarget) -> SlurmPartition:
+    """Return a partition, one job a server. Raises ValueError."""
+    if asked.sharded or asked.nodes > 1:
+        raise ValueError(
+            f"--target: {target.text}: a server is a job on one node, got "
+            f"{'--sharded' if asked.sharded else f'--nodes {asked.nodes}'}. Use --replicas for several servers"
+        )
+    slurm = SlurmTarget(
+        name=f"slurm-{target.partition}", partition=target.partition, shared=asked.folder, python=asked.python,
+        preflight=False,
+    )  # fmt: skip
+    partition = SlurmPartition(
+        target=slurm, user=asked.user, key=str(asked.ssh_key) if asked.ssh_key else None,
+        known_hosts=str(asked.known_hosts) if asked.known_hosts else None,
+    )  # fmt: skip
+    partition.shared()
+    return partition
 
 
 def _ssh(asked: DeployRequest, target: ParsedTarget) -> SshTarget:

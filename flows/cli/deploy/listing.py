@@ -10,8 +10,9 @@ from configs.common.printable import printable_lines
 from configs.serving.deployment import Deployment
 from flows.cli.tables import print_table
 from flows.folders import cache_folder, rented_folder
-from tasks.deployment.deploying import placer_of, take_down
+from tasks.deployment.deploying import take_down
 from tasks.deployment.places import read
+from tasks.deployment.placing import placer_of
 from tasks.deployment.servers import is_ready
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import LeftBehind, Teardown

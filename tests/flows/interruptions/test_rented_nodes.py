@@ -172,6 +172,8 @@ def test_a_killed_run_is_gone_on_with_on_its_nodes(cloud: Cloud, provider: str, 
     down = rankwise("nodes", "down", rental.name, cwd=tmp_path)
     assert down.returncode == 0, down.stdout + down.stderr
     assert cloud.left() == []
+    again = rankwise("run", study, cwd=tmp_path)
+    assert again.returncode == 0 and cloud.count(words.create) == words.creates, "all is measured: nothing is rented"
 
 
 @pytest.mark.nightly

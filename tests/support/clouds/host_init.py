@@ -46,7 +46,10 @@ def main(folder: Path) -> None:
     if not faults.get("unreachable"):
         time.sleep(faults.get("ssh_late_seconds", 0))
         config = "UsePAM no\nStrictModes no\nPasswordAuthentication no\nHostKey /etc/ssh/ssh_host_ed25519_key\n"
-        Path("/etc/ssh/sshd_config").write_text(config + "AuthorizedKeysFile /home/ubuntu/.ssh/authorized_keys\n")
+        config += "AuthorizedKeysFile /home/ubuntu/.ssh/authorized_keys\n"
+        if variables := faults.get("environment"):
+            config += f"SetEnv {' '.join(f'{name}={value}' for name, value in variables.items())}\n"
+        Path("/etc/ssh/sshd_config").write_text(config)
         subprocess.Popen(["/usr/sbin/sshd", "-D", "-e"], stderr=(folder / "sshd.log").open("w"))
         while script and not Path("/run/sshd.pid").exists():
             time.sleep(0.02)

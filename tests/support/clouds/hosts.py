@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 INIT = Path(__file__).parent / "host_init.py"
-_CALLER = "10.250.0.1"
+CALLER = "10.250.0.1"
 _NUMBERS = itertools.count(1)
 """Of bridges and links of this process: several clouds may be up at once."""
 
@@ -51,7 +51,7 @@ class Hosts:
 
     def __enter__(self) -> "Hosts":
         _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("address", "add", f"{_CALLER}/32", "dev", self._bridge)
+        _ip("address", "add", f"{CALLER}/32", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         return self
 
@@ -84,7 +84,7 @@ class Hosts:
         subprocess.run([*inside, "hostname", name[:60]], check=True)
         for address in addresses:
             subprocess.run([*inside, "ip", "address", "add", f"{address}/32", "dev", "eth0"], check=True)
-            _ip("route", "replace", f"{address}/32", "dev", self._bridge, "src", _CALLER)
+            _ip("route", "replace", f"{address}/32", "dev", self._bridge, "src", CALLER)
         subprocess.run([*inside, "ip", "link", "set", "lo", "up"], check=True)
         subprocess.run([*inside, "ip", "link", "set", "eth0", "up"], check=True)
         # Neighbours and the caller are all on the one bridge.

@@ -57,19 +57,23 @@ class SshTestHost:
         self.name, self.base, self.number, self.address, self.port = name, base, number, address, port
         self.folder = base / name
         self.disk = self.folder / "disk"
-        self._link, self._bridge = link, bridge
+        self.link, self._bridge = link, bridge
         self.folder.mkdir()
         self.disk.mkdir()
         self.disk_bytes: int | None = None
+        self.environment: dict[str, str] = {}
+        """What its SSH server sets for whoever connects; taken when it starts."""
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "host_key")
         self._write_config()
         self._pid: int | None = None
 
     def _write_config(self) -> None:
+        variables = " ".join(f"{name}={value}" for name, value in self.environment.items())
         (self.folder / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress {self.address}\nHostKey {self.folder}/host_key\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.base}/key.pub\nStrictModes no\nPermitRootLogin prohibit-password\n"
             "PasswordAuthentication no\nAcceptEnv HF_*\nMaxStartups 100\nMaxSessions 100\nLogLevel ERROR\n"
+            + (f"SetEnv {variables}\n" if variables else "")
         )
 
     @property
@@ -91,8 +95,8 @@ class SshTestHost:
         )
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         self._pid, self._outer = psutil.Process(process.pid).children()[0].pid, process
-        _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid))
-        _run("ip", "link", "set", self._link, "master", self._bridge, "up")
+        _run("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(self._pid))
+        _run("ip", "link", "set", self.link, "master", self._bridge, "up")
         # Its own for good: neighbours remember it when the host boots again.
         _run(*self.inside("ip", "link", "set", "eth0", "address", f"02:00:0a:d6:00:{1 + self.number:02x}"))
         _run(*self.inside("ip", "link", "set", "eth0", "up"))
@@ -107,6 +111,7 @@ class SshTestHost:
 
     def start_sshd(self) -> None:
         """Start the SSH server; returns when it listens."""
+        self._write_config()
         _run(*self.inside(str(_program("sshd")), "-f", f"{self.folder}/sshd_config"))
 
     def kill_sshd(self) -> None:
@@ -146,16 +151,16 @@ class SshTestHost:
         self._outer.wait(_LIMIT_SECONDS)
         assert self._outer.stdout is not None
         self._outer.stdout.close()
-        subprocess.run(["ip", "link", "del", "dev", self._link], capture_output=True)
+        subprocess.run(["ip", "link", "del", "dev", self.link], capture_output=True)
         self._pid = None
 
     def cut(self) -> None:
         """Pull the plug of its network."""
-        _run("ip", "link", "set", "dev", self._link, "down")
+        _run("ip", "link", "set", "dev", self.link, "down")
 
     def mend(self) -> None:
         """Put the plug in again."""
-        _run("ip", "link", "set", "dev", self._link, "up")
+        _run("ip", "link", "set", "dev", self.link, "up")
 
 
 class SshTestHosts:

@@ -10,6 +10,7 @@ are cut in the middle of a file, answers that never come.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -26,6 +27,18 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 PIECE_BYTES = 16384
+
+
+@functools.cache
+def _content_digest(path: Path, changed_ns: int) -> str:
+    """Git's hash of a file; weights of hundreds of megabytes are read once."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
 LARGE = (".safetensors", ".bin", ".model")
 """Suffixes of files that the hub keeps in its store of large files."""
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -50,7 +63,7 @@ class Repository:
         """40 hexadecimal digits that change with the files, like git's."""
         digest = hashlib.sha1(usedforsecurity=False)
         for path in self.files():
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+            digest.update(path.name.encode() + b"\0" + _content_digest(path, path.stat().st_mtime_ns).encode())
         return digest.hexdigest()
 
     def files(self) -> list[Path]:

@@ -20,9 +20,10 @@ from configs.serving.deployment import Deployment, ServingBundle
 from configs.targets.target import LocalTarget
 from engine.kernels.quantized import own_path
 from tasks.deployment.bundles import WantedBundle, resolved_model, save_bundle
-from tasks.deployment.deploying import Deploying, FirstAnswerWrong, WantedDeployment, take_down
+from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
 from tasks.deployment.level_checks import check_levels
 from tasks.deployment.places import PlaceError, state
+from tasks.deployment.placing import FirstAnswerWrong
 from tasks.deployment.rollouts import RolledBack, replace, set_server_count
 from tasks.deployment.servers import ServerNotReady, is_ready
 from tasks.deployment.store import Store

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,6 +175,22 @@ def test_the_story_of_a_rental_is_told_over_all_its_runs() -> None:
     assert (killed.problem, killed.seconds, killed.usd(2)) == (None, 1800, 2.0)
     assert (up.market, up.seconds, up.zone) == ("on_demand", 900, None)
     assert attempts_of(entries, now=90_000)[2].seconds == 3500, "the nodes ended by themselves with their lease"
+    assert (killed.unused_seconds, up.unused_seconds) == (1800, 0), "killed before its nodes were ready"
+
+
+def test_nodes_between_two_runs_are_counted_as_unused() -> None:
+    """The second run took them over 300 s after the first was killed, the third 60 s after the second."""
+    entries: list[dict[str, Any]] = [
+        {"event": "create", "region": "r", "market": "spot", "usd_per_hour": 2.0, "epoch": 0},
+        {"event": "created", "epoch": 10},
+        {"event": "ready", "epoch": 40},
+        {"event": "extended", "epoch": 500, "expires_at": 9000, "unused_seconds": 300},
+        {"event": "extended", "epoch": 700, "expires_at": 9000, "unused_seconds": 0},
+        {"event": "extended", "epoch": 900, "expires_at": 9000, "unused_seconds": 60},
+        {"event": "given_back", "epoch": 1810},
+    ]
+    (attempt,) = attempts_of(entries, now=5000)
+    assert (attempt.seconds, attempt.unused_seconds, attempt.unused_usd(2)) == (1800, 360, 0.4)
 
 
 def test_a_rental_is_named_after_run_and_target() -> None:

@@ -1,0 +1,203 @@
+"""Servers of one deployment on their machines: placed, tested with first requests, reached by tunnels, ended.
+
+placer = Placer(store, name, hosts, device, key, expires_at, say)
+server = placer.place(bundle, 1, 1, ready_seconds, check)
+placer.backend(server), url_of(server), placer.end(server)
+"""
+
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from configs.common.files.reading import parse_model, read_text
+from configs.common.printable import printable
+from configs.serving.deployment import Deployment, PlacedServer, RoutedServer, ServingBundle
+from configs.serving.settings import ServerRendezvous
+from configs.targets.ssh_host import SshHost
+from configs.targets.target import SshTarget
+from slurm.ssh.connection import HostAway, HostError, HostRefused
+from slurm.ssh.loop import wait_for
+from slurm.ssh.staging import stage_hosts
+from tasks.deployment.bundles import bundle_name
+from tasks.deployment.first_answers import first_answers
+from tasks.deployment.fronts import open_tunnel
+from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, state, stop
+from tasks.deployment.servers import ServerNotReady, ServerSpec, place_server, wait_for_port, wait_until_ready
+from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace, partition_place
+from tasks.deployment.store import Store
+from tasks.providers.giving_back import Say
+
+_FAILED_TUNNELS = 4
+_FIRST_PORT, _PORTS = 20_000, 10_000
+"""Where the ranks of a server on several nodes meet: below the ports that Linux gives out by itself."""
+
+
+class FirstAnswerWrong(ValueError):
+    """A server answers otherwise than the bundle says; it gets no traffic."""
+
+
+def stage_on_hosts(hosts: SshTarget, manifests: list[Path], say: Say) -> None:
+    """Bring code, libraries and models to hosts. Raises PlaceError."""
+    try:
+        wait_for(stage_hosts(hosts, manifests, say))
+    except (HostAway, HostError) as error:
+        raise PlaceError(error.errno, error.strerror or str(error)) from error
+    except HostRefused as error:
+        raise PlaceError(None, str(error)) from error
+
+
+class Placer:
+    """Places servers of one deployment, here or on its hosts, and reaches them."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        hosts: SshTarget | None,
+        device: str | None,
+        key: str,
+        expires_at: float,
+        say: Say,
+        price: float | None = None,
+        sharded: bool = False,
+        partition: SlurmPartition | None = None,
+    ) -> None:
+        self.hosts, self._device, self._key, self._expires_at, self._say = hosts, device, key, expires_at, say
+        self._price, self._name, self.sharded = price, name, sharded
+        self.partition = partition
+        self.here = LocalPlace(store.folder(name), store.cache)
+        self._places: dict[int, Place] = {}
+
+    def place_of(self, node: int) -> Place:
+        """Return a node as a place; a partition is one, whichever nodes its jobs are on."""
+        if node not in self._places:
+            if self.partition is not None:
+                self._places[node] = partition_place(self.partition, Path(self.here.root), self._expires_at, self._say)
+            elif self.hosts is not None:
+                self._places[node] = SshPlace(self.hosts, node, f"deployments/{self._name}")
+            else:
+                return self.here
+        return self._places[node]
+
+    def place(
+        self, bundle: ServingBundle, generation: int, share: int, ready_seconds: float, check: Callable[[], None]
+    ) -> PlacedServer:
+        """Start a server, wait for it and test its first answers.
+
+        Raises PlaceError, ServerNotReady, FirstAnswerWrong; what was started is ended then.
+        """
+        count = len(self.hosts.hosts) if self.hosts else 1
+        nodes = count if self.sharded else 1
+        node = 0 if self.sharded else (generation - 1) % count
+        place = self.place_of(node)
+        folder = f"{place.root}/servers/{generation}"
+        meetings = self._meetings(nodes, generation)
+        peers = tuple(f"{self.place_of(other).root}/servers/{generation}" for other in range(1, nodes))
+        local = self.hosts is None and self.partition is None
+        tunnel = None if local else f"{self.here.root}/tunnels/{generation}"
+        spec = ServerSpec(
+            folder, self._key, self._expires_at, device=self._device, share=share, rendezvous=meetings[0],
+            own_address=self._address(0) if peers else None,
+        )  # fmt: skip
+        self._say(f"placing server {generation} on {place.name}: {_described(bundle)}")
+        try:
+            place_server(place, bundle, spec, local)
+            for other, path in enumerate(peers, 1):
+                own = self._address(other)
+                there = replace(spec, folder=path, rendezvous=meetings[other], own_address=own)
+                place_server(self.place_of(other), bundle, there, local=False)
+            hosts, host = self._reached(place, node, folder, ready_seconds)
+            port = local_port = wait_for_port(place, folder)
+            if hosts is not None and host is not None and tunnel is not None:
+                local_port = open_tunnel(self.here, tunnel, hosts, host, port, self._expires_at)
+            server = PlacedServer(
+                generation=generation, bundle=bundle_name(bundle), node=node, folder=folder, port=port, tunnel=tunnel,
+                local_port=local_port, peers=peers,
+            )  # fmt: skip
+            wait_until_ready(
+                place, folder, url_of(server), self._key, ready_seconds, partial(self._check, server, check)
+            )
+            self._test(server, bundle)
+        except BaseException:
+            others = [(self.place_of(other), path) for other, path in enumerate(peers, 1)]
+            for where, started in ((place, folder), *others, (self.here, tunnel)):
+                if started is not None:
+                    with suppress(OSError):
+                        stop(where, started)
+            raise
+        return server
+
+    def _reached(self, place: Place, node: int, folder: str, seconds: float) -> tuple[SshTarget | None, SshHost | None]:
+        """Return how a server's machine is reached by SSH; None: it is this one. Waits for a job to run."""
+        if self.partition is not None:
+            assert isinstance(place, SlurmPlace)
+            return self.partition.node(place.node_of(folder, seconds))
+        return self.hosts, self.hosts.hosts[node] if self.hosts is not None else None
+
+    def _check(self, server: PlacedServer, check: Callable[[], None]) -> None:
+        """Raise ServerNotReady where the tunnel to a server does not come up, and what `check` raises."""
+        check()
+        told = None if server.tunnel is None else state(self.here, server.tunnel)
+        if told is not None and told.starts > _FAILED_TUNNELS:
+            raise ServerNotReady(None, f"no SSH tunnel to the server's machine: {printable(told.reason, 300)}")
+
+    def _meetings(self, nodes: int, generation: int) -> list[ServerRendezvous | None]:
+        """Return where the ranks of each node meet; None: all are on one."""
+        if nodes == 1:
+            return [None]
+        address = self._address(0)
+        port = _FIRST_PORT + (zlib.crc32(self._name.encode()) + generation) % _PORTS
+        return [ServerRendezvous(nodes=nodes, node=node, address=address, port=port) for node in range(nodes)]
+
+    def _address(self, node: int) -> str:
+        """Return the address by which the other nodes reach this one."""
+        place = self.place_of(node)
+        assert isinstance(place, SshPlace)
+        return place.address
+
+    def _test(self, server: PlacedServer, bundle: ServingBundle) -> None:
+        try:
+            problem = first_answers(url_of(server), self._key, bundle)
+        except httpx.HTTPError as error:
+            raise ServerNotReady(None, f"the first request failed: {error or type(error).__name__}") from error
+        if problem is not None:
+            raise FirstAnswerWrong(f"the first answer is not the bundle's, so it gets no traffic: {problem}")
+
+    def backend(self, server: PlacedServer, draining: bool = False) -> RoutedServer:
+        """Return a server as the front knows it."""
+        name = f"server-{server.generation}"
+        return RoutedServer(name=name, url=url_of(server), key=self._key, usd_per_hour=self._price, draining=draining)
+
+    def end(self, server: PlacedServer) -> None:
+        """End a server and its tunnel. Raises PlaceError."""
+        stop(self.place_of(server.node), server.folder)
+        for other, path in enumerate(server.peers, 1):
+            stop(self.place_of(other), path)
+        if server.tunnel is not None:
+            stop(self.here, server.tunnel)
+
+
+def url_of(server: PlacedServer) -> str:
+    """Return where this machine reaches a server."""
+    return f"http://127.0.0.1:{server.local_port}"
+
+
+def _described(bundle: ServingBundle) -> str:
+    passes = "+".join(bundle.compression) or "unchanged weights"
+    return f"{bundle.model}, {bundle.level} ({passes}), {bundle.dtype}"
+
+
+def placer_of(store: Store, deployment: Deployment, say: Say) -> Placer:
+    """Return what places servers of a deployment that exists."""
+    hosts = None if deployment.hosts is None else parse_model(deployment.hosts.encode(), SshTarget, deployment.name)
+    named = deployment.partition
+    partition = None if named is None else parse_model(named.encode(), SlurmPartition, deployment.name)
+    device = "cpu" if deployment.target == "local:cpu" else None
+    key = read_text(Path(deployment.key_file), 4096).strip()
+    return Placer(store, deployment.name, hosts, device, key, deployment.expires_at, say, deployment.usd_per_hour,
+                  sharded=any(server.peers for server in deployment.servers), partition=partition)  # fmt: skip
