@@ -32,7 +32,7 @@ from slurm.ssh.staging import stage_hosts
 from tasks.providers.study_nodes import StudyNodes
 from tests.support.clouds.aws import FakeAws
 from tests.support.clouds.hosts import CALLER
-from tests.support.ssh_hosts import SshTestHosts
+from tests.support.cluster.ssh_hosts import SshTestHosts
 
 BOOT_SECONDS, INDEX_SECONDS = 45.0, 120.0
 MAX_WAITING, MAX_CPU = 1.2, 8.5

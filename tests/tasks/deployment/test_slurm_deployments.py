@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from configs.serving.deployment import ServiceState
-from tests.support.lab import Lab
-from tests.support.studies import rankwise, wait_until
+from tests.support.cluster.lab import Lab
+from tests.support.run_folders.studies import rankwise, wait_until
 
 pytestmark = pytest.mark.slurm
 MODEL = Path(__file__).parents[3] / "configs" / "models" / "tiny-stdlib"
