@@ -67,7 +67,7 @@ ROWS: dict[str, tuple[str, Callable[[Given], tuple[list[Table], bool]]]] = {
     ),
     "limit": ("all five intervals overlap", lambda given: own.limit_row(given.files, given.folder)),
     "clients": (
-        "all work; P50 of TTFT, TPOT and time between tokens within 15 % of ours",
+        "all work; mean TTFT and TPOT within 10 % of the server's own, of the same requests",
         lambda given: clients.clients_row(given.files, given.folder, given.clients),
     ),
     "kills": (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.workloads.script import ScriptWorkload
-from engine.scripts.rank_start import LOCAL_RANK
+from engine.scripts.rank_start import LOCAL_RANK, NODES
 
 RANK_START = Path(__file__).with_name("rank_start.py")
 
@@ -52,15 +52,28 @@ def program(work: ScriptWorkload, words: list[str]) -> list[str]:
     return words
 
 
-def node_command(work: ScriptWorkload, words: list[str], place: NodePlace, logs: Path) -> list[str] | None:
+def started_from_first_node(work: ScriptWorkload) -> bool:
+    """Whether one command on the first node starts the ranks of all."""
+    return work.launcher in ("srun", "mpirun")
+
+
+def node_command(work: ScriptWorkload, words: list[str], place: NodePlace, folder: Path) -> list[str] | None:
     """The command of this node; None where another node's command starts its ranks.
 
-    Raises ValueError naming the field where the launcher is not there or cannot start these ranks.
+    folder: this node's, beside those of the others, which are named by their numbers. Raises ValueError naming the
+    field where the launcher is not there or cannot start these ranks.
     """
     rank = [sys.executable, "-I", str(RANK_START), *program(work, words)]
     python = [script_interpreter(work), "-P"] if _has_safe_path(work) else [script_interpreter(work)]
     if work.launcher == "torchrun":
-        return [*python, "-m", "torch.distributed.run", *_torchrun_options(place, logs), "--no-python", *rank]
+        return [
+            *python,
+            "-m",
+            "torch.distributed.run",
+            *_torchrun_options(place, folder / "launcher"),
+            "--no-python",
+            *rank,
+        ]
     if work.launcher == "deepspeed":
         slots = [str(local) for local in range(place.ranks_per_node)]
         world = {f"node{number}": slots for number in range(place.nodes)}
@@ -75,6 +88,8 @@ def node_command(work: ScriptWorkload, words: list[str], place: NodePlace, logs:
         return rank
     if place.node_rank > 0:
         return None
+    # Ranks on other nodes take command, variables and folder from what the agent of their node has written.
+    rank = [sys.executable, "-I", str(RANK_START), NODES, str(folder.parent), str(place.ranks_per_node)]
     return _srun(rank, place) if work.launcher == "srun" else _mpirun(rank, place)
 
 
@@ -85,6 +100,8 @@ def rank_variables(work: ScriptWorkload, place: NodePlace) -> dict[str, str]:
         number = str(place.node_rank * place.ranks_per_node)
         found |= {"RANK": number, "LOCAL_RANK": "0", "WORLD_SIZE": str(place.nodes * place.ranks_per_node)}
         found |= {"LOCAL_WORLD_SIZE": str(place.ranks_per_node)}
+    if work.launcher == "mpirun":
+        found["SLURM_OVERLAP"] = "1"  # its own srun, which starts a daemon on each node, must not wait for this step
     if work.launcher == "accelerate" and not place.gpus:
         found["ACCELERATE_USE_CPU"] = "true"
     return found
@@ -124,7 +141,8 @@ def _srun(rank: list[str], place: NodePlace) -> list[str]:
     total = place.nodes * place.ranks_per_node
     argv = ["srun", "--overlap", "--mem=0", "--export=ALL", f"--nodes={place.nodes}", f"--ntasks={total}"]
     argv += [f"--ntasks-per-node={place.ranks_per_node}", f"--cpus-per-task={place.cores_per_rank}", "--cpu-bind=none"]
-    return [*argv, "--kill-on-bad-exit=1", *rank]
+    # A rank may abort in its teardown and be complete; agents end the others of a rank that failed.
+    return [*argv, "--kill-on-bad-exit=0", *rank]
 
 
 def _mpirun(rank: list[str], place: NodePlace) -> list[str]:

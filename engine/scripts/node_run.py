@@ -7,11 +7,11 @@
 What is left of the process tree when the agent exits is ended by the node's launcher (`slurm.launcher.ranks`).
 """
 
+import json
 import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+from configs.common.base import write_atomically
 from configs.common.files.reading import read_json_object
 from configs.common.system.proc import end_with_parent, read_fields
 from configs.plans.job import Job, Measurement
@@ -30,9 +31,17 @@ from configs.workloads.placeholders import ParameterValue, filled_text
 from configs.workloads.script import ScriptWorkload
 from engine.planner.choice.script_files import planned_contents
 from engine.scripts import event_files, extension_locks, json_output, probe_samples
-from engine.scripts.commands import NodePlace, node_command, rank_variables, started_ranks
+from engine.scripts.commands import (
+    NodePlace,
+    node_command,
+    program,
+    rank_variables,
+    started_from_first_node,
+    started_ranks,
+)
 from engine.scripts.line_figures import LineReader
 from engine.scripts.outputs import Outputs
+from engine.scripts.rank_start import START_FILE
 from engine.scripts.series import NoFiguresError, StepSeries
 from engine.scripts.signs import RankEnd, rank_end, recorded_line
 from engine.scripts.stacks import STACKS_SIGNAL, stacks_of
@@ -67,7 +76,9 @@ class NodeRun:
         work = measurement.cell.workload
         assert isinstance(work, ScriptWorkload)
         self.work, self.cell, self.place, self.paths = work, measurement.cell, place, paths
-        self.folder = Path(tempfile.mkdtemp(prefix=f".script_{place.node_rank}_", dir=paths.folder))
+        self.folder = paths.folder / f".script_{measurement.name}" / str(place.node_rank)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
         self.workdir = self.folder / "work"
         self.samples = self.folder / "samples"
         self.samples.mkdir()
@@ -92,10 +103,14 @@ class NodeRun:
 
     def _start(self, measurement: Measurement) -> None:
         work = self.work
-        command = node_command(work, work.argv(self.values), self.place, self.folder / "launcher")
+        agent, environment = os.getpid(), self.environment(measurement)
+        words = work.argv(self.values)
+        command = node_command(work, words, self.place, self.folder)
+        if started_from_first_node(work):
+            own = {"command": program(work, words), "environment": environment, "folder": str(self.workdir)}
+            write_atomically(self.folder / START_FILE, json.dumps(own), mode=0o600)
         if command is None:
             return
-        agent, environment = os.getpid(), self.environment(measurement)
         extension_locks.remove_locks(extension_locks.abandoned(environment))
         log = os.open(self.folder / "launcher.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
@@ -358,6 +373,8 @@ class NodeRun:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):  # other nodes' folders are in it
+            self.folder.parent.rmdir()
 
 
 def cell_values(measurement: Measurement, ranks_per_node: int) -> dict[str, ParameterValue | None]:

@@ -1,6 +1,9 @@
 """Started by torchrun, DeepSpeed and the others in the place of the script: starts the script and reports its end.
 
-    python -I rank_start.py COMMAND...      (RANKWISE_SCRIPT: folder of the node's pipes and reports)
+    python -I rank_start.py COMMAND...                      (RANKWISE_SCRIPT: folder of the node's pipes and reports)
+    python -I rank_start.py --nodes FOLDER RANKS_PER_NODE   (srun, mpirun: FOLDER has a folder for each node)
+
+In the second form, command and variables are those that the agent of the rank's own node has written.
 
 The rank's output goes to the agent's pipes, whichever launcher started it. Its exit code, processor time and peak
 memory become `exit_<rank>.json`. The script dies with this process, and this process ends as the script ended. Standard
@@ -17,6 +20,11 @@ import sys
 import time
 
 LOCAL_RANK = "__LOCAL_RANK__"
+NODES = "--nodes"
+START_FILE = "start.json"
+_LAUNCHERS = ("SLURM", "OMPI_", "PMI", "MPI", "HYDRA", "PRTE", "PRRTE", "UCX_")
+"""Prefixes of variables by which a launcher tells a rank its place."""
+_AGENT_SECONDS = 120.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 _PR_SET_PDEATHSIG = 1
 _NOT_STARTED = 127
@@ -30,8 +38,27 @@ def first_of(names, default):
     return next((os.environ[name] for name in names if os.environ.get(name)), default)
 
 
+def start_of_node(folder, ranks_per_node):
+    """The command of this rank, with the variables and in the folder of its node. Waits for the node's agent."""
+    path = os.path.join(folder, str(int(first_of(_RANKS, "0")) // int(ranks_per_node)), START_FILE)
+    deadline = time.monotonic() + _AGENT_SECONDS
+    while not os.path.exists(path):
+        if time.monotonic() > deadline:
+            sys.exit(f"{path}: not written within {_AGENT_SECONDS:.0f} s by the agent of this node")
+        time.sleep(0.05)
+    with open(path) as file:
+        found = json.load(file)
+    given = {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
+    os.environ.update(found["environment"])
+    os.environ.update(given)
+    os.chdir(found["folder"])
+    return found["command"]
+
+
 def main(command):
     """Run the command; returns its exit code, negative for a signal."""
+    if command[0] == NODES:
+        command = start_of_node(command[1], command[2])
     rank, local_rank = first_of(_RANKS, "0"), first_of(_LOCAL_RANKS, "0")
     os.environ.update(RANK=rank, LOCAL_RANK=local_rank, WORLD_SIZE=first_of(_SIZES, "1"))
     folder = os.environ["RANKWISE_SCRIPT"]

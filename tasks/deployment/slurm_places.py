@@ -36,6 +36,16 @@ _MIB = 1 << 20
 _LOG_BYTES = 4000
 
 
+def shared_folder(given: str | None, target: str) -> Path:
+    """Return the folder that this machine and all nodes see. Raises ValueError: there is none."""
+    if given is None or not Path(given).is_absolute() or not Path(given).is_dir():
+        raise ValueError(
+            f"--folder: got {given or 'nothing'}, expected the full path of a folder that this machine and all nodes "
+            f"of {target} share"
+        )
+    return Path(given)
+
+
 class SlurmPartition(Frozen):
     """Where a deployment's servers are jobs. user, key, known_hosts: for SSH to its nodes; none: as ~/.ssh/config has.
 
@@ -50,13 +60,7 @@ class SlurmPartition(Frozen):
 
     def shared(self) -> Path:
         """Return the folder that all nodes see. Raises ValueError: there is none."""
-        shared = self.target.shared
-        if shared is None or not Path(shared).is_absolute() or not Path(shared).is_dir():
-            raise ValueError(
-                f"--folder: got {shared or 'nothing'}, expected the full path of a folder that this machine and all "
-                f"nodes of {self.target.name} share"
-            )
-        return Path(shared)
+        return shared_folder(self.target.shared, self.target.name)
 
     def node(self, name: str) -> tuple[SshTarget, SshHost]:
         """Return a node as a host that is reached by SSH."""

@@ -12,7 +12,7 @@ from benchmarks.gpu.catalog import CHECKS, Check
 from benchmarks.gpu.reporting.document import PAGE, RESULTS, page, read_runs
 from benchmarks.gpu.reporting.results import CheckResult, Figure, read_result, read_results, write_result
 from benchmarks.gpu.reporting.table import rows, summary
-from benchmarks.gpu.running.needs import advice, missing_packages
+from benchmarks.gpu.running.needs import CARRIED, FROM_IMAGE, advice, missing_packages
 from benchmarks.gpu.running.plants import PLANTS, parse_plants
 from benchmarks.gpu.running.runner import ROOT, limit_seconds
 
@@ -70,6 +70,20 @@ def test_what_is_missing_is_named_with_the_command_that_packs_it() -> None:
     assert missing == {"a_missing_module": ["decode"], "pydantic_of_nowhere": ["decode"]}
     assert any("make gpu-wheels" in line for line in advice({"pydantic": ["decode"]}))
     assert not any("make gpu-wheels" in line for line in advice({"torch": ["decode"]}))
+
+
+def test_checks_need_no_package_but_those_of_an_image_and_those_that_are_carried() -> None:
+    """In a process where other dependencies of the project cannot be imported."""
+    absent = ["aiohttp", "asyncssh", "azure", "boto3", "fastapi", "google", "httpx", "jinja2", "matplotlib", "pandas"]
+    absent += ["prefect", "prometheus_client", "pyarrow", "rich", "typer", "uvicorn"]
+    assert not set(absent) & {*FROM_IMAGE, *CARRIED}
+    modules = [f"benchmarks.gpu.checks.{path.stem}" for path in (ROOT / "benchmarks/gpu/checks").glob("[a-z]*.py")]
+    code = (
+        f"import importlib, sys; sys.modules.update(dict.fromkeys({absent}))\n"
+        f"for name in {sorted(modules)}: importlib.import_module(name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_limits_are_shares_on_a_gpu_and_against_hangs_alone_in_a_rehearsal() -> None:

@@ -28,6 +28,7 @@ from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.messages import StepReport
+from engine.serving.socket_folder import make_private, socket_folder
 
 _LINE_BYTES = 64 << 20
 _SILENCES = 3
@@ -57,7 +58,7 @@ class ReplicaRanks:
         self.last_error = ""
         self.answers: dict[str, TokenQueue] = {}
         self._settings, self._settings_path, self._metrics, self._lost = settings, settings_path, metrics, lost
-        self._socket = Path(settings.folder) / f"replica-{index}.sock"
+        self._socket = socket_folder(settings.folder) / f"replica-{index}.sock"
         self._processes: list[asyncio.subprocess.Process] = []
         self._writer: asyncio.StreamWriter | None = None
         self._changed = asyncio.Event()
@@ -68,6 +69,7 @@ class ReplicaRanks:
 
     async def start(self) -> None:
         """Open the socket and begin to start the ranks."""
+        make_private(self._socket.parent)
         self._socket.unlink(missing_ok=True)
         await asyncio.start_unix_server(self._connected, str(self._socket), limit=_LINE_BYTES)
         self._task = asyncio.create_task(self._keep_running())
@@ -97,6 +99,8 @@ class ReplicaRanks:
                 await self._task
         await self._kill()
         self._socket.unlink(missing_ok=True)
+        with suppress(OSError):  # another replica's socket is in it
+            self._socket.parent.rmdir()
 
     @property
     def log(self) -> Path:

@@ -25,7 +25,7 @@ from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.rollouts import RolledBack
 from tasks.deployment.rollouts import replace_bundle as roll_out
-from tasks.deployment.slurm_places import SlurmPartition
+from tasks.deployment.slurm_places import SlurmPartition, shared_folder
 from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
@@ -160,16 +160,15 @@ def _partition(asked: DeployRequest, target: ParsedTarget) -> SlurmPartition:
             f"--target: {target.text}: a server is a job on one node, got "
             f"{'--sharded' if asked.sharded else f'--nodes {asked.nodes}'}. Use --replicas for several servers"
         )
+    name = f"slurm-{target.partition}"
     slurm = SlurmTarget(
-        name=f"slurm-{target.partition}", partition=target.partition, shared=asked.folder, python=asked.python,
+        name=name, partition=target.partition, shared=str(shared_folder(asked.folder, name)), python=asked.python,
         preflight=False,
     )  # fmt: skip
-    partition = SlurmPartition(
+    return SlurmPartition(
         target=slurm, user=asked.user, key=str(asked.ssh_key) if asked.ssh_key else None,
         known_hosts=str(asked.known_hosts) if asked.known_hosts else None,
     )  # fmt: skip
-    partition.shared()
-    return partition
 
 
 def _ssh(asked: DeployRequest, target: ParsedTarget) -> SshTarget:

@@ -22,9 +22,6 @@ from configs.plans.plan import PlannedModel
 from configs.spec.study import StudyError
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import SlurmTarget, SshTarget, Target
-from slurm.ssh.connection import HostAway
-from slurm.ssh.loop import wait_for
-from slurm.ssh.staging import stage_hosts
 from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model
 
 _interpreters: dict[tuple[str, str | None], Path] = {}
@@ -51,6 +48,19 @@ def stage_targets(targets: Sequence[Target], models: Sequence[PlannedModel], not
         raise (TargetAway if away else StudyError)([problem for error in errors for problem in error.problems])
 
 
+def _stage_hosts(target: SshTarget, where: str, models: Iterable[PlannedModel], notice: Notice, thorough: bool) -> None:
+    # Imported here: launches on this machine alone work without asyncssh, as on a borrowed GPU.
+    from slurm.ssh.connection import HostAway
+    from slurm.ssh.loop import wait_for
+    from slurm.ssh.staging import stage_hosts
+
+    try:
+        wait_for(stage_hosts(target, [Path(model.manifest) for model in models], notice, thorough))
+    except (OSError, ValueError) as error:
+        kind = TargetAway if isinstance(error, HostAway) else StudyError
+        raise kind([f"{where}: {getattr(error, 'strerror', None) or error}"]) from error
+
+
 def stage_target(
     target: Target, where: str, models: Iterable[PlannedModel], notice: Notice, thorough: bool = False
 ) -> None:
@@ -60,11 +70,7 @@ def stage_target(
     TargetAway where a host is not reached.
     """
     if isinstance(target, SshTarget) and target.shared is None:
-        try:
-            wait_for(stage_hosts(target, [Path(model.manifest) for model in models], notice, thorough))
-        except (OSError, ValueError) as error:
-            kind = TargetAway if isinstance(error, HostAway) else StudyError
-            raise kind([f"{where}: {getattr(error, 'strerror', None) or error}"]) from error
+        _stage_hosts(target, where, models, notice, thorough)
         return
     if not isinstance(target, ClusterTarget) or target.shared is None:
         return
