@@ -1,5 +1,6 @@
 """The runner of the GPU checks: planted crashes cost their own figures only; the whole rehearsal passes on a CPU."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from benchmarks.gpu.catalog import CHECKS, Check
 from benchmarks.gpu.reporting.document import PAGE, RESULTS, page, read_runs
 from benchmarks.gpu.reporting.results import CheckResult, Figure, read_result, read_results, write_result
 from benchmarks.gpu.reporting.table import rows, summary
+from benchmarks.gpu.running.child import hide_unusable
 from benchmarks.gpu.running.needs import CARRIED, FROM_IMAGE, advice, missing_packages
 from benchmarks.gpu.running.plants import PLANTS, parse_plants
 from benchmarks.gpu.running.runner import ROOT, limit_seconds
@@ -84,6 +86,19 @@ def test_checks_need_no_package_but_those_of_an_image_and_those_that_are_carried
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_package_that_cannot_be_imported_is_taken_for_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "too_new").mkdir()
+    (tmp_path / "too_new" / "__init__.py").write_text("from . import quantization\n")
+    (tmp_path / "too_new" / "quantization.py").write_text("from torch.nn.functional import NotThereYet\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("too_new") is not None
+    hide_unusable("too_new")
+    try:
+        assert importlib.util.find_spec("too_new") is None
+    finally:
+        del sys.modules["too_new"]
 
 
 def test_limits_are_shares_on_a_gpu_and_against_hangs_alone_in_a_rehearsal() -> None:

@@ -9,6 +9,7 @@ runner alone writes files, so that a check that crashes loses nothing.
 import argparse
 import faulthandler
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -43,6 +44,7 @@ def main() -> int:
     try:
         if asked.plant:
             PLANTS[asked.plant]()
+        hide_unusable("torchao")
         bench = importlib.import_module("benchmarks.gpu.bench")
         here = bench.Bench(
             report=lambda figure: _report(figure, tell),
@@ -59,6 +61,23 @@ def main() -> int:
         tell({"failed": text})
         return _leave(1)
     return _leave(0)
+
+
+def hide_unusable(name: str) -> None:
+    """Have a package that cannot be imported here taken for absent.
+
+    transformers imports torchao wherever it finds it, and torchao 0.18 cannot be imported with torch 2.9: without this
+    no model of transformers could be loaded there.
+    """
+    if importlib.util.find_spec(name) is None:
+        return
+    try:
+        importlib.import_module(f"{name}.quantization")
+    except ImportError as error:
+        print(f"{name} is left out: {error}", flush=True)
+        for module in [found for found in sys.modules if found.split(".")[0] == name]:
+            del sys.modules[module]
+        sys.modules[name] = None  # type: ignore[assignment]
 
 
 def _arguments() -> argparse.Namespace:

@@ -23,6 +23,10 @@ from torch.distributed.fsdp import FSDPModule
 from engine.training.marks import Mark, mark
 from engine.training.trainer import Exposed
 
+# torch 2.13 renamed them; 2.9 to 2.12, which images with a GPU have, know the old names only.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class BucketHook:
     """DDP's all-reduce of a bucket, recorded. It does not divide: losses are weighted by their shares of the step."""
@@ -65,7 +69,7 @@ class _Gather:
         self._exposed.bytes += output_tensor.nbytes
         self._exposed.calls += 1
         with self._exposed.waiting():
-            return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+            return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _Scatter(_Gather):
@@ -81,7 +85,7 @@ class _Scatter(_Gather):
         self._exposed.bytes += input_tensor.nbytes
         self._exposed.calls += 1
         with self._exposed.waiting():
-            work = dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            work = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         self._ended = mark(False)
         return work
 
