@@ -206,12 +206,15 @@ class ApiLease:
         """Variables to set before Prefect is imported, or with `apply_environment` at any time."""
         # A run whose API went away ends sooner than with Prefect's 5 retries and 60 s. The local server answers in a
         # second even on a busy machine, or not at all; once it is asked again, since a locked database is a 503.
+        # Prefect drops the state of a task whose event it could not complete within them: who wants all of them from
+        # an overloaded server sets longer limits.
         local = self.home is not None
         limits = {
             "PREFECT_CLIENT_MAX_RETRIES": "1" if local else "2",
             "PREFECT_API_REQUEST_TIMEOUT": "5" if local else "20",
         }
-        return prefect_environment(self.url, self.home) | limits
+        chosen = {name: os.environ[name] for name in limits if os.environ.get(name)}
+        return prefect_environment(self.url, self.home) | limits | chosen
 
     def wait_until_healthy(self, timeout_seconds: float = HEALTHY_SECONDS) -> None:
         """Return when the local server answers; at once for an API that the environment names.

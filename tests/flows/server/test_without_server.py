@@ -204,12 +204,14 @@ def test_a_server_that_dies_or_hangs_in_the_middle(order: signal.Signals, folder
     report = folder / "runs" / "s" / "report.md"
     wait_until(report.exists, 120, "the report")
     wait_until(lambda: "Report " in (folder / "out.log").read_text(), 60, "the result")
-    assert run.poll() is None, "it is printed before the API is told"
+    hangs = order == signal.SIGSTOP  # where nobody listens any more, the run may end at once
+    assert not hangs or run.poll() is None, "it is printed before the API is told"
     assert run.wait(240) == 0, (folder / "out.log").read_text()
     out = (folder / "out.log").read_text()
     assert [row["status"] for row in status(folder / "runs" / "s")] == ["completed"] * 2
     assert "measuring without Prefect" not in out and "rankwise publish runs/s" in out
-    assert out.index("\nReport ") < out.index("telling the Prefect API") < out.index("not in Prefect's UI")
+    lines = ["\nReport ", *["telling the Prefect API"] * hangs, "not in Prefect's UI"]
+    assert [out.index(line) for line in lines] == sorted(out.index(line) for line in lines), out
     assert not re.findall(r"Traceback|EventsWorker|Error logging", out)
 
 
