@@ -1,10 +1,12 @@
-"""Eight nodes made ready against one: python -m benchmarks.clouds.ready [--only waits,install] [--nodes 1,8]
+"""Eight nodes made ready against one: python -m benchmarks.clouds.ready [--only waits,install] [--rounds 3]
 
 waits: nodes of EC2 (its API on this machine, a namespace with sshd behind each instance) that take 45 s to boot, and an
 index of packages that holds each node's pip for 120 s: seconds from the request to code and libraries on every node. At
 most 1.2 times those of one node. install: hosts by SSH on which the host's own pip installs all that nodes need, from
 wheels of this environment: CPU seconds of this program and of all processes on the hosts, at most 8.5 times those with
-one host. Each figure is kept in --results, so that an interrupted campaign goes on. Exit code 1 where a bar is missed.
+one host. The same installation has taken 29 to 54 CPU seconds on one machine, so one host and eight alternate, and the
+median of the rounds is judged. Each figure is kept in --results, so that an interrupted campaign goes on. Exit code 1
+where a bar is missed.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -43,6 +46,7 @@ class Ready(Frozen):
     """One row."""
 
     part: str
+    round: int = 0
     nodes: int
     seconds: float
     cpu_seconds: float | None = None
@@ -149,37 +153,61 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="waits,install")
     parser.add_argument("--nodes", default="1,8", help="the first is what the others are held against")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of `install`; `waits` is made once")
     parser.add_argument("--results", type=Path, default=Path("cloud-ready.jsonl"))
     asked = parser.parse_args()
     if (missing := why_not()) is not None:
         print(missing, file=sys.stderr)
         return 2
     lines = asked.results.read_text().splitlines() if asked.results.exists() else []
-    known = {(row.part, row.nodes): row for row in map(Ready.model_validate_json, lines)}
-    counts = [int(count) for count in asked.nodes.split(",")]
+    known = {(row.part, row.round, row.nodes): row for row in map(Ready.model_validate_json, lines)}
+    first, *others = [int(count) for count in asked.nodes.split(",")]
     code = 0
-    print("| part | nodes | seconds | CPU seconds | to one node | bar | load |")
+    print("| part | round | nodes | seconds | CPU seconds | to one node | load |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for part in asked.only.split(","):
-        for nodes in counts:
-            row = known.get((part, nodes))
-            if row is None:
-                with tempfile.TemporaryDirectory(prefix="rankwise-ready-") as scratch:
-                    row = (_waits if part == "waits" else _install)(Path(scratch), nodes)
-                known[part, nodes] = row
-                with asked.results.open("a") as file:
-                    file.write(row.model_dump_json() + "\n")
-            one, bar = known[part, counts[0]], MAX_WAITING if part == "waits" else MAX_CPU * nodes / 8
-            ratio = row.seconds / one.seconds
-            if row.cpu_seconds is not None and one.cpu_seconds is not None:
-                ratio = row.cpu_seconds / one.cpu_seconds
-            used = "" if row.cpu_seconds is None else f"{row.cpu_seconds:.1f}"
-            code |= nodes != counts[0] and ratio > bar
+        ratios: dict[int, list[float]] = {nodes: [] for nodes in others}
+        for number in range(asked.rounds if part == "install" else 1):
+            one = _print_row(_made(part, number, first, known, asked.results), 1.0)
+            for nodes in others:
+                row = _made(part, number, nodes, known, asked.results)
+                ratios[nodes].append(_cost(row) / _cost(one))
+                _print_row(row, ratios[nodes][-1])
+        for nodes, told in ratios.items():
+            bar = MAX_WAITING if part == "waits" else MAX_CPU * nodes / 8
+            code |= median(told) > bar
             print(
-                f"| {part} | {nodes} | {row.seconds:.1f} | {used} | {ratio:.2f} | {bar:g} | {row.load:.1f} |",
+                f"\n{part}, {nodes} nodes: {median(told):.2f} times one node ({min(told):.2f} to {max(told):.2f}), "
+                f"bar {bar:g}",
                 flush=True,
             )
     return int(code)
+
+
+def _made(part: str, number: int, nodes: int, known: dict[tuple[str, int, int], Ready], results: Path) -> Ready:
+    """A row that is known, or made now and kept."""
+    key = (part, number, nodes)
+    if key not in known:
+        with tempfile.TemporaryDirectory(prefix="rankwise-ready-") as scratch:
+            made = (_waits if part == "waits" else _install)(Path(scratch), nodes)
+        known[key] = made.model_copy(update={"round": number})
+        with results.open("a") as file:
+            file.write(known[key].model_dump_json() + "\n")
+    return known[key]
+
+
+def _cost(row: Ready) -> float:
+    """What is held against the bar: CPU seconds where they were counted, else seconds."""
+    return row.seconds if row.cpu_seconds is None else row.cpu_seconds
+
+
+def _print_row(row: Ready, ratio: float) -> Ready:
+    used = "" if row.cpu_seconds is None else f"{row.cpu_seconds:.1f}"
+    print(
+        f"| {row.part} | {row.round + 1} | {row.nodes} | {row.seconds:.1f} | {used} | {ratio:.2f} | {row.load:.1f} |",
+        flush=True,
+    )
+    return row
 
 
 if __name__ == "__main__":

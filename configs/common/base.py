@@ -27,6 +27,10 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class WrongArgument(ValueError):
+    """Something that the user named on the command line is not there, or not what the command takes: exit code 2."""
+
+
 def canonical_json(data: Any) -> str:
     """Serialise to canonical JSON: sorted keys, no spaces, ASCII only."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -256,7 +256,7 @@ class HardwareCatalog:
 def catalog(cache: Path | None = None, own: Path | None = None, assignments: Sequence[str] = ()) -> HardwareCatalog:
     """All layers. cache: the user's cache folder; own: his catalog file; assignments: `name.column=value`.
 
-    Raises ValueError (StudyError for the user's file) naming the file and the field.
+    Raises ValueError (WrongArgument for the user's file) naming the file and the field.
     """
     tables = shipped_tables()
     listed: Offers = tuple(("shipped", offer) for offer in read_catalog())
@@ -267,9 +267,14 @@ def catalog(cache: Path | None = None, own: Path | None = None, assignments: Seq
         refreshed = read_catalog(prices) if prices.exists() else ()
         listed = (*(("refreshed", offer) for offer in refreshed), *listed)
     if own is not None:
+        from configs.common.base import WrongArgument
         from configs.hardware.catalog_file import read_catalog_file
+        from configs.spec.study import StudyError
 
-        added, offers = read_catalog_file(own)
+        try:
+            added, offers = read_catalog_file(own)
+        except StudyError as error:  # the catalog is at fault, not a study
+            raise WrongArgument(str(error)) from error
         tables = laid_over(tables, _by_known_names(added, tables, own.name))
         mine = tuple(("user", offer) for offer in offers)
     for assignment in assignments:

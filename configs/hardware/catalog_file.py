@@ -47,7 +47,7 @@ class CatalogFile(Frozen):
 
 def read_catalog_file(path: Path) -> tuple[Tables, tuple[Offer, ...]]:
     """The tables and offers of the user's file."""
-    name = path.name
+    name = str(path)
     data = read_mapping(path, name, f"expected a mapping with any of {', '.join(CatalogFile.model_fields)}")
     try:
         file = CatalogFile.model_validate(data)
@@ -62,7 +62,7 @@ def read_catalog_file(path: Path) -> tuple[Tables, tuple[Offer, ...]]:
         tables[table] = {}
         for entry, columns in getattr(file, table).items():
             source = columns.get("source") or file.source
-            given = {**columns, "source": f"{source} ({name})" if source else name}
+            given = {**columns, "source": f"{source} ({path.name})" if source else path.name}
             if "as_of" not in given and file.as_of is not None:
                 given["as_of"] = file.as_of
             try:

@@ -59,6 +59,7 @@ def benchmark(
     yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for the price")] = False,
 ) -> None:
     """Measure models at several batch sizes on several nodes, and write one report."""
+    from flows.cli.errors import plainly
     from flows.cli.run import guarded
 
     def work() -> int:
@@ -80,7 +81,7 @@ def benchmark(
         except TransientFetchError as error:
             raise OSError(str(error)) from error
 
-    raise typer.Exit(guarded(work, Path("benchmark"), context.obj["debug"], wrong_value=2))
+    raise typer.Exit(guarded(lambda: plainly(work), Path("benchmark"), context.obj["debug"], wrong_value=2))
 
 
 def run_benchmark(asked: BenchmarkRequest) -> int:

@@ -6,10 +6,6 @@ guarded(lambda: plainly(work), ...)       # "plan/plan.json: Permission denied",
 from collections.abc import Callable
 
 
-class WrongArgument(ValueError):
-    """Something that the user named on the command line is not there, or not what the command takes: exit code 2."""
-
-
 def plainly(work: Callable[[], int]) -> int:
     """Run `work`. Raises ValueError for a file that cannot be read or written; BrokenPipeError passes unchanged."""
     try:

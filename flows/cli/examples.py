@@ -14,7 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
-from configs.common.base import sha256_of_file, write_atomically
+from configs.common.base import WrongArgument, sha256_of_file, write_atomically
 from configs.common.files.project_files import shipped_studies
 from configs.common.files.reading import read_text
 from flows.cli.tables import print_table
@@ -41,12 +41,13 @@ def print_examples() -> int:
 def copy_example(name: str, folder: Path) -> int:
     """Copy a study and the files that it names into `folder`, which is created.
 
-    Raises ValueError for an unknown name, and for a file in the way that differs; OSError where nothing can be written.
+    Raises WrongArgument for an unknown name, ValueError for a file in the way that differs, OSError where nothing can
+    be written.
     """
     known = shipped_examples()
     name = name.removesuffix(".yaml").replace("_", "-")
     if name not in known:
-        raise ValueError(f"no example {name!r}. Available: {', '.join(known)}")
+        raise WrongArgument(f"no example {name!r}. Available: {', '.join(known)}")
     source = shipped_studies()[name]
     text = read_text(source)
     copies = {folder / _moved(path): source.parent / path for path in _named_files(source.parent, text)}

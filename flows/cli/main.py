@@ -1,4 +1,4 @@
-"""The `rankwise` command-line interface: all commands with their options and help texts.
+"""The `rankwise` command-line interface: which commands there are, in the order of work.
 
 Commands import their dependencies when called, which keeps `rankwise --help` fast.
 Exit codes: 0 all cells completed, 3 a report was written but some repeats have no measurement, 2 invalid
@@ -6,34 +6,27 @@ study file (or other argument), 4 `compare` found a regression or `verify` a def
 `plan`: 3 nothing fits.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from flows.cli.benchmark import benchmark as benchmark_command
-from flows.cli.catalog import app as catalog_commands
-from flows.cli.cluster.bundle import app as bundle_commands
-from flows.cli.cluster.lab import app as lab
-from flows.cli.deploy import command as deploy_commands
-from flows.cli.engines.command import app as engine_commands
-from flows.cli.errors import plainly
-from flows.cli.export import export as export_command
-from flows.cli.first_study.command import init as init_command
-from flows.cli.first_study.command import schema as schema_command
-from flows.cli.list_nodes import list_nodes as list_nodes_command
-from flows.cli.load.command import measure_server as load_command
-from flows.cli.manifest.command import app as manifest_commands
-from flows.cli.nodes import app as nodes_commands
-from flows.cli.nodes import reap as reap_command
-from flows.cli.plan.command import plan as plan_command
-from flows.cli.results.history import Form, HistoryFile
-from flows.cli.results.history import app as history_commands
-from flows.cli.results.history import site as site_command
-from flows.cli.server.team import app as team
-from flows.cli.serving.command import generate as generate_command
-from flows.cli.serving.command import serve as serve_command
-from flows.cli.verify.command import verify as verify_command
+from flows.cli import benchmark, catalog, export, list_nodes, nodes
+from flows.cli.cluster import bundle, lab
+from flows.cli.cluster import command as cluster
+from flows.cli.deploy import command as deploy
+from flows.cli.engines import command as engines
+from flows.cli.first_study import command as first_study
+from flows.cli.load import command as load
+from flows.cli.manifest import command as manifest
+from flows.cli.options import AsJson, Assignments, Runs, StudyFile
+from flows.cli.plan import command as plan
+from flows.cli.results import command as results
+from flows.cli.results import history
+from flows.cli.server import team
+from flows.cli.serving import command as serving
+from flows.cli.verify import command as verify
 
 app = typer.Typer(
     help="Measure how ML inference and training scale over layouts, ranks and machines.",
@@ -41,41 +34,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-app.add_typer(team, name="team")
-app.add_typer(lab, name="lab")
-app.add_typer(bundle_commands, name="bundle")
-app.command("site")(site_command)
-app.add_typer(history_commands, name="history")
-app.add_typer(catalog_commands, name="catalog")
-app.add_typer(engine_commands, name="engine")
-app.add_typer(nodes_commands, name="nodes")
-app.add_typer(manifest_commands, name="manifest")
-app.command("reap")(reap_command)
-app.command("list-nodes")(list_nodes_command)
-app.command("benchmark")(benchmark_command)
-app.command("plan")(plan_command)
-app.command("verify")(verify_command)
-app.command("export")(export_command)
-app.command("serve")(serve_command)
-app.command("generate")(generate_command)
-app.command("load")(load_command)
-app.command("deploy")(deploy_commands.deploy)
-app.command("deployments")(deploy_commands.deployments)
-app.command("undeploy")(deploy_commands.undeploy)
-app.command("scale")(deploy_commands.scale)
-app.command("rollout")(deploy_commands.rollout)
-app.command("route")(deploy_commands.route)
-app.command("init")(init_command)
-app.command("schema")(schema_command)
-
-StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
-Runs = Annotated[Path, typer.Option("--runs", metavar="DIR", help="parent folder of the run folders")]
-Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a field: measuring.repeats=3")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,7 +63,6 @@ def main(
     context.obj = {"debug": debug}
 
 
-@app.command()
 def run(
     context: typer.Context,
     study: StudyFile,
@@ -145,7 +102,6 @@ def run(
     raise typer.Exit(guarded(work, study, context.obj["debug"]))
 
 
-@app.command()
 def examples(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="the study to copy, such as quickstart")] = None,
@@ -159,7 +115,6 @@ def examples(
     raise typer.Exit(guarded(work, out, context.obj["debug"]))
 
 
-@app.command()
 def validate(context: typer.Context, study: StudyFile, assignments: Assignments = None) -> None:
     """Validate a study file and everything it refers to, and print the number of measurements."""
     from flows.cli.run import guarded, validate_study
@@ -167,241 +122,6 @@ def validate(context: typer.Context, study: StudyFile, assignments: Assignments 
     raise typer.Exit(guarded(lambda: validate_study(study, assignments or []), study, context.obj["debug"]))
 
 
-@app.command()
-def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -> None:
-    """Show every cell and repeat of a run."""
-    from flows.cli.results.inspect import print_status
-    from flows.cli.run import guarded
-
-    raise typer.Exit(guarded(lambda: plainly(lambda: print_status(folder, as_json)), folder, context.obj["debug"]))
-
-
-@app.command("export-run")
-def export_run(
-    context: typer.Context,
-    folder: RunFolder,
-    to: Annotated[
-        Literal["parquet", "prometheus", "tensorboard", "mlflow", "wandb", "optimum", "huggingface"],
-        typer.Option("--to", help="format"),
-    ],
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="folder  [default: RUN/exports/FORMAT]")] = None,
-) -> None:
-    """Write a run's figures in the format of another program; nothing is sent."""
-    from flows.cli.results.inspect import export_figures
-    from flows.cli.run import guarded
-
-    raise typer.Exit(guarded(lambda: plainly(lambda: export_figures(folder, to, out)), folder, context.obj["debug"]))
-
-
-@app.command()
-def watch(
-    context: typer.Context,
-    folder: RunFolder,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port on 127.0.0.1; 0: any free one")] = 0,
-) -> None:
-    """Serve the report's page on loopback while a run goes on, until Ctrl-C."""
-    from flows.cli.results.watch import serve_page as serve_page
-    from flows.cli.run import guarded
-
-    raise typer.Exit(guarded(lambda: plainly(lambda: serve_page(folder, port)), folder, context.obj["debug"]))
-
-
-@app.command()
-def logs(
-    context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="run folder, or the name of a deployment")],
-    follow: Annotated[bool, typer.Option("--follow", help="print new lines until the run ends")] = False,
-    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="only this rank")] = None,
-    job: Annotated[str, typer.Option(metavar="NAME", help="only jobs whose name starts with this: 0007")] = "",
-) -> None:
-    """Print the logs of all ranks, launchers and scheduler jobs, or of a deployment's servers."""
-    from flows.cli.results.logs import print_logs
-    from flows.cli.run import guarded
-
-    if not folder.exists() and "/" not in str(folder):
-        from flows.cli.deploy.listing import print_deployment_logs, store_of_user
-
-        if any(each.name == str(folder) for each in store_of_user().all()):
-            work = lambda: plainly(lambda: print_deployment_logs(str(folder)))  # noqa: E731
-            raise typer.Exit(guarded(work, folder, context.obj["debug"]))
-    raise typer.Exit(
-        guarded(lambda: plainly(lambda: print_logs(folder, follow, rank, job)), folder, context.obj["debug"])
-    )
-
-
-@app.command()
-def push(
-    context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="a Slurm target of the study")],
-    study: Annotated[Path, typer.Option("--study", metavar="STUDY.yaml", help="study file")],
-    assignments: Assignments = None,
-) -> None:
-    """Stage code, libraries and models in a cluster's shared folder before a run."""
-    from flows.cli.cluster.push import push as push_to
-    from flows.cli.run import guarded
-
-    raise typer.Exit(guarded(lambda: push_to(target, study, assignments or []), study, context.obj["debug"]))
-
-
-@app.command()
-def collect(
-    context: typer.Context,
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="folder written by `rankwise bundle sbatch`, after its job")
-    ],
-) -> None:
-    """Write the records and the report of a bundle after its job has run."""
-    from flows.cli.cluster.bundle import run_collect
-    from flows.cli.run import guarded
-
-    raise typer.Exit(guarded(lambda: run_collect(folder), folder, context.obj["debug"]))
-
-
-@app.command()
-def report(
-    context: typer.Context,
-    folders: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
-    ] = None,
-    results: Annotated[
-        str | None,
-        typer.Option(metavar="GLOB", help="compare all runs that match: folders, or files of `benchmark`"),
-    ] = None,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="file for the comparison of --results")] = Path(
-        "joined.md"
-    ),
-    form: Annotated[
-        Literal["md", "html", "pdf", "json"],
-        typer.Option(
-            "--format",
-            help="md: write report.md and appendix.md; html: report.html; pdf: paper.pdf and its source; "
-            "json: print the answers, write nothing",
-        ),
-    ] = "md",
-    style: Annotated[Literal["paper"], typer.Option(help="of a PDF: a paper in two columns")] = "paper",
-) -> None:
-    """Re-render the report of a run, or compare several runs in one report."""
-    from flows.cli.results.compare import join_runs
-    from flows.cli.results.inspect import print_answers, render_again, render_html, render_paper
-    from flows.cli.run import guarded
-
-    given = folders or []
-    if results is None and len(given) != 1:
-        typer.echo("RUN: expected either one run folder or --results GLOB", err=True)
-        raise typer.Exit(2)
-    if results is not None:
-        patterns = [results, *given]  # a shell has expanded an unquoted pattern
-        raise typer.Exit(
-            guarded(lambda: plainly(lambda: join_runs(patterns, output)), Path(results), context.obj["debug"])
-        )
-    run = Path(given[0])
-    made = {"md": render_again, "html": render_html, "pdf": render_paper, "json": print_answers}[form]
-    raise typer.Exit(guarded(lambda: plainly(lambda: made(run)), run, context.obj["debug"]))
-
-
-@app.command()
-def publish(context: typer.Context, folder: RunFolder) -> None:
-    """Copy the report of a run to Prefect's UI, after a run without a Prefect server."""
-    from flows.cli.run import guarded, publish_folder
-
-    raise typer.Exit(guarded(lambda: publish_folder(folder), folder, context.obj["debug"]))
-
-
-@app.command()
-def compare(
-    context: typer.Context,
-    first: RunFolder,
-    second: Annotated[Path | None, typer.Argument(metavar="RUN_B", help="the newer run")] = None,
-    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="compare with this run of the history")] = None,
-    within: Annotated[
-        str | None, typer.Option(metavar="EXPERIMENT", help="compare the variants of this experiment of one run")
-    ] = None,
-    undisturbed: Annotated[
-        bool,
-        typer.Option("--undisturbed", help="with --within: judge the fastest tenth of the steps, for busy machines"),
-    ] = False,
-    threshold: Annotated[
-        float, typer.Option(metavar="PERCENT", help="minimum slow-down reported as a regression")
-    ] = 5.0,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="also write the comparison as Markdown")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="also write one JUnit test case per cell")] = None,
-    as_json: AsJson = False,
-    history: HistoryFile = None,
-    form: Form = "text",
-    output: Annotated[Path, typer.Option(metavar="FILE", help="file of the page")] = Path("compare.html"),
-) -> None:
-    """Compare two runs, a run with a baseline, or variants of one run; exit code 4 on a regression."""
-    from flows.cli.results.compare import compare_runs
-    from flows.cli.run import guarded
-
-    page = output if form == "html" else None
-    work = lambda: compare_runs(  # noqa: E731
-        first, second, baseline, threshold, markdown, junit, as_json, history, within, page, undisturbed
-    )
-    raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
-
-
-@app.command()
-def fit(
-    context: typer.Context,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE.csv", help="columns ranks, throughput; optionally repeat, kind")
-    ],
-    as_json: AsJson = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="file for the plot; also .svg")] = None,
-    residuals: Annotated[
-        Literal["relative", "absolute"], typer.Option(help="residuals to minimise; most tools use absolute")
-    ] = "relative",
-) -> None:
-    """Fit scaling laws to throughput over ranks and rank them by their support in the data."""
-    from flows.cli.results.fit import fit_file
-    from flows.cli.run import guarded
-
-    raise typer.Exit(
-        guarded(lambda: plainly(lambda: fit_file(file, as_json, plot, residuals)), file, context.obj["debug"])
-    )
-
-
-@app.command()
-def forecast(
-    context: typer.Context,
-    folder: RunFolder,
-    to: Annotated[int | None, typer.Option(metavar="N", help="maximum number of ranks, up to 4096")] = None,
-    machine: Annotated[
-        str | None, typer.Option(metavar="NAME", help="machine with the interconnect: aws/p5.48xlarge")
-    ] = None,
-) -> None:
-    """Forecast a run's scaling beyond the measured ranks, for a given interconnect."""
-    from flows.cli.plan.forecast import print_forecast
-    from flows.cli.run import guarded
-
-    work = lambda: print_forecast(folder, to, machine)  # noqa: E731
-    raise typer.Exit(guarded(work, folder, context.obj["debug"]))
-
-
-@app.command("plan-check")
-def plan_check(
-    context: typer.Context,
-    predict: Annotated[Path, typer.Option(metavar="B.csv", help="rows to predict")],
-    fit: Annotated[Path | None, typer.Option(metavar="A.csv", help="measured rows to calibrate with")] = None,
-    column: Annotated[
-        list[str], typer.Option(metavar="NAME=COLUMN", help="name of a column in your files, repeatable")
-    ] = [],  # noqa: B006
-    value: Annotated[
-        list[str], typer.Option(metavar="NAME=VALUE", help="value of a column that your files lack, repeatable")
-    ] = [],  # noqa: B006
-    as_json: AsJson = False,
-) -> None:
-    """Predict the rows of a file of measurements and print the prediction errors."""
-    from flows.cli.plan.check import plan_check as check
-    from flows.cli.run import guarded
-
-    raise typer.Exit(
-        guarded(lambda: plainly(lambda: check(predict, fit, as_json, column, value)), predict, context.obj["debug"])
-    )
-
-
-@app.command()
 def convert(context: typer.Context, source: Path, destination: Path) -> None:
     """Convert a pickled checkpoint to safetensors, in a separate process that loads weights only."""
     from flows.cli.results.inspect import convert_checkpoint
@@ -410,7 +130,6 @@ def convert(context: typer.Context, source: Path, destination: Path) -> None:
     raise typer.Exit(guarded(lambda: convert_checkpoint(source, destination), source, context.obj["debug"]))
 
 
-@app.command()
 def doctor(
     as_json: AsJson = False,
     master: Annotated[
@@ -429,7 +148,6 @@ def doctor(
     raise typer.Exit(examine(master, as_json))
 
 
-@app.command()
 def ui(context: typer.Context) -> None:
     """Serve Prefect's UI with past runs until Ctrl-C."""
     from flows.cli.run import guarded
@@ -438,7 +156,6 @@ def ui(context: typer.Context) -> None:
     raise typer.Exit(guarded(serve_ui, Path("ui"), context.obj["debug"]))
 
 
-@app.command("deploy-flows")
 def deploy_flows(
     context: typer.Context,
     folder: Annotated[
@@ -453,3 +170,37 @@ def deploy_flows(
 
     switch = dict.fromkeys(resume or [], True) | dict.fromkeys(pause or [], False)
     raise typer.Exit(guarded(lambda: register_flows(folder, switch), folder, context.obj["debug"]))
+
+
+def _register(panel: str, **commands: Callable[..., None] | typer.Typer) -> None:
+    """Commands and groups under one heading of `--help`. Names: with _ for -."""
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name.replace("_", "-"), rich_help_panel=panel)
+        else:
+            app.command(name.replace("_", "-"), rich_help_panel=panel)(command)
+
+
+_register(
+    "Studies", init=first_study.init, examples=examples, validate=validate, run=run, benchmark=benchmark.benchmark,
+    status=results.status, watch=results.watch, logs=results.logs, schema=first_study.schema,
+)  # fmt: skip
+_register(
+    "Results", report=results.report, compare=results.compare, site=history.site, export_run=results.export_run,
+    publish=results.publish, fit=results.fit, history=history.app,
+)  # fmt: skip
+_register(
+    "Planning", plan=plan.plan, plan_check=plan.plan_check, forecast=plan.forecast, list_nodes=list_nodes.list_nodes,
+    catalog=catalog.app,
+)  # fmt: skip
+_register("Models", verify=verify.verify, generate=serving.generate, convert=convert, export=export.export)
+_register("Serving", serve=serving.serve, load=load.measure_server, engine=engines.app)
+_register(
+    "Deployments", deploy=deploy.deploy, deployments=deploy.deployments, rollout=deploy.rollout, scale=deploy.scale,
+    route=deploy.route, undeploy=deploy.undeploy, manifest=manifest.app,
+)  # fmt: skip
+_register(
+    "Machines", doctor=doctor, reap=nodes.reap, push=cluster.push, collect=cluster.collect, nodes=nodes.app,
+    bundle=bundle.app, lab=lab.app,
+)  # fmt: skip
+_register("Prefect", ui=ui, deploy_flows=deploy_flows, team=team.app)

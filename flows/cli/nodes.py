@@ -271,7 +271,7 @@ def _asked_providers() -> "list[Provider]":
 
 
 def _rental(run: str) -> "tuple[Provider, RentalLease, Path]":
-    from flows.cli.errors import WrongArgument
+    from configs.common.base import WrongArgument
     from flows.folders import rented_folder
     from tasks.providers.clouds import provider_named
     from tasks.providers.labels import label

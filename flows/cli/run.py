@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 
+from configs.common.base import WrongArgument
 from configs.common.printable import printable, printable_lines
 from configs.common.secrets import redacted, shown_url
 from configs.plans.packing import Launch, pack_launches
@@ -22,7 +23,6 @@ from configs.records.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
-from flows.cli.errors import WrongArgument
 from flows.cli.offers import agreed_to_rent
 from flows.server.local import ApiLease, LocalServerError
 
@@ -189,7 +189,7 @@ def publish_folder(folder: Path) -> int:
 
     run = RunPaths(folder)
     if not run.plan.is_file() or not run.report.is_file():
-        raise ValueError(f"{folder}: no report of a run here. Expected a run folder, such as runs/quickstart")
+        raise WrongArgument(f"{folder}: no report of a run here. Expected a run folder, such as runs/quickstart")
     with ExitStack() as leases:
         api, unavailable = _begin_api(leases)
         from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.common.base import content_hash, utc_now
+from configs.common.base import WrongArgument, content_hash, utc_now
 from configs.common.files.reading import brief, check_regular
 from configs.common.printable import printable
 from configs.records.record import SchemaError
@@ -89,7 +89,7 @@ def open_history(path: Path, create: bool = False) -> Iterator["RunHistory"]:
     is kept busy by another process for longer than half a minute.
     """
     if not create and not path.exists():
-        raise ValueError(f"{path}: no history here; `rankwise history add RUN --as NAME` makes one")
+        raise WrongArgument(f"{path}: no history here; `rankwise history add RUN --as NAME` makes one")
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
     mode = "rwc" if create else "rw"

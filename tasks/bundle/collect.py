@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from configs.common.base import write_atomically
+from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_model, read_text
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
@@ -41,11 +41,11 @@ class CollectedBundle:
 def collect_bundle(folder: Path) -> CollectedBundle:
     """Convert the ranks' outputs into records. Repeated calls add new results.
 
-    Raises ValueError for a folder that is not a bundle, SchemaError for one of a newer version.
+    Raises WrongArgument for a folder that is not a bundle, SchemaError for one of a newer version.
     """
     run = RunPaths(folder.absolute())
     if not run.plan.exists() or not run.jobs.is_dir():
-        raise ValueError(
+        raise WrongArgument(
             f"{folder}: not a bundle (no plan.json and jobs/). Expected a folder written by `rankwise bundle sbatch`"
         )
     plan = read_plan(run.plan)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from configs.common.base import content_hash, utc_now, write_atomically
+from configs.common.base import WrongArgument, content_hash, utc_now, write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import file_slug
@@ -49,11 +49,11 @@ class WantedBundle:
 
 
 def resolved_model(written: str, cache: Path, base: Path) -> PlannedModel:
-    """Find a model and bring its files. Raises ValueError naming --model, TransientFetchError."""
+    """Find a model and bring its files. Raises WrongArgument naming --model, TransientFetchError."""
     try:
         return planned_model(model_spec(written, base), 0, cache, base)
     except ValueError as error:
-        raise ValueError(f"--model: {str(error).replace('models[0].id: ', '', 1)}") from error
+        raise WrongArgument(f"--model: {str(error).replace('models[0].id: ', '', 1)}") from error
 
 
 def make_bundle(

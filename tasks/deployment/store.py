@@ -11,7 +11,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.common.base import write_atomically
+from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import read_model
 from configs.common.printable import printable
 from configs.serving.deployment import Deployment, ServingBundle
@@ -35,9 +35,9 @@ class Store:
         return self.data / "bundles"
 
     def folder(self, name: str) -> Path:
-        """That of one deployment. Raises ValueError for a name that is none: the folder is removed in the end."""
+        """That of one deployment. Raises WrongArgument for a name that is none: the folder is removed in the end."""
         if not _NAME.fullmatch(name):
-            raise ValueError(
+            raise WrongArgument(
                 f"--name: got {printable(repr(name), 80)}, expected letters, digits, '.', '_' and '-', at most 64, a "
                 "letter or digit first"
             )
@@ -50,11 +50,11 @@ class Store:
         )
 
     def read(self, name: str) -> Deployment:
-        """Read a deployment. Raises ValueError naming those that there are."""
+        """Read a deployment. Raises WrongArgument naming those that there are."""
         path = self.folder(name) / "deployment.json"
         if not path.exists():
             known = ", ".join(each.name for each in self.all()) or "none"
-            raise ValueError(f"{name}: no deployment of this name. Known: {known}")
+            raise WrongArgument(f"{name}: no deployment of this name. Known: {known}")
         return read_model(path, Deployment)
 
     def all(self) -> list[Deployment]:

@@ -184,7 +184,7 @@ def route(
 
 
 def _targets(target: str | None, targets: str | None) -> tuple[str, ...]:
-    from flows.cli.errors import WrongArgument
+    from configs.common.base import WrongArgument
 
     if (target is None) == (targets is None):
         raise WrongArgument("--target, --targets: expected exactly one of the two")

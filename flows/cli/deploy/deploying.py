@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from configs.common.base import WrongArgument
 from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug
 from configs.common.secrets import redacted
@@ -79,9 +80,12 @@ class TargetOutcome:
 
 def run_deploy(asked: DeployRequest) -> int:
     """Deploy to every target at once, print the table, and return the exit code."""
-    wanted = [_wanted(asked, parse_target(text)) for text in asked.targets]
+    try:
+        wanted = [_wanted(asked, parse_target(text)) for text in asked.targets]
+    except ValueError as error:  # nothing has been made yet: it is the arguments
+        raise WrongArgument(str(error)) from error
     if len({one.name for one in wanted}) < len(wanted):
-        raise ValueError("--targets: two of them get the same name. Deploy them one by one, with --name")
+        raise WrongArgument("--targets: two of them get the same name. Deploy them one by one, with --name")
     if not _agreed(wanted, asked.yes):
         typer.echo("nothing was deployed")
         return 1

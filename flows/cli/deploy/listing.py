@@ -66,7 +66,7 @@ def _usd(deployment: Deployment, now: float) -> str:
 
 def run_undeploy(name: str | None, everything: bool) -> int:
     """Take down one deployment, or all. Returns the exit code."""
-    from flows.cli.errors import WrongArgument
+    from configs.common.base import WrongArgument
 
     store = store_of_user()
     if (name is None) == (not everything):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from configs.common.base import write_atomically
+from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import read_model, read_text
 from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
 from flows.cli.deploy.listing import store_of_user
@@ -30,7 +30,7 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
     found = [store.read(name) for name in names]
     models = {store.bundle(each).model for each in found}
     if len(models) > 1:
-        raise ValueError(f"NAME: deployments of different models: {', '.join(sorted(models))}. Route one model")
+        raise WrongArgument(f"NAME: deployments of different models: {', '.join(sorted(models))}. Route one model")
     own = os.environ.get(_KEY_VARIABLE)
     key = None if no_token else own or secrets.token_urlsafe(32)
     backends = tuple(

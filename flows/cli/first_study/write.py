@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from configs.common.base import write_atomically
+from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
-from flows.cli.errors import WrongArgument
 from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts, time_unit
 
 Ask = Callable[[str, str], str]

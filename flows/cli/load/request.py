@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from configs.common.base import WrongArgument
 from configs.common.files.reading import validation_text
 from configs.load.arrivals import Arrivals, ClosedLoop, ConstantArrivals, GammaArrivals, PoissonArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.objectives import RequestObjectives
-from flows.cli.errors import WrongArgument
 from flows.cli.load.lengths import parse_lengths
 from reports.load.search import SearchGoal
 

@@ -159,7 +159,7 @@ def _read(what: str) -> "tuple[ServingBundle | None, StudySpec | None]":
     if path.is_file():
         return read_model(path, ServingBundle, PLAN_BYTES), None
     store = store_of_user()
-    if (store.folder(what) / "deployment.json").exists():
+    if what in (deployment.name for deployment in store.all()):
         return store.bundle(store.read(what)), None
     found = store.bundles / Path(what).name / "bundle.json"
     if found.is_file():

@@ -1,4 +1,4 @@
-"""The options of `rankwise plan`; the work is done in `flows.cli.plan.model`.
+"""The options of `rankwise plan`, `plan-check` and `forecast`; the work is done beside this module.
 
 `--hardware cuda rocm cpu` accepts several kinds: the first is the option's value, the others arrive as positional
 arguments, in the place of the study file.
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from flows.cli.options import AsJson, RunFolder
 
 _MOST_GPUS = 65_536  # as `configs.common.execution.Degree`, which starts too slowly for this
 
@@ -106,3 +108,41 @@ def plan(
     subject = Path(words[0]) if words else Path(model or "plan")
     work = lambda: plainly(lambda: run_plan(request))  # noqa: E731
     raise typer.Exit(guarded(work, subject, context.obj["debug"], wrong_value=WRONG_STUDY))
+
+
+def plan_check(
+    context: typer.Context,
+    predict: Annotated[Path, typer.Option(metavar="B.csv", help="rows to predict")],
+    fit: Annotated[Path | None, typer.Option(metavar="A.csv", help="measured rows to calibrate with")] = None,
+    column: Annotated[
+        list[str], typer.Option(metavar="NAME=COLUMN", help="name of a column in your files, repeatable")
+    ] = [],  # noqa: B006
+    value: Annotated[
+        list[str], typer.Option(metavar="NAME=VALUE", help="value of a column that your files lack, repeatable")
+    ] = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Predict the rows of a file of measurements and print the prediction errors."""
+    from flows.cli.errors import plainly
+    from flows.cli.plan.check import plan_check as check
+    from flows.cli.run import guarded
+
+    raise typer.Exit(
+        guarded(lambda: plainly(lambda: check(predict, fit, as_json, column, value)), predict, context.obj["debug"])
+    )
+
+
+def forecast(
+    context: typer.Context,
+    folder: RunFolder,
+    to: Annotated[int | None, typer.Option(metavar="N", help="maximum number of ranks, up to 4096")] = None,
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="machine with the interconnect: aws/p5.48xlarge")
+    ] = None,
+) -> None:
+    """Forecast a run's scaling beyond the measured ranks, for a given interconnect."""
+    from flows.cli.plan.forecast import print_forecast
+    from flows.cli.run import guarded
+
+    work = lambda: print_forecast(folder, to, machine)  # noqa: E731
+    raise typer.Exit(guarded(work, folder, context.obj["debug"]))

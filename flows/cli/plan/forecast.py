@@ -6,10 +6,11 @@ The run's report contains the same forecast for the interconnect of its study (d
 from dataclasses import replace
 from pathlib import Path
 
+from configs.common.base import WrongArgument
 from configs.hardware.hardware import Machine
 from configs.plans.plan import Plan, PlannedForecast
 from configs.spec.study import ForecastSpec
-from flows.cli.errors import WrongArgument, plainly
+from flows.cli.errors import plainly
 from flows.cli.results.inspect import open_run
 from flows.cli.tables import print_table
 

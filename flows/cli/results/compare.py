@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from configs.common.base import write_atomically
+from configs.common.base import WrongArgument, write_atomically
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
-from flows.cli.errors import WrongArgument
 from reports.document.between import cells_table, comparison_document, history_document, run_document
 from reports.document.html import report_page
 from reports.reading.devices import load_comparable

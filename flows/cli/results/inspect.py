@@ -9,14 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from configs.common.base import Frozen
+from configs.common.base import Frozen, WrongArgument
 from configs.common.files.reading import read_model
 from configs.common.printable import printable
 from configs.plans.job import Job, Progress, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan, read_plan
 from configs.records.record import Status
-from flows.cli.errors import WrongArgument
 
 if TYPE_CHECKING:
     from tasks.campaign.ledger import Ledger

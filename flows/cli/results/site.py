@@ -5,10 +5,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.common.base import utc_now, write_atomically
+from configs.common.base import WrongArgument, utc_now, write_atomically
 from configs.common.printable import printable, shortened
 from configs.plans.paths import RunPaths
-from flows.cli.errors import WrongArgument
 from reports.document.cells import cells_data
 from reports.document.html import report_page
 from reports.document.site import HOME, SiteRun, site_pages

@@ -75,5 +75,5 @@ def test_what_lies_there_is_kept_unless_it_is_the_same(tmp_path: Path) -> None:
 
 def test_an_unknown_example_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["examples", "slowstart", "--out", str(tmp_path / "new")])
-    assert refused.exit_code == 1 and "slowstart" in refused.output and "two-nodes" in refused.output
+    assert refused.exit_code == 2 and "slowstart" in refused.output and "two-nodes" in refused.output
     assert not (tmp_path / "new").exists()

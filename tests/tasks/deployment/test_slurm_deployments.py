@@ -115,7 +115,7 @@ def test_a_partition_that_cannot_serve_is_named(lab: Lab, access: Access, tmp_pa
     done = deploy(tmp_path, access, target="slurm:nowhere")
     assert done.returncode == 1 and "no such partition" in done.stderr and "lab" in done.stderr
     done = deploy(tmp_path, access, "--folder", "relative")
-    assert done.returncode == 1 and "--folder: got relative" in done.stderr
+    assert done.returncode == 2 and "--folder: got relative" in done.stderr
     empty = tmp_path / "empty"
     empty.write_text("")
     done = deploy(tmp_path, Access(access.key, empty))

@@ -1,0 +1,51 @@
+"""The command line as a whole: what `rankwise --help` shows, and how wrong arguments end."""
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+
+
+def test_help_groups_all_commands_in_the_order_of_work() -> None:
+    """Every command stands under a heading, the first study's before the others'."""
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "110"}).output
+    headings = ("Studies", "Results", "Planning", "Models", "Serving", "Deployments", "Machines", "Prefect")
+    places = [shown.index(f"─ {heading} ") for heading in headings]
+    assert places == sorted(places) and "─ Commands ─" not in shown
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name in commands:
+        assert f"│ {name} " in shown, name
+    assert shown.index("│ init ") < shown.index("│ run ") < shown.index("│ report ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["deploy", "--model", "/nosuch", "--target", "local:cpu"], "--model: /nosuch: no such folder"),
+        (["deploy", "--model", "t5-small", "--target", "aws:nosuch"], "--target: unknown instance 'aws/nosuch'"),
+        (["deploy", "--target", "local:cpu"], "--model: missing"),
+        (["undeploy", "nosuch"], "nosuch: no deployment of this name. Known: none"),
+        (["route", "../nosuch"], "--name: got '../nosuch'"),
+        (["collect", "/nosuch"], "/nosuch: not a bundle"),
+        (["benchmark", "--models", "t5-small", "--config", "/nosuch.json"], "/nosuch.json: No such file"),
+        (["plan", "--model", "opt-6.7b", "--gpus", "8", "--catalog", "/nosuch.yaml"], "/nosuch.yaml: No such file"),
+        (["report", "/nosuch"], "/nosuch: not a run folder"),
+        (["publish", "/nosuch"], "/nosuch: no report of a run here"),
+        (["examples", "nosuch"], "no example 'nosuch'. Available: bandwidth"),
+        (["history", "show", "nosuch"], "runs/history.sqlite: no history here"),
+        (["manifest", "k8s", "--out", "k8s", "/nosuch"], "/nosuch: no bundle, deployment or study file"),
+    ],
+)
+def test_what_the_command_line_names_and_is_not_there_ends_with_exit_code_2(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message begins with what the user wrote, and promises nothing about measurements that were never begun."""
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(said), done.stderr
+    assert "kept" not in done.stderr
