@@ -18,7 +18,7 @@ from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.kernels import different_kernels
 from reports.experiments.scaling import scaling
-from reports.experiments.targets import side_by_side, targets_lines, targets_sentence
+from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import lost_passes
@@ -183,8 +183,7 @@ def _experiments(study: StudyResult, judged: Sequence[tuple[str, JudgedCell]]) -
                 else [Sentence(f"Engine for {model}:", engines_sentence(sides), study.title(experiment))]
             )
     for several in side_by_side(study):
-        told = " ".join([targets_sentence(several), *targets_lines(several)])
-        found.append(Sentence(f"Targets of {several.title}:", told, several.title))
+        found.append(Sentence(f"Targets of {several.title}:", targets_opening(several), several.title))
     return found
 
 

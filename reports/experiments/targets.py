@@ -187,32 +187,73 @@ def targets_table(found: SideBySide) -> Table:
     return Table(columns, tuple(rows), text_columns=3).without_empty_columns()
 
 
-def targets_sentence(found: SideBySide) -> str:
-    """The winner on each target."""
-    return " ".join(_winner(side, found.unit) for side in found.sides)
+@dataclass(frozen=True)
+class Winner:
+    """The fastest point of a target against the next. ratio: None without a next one, or without a common block."""
+
+    side: Side
+    best: TargetPoint
+    second: TargetPoint | None
+    ratio: Ratio | None
+
+    @property
+    def clear(self) -> bool:
+        """Whether it is told apart from the next."""
+        return self.ratio is None or not self.ratio.bounds[0] <= 1 <= self.ratio.bounds[1]
 
 
-def _winner(side: Side, unit: str) -> str:
+def _winner(side: Side) -> Winner | None:
+    """None where nothing on the target has a figure."""
     ranked = side.ranked
-    if not ranked:
+    if len(ranked) < 2:
+        return Winner(side, ranked[0], None, None) if ranked else None
+    values = (ranked[0].result.values("throughput"), ranked[1].result.values("throughput"))
+    ratio = paired_ratio(*values, comparisons=len(ranked) - 1, confidence=ranked[0].result.confidence)
+    return Winner(side, ranked[0], ranked[1], ratio)
+
+
+def targets_opening(found: SideBySide) -> str:
+    """The winner on each target in one sentence for the report's first screen; those of one winner together."""
+    clear: dict[str, list[str]] = {}
+    rest = []
+    for side in found.sides:
+        winner = _winner(side)
+        if winner is None:
+            rest.append(f"nothing has a figure on {side.target}")
+        elif not winner.clear and winner.second is not None:
+            rest.append(f"{winner.best.label} and {winner.second.label} are not told apart on {side.target}")
+        else:
+            lead = ""
+            if winner.ratio is not None and winner.second is not None:
+                lead = f" with {ratio_text(winner.ratio, 'pair')} the throughput of {winner.second.label}"
+            clear.setdefault(winner.best.label, []).append(f"on {side.target}{lead}")
+    told = [f"{label} is fastest {joined(sides)}" for label, sides in clear.items()] + rest
+    return "; ".join(told) + "."
+
+
+def targets_sentence(found: SideBySide) -> str:
+    """The winner on each target with its figures."""
+    return " ".join(_winner_text(side, found.unit) for side in found.sides)
+
+
+def _winner_text(side: Side, unit: str) -> str:
+    winner = _winner(side)
+    if winner is None:
         return f"On {side.name} nothing has a figure."
-    best, value = ranked[0], ranked[0].throughput
+    value, second = winner.best.throughput, winner.second
     assert value is not None, "ranked are those with a figure"
-    text = f"On {side.name} {best.label} is fastest: {estimate_text(value, unit)}"
-    second_value = ranked[1].throughput if len(ranked) > 1 else None
-    if len(ranked) == 1:
+    text = f"On {side.name} {winner.best.label} is fastest: {estimate_text(value, unit)}"
+    if second is None:
         return f"{text}; nothing else has a figure."
-    second, ours = ranked[1].result, best.result
-    values = (ours.values("throughput"), second.values("throughput"))
-    ratio = paired_ratio(*values, comparisons=len(ranked) - 1, confidence=ours.confidence)
-    if ratio is None:
-        return f"{text}; no block has both it and {ranked[1].label}."
-    if ratio.bounds[0] <= 1 <= ratio.bounds[1] and second_value is not None:
+    if winner.ratio is None:
+        return f"{text}; no block has both it and {second.label}."
+    second_value = second.throughput
+    if not winner.clear and second_value is not None:
         return (
-            f"On {side.name} {best.label} ({estimate_text(value, unit)}) and {ranked[1].label} "
+            f"On {side.name} {winner.best.label} ({estimate_text(value, unit)}) and {second.label} "
             f"({estimate_text(second_value, unit)}) are not told apart."
         )
-    return f"{text}, {ratio_text(ratio, 'pair')} that of {ranked[1].label}."
+    return f"{text}, {ratio_text(winner.ratio, 'pair')} that of {second.label}."
 
 
 def targets_lines(found: SideBySide) -> list[str]:

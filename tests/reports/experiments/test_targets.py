@@ -12,7 +12,14 @@ from configs.records.record import Status
 from configs.workloads.communication import CommunicationWorkload
 from reports.answer import answer
 from reports.experiments.scaling import scaling
-from reports.experiments.targets import SideBySide, side_by_side, targets_lines, targets_sentence, targets_table
+from reports.experiments.targets import (
+    SideBySide,
+    side_by_side,
+    targets_lines,
+    targets_opening,
+    targets_sentence,
+    targets_table,
+)
 from reports.provenance import environment_sentence
 from reports.reading.load import load_run
 from reports.render import render_report
@@ -75,6 +82,36 @@ def test_the_winner_of_each_target_with_its_link(tmp_path: Path) -> None:
     assert "that of pp=2 on 2 nodes." in text
 
 
+def test_the_opening_has_one_sentence_without_the_figures_of_the_section(tmp_path: Path) -> None:
+    """Of all targets together: who wins, by how much, and where it is not known."""
+    run, _ = write_study(tmp_path)
+    sure = "95 % interval, 10 pairs, corrected for 2 comparisons"
+    assert targets_opening(found_in(run)) == (
+        f"pp=2 on 2 nodes is fastest on slow with 1.25 times (1.25 to 1.25, {sure}) the throughput of 1 rank; "
+        f"tp=2 on 2 nodes is fastest on fast with 1.40 times (1.40 to 1.40, {sure}) the throughput of pp=2 on 2 nodes."
+    )
+
+
+def test_a_winner_of_several_targets_is_named_once_and_equals_are_no_winners(tmp_path: Path) -> None:
+    seconds = {("slow", 1, 1): 1.0, ("slow", 2, 1): 2.0, ("slow", 1, 2): 3.0}
+    plan = planned(STUDY)
+    run = write_plan(tmp_path, plan)
+    for cell in plan.cells.values():
+        if cell.workload.kind == "generate":
+            write_measurements(run, cell, seconds["slow", cell.layout.tp, cell.layout.pp])
+    sure = "(2.00 to 2.00, 95 % interval, 10 pairs, corrected for 2 comparisons)"
+    assert targets_opening(found_in(run)) == (
+        f"1 rank is fastest on slow with 2.00 times {sure} the throughput of tp=2 on 2 nodes and "
+        f"on fast with 2.00 times {sure} the throughput of tp=2 on 2 nodes."
+    )
+    equal = write_plan(tmp_path / "equal", plan)
+    for cell in plan.cells.values():
+        if cell.workload.kind == "generate" and (cell.target, cell.layout.pp) != ("fast", 2):
+            write_measurements(equal, cell, 1.0)
+    text = targets_opening(found_in(equal))
+    assert text.count("are not told apart on") == 2 and "fastest" not in text
+
+
 def test_from_which_link_on_a_layout_pays(tmp_path: Path) -> None:
     run, _ = write_study(tmp_path)
     assert targets_lines(found_in(run)) == [
@@ -117,7 +154,10 @@ def test_what_has_no_figure_is_said_and_drawn(tmp_path: Path) -> None:
     summary = render_report(run)
     text = whole_report(run)
     assert "## Targets side by side" in text and (run.plots / "targets-generation-tiny.png").is_file()
-    assert any(sentence.startswith("Targets of generation: tiny: On slow pp=2") for sentence in summary.sentences)
+    assert any(
+        sentence.startswith("Targets of generation: tiny: pp=2 on 2 nodes is fastest on slow with")
+        for sentence in summary.sentences
+    )
 
 
 def test_the_test_of_the_nodes_tells_the_link_where_no_experiment_does(tmp_path: Path) -> None:
