@@ -76,6 +76,8 @@ class ReplicaRanks:
 
     def add(self, answer: TokenQueue) -> None:
         """Begin an answer; it is kept for later while the replica is not ready."""
+        if not self.answers:
+            self._last_step = time.monotonic()  # an idle replica computes nothing, and does not hang
         self.answers[answer.key] = answer
         if self.ready:
             self._tell(answer.wanted.message())
