@@ -37,7 +37,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     config = ModelConfig.parse(read_model_manifest(Path(settings.manifest)).config)
     limits = settings.limits
     computing = Computing(path, Path(settings.folder) / "rank.log", limits.max_queue, limits.request_seconds)
-    key = os.environ.get("RANKWISE_API_KEY") or None
+    key = os.environ.get("RANKWISE_API_KEY", "").strip() or None
     model, figures = ServedModel.read(settings), Figures(settings.name)
     service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config))
     http = uvicorn.Server(

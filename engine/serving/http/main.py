@@ -50,7 +50,8 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     listener = listen(settings.host, settings.port)
     metrics = ServerMetrics(settings.name)
     router = Router(settings, path, metrics)
-    server = Server(settings, ServedModel.read(settings), router, metrics, os.environ.get(API_KEY_VARIABLE) or None)
+    key = os.environ.get(API_KEY_VARIABLE, "").strip() or None  # a header's value has no blanks around it either
+    server = Server(settings, ServedModel.read(settings), router, metrics, key)
     http = _Uvicorn(
         uvicorn.Config(
             serving_app(server),
