@@ -114,8 +114,11 @@ class ReplicaRanks:
         while True:
             await asyncio.sleep(pause)
             began = time.monotonic()
-            await self._spawn()
-            reason = await self._watch()
+            try:
+                await self._spawn()
+                reason = await self._watch()
+            except OSError as error:  # no more processes, a log that cannot be written: it may pass
+                reason = f"replica {self.index} cannot be started: {error}"
             if self._stopping:
                 return
             await self._fail(reason)

@@ -39,3 +39,26 @@ def test_the_first_request_after_a_pause_finds_no_hung_replica(tmp_path: Path, f
         return bool(done)
 
     assert asyncio.run(hung()) is not first_request
+
+
+def test_ranks_that_cannot_be_started_count_as_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server ends after such starts, or tries again where it was ready before; it does not wait for ever."""
+    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+
+    async def refuse(*command: str, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def scenario() -> bool:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        keeping = asyncio.create_task(replica._keep_running())
+        async with asyncio.timeout(30):
+            while not keeping.done() and not replica.failures:
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+        return replica.failures == 1
+
+    assert asyncio.run(scenario())
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable" in capsys.readouterr().err
