@@ -106,6 +106,12 @@ class LoadJob(Frozen):
     def _ends(self) -> Self:
         if self.duration_seconds is None and self.max_requests is None and not isinstance(self.arrivals, TraceArrivals):
             raise ValueError("duration_seconds: expected a duration or `max_requests`")
+        users = self.arrivals.users if isinstance(self.arrivals, ClosedLoop) else 0
+        if users > self.caps.max_in_flight:
+            raise ValueError(
+                f"arrivals.users: got {users:,}, expected at most {self.caps.max_in_flight:,}, the requests in flight "
+                "that `caps` allow: the others would not be sent"
+            )
         rate = self.requested_rate
         if rate is not None and self.caps.max_rate is not None and rate > self.caps.max_rate:
             raise ValueError(f"arrivals.rate: {rate:g} requests/s, above the cap of {self.caps.max_rate:g}")

@@ -139,7 +139,7 @@ async def _embed(body: bytes, service: AnsweringServer) -> dict[str, object]:
         some = prompts[first : first + service.settings.max_sequences]
         vectors += (await service.computing.ask(some, 0))["vectors"]
     data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
-    return {"object": "list", "model": service.model.name, "data": data, "usage": _usage(prompts, [])}
+    return {"object": "list", "model": service.model.name, "data": data, "usage": _usage(prompts, 0)}
 
 
 async def _complete(body: bytes, service: AnsweringServer) -> dict[str, object]:
@@ -150,7 +150,7 @@ async def _complete(body: bytes, service: AnsweringServer) -> dict[str, object]:
     for first in range(0, len(prompts), service.settings.max_sequences):
         some = prompts[first : first + service.settings.max_sequences]
         answers += (await service.computing.ask(some, count))["tokens"]
-    choices = []
+    choices, written = [], 0
     for index, tokens in enumerate(answers):
         end = len(tokens)
         if not wanted.ignore_eos:
@@ -159,15 +159,16 @@ async def _complete(body: bytes, service: AnsweringServer) -> dict[str, object]:
         text = " ".join(map(str, tokens[:end])) if tokenizer is None else tokenizer.decode(tokens[:end])
         choice: dict[str, object] = {"index": index, "text": text, "logprobs": None}
         choice["finish_reason"] = "length" if end == len(tokens) else "stop"
+        written += min(end + 1, len(tokens))  # an end-of-text token counts, what was computed after it does not
         choices.append(choice | ({"token_ids": tokens[:end]} if wanted.return_token_ids else {}))
-    usage = _usage(prompts, answers)
+    usage = _usage(prompts, written)
     created = int(time.time())
     return {"object": "text_completion", "model": service.model.name, "created": created, "choices": choices,
             "usage": usage}  # fmt: skip
 
 
-def _usage(prompts: list[list[int]], answers: list[list[int]]) -> dict[str, int]:
-    read, written = sum(map(len, prompts)), sum(map(len, answers))
+def _usage(prompts: list[list[int]], written: int) -> dict[str, int]:
+    read = sum(map(len, prompts))
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
@@ -176,12 +177,12 @@ def _prompts(
 ) -> list[list[int]]:
     """Return token ids of all prompts. Raises ApiError 400, 404."""
     if model != service.model.name:
-        raise ApiError(404, f"model {model!r} is not served here; {service.model.name} is", "model", "model_not_found")
+        raise ApiError(404, f"model: this server has {service.model.name} only", "model", "model_not_found")
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     each: list[Any] = [given] if one else list(given)
     if not 1 <= len(each) <= service.settings.limits.max_queue:
         raise ApiError(400, f"{field}: expected 1 to {service.settings.limits.max_queue} prompts", field)
-    found = [service.model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]
+    found = [service.model.encode(prompt, field=field) if isinstance(prompt, str) else list(prompt) for prompt in each]
     for ids in found:
         service.model.check_tokens(ids)
         if len(ids) > service.settings.max_length or new_tokens >= service.settings.max_length:

@@ -45,8 +45,12 @@ class Computing:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
+        await self._kill()
+
+    async def _kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
 
     async def ask(self, tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
@@ -77,7 +81,11 @@ class Computing:
 
     async def _keep_running(self) -> None:
         while True:
-            await self._run_once()
+            try:
+                await self._run_once()
+            except (OSError, ValueError) as error:  # no more processes, a log that cannot be written: it may pass
+                print(f"the computing process cannot be used: {error}", file=sys.stderr, flush=True)
+                await self._kill()
             self.failures = 0 if self.ready else self.failures + 1
             self.ready = False
             if self._answer is not None and not self._answer.done():

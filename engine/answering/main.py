@@ -24,7 +24,7 @@ from configs.serving.settings import ServingSettings
 from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes
-from engine.serving.http.listening import listen
+from engine.serving.http.listening import address_of, listen
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
 
@@ -37,7 +37,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     config = ModelConfig.parse(read_model_manifest(Path(settings.manifest)).config)
     limits = settings.limits
     computing = Computing(path, Path(settings.folder) / "rank.log", limits.max_queue, limits.request_seconds)
-    key = os.environ.get("RANKWISE_API_KEY") or None
+    key = os.environ.get("RANKWISE_API_KEY", "").strip() or None
     model, figures = ServedModel.read(settings), Figures(settings.name)
     service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config))
     http = uvicorn.Server(
@@ -54,8 +54,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
             print(f"the model cannot be loaded; see {computing.log}", file=sys.stderr)
             code = 1
         if not told and computing.ready and http.started:
-            host, port = listener.getsockname()[:2]
-            print(json.dumps({"ready": {"url": f"http://{host}:{port}", "replicas": []}}), flush=True)
+            print(json.dumps({"ready": {"url": address_of(listener), "replicas": []}}), flush=True)
             told = True
         await asyncio.sleep(_LOOK_SECONDS)
     service.draining = True

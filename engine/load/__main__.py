@@ -4,7 +4,9 @@ The bearer token is read from the variable that the job names. Exit code 2: the 
 """
 
 import os
+import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from configs.common.files.reading import read_model
@@ -18,6 +20,7 @@ def main(arguments: list[str]) -> int:
     job_file, folder = map(Path, arguments)
     try:
         job = read_model(job_file, LoadJob)
+        _allow_connections()
         run_precisely(_run(job, bearer_token(job.endpoint.token_variable), folder))
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -31,6 +34,13 @@ def main(arguments: list[str]) -> int:
 
 async def _run(job: LoadJob, token: str | None, folder: Path) -> None:
     await Generator(job, token).run(folder)
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files, 1,024 on many machines, to what this user may have: one for each connection."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # what is missing is told by the requests that could not be sent
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bearer_token(variable: str | None) -> str | None:

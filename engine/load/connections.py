@@ -10,6 +10,7 @@ aiohttp reads the clock later, when its own reader is scheduled.
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 from time import monotonic
@@ -23,6 +24,8 @@ from engine.load.responses import NotHttpError, ResponseReader
 _CONNECT_SECONDS = 30.0
 _FAILED_IN_A_ROW = 3
 _PATH = "/v1/completions"
+_OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+"""Errors of this machine, of which the server knows nothing."""
 
 
 class _Connection(asyncio.Protocol):
@@ -126,6 +129,8 @@ class ConnectionPool:
         self._addresses: list[str] = []
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+        self._connecting: set[asyncio.Timeout] = set()
+        self._closed = False
         self.connections = 0
 
     async def resolve(self) -> None:
@@ -149,7 +154,10 @@ class ConnectionPool:
             try:
                 connection, idle = await self._connection(used_again, deadline)
             except OSError as error:
-                reply.fail(RequestOutcome.CONNECTION, f"no connection: {error.strerror or error}")
+                kind, what = RequestOutcome.CONNECTION, "no connection"
+                if error.errno in _OUT_OF_SOCKETS:
+                    kind, what = RequestOutcome.DROPPED, "not sent"
+                reply.fail(kind, f"{what}: {error.strerror or error}")
                 return reply, sent
             waiter = connection.send(request, reply)
             sent = monotonic()
@@ -165,7 +173,9 @@ class ConnectionPool:
         return reply, sent
 
     async def _connection(self, used_again: bool, deadline: float) -> tuple[_Connection, bool]:
-        """A connection, and whether it was idle before. Raises OSError."""
+        """A connection, and whether it was idle before. Raises OSError, also once the pool is closed."""
+        if self._closed:
+            raise OSError("interrupted")
         while used_again and self._idle:
             connection = self._idle.pop()
             if connection.reusable:
@@ -175,11 +185,17 @@ class ConnectionPool:
         problem: OSError | None = None
         for address in self._addresses[:_FAILED_IN_A_ROW]:
             try:
-                async with asyncio.timeout_at(min(deadline, loop.time() + _CONNECT_SECONDS)):
-                    _, connection = await loop.create_connection(
-                        _Connection, address, self._port, ssl=self._tls, server_hostname=name
-                    )
+                async with asyncio.timeout_at(min(deadline, loop.time() + _CONNECT_SECONDS)) as limit:
+                    self._connecting.add(limit)
+                    try:
+                        _, connection = await loop.create_connection(
+                            _Connection, address, self._port, ssl=self._tls, server_hostname=name
+                        )
+                    finally:
+                        self._connecting.discard(limit)
             except TimeoutError:
+                if self._closed:
+                    raise OSError("interrupted") from None
                 problem = OSError("the server did not accept it in time")
             except OSError as error:
                 problem = error
@@ -202,7 +218,10 @@ class ConnectionPool:
         connection.close()
 
     def close(self) -> None:
-        """Close all connections; requests in flight end with Outcome.CONNECTION."""
+        """Close all connections; requests in flight end with Outcome.CONNECTION, and no others begin."""
+        self._closed = True
+        for limit in self._connecting:
+            limit.reschedule(asyncio.get_running_loop().time())
         for connection in [*self._open]:
             connection.close()
         self._open.clear()

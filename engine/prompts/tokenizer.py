@@ -22,9 +22,12 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def encoded(tokenizer: Tokenizer, text: str, where: str) -> Encoding:
-    """Tokenise a text. Raises ValueError, naming `where`, for one that the tokenizer cannot take."""
+def encoded(tokenizer: Tokenizer, text: str, where: str, special: bool = True) -> Encoding:
+    """Tokenise a text, with special tokens or without.
+
+    Raises ValueError, naming `where`, for one that the tokenizer cannot take.
+    """
     try:
-        return tokenizer.encode(text)
+        return tokenizer.encode(text, add_special_tokens=special)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{where}: the tokenizer fails ({printable(str(error), 300)})") from error

@@ -87,6 +87,9 @@ class Front:
             await _answer(send, 200, {"status": "ok"})
         elif not self._is_allowed(scope):
             await _answer(send, 401, _error("the Authorization header needs this address's bearer token"))
+        elif not scope["raw_path"].startswith(b"/"):
+            # `@elsewhere/` behind a backend's address would be sent to elsewhere, with the backend's token.
+            await _answer(send, 400, _error("the path of a request begins with /"))
         elif scope["path"] == "/readyz":
             ready = next_backend(self.config.backends, self.loads) is not None
             await _answer(send, 200 if ready else 503, self._state().model_dump())
@@ -143,8 +146,9 @@ class Front:
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_HEADERS]
         if backend.key is not None:
             headers.append((b"authorization", f"Bearer {backend.key}".encode()))
-        query = scope["query_string"].decode("latin-1")
-        url = f"{backend.url}{scope['path']}{'?' + query if query else ''}"
+        # As the client wrote it: what it has escaped may not stand in a URL as it is.
+        query, path = scope["query_string"].decode("latin-1"), scope["raw_path"].decode("latin-1")
+        url = f"{backend.url}{path}{'?' + query if query else ''}"
         request = self._client.build_request(scope["method"], url, headers=headers, content=body)
         load.in_flight += 1
         load.requests += 1

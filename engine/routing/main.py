@@ -37,6 +37,7 @@ async def serve(front: Front, host: str, port: int) -> int:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            ws="none",
             timeout_graceful_shutdown=_DRAIN_SECONDS,
             timeout_keep_alive=30,
         )

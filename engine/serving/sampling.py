@@ -105,8 +105,9 @@ def _changed(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer: 
 
 def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
     """Draw a token from the softmax of the logits over the temperature, after min_p, top_k and top_p."""
-    scaled = logits.astype(np.float64) / sampling.temperature
-    weights = np.exp(scaled - scaled.max())
+    wide = logits.astype(np.float64)
+    with np.errstate(over="ignore"):  # of a temperature close to 0: minus infinity
+        weights = np.exp((wide - wide.max()) / sampling.temperature)
     weights[weights < sampling.min_p] = 0.0  # the largest is 1
     words = None
     if sampling.top_k or sampling.top_p < 1.0:

@@ -9,13 +9,18 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from configs.common.files.reading import read_model
 from configs.load.objectives import RequestObjectives
+from configs.load.samples import RequestOutcome
 from configs.load.search import SEARCH_FILE, SearchRequest
 from reports.load.metrics import scores_after_warm_up, serving_metrics
 from reports.load.samples import LoadRun, read_load_run
 from reports.load.search import ProbedRate, RateSearch, SearchGoal
 from reports.load.verdict import Verdict, judged
+
+_SERVED = (RequestOutcome.COMPLETED, RequestOutcome.TIMEOUT)
 
 
 def goal_of(request: SearchRequest) -> SearchGoal:
@@ -25,12 +30,18 @@ def goal_of(request: SearchRequest) -> SearchGoal:
 
 
 def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObjectives) -> ProbedRate | None:
-    """Give a search one run; None where the run ends it: its generator was the bottleneck, or a cap ended it."""
+    """Give a search one run; None where the run ends it.
+
+    That is a run whose generator was the bottleneck, one that a cap ended, or one in which the server answered nothing,
+    not even late: a wrong name of the model or a server that is gone says nothing about a rate.
+    """
     judgement = judged(run, serving_metrics(run))
     if judgement.verdict is Verdict.CLIENT_BOUND:
         search.stop(f"the generator was the bottleneck at {rate:.4g} requests/s ({judgement.reason})")
     elif run.facts.capped is not None:
         search.stop(run.facts.capped)
+    elif len(run) and not np.isin(run.columns["outcome"], _SERVED).any():
+        search.stop(f"the server answered none of {len(run):,} requests at {rate:.4g} requests/s ({judgement.reason})")
     else:
         return search.add(rate, scores_after_warm_up(run, objectives))
     return None

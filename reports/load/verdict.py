@@ -19,6 +19,8 @@ from reports.text import number, percent, plural
 LATE_SECONDS = 0.005
 """A generator that is later than this at P99, and than LATE_SHARE of the median TTFT, is part of what it measures."""
 LATE_SHARE = 0.1
+_NOT_SENT = "not sent: "
+"""Messages of the generator begin so."""
 
 
 class Verdict(StrEnum):
@@ -47,11 +49,14 @@ def judged(run: LoadRun, figures: LoadFigures) -> LoadVerdict:
     notes = tuple(_notes(run, figures))
     dropped = int((run.columns["outcome"] == RequestOutcome.DROPPED).sum())
     if dropped:
-        unsent = f"{plural(dropped, 'request')} not sent, with {run.facts.job.caps.max_in_flight:,} in flight"
+        known = (message for message in run.facts.errors if message.startswith(_NOT_SENT))
+        why = next(known, f"{_NOT_SENT}{run.facts.job.caps.max_in_flight:,} requests in flight")
+        unsent = f"{plural(dropped, 'request')} {why}"
         return LoadVerdict(Verdict.CLIENT_BOUND, unsent, notes)
     if not figures.completed:
         errors = run.facts.errors
-        most = max(errors, key=lambda message: errors[message]) if errors else "no request was due"
+        unknown = f"none of {plural(figures.due, 'request')} completed" if figures.due else "no request was due"
+        most = max(errors, key=lambda message: errors[message]) if errors else unknown
         return LoadVerdict(Verdict.NO_ANSWERS, most, notes)
     late = _late(run, figures)
     if late is not None:

@@ -37,7 +37,9 @@ def put(path: str, offset: int, last: bool, sha256: str | None = None, mode: int
     # Two runs may bring the same small file; larger ones go into folders of their own.
     whole = last and offset == 0
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}" if whole else target.name + ".part")
-    with part.open("r+b" if offset else "wb") as file:
+    # From its first moment nobody else may read what is a secret; the rest of `mode` comes with the name.
+    flags = os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC) | os.O_CLOEXEC
+    with os.fdopen(os.open(part, flags, 0o600), "r+b") as file:
         file.seek(offset)
         file.truncate()
         file.write(body)

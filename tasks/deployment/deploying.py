@@ -6,6 +6,7 @@ take_down(store, "tiny-local", say)
 
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from tasks.deployment.bundles import Judge, WantedBundle, bundle_name, make_bund
 from tasks.deployment.first_answers import Timing, timed_answers
 from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.places import LocalPlace, PlaceError, SshPlace, stop
-from tasks.deployment.placing import Placer, placer_of, stage_on_hosts
+from tasks.deployment.placing import Placer, stage_on_hosts
 from tasks.deployment.servers import READY_SECONDS, wait_until_ready
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
 from tasks.deployment.store import Store
@@ -63,10 +64,12 @@ class Deploying:
     """One deployment on its way. A plain class: state lives over the steps."""
 
     def __init__(
-        self, store: Store, wanted: WantedDeployment, say: Say, judge: Judge | None, limits: Limits | None = None
-    ) -> None:
+        self, store: Store, wanted: WantedDeployment, say: Say, judge: Judge | None, limits: Limits | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """check: raises what ends the deployment early, asked at each step and while a server is waited for."""
         self.store, self.wanted, self.say, self._judge = store, wanted, say, judge
-        self._limits = limits or Limits()
+        self._limits, self._check = limits or Limits(), check
         self._folder = store.folder(wanted.name)
         self._key = secrets.token_urlsafe(_KEY_BYTES)
         self._placer: Placer | None = None
@@ -75,17 +78,13 @@ class Deploying:
     def deploy(self) -> tuple[Deployment, Timing]:
         """Deploy, or leave nothing. Raises ValueError, PlaceError, ServerNotReady, LeftBehind, RentalFailed."""
         wanted = self.wanted
-        if (self._folder / "deployment.json").exists():
-            raise ValueError(f"--name: {wanted.name} exists. `rankwise undeploy {wanted.name}` takes it down")
-        if wanted.name in self.store.unfinished():
-            raise ValueError(
-                f"--name: deploying {wanted.name} was interrupted before. `rankwise undeploy {wanted.name}` removes "
-                "what it left"
-            )
+        self._refuse_taken(wanted.name in self.store.unfinished())
         model = resolved_model(wanted.bundle.model, self.store.cache, Path.cwd())
         fit_text = self._fit(model.manifest)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open_ledger(self._folder) as ledger:
+            # Another command may have had the name meanwhile: models can take minutes to come.
+            self._refuse_taken(bool(ledger.entries) and ledger.entries[-1]["event"] != "undeployed")
             ledger.write("deploying", target=wanted.target.text)
             try:
                 return self._deploy(model, fit_text, ledger)
@@ -94,6 +93,16 @@ class Deploying:
                 self._take_down(ledger)
                 self.store.forget(wanted.name)
                 raise
+
+    def _refuse_taken(self, unfinished: bool) -> None:
+        """Raise ValueError for the name of a deployment that exists, or of which something may be left."""
+        name = self.wanted.name
+        if (self._folder / "deployment.json").exists():
+            raise ValueError(f"--name: {name} exists. `rankwise undeploy {name}` takes it down")
+        if unfinished:
+            raise ValueError(
+                f"--name: deploying {name} was interrupted before. `rankwise undeploy {name}` removes what it left"
+            )
 
     def _fit(self, manifest_path: str) -> str:
         """Refuse what does not fit before anything is rented."""
@@ -124,10 +133,13 @@ class Deploying:
 
     def _deploy(self, model: Any, fit_text: str, ledger: RentalLedger) -> tuple[Deployment, Timing]:
         wanted, began = self.wanted, time.time()
+        self._check()
         expires_at = began + 3600 * wanted.hours
         hosts, rental, price = self._hosts(ledger, expires_at)
         local = LocalTarget(device="cpu" if wanted.target.device == "cpu" else None)
         partition, measuring = wanted.partition, self._folder / "measuring"
+        if wanted.ssh is not None:
+            ledger.write("hosts", hosts=wanted.ssh.model_dump_json())
         if hosts is not None:
             stage_on_hosts(hosts, [Path(model.manifest)], self.say)
         elif partition is not None:
@@ -146,8 +158,9 @@ class Deploying:
                         partition=partition)  # fmt: skip
         self._placer, servers = placer, self._servers
         for number in range(wanted.replicas):
+            self._check()
             ledger.write("placing", generation=1, number=number, bundle=bundle_name(bundle))
-            servers.append(placer.place(bundle, 1 + number, wanted.replicas, wanted.ready_seconds, _nothing))
+            servers.append(placer.place(bundle, 1 + number, wanted.replicas, wanted.ready_seconds, self._check))
         front = DeploymentFront(placer.here, str(self._folder / "front"))
         ledger.write("front", port=wanted.port)
         config = FrontConfig(key=self._key, backends=tuple(placer.backend(server) for server in servers))
@@ -170,7 +183,7 @@ class Deploying:
             expires_at=expires_at,
         )
         place = placer.place_of(0)
-        wait_until_ready(place, servers[0].folder, deployment.url, self._key, 30.0, _nothing)
+        wait_until_ready(place, servers[0].folder, deployment.url, self._key, 30.0, self._check)
         self.store.save(deployment)
         timing = timed_answers(deployment.url, self._key, bundle, _TIMED_SECONDS)
         ledger.write("deployed", url=deployment.url, bundle=bundle_name(bundle))
@@ -206,11 +219,7 @@ class Deploying:
                 with suppress(OSError):
                     place = self._placer.place_of(node)
                     place.ask("remove", paths=[place.root])
-        remove_everything(self.store, self.wanted.name, ledger, self.say, self._limits.teardown)
-
-
-def _nothing() -> None:
-    """Wait on: nobody has cancelled."""
+        remove_everything(self.store, self.wanted.name, ledger, self.say, self._limits.teardown, hosts=False)
 
 
 def take_down(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
@@ -222,15 +231,17 @@ def take_down(store: Store, name: str, say: Say, patience: Teardown | None = Non
         ledger.write("undeploying")
         cost = remove_everything(store, name, ledger, say, patience or Teardown())
         ledger.write("undeployed")
-    store.forget(name)
+        store.forget(name)  # before another command can take the name
     return cost
 
 
-def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown) -> float | None:
+def remove_everything(
+    store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown, hosts: bool = True
+) -> float | None:
     """End the front, tunnels and servers, and give rented nodes back. Returns the rental's cost in USD.
 
-    What runs here is found by the folders; on hosts by the deployment's record. A host that cannot be reached does not
-    keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
+    What runs here is found by the folders; on hosts, unless those are left out, by what the ledger says was placed. A
+    host that cannot be reached does not keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
     """
     here = LocalPlace(store.folder(name), store.cache)
     problems: list[str] = []
@@ -258,8 +269,8 @@ def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, p
     for entry in ledger.entries:
         if entry["event"] == "slurm":
             problems += _clear_partition(store, name, entry["partition"], say)
-    if not rentals and (store.folder(name) / "deployment.json").exists():
-        problems += _clear_hosts(store, store.read(name))
+    if not rentals and hosts:
+        problems += _clear_hosts(store, name, ledger)
     if problems:
         raise PlaceError(None, "; ".join(problems))
     return cost
@@ -279,20 +290,35 @@ def _clear_partition(store: Store, name: str, written: str, say: Say) -> list[st
     return []
 
 
-def _clear_hosts(store: Store, deployment: Deployment) -> list[str]:
-    """End servers on hosts that are not rented, and remove their folders; returns what went wrong."""
-    if deployment.hosts is None:
+def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
+    """End servers on hosts that are not rented, and remove their folders; returns what went wrong.
+
+    Also those of a deployment or a rollout that was killed before it was noted: their numbers are in the ledger.
+    """
+    deployment = store.read(name) if (store.folder(name) / "deployment.json").exists() else None
+    named = [entry["hosts"] for entry in ledger.entries if entry["event"] == "hosts"]
+    written = named[-1] if deployment is None and named else None if deployment is None else deployment.hosts
+    numbers = _placed_numbers(ledger, deployment)
+    if written is None or not numbers:
         return []
-    problems = []
-    placer = placer_of(store, deployment, lambda _: None)
-    for node in range(deployment.nodes):
+    target, problems = parse_model(written.encode(), SshTarget, name), []
+    for node in range(len(target.hosts)):
         try:
-            place = placer.place_of(node)
-            for server in deployment.servers:
-                mine = server.folder if server.node == node else server.peers[node - 1] if server.peers else None
-                if mine is not None:
-                    stop(place, mine)
+            place = SshPlace(target, node, f"deployments/{name}")
+            for number in numbers:
+                stop(place, f"{place.root}/servers/{number}")
             place.ask("remove", paths=[place.root])
         except OSError as error:
             problems.append(str(error.strerror or error))
     return problems
+
+
+def _placed_numbers(ledger: RentalLedger, deployment: Deployment | None) -> list[int]:
+    """Return the numbers of all servers that may ever have been started."""
+    found = {server.generation for server in deployment.servers} if deployment else set()
+    for entry in ledger.entries:
+        if entry["event"] == "placing":
+            found.add(1 + int(entry["number"]))
+        elif entry["event"] == "numbers":
+            found |= set(range(int(entry["first"]), int(entry["last"]) + 1))
+    return sorted(found)

@@ -9,6 +9,7 @@ requests, and the old ones get none. The new ones are watched for a while; where
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -26,6 +27,7 @@ from tasks.deployment.bundles import (
 )
 from tasks.deployment.first_answers import first_answers
 from tasks.deployment.fronts import DeploymentFront
+from tasks.deployment.places import PlaceError
 from tasks.deployment.placing import FirstAnswerWrong, Placer, placer_of, stage_on_hosts, url_of
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready
 from tasks.deployment.slurm_places import forget_measuring, stage_in_partition
@@ -61,7 +63,10 @@ def replace_bundle(
     if placer.partition is not None:
         placer.partition = stage_in_partition(placer.partition, model, say)
     target = placer.hosts or (placer.partition.target if placer.partition is not None else local)
-    bundle = make_bundle(wanted, model, target, folder, store.cache, judge, "", say)
+    nodes = len(placer.hosts.hosts) if placer.sharded and placer.hosts is not None else 1
+    if wanted.layout.ranks % nodes:
+        raise ValueError(f"{name}: is cut over {nodes} nodes, got a layout of {wanted.layout.ranks} ranks")
+    bundle = make_bundle(wanted, model, target, folder, store.cache, judge, "", say, nodes=nodes)
     if placer.partition is not None:
         forget_measuring(placer.partition, folder)
     save_bundle(bundle, store.bundles)
@@ -73,10 +78,10 @@ def replace(
     ready_seconds: float = READY_SECONDS,
 ) -> Deployment:  # fmt: skip
     """Put a bundle in the place of the one that runs. Raises RolledBack, PlaceError."""
-    deployment = store.read(name)
-    placer = placer_of(store, deployment, say)
-    old = deployment.servers
+    store.read(name)
     with open_ledger(store.folder(name)) as ledger:
+        deployment = store.read(name)  # as another command that had it meanwhile left it
+        placer, old = placer_of(store, deployment, say), deployment.servers
         ledger.write("rolling_out", bundle=bundle_name(bundle))
         try:
             new = _place_all(placer, bundle, _next(deployment, ledger, len(old)), len(old), ready_seconds)
@@ -98,13 +103,16 @@ def replace(
             _go_back(front, placer, before, new, say)
             ledger.write("deployed", rolled_back=problem[:500])
             raise RolledBack(f"{name}: rolled back after {watch_seconds:g} s of traffic at most: {problem}")
-        _end_all(front, placer, old, say)
-        _switch(front, placer, new, ())
         previous = (*deployment.previous, deployment.bundle)
         told = {"servers": tuple(new), "bundle": bundle_name(bundle), "previous": previous}
         deployment = deployment.model_copy(update=told)
-        store.save(deployment)
+        store.save(deployment)  # the new ones have the traffic, whatever becomes of the old ones
         ledger.write("deployed", bundle=bundle_name(bundle))
+        try:
+            _end_all(front, placer, old, say)
+        except OSError as error:
+            say(f"an old server was not ended: {_text(error)}. It ends when the deployment does")
+        _switch(front, placer, new, ())
     return deployment
 
 
@@ -131,18 +139,25 @@ def set_server_count(
     """
     if not 1 <= replicas <= 64:
         raise ValueError(f"--replicas: got {replicas}, expected 1 to 64")
-    deployment = store.read(name)
-    placer, servers = placer_of(store, deployment, say), list(deployment.servers)
-    bundle = read_bundle(store.bundles, deployment.bundle)
+    store.read(name)
     with open_ledger(store.folder(name)) as ledger:
+        deployment = store.read(name)  # as another command that had it meanwhile left it
+        placer, servers = placer_of(store, deployment, say), list(deployment.servers)
+        bundle = read_bundle(store.bundles, deployment.bundle)
         ledger.write("scaling", replicas=replicas)
         front = DeploymentFront(placer.here, deployment.front)
         try:
             if replicas > len(servers):
                 missing = replicas - len(servers)
                 first = _next(deployment, ledger, missing)
-                servers += _place_all(placer, bundle, first, missing, ready_seconds, share=replicas)
-                _switch(front, placer, servers, ())
+                placed = _place_all(placer, bundle, first, missing, ready_seconds, share=replicas)
+                before = front.config
+                try:
+                    _switch(front, placer, [*servers, *placed], ())
+                except BaseException:
+                    _go_back(front, placer, before, placed, say)
+                    raise
+                servers += placed
             else:
                 kept, gone = servers[:replicas], servers[replicas:]
                 _switch(front, placer, kept, gone)
@@ -174,7 +189,8 @@ def _place_all(
             placed.append(placer.place(bundle, number, share or count, ready_seconds, lambda: None))
     except BaseException:
         for server in placed:
-            placer.end(server)
+            with suppress(OSError):  # one that cannot be ended must not keep the others; it expires
+                placer.end(server)
         raise
     return placed
 
@@ -216,8 +232,14 @@ def _end_all(front: DeploymentFront, placer: Placer, servers: Sequence[PlacedSer
     names = {placer.backend(server).name for server in servers}
     if not front.wait_until_idle(names, DRAIN_SECONDS):
         say(f"{', '.join(sorted(names))}: requests are still in progress after {DRAIN_SECONDS:g} s")
+    problems = []
     for server in servers:
-        placer.end(server)
+        try:
+            placer.end(server)
+        except OSError as error:
+            problems.append(_text(error))
+    if problems:
+        raise PlaceError(None, "; ".join(problems))
 
 
 def _text(error: Exception) -> str:

@@ -48,8 +48,10 @@ def parse_target(text: str) -> ParsedTarget:
 
 
 def ssh_host(written: str) -> SshHost:
-    """Return a host as an option names it: HOST, or HOST:PORT. Raises ValueError."""
+    """Return a host as an option names it: HOST, HOST:PORT, an IPv6 address, or [ADDRESS]:PORT. Raises ValueError."""
     host, _, port = written.rpartition(":")
-    if host and port.isdigit():
+    bracketed = host.startswith("[") and host.endswith("]")
+    if host and port.isdecimal() and (bracketed or ":" not in host):
+        host = host.strip("[]")
         return SshHost(host=host, port=int(port), name=f"{host}-{port}")
     return SshHost(host=written, name=written)

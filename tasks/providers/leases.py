@@ -56,7 +56,7 @@ def open_ledger(folder: Path) -> Iterator[RentalLedger]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{folder.name}: another process is renting or giving back these nodes") from None
+            raise ValueError(f"{folder.name}: another command is at work on it. Wait until it has ended") from None
         if path.stat().st_size:
             os.write(handle, b"\n")  # a crash may have cut the last line; an empty one is skipped
         _flush_folder(folder)

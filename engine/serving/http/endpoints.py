@@ -120,12 +120,15 @@ class ResponseForm:
             return {
                 "tokens": [text(one.token) for one in tokens],
                 "token_logprobs": [one.logprob for one in tokens],
-                "top_logprobs": [{text(word): value for word, value in one.top} for one in tokens],
+                # Of words with equal texts, such as parts of characters, the most likely one stands.
+                "top_logprobs": [{text(word): value for word, value in reversed(one.top)} for one in tokens],
                 "text_offset": None,
             }
 
         def entry(token: int, logprob: float | None) -> dict[str, Any]:
-            return {"token": text(token), "logprob": logprob, "bytes": list(text(token).encode())}
+            shown = text(token)
+            # A part of a character has other bytes than its text, which is U+FFFD.
+            return {"token": shown, "logprob": logprob, "bytes": None if "\ufffd" in shown else list(shown.encode())}
 
         return {
             "content": [
@@ -181,7 +184,16 @@ class Generation:
         self._check_choices(wanted.n or 1)
         messages = [message.as_template_data() for message in wanted.messages]
         prompt = tuple(await asyncio.to_thread(self._model.encode_chat, messages))
-        limit = wanted.max_completion_tokens or wanted.max_tokens or self._model.max_length - len(prompt)
+        room = self._model.max_length - len(prompt)
+        if room < 1:
+            raise ApiError(
+                400,
+                f"messages: {len(prompt)} tokens leave no room for an answer within the {self._model.max_length} "
+                "of this server",
+                "messages",
+                "context_length_exceeded",
+            )
+        limit = wanted.max_completion_tokens or wanted.max_tokens or room
         logprobs = (wanted.top_logprobs or 0) if wanted.logprobs else None
         return ResponseForm(self._model, wanted, chat=True), self._begin(
             wanted, self._answers(wanted, [prompt], limit, logprobs)
@@ -228,7 +240,7 @@ class Generation:
             async for piece in self._followed(choice):
                 queue.put_nowait(piece)
             queue.put_nowait(None)
-        except ApiError as error:
+        except Exception as error:  # whatever it is: the request would wait for this choice until its time limit
             queue.put_nowait(error)
 
     async def _followed(self, choice: GrowingChoice) -> AsyncGenerator[ChoicePiece, None]:
@@ -246,6 +258,7 @@ class Generation:
             yield ChoicePiece(choice, text, token, choice.reason)
             if choice.reason is not None:
                 break
+        self._router.finish(choice.answer)  # after a stop string, while others of the request go on
         self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
 
     def _note(self, choice: GrowingChoice) -> None:

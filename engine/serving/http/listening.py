@@ -16,3 +16,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
     return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

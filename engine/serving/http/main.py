@@ -24,7 +24,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.serving.settings import ServingSettings
 from engine.serving.http.app import Server, serving_app
-from engine.serving.http.listening import listen
+from engine.serving.http.listening import address_of, listen
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
@@ -50,7 +50,8 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     listener = listen(settings.host, settings.port)
     metrics = ServerMetrics(settings.name)
     router = Router(settings, path, metrics)
-    server = Server(settings, ServedModel.read(settings), router, metrics, os.environ.get(API_KEY_VARIABLE) or None)
+    key = os.environ.get(API_KEY_VARIABLE, "").strip() or None  # a header's value has no blanks around it either
+    server = Server(settings, ServedModel.read(settings), router, metrics, key)
     http = _Uvicorn(
         uvicorn.Config(
             serving_app(server),
@@ -109,10 +110,8 @@ async def _until_stopped(server: Server, http: uvicorn.Server, listener: socket.
 
 
 def _tell_ready(server: Server, listener: socket.socket) -> None:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
     about = [replica.about for replica in server.router.replicas]
-    print(json.dumps({"ready": {"url": f"http://{shown}:{port}", "replicas": about}}), flush=True)
+    print(json.dumps({"ready": {"url": address_of(listener), "replicas": about}}), flush=True)
 
 
 async def _drain(server: Server, signals: _Signals) -> None:

@@ -60,16 +60,14 @@ class ServedModel:
             special={name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None},
         )
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """Return the token ids of a text. Raises ApiError 400."""
+    def encode(self, text: str, special: bool = True, field: str = "prompt") -> list[int]:
+        """Return the token ids of a text. Raises ApiError 400 naming the field."""
         if self.tokenizer is None:
-            raise ApiError(400, f"prompt: {self.name} has no tokenizer; send token ids", "prompt")
+            raise ApiError(400, f"{field}: {self.name} has no tokenizer; send token ids", field)
         try:
-            if special:
-                return list(encoded(self.tokenizer, text, "prompt").ids)
-            return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+            return list(encoded(self.tokenizer, text, field, special).ids)
         except ValueError as error:
-            raise ApiError(400, str(error), "prompt") from None
+            raise ApiError(400, str(error), field) from None
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
@@ -83,7 +81,7 @@ class ServedModel:
             ) from None
         if len(text) > _MAX_TEMPLATE_TEXT:
             raise ApiError(400, f"messages: more than {_MAX_TEMPLATE_TEXT} characters", "messages")
-        return self.encode(text, special=False)
+        return self.encode(text, special=False, field="messages")
 
     def check_tokens(self, ids: Sequence[int]) -> None:
         """Raise ApiError 400 for ids that are no tokens of the model."""

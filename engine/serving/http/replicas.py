@@ -76,6 +76,8 @@ class ReplicaRanks:
 
     def add(self, answer: TokenQueue) -> None:
         """Begin an answer; it is kept for later while the replica is not ready."""
+        if not self.answers:
+            self._last_step = time.monotonic()  # an idle replica computes nothing, and does not hang
         self.answers[answer.key] = answer
         if self.ready:
             self._tell(answer.wanted.message())
@@ -112,8 +114,11 @@ class ReplicaRanks:
         while True:
             await asyncio.sleep(pause)
             began = time.monotonic()
-            await self._spawn()
-            reason = await self._watch()
+            try:
+                await self._spawn()
+                reason = await self._watch()
+            except OSError as error:  # no more processes, a log that cannot be written: it may pass
+                reason = f"replica {self.index} cannot be started: {error}"
             if self._stopping:
                 return
             await self._fail(reason)

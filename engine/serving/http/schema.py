@@ -145,7 +145,11 @@ def _refusal(error: ValidationError, kind: type[ApiRequest]) -> ApiError:
     """Return the first problem of a request by its field."""
     first: Any = error.errors(include_url=False, include_context=False)[0]
     field = str(first["loc"][0]) if first["loc"] else ""
-    where = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("list[", "str", "function-")))
+    # Behind the field there are names of the alternatives of a union, too.
+    inner = [
+        str(part) for part in first["loc"][1:] if not str(part).startswith(("list[", "function-")) and part != "str"
+    ]
+    where = ".".join([field, *inner])
     shown = brief(where)[1:-1] if where not in kind.model_fields else where
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{shown}: not supported by this server", shown, "unsupported_parameter")

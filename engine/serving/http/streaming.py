@@ -29,7 +29,7 @@ class EventStream(Response):
         gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
+            if sending.done() and not sending.cancelled():  # the source's time limit ends a send that waits
                 sending.result()
         finally:
             for task in (sending, gone):

@@ -19,7 +19,9 @@ class AnswerText:
         self._tokenizer, self._stops = tokenizer, stops
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
+        self._waiting = 0
         self._decoded = ""
+        self._before = 0
         self._sent = 0
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self.stopped = False
@@ -35,7 +37,7 @@ class AnswerText:
         if self._tokenizer is None:
             piece = f" {token}"
         else:
-            piece = self._stream.step(self._tokenizer, token) or ""
+            piece = self._step(self._tokenizer, token)
         return self._grow(piece, self._held)
 
     def end(self) -> str:
@@ -43,8 +45,25 @@ class AnswerText:
         piece = ""
         if self._tokenizer is not None and not self.stopped:
             whole = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
-            piece = whole[len(self._decoded) :] if whole.startswith(self._decoded) else ""
+            known = self._decoded[self._before :]
+            piece = whole[len(known) :] if whole.startswith(known) else ""
         return self._grow(piece, 0)
+
+    def _step(self, tokenizer: Tokenizer, token: int) -> str:
+        """Return the characters that are complete with this token, the last of `_tokens`."""
+        self._waiting += 1
+        try:
+            piece = self._stream.step(tokenizer, token) or ""
+        except Exception:  # the library raises plain Exception
+            # Bytes that make no character change how a byte fallback decodes the bytes before them, which were sent:
+            # decoding goes on with the tokens after those.
+            self._tokens = self._tokens[-self._waiting :]
+            self._before = len(self._decoded)
+            self._stream = DecodeStream(skip_special_tokens=True)
+            piece = "".join(self._stream.step(tokenizer, one) or "" for one in self._tokens)
+        if piece:
+            self._waiting = 0
+        return piece
 
     def _grow(self, piece: str, held: int) -> str:
         if self.stopped:

@@ -152,7 +152,9 @@ def rollout(
     optimization: Level = "none",
     from_run: FromRun = None,
     max_loss: MaxLoss = 0.01,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="of the weights")] = "bfloat16",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="of the weights  [default: as deployed]")
+    ] = None,
     watch_seconds: Annotated[float, typer.Option(min=0, help="of traffic before the old servers end")] = 5.0,
     no_verify: NoVerify = False,
 ) -> None:

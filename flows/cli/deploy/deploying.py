@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 
 import typer
@@ -80,6 +81,10 @@ class TargetOutcome:
 
 def run_deploy(asked: DeployRequest) -> int:
     """Deploy to every target at once, print the table, and return the exit code."""
+    _check_numbers(
+        hours=asked.hours, max_loss=asked.max_loss, max_usd_per_hour=asked.max_usd_per_hour,
+        ready_minutes=asked.ready_seconds,
+    )  # fmt: skip
     try:
         wanted = [_wanted(asked, parse_target(text)) for text in asked.targets]
     except ValueError as error:  # nothing has been made yet: it is the arguments
@@ -89,16 +94,27 @@ def run_deploy(asked: DeployRequest) -> int:
     if not _agreed(wanted, asked.yes):
         typer.echo("nothing was deployed")
         return 1
-    lock = threading.Lock()
+    lock, stop = threading.Lock(), threading.Event()
     with ended_by_signals():
         if len(wanted) == 1:
-            outcomes = [_deployed(wanted[0], asked, lock, single=True)]
+            outcomes = [_deployed(wanted[0], asked, lock, stop, single=True)]
         else:
             with ThreadPoolExecutor(len(wanted)) as pool:
-                outcomes = list(pool.map(lambda one: _deployed(one, asked, lock, single=False), wanted))
+                try:
+                    outcomes = list(pool.map(lambda one: _deployed(one, asked, lock, stop, single=False), wanted))
+                except BaseException:
+                    stop.set()  # the interrupt comes to this thread alone, and the pool waits for the others
+                    raise
     _print(outcomes)
     failed = [outcome for outcome in outcomes if outcome.problem]
     return 0 if not failed else 1 if len(failed) == len(outcomes) else SOME_FAILED
+
+
+def _check_numbers(**given: float | None) -> None:
+    """Refuse nan, which is beyond no bound: nothing would expire, and nothing would be too dear. By option."""
+    for name, value in given.items():
+        if value is not None and isnan(value):
+            raise WrongArgument(f"--{name.replace('_', '-')}: got nan, expected a number")
 
 
 def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
@@ -201,8 +217,14 @@ def _agreed(wanted: list[WantedDeployment], yes: bool) -> bool:
     return not rented or yes or typer.confirm("Rent?", default=False)
 
 
-def _deployed(wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lock, single: bool) -> TargetOutcome:
+def _deployed(
+    wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lock, stop: threading.Event, single: bool
+) -> TargetOutcome:
     store = store_of_user()
+
+    def check() -> None:
+        if stop.is_set():
+            raise ValueError("interrupted")
 
     def say(line: str) -> None:
         with lock:
@@ -211,7 +233,7 @@ def _deployed(wanted: WantedDeployment, asked: DeployRequest, lock: threading.Lo
     judge = judged_by_transformers(store.data) if asked.verify and not wanted.sharded else None
     began = time.monotonic()
     try:
-        deployment, timing = Deploying(store, wanted, say, judge).deploy()
+        deployment, timing = Deploying(store, wanted, say, judge, check=check).deploy()
     except (ValueError, OSError, LeftBehind, ProviderError) as error:
         if single:
             raise
@@ -270,17 +292,19 @@ def run_rollout(
     model: str | None,
     level: OptimizationLevel,
     from_run: Path | None,
-    dtype: Dtype,
+    dtype: Dtype | None,
     max_loss: float,
     watch_seconds: float,
     verify: bool,
 ) -> int:
-    """Roll out and return the exit code."""
+    """Roll out and return the exit code. What is not named stays as it is deployed, compression excepted."""
+    _check_numbers(max_loss=max_loss, watch_seconds=watch_seconds)
     store = store_of_user()
     now = store.bundle(store.read(name))
     wanted = WantedBundle(
-        model=model or "", level=level, dtype=dtype, max_loss=max_loss, name=now.model, max_sequences=now.max_sequences
-    )
+        model=model or "", level=level, layout=now.layout, dtype=dtype or now.dtype, max_loss=max_loss,
+        max_sequences=now.max_sequences, max_length=now.max_length, name=now.model,
+    )  # fmt: skip
     if from_run is not None:
         wanted = replace(wanted_of_run(from_run, wanted), name=now.model)
     elif model is None:

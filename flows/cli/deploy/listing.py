@@ -16,6 +16,7 @@ from tasks.deployment.placing import placer_of
 from tasks.deployment.servers import is_ready
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import LeftBehind, Teardown
+from tasks.providers.rental import ProviderError
 
 _LOG_BYTES = 64 << 10
 
@@ -76,7 +77,10 @@ def run_undeploy(name: str | None, everything: bool) -> int:
     for one in dict.fromkeys(names):
         try:
             cost = take_down(store, one, typer.echo, Teardown())
-        except (LeftBehind, OSError) as error:
+        except (LeftBehind, OSError, ProviderError, ValueError) as error:
+            if isinstance(error, ValueError) and not everything:
+                raise
+            # With --all the others are taken down nevertheless: they may cost money.
             typer.echo(f"{one}: {getattr(error, 'strerror', None) or error}", err=True)
             code = 1
             continue
@@ -98,7 +102,7 @@ def reap_deployments(dry_run: bool) -> list[str]:
             continue
         try:
             take_down(store, name, typer.echo, Teardown())
-        except (LeftBehind, OSError, ValueError) as error:
+        except (LeftBehind, OSError, ProviderError, ValueError) as error:
             problems.append(f"deployment {name}: {getattr(error, 'strerror', None) or error}")
     return problems
 

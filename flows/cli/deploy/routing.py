@@ -31,7 +31,7 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
     models = {store.bundle(each).model for each in found}
     if len(models) > 1:
         raise WrongArgument(f"NAME: deployments of different models: {', '.join(sorted(models))}. Route one model")
-    own = os.environ.get(_KEY_VARIABLE)
+    own = os.environ.get(_KEY_VARIABLE, "").strip() or None
     key = None if no_token else own or secrets.token_urlsafe(32)
     backends = tuple(
         RoutedServer(

@@ -1,13 +1,12 @@
 """What `rankwise load` is asked for, from its options; every error names the option."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from configs.common.base import WrongArgument
-from configs.common.files.reading import validation_text
+from configs.common.files.reading import parse_json, validation_text
 from configs.load.arrivals import Arrivals, ClosedLoop, ConstantArrivals, GammaArrivals, PoissonArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.objectives import RequestObjectives
@@ -57,7 +56,8 @@ def made_request(
     vocabulary = _vocabulary(texts["vocabulary"])
     further = dict(_field(text) for text in fields)
     asked = _checked(Contents, {**contents, **lengths, "vocabulary": vocabulary, "fields": further})
-    wanted = _checked(RequestObjectives, {**objectives, "share": share}) if any(objectives.values()) else None
+    bounded = any(bound is not None for bound in objectives.values())
+    wanted = _checked(RequestObjectives, {**objectives, "share": share}) if bounded else None
     if search is not None and wanted is None:
         raise WrongArgument("--find-max-rate: expected an objective: --ttft, --tpot or --e2e")
     if search is not None and (shape.users is not None or shape.trace is not None):
@@ -121,7 +121,7 @@ def _field(text: str) -> tuple[str, Any]:
     try:
         if not (name and equals):
             raise ValueError
-        return name, json.loads(value)
+        return name, parse_json(value.encode(), "--field", finite=True)
     except ValueError as error:
         raise WrongArgument(f"--field: got {text[:60]!r}, expected KEY=JSON, for example top_p=0.9") from error
 

@@ -27,7 +27,7 @@ def run_server(asked: ServerRequest, no_token: bool) -> int:
     import os
 
     open_to_others = asked.host not in _LOOPBACK
-    own_key = os.environ.get(API_KEY_VARIABLE)
+    own_key = os.environ.get(API_KEY_VARIABLE, "").strip() or None
     key = own_key or (secrets.token_urlsafe(32) if open_to_others and not no_token else None)
     with _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())

@@ -64,3 +64,11 @@ def test_a_run_without_an_end_is_refused() -> None:
 def test_contents_that_contradict_themselves_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Contents.model_validate(fields)
+
+
+def test_users_beyond_the_cap_of_requests_in_flight_are_refused() -> None:
+    """The others would ask again without a pause, since nothing is sent."""
+    fields = {"endpoint": Endpoint(url="http://host", model="m"), "duration_seconds": 1.0}
+    with pytest.raises(ValueError, match="users: got 5,000, expected at most 4,096"):
+        LoadJob(arrivals=ClosedLoop(users=5000), **fields)
+    LoadJob(arrivals=ClosedLoop(users=4096), **fields)

@@ -52,3 +52,26 @@ async def ready(made: Computing) -> None:
     async with asyncio.timeout(60):
         while not made.ready:
             await asyncio.sleep(0.01)
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "python"
+    program.write_text(SCRIPT)
+    program.chmod(0o755)
+    monkeypatch.setattr(computing, "sys", SimpleNamespace(executable=str(program), stderr=None))
+
+    async def scenario() -> bool:
+        log = tmp_path / "later" / "rank.log"
+        made = Computing(tmp_path / "settings.json", log, max_waiting=4, limit_seconds=60.0)
+        await made.start()
+        try:
+            async with asyncio.timeout(30):
+                while not made.failures:
+                    await asyncio.sleep(0.01)
+            log.parent.mkdir()
+            await ready(made)
+            return made.was_ready
+        finally:
+            await made.stop()
+
+    assert asyncio.run(scenario())

@@ -177,3 +177,25 @@ def test_a_body_that_does_not_arrive_is_refused(tmp_path: Path) -> None:
 
 def state(folder: Path) -> FrontState:
     return FrontState.model_validate_json((folder / "state.json").read_text())
+
+
+def test_escaped_paths_and_requests_for_web_sockets_are_passed_on(tmp_path: Path) -> None:
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    upgrade |= {"Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Authorization": "Bearer front-key"}
+    with upstreams("a") as [one], running_front(tmp_path, config(one.backend)) as url:
+        headers = {"Authorization": "Bearer front-key"}
+        for path in ("/v1/a%00b", "/v1/models%3Fx=%C3%A9"):
+            assert httpx.get(f"{url}{path}", headers=headers, timeout=30, trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/v1/models", headers=upgrade, timeout=30, trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("target", ["@127.0.0.1:{port}/v1/models", "http://127.0.0.1:{port}/v1/models", "*"])
+def test_a_path_cannot_name_another_machine(tmp_path: Path, target: str) -> None:
+    with upstreams("a", "elsewhere") as [one, other], running_front(tmp_path, config(one.backend)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        asked = target.format(port=other.backend.url.rpartition(":")[2])
+        with socket.create_connection((host, int(port)), timeout=30) as sent:
+            lines = (f"POST {asked} HTTP/1.1", "Host: x", "Authorization: Bearer front-key", "Connection: close")
+            sent.sendall("\r\n".join((*lines, "Content-Length: 0", "", "")).encode())
+            answer = b"".join(iter(lambda: sent.recv(65536), b""))
+        assert other.keys == [] and answer.startswith(b"HTTP/1.1 400")

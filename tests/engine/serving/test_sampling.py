@@ -148,3 +148,11 @@ def test_what_greedy_decoding_gives_needs_no_logits() -> None:
     assert Sampling(min_tokens=1, banned=(1,)).needs_logits
     # What leaves the most likely token as it is costs no logits: a load generator's min_tokens with ignore_eos.
     assert not Sampling(min_tokens=64, top_p=0.9, top_k=5, min_p=0.1).needs_logits
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-310, 5e-324])
+@pytest.mark.parametrize("fields", [{}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_temperature_close_to_0_is_greedy(temperature: float, fields: dict[str, Any]) -> None:
+    for shift in (0.0, -50.0):
+        chosen = next_token(_LOGITS + np.float32(shift), Sampling(temperature=temperature, **fields), [0], [])
+        assert chosen.token == 0

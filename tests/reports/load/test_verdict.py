@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,12 +44,18 @@ def test_lateness_of_a_few_requests_is_no_bottleneck() -> None:
 def test_requests_that_were_not_sent_are_the_generators_fault() -> None:
     outcome = np.where(np.arange(400) < 2, RequestOutcome.DROPPED, RequestOutcome.COMPLETED)
     found = judgement(made_run(DUE, ttft=0.2, outcome=outcome))
-    assert found.verdict is Verdict.CLIENT_BOUND and "2 requests not sent" in found.reason
+    assert found.verdict is Verdict.CLIENT_BOUND and found.reason == "2 requests not sent: 4,096 requests in flight"
+    run = made_run(DUE, ttft=0.2, outcome=outcome)
+    short = run.facts.model_copy(update={"errors": {"not sent: Too many open files": 2}})
+    assert judgement(replace(run, facts=short)).reason == "2 requests not sent: Too many open files"
 
 
 def test_no_answer_at_all_is_no_result() -> None:
     found = judgement(made_run(DUE, ttft=0.2, outcome=RequestOutcome.REFUSED))
     assert found.verdict is Verdict.NO_ANSWERS and not found.is_result and found.reason == "HTTP 503: busy"
+    run = made_run(DUE, ttft=0.2, outcome=RequestOutcome.REFUSED)
+    record = replace(run, facts=run.facts.model_copy(update={"errors": {}}))  # records keep no messages
+    assert judgement(record).reason == "none of 400 requests completed"
     late = judgement(made_run(DUE, ttft=0.2, outcome=RequestOutcome.REFUSED, late=0.5))
     assert late.verdict is Verdict.NO_ANSWERS  # what the server said tells more than how late it was asked
 

@@ -1,10 +1,13 @@
 """Files that come in piece by piece: hashed on the way, named only if they are what they should be."""
 
 import hashlib
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurm.ssh import node_files
 from slurm.ssh.node_files import put
 
 PIECES = (b"first ", b"second ", b"third")
@@ -47,3 +50,24 @@ def test_a_piece_that_another_process_took_is_read_again(tmp_path: Path) -> None
     put(str(path), len(PIECES[0]), False, WHOLE, body=PIECES[1])
     put(str(path), len(PIECES[0] + PIECES[1]), True, WHOLE, body=PIECES[2])
     assert path.read_bytes() == b"".join(PIECES)
+
+
+def test_a_secret_is_readable_by_its_owner_alone_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    name = node_files._name
+
+    def noted(part: Path, *rest: Any) -> None:
+        modes.append(part.stat().st_mode & 0o777)
+        name(part, *rest)
+
+    monkeypatch.setattr(node_files, "_name", noted)
+    before = os.umask(0o022)
+    try:
+        put(str(tmp_path / "key"), 0, True, mode=0o600, body=b"secret")
+        put(str(tmp_path / "code"), 0, True, mode=0o755, body=b"public")
+    finally:
+        os.umask(before)
+    assert modes == [0o600, 0o600]
+    assert [(tmp_path / each).stat().st_mode & 0o777 for each in ("key", "code")] == [0o600, 0o755]

@@ -40,6 +40,8 @@ def test_other_targets_are_refused(text: str) -> None:
 def test_an_ssh_host_may_name_its_port() -> None:
     assert (ssh_host("10.0.0.1:2200").host, ssh_host("10.0.0.1:2200").port) == ("10.0.0.1", 2200)
     assert (ssh_host("gpu-a").host, ssh_host("gpu-a").port) == ("gpu-a", None)
+    assert (ssh_host("2001:db8::5").host, ssh_host("2001:db8::5").port) == ("2001:db8::5", None)
+    assert (ssh_host("[2001:db8::5]:2200").host, ssh_host("[2001:db8::5]:2200").port) == ("2001:db8::5", 2200)
 
 
 def checks(**refused: str | None) -> dict[OptimizationLevel, LevelCheck]:

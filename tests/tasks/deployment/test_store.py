@@ -1,16 +1,18 @@
 """What the folders of deployments say: names that are no paths, deployments that were interrupted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
-from tasks.deployment import rollouts
+from configs.targets.target import SshTarget
+from tasks.deployment import deploying, rollouts
 from tasks.deployment.bundles import WantedBundle
-from tasks.deployment.deploying import Deploying, WantedDeployment
+from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
@@ -95,6 +97,142 @@ class Placer:
 
     def backend(self, server: PlacedServer, draining: bool = False) -> Any:
         return SimpleNamespace(name=f"server-{server.generation}", draining=draining)
+
+
+def test_a_name_that_was_taken_while_the_model_came_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another command has deployed meanwhile goes on."""
+    made: list[Deployment] = []
+
+    def resolved(*_: Any) -> Any:
+        made.append(deployed(store))
+        return SimpleNamespace(manifest="")
+
+    monkeypatch.setattr(deploying, "resolved_model", resolved)
+    monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    wanted = WantedDeployment(name="one", target=parse_target("local:cpu"), bundle=WantedBundle(model="./nothing"))
+    with pytest.raises(ValueError, match=r"one exists"):
+        Deploying(store, wanted, print, None).deploy()
+    assert store.read("one") == made[0]
+    assert read_entries(store.folder("one") / "ledger.jsonl")[-1]["event"] == "deployed"
+
+
+class RemoteHost:
+    """A host that notes what is asked of it."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __init__(self, target: SshTarget, number: int, folder: str) -> None:
+        self.name, self.root = target.hosts[number].host, f"/home/me/{folder}"
+
+    def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
+        self.asked.append(f"{self.name}: {operation} {arguments.get('folder') or arguments['paths'][0]}")
+        return {"left": []}, b""
+
+
+def test_servers_of_a_killed_deployment_are_ended_on_its_hosts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = SshTarget.model_validate({"kind": "ssh", "name": "lab", "hosts": ["gpu-a", "gpu-b"]})
+    with open_ledger(store.folder("killed")) as ledger:
+        ledger.write("deploying")
+        ledger.write("hosts", hosts=hosts.model_dump_json())
+        ledger.write("placing", generation=1, number=0)
+    monkeypatch.setattr(RemoteHost, "asked", [])
+    monkeypatch.setattr(deploying, "SshPlace", RemoteHost)
+    assert take_down(store, "killed", print) == 0.0
+    root = "/home/me/deployments/killed"
+    assert RemoteHost.asked == [
+        f"{host}: {what}" for host in ("gpu-a", "gpu-b") for what in (f"end_job {root}/servers/1", f"remove {root}")
+    ]
+    assert not store.folder("killed").exists()
+
+
+class WorkingFront:
+    """A front that takes what it is given."""
+
+    config = FrontConfig(key="k")
+
+    def __init__(self, place: Any, folder: str) -> None:
+        self.applied = list[Any]()
+
+    def apply(self, config: Any) -> None:
+        self.applied.append(config)
+
+    def wait_until_idle(self, names: set[str], seconds: float) -> bool:
+        return True
+
+
+class LosingPlacer(Placer):
+    """One whose machines cannot be reached when the servers with these numbers are to end."""
+
+    def __init__(self, *lost: int) -> None:
+        super().__init__()
+        self.lost = lost
+
+    def end(self, server: PlacedServer) -> None:
+        super().end(server)
+        if server.generation in self.lost:
+            raise PlaceError(None, "gpu-a: not reached")
+
+
+def test_a_rollout_is_kept_where_an_old_server_cannot_be_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new servers have the traffic: they are noted, so that they can be taken down."""
+    deployed(store)
+    placer, said = LosingPlacer(1), list[str]()
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: placer)
+    monkeypatch.setattr(rollouts, "DeploymentFront", WorkingFront)
+    monkeypatch.setattr(rollouts, "bundle_name", lambda _: "b-2")
+    monkeypatch.setattr(rollouts, "_switch", lambda *_: None)
+    monkeypatch.setattr(rollouts, "_watch", lambda *_: None)
+    rollouts.replace(store, "one", SimpleNamespace(), said.append)  # type: ignore[arg-type]
+    after = store.read("one")
+    assert [server.generation for server in after.servers] == [2] and after.bundle == "b-2"
+    assert placer.ended == [1] and "an old server was not ended: gpu-a: not reached" in said[-1]
+
+
+def test_servers_that_the_front_does_not_take_are_ended(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = deployed(store)
+    placer = LosingPlacer(2)
+
+    def switch(*_: Any) -> None:
+        raise PlaceError(None, "the front does not run")
+
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: placer)
+    monkeypatch.setattr(rollouts, "DeploymentFront", WorkingFront)
+    monkeypatch.setattr(rollouts, "read_bundle", lambda *_: None)
+    monkeypatch.setattr(rollouts, "_switch", switch)
+    with pytest.raises(PlaceError, match="the front does not run"):
+        rollouts.set_server_count(store, "one", 3, print)
+    assert placer.ended == [2, 3]  # also where the first one cannot be reached
+    assert store.read("one") == before
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_command_works_on_what_another_has_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch, replaces: bool
+) -> None:
+    """The other one ends between this one's start and its turn."""
+    before = deployed(store)
+    other = before.servers[0].model_copy(update={"generation": 5})
+
+    @contextmanager
+    def late(folder: Path) -> Iterator[Any]:
+        store.save(before.model_copy(update={"servers": (other, other)}))
+        with open_ledger(folder) as ledger:
+            yield ledger
+
+    placer = Placer()
+    monkeypatch.setattr(rollouts, "open_ledger", late)
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: placer)
+    monkeypatch.setattr(rollouts, "DeploymentFront", WorkingFront)
+    monkeypatch.setattr(rollouts, "bundle_name", lambda _: "b-2")
+    monkeypatch.setattr(rollouts, "read_bundle", lambda *_: None)
+    monkeypatch.setattr(rollouts, "_switch", lambda *_: None)
+    monkeypatch.setattr(rollouts, "_watch", lambda *_: None)
+    if replaces:
+        rollouts.replace(store, "one", SimpleNamespace(), print)  # type: ignore[arg-type]
+        assert placer.ended == [5, 5] and [one.generation for one in store.read("one").servers] == [6, 7]
+    else:
+        rollouts.set_server_count(store, "one", 1, print)
+        assert placer.ended == [5]
 
 
 @pytest.mark.parametrize("error", [PlaceError(None, "the front does not run"), KeyboardInterrupt()])

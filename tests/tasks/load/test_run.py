@@ -66,3 +66,11 @@ def test_a_folder_holds_one_run(tmp_path: Path, url: str) -> None:
     run_load(job(url, max_requests=2), tmp_path)
     with pytest.raises(ValueError, match="holds a load run already"):
         run_load(job(url, max_requests=2), tmp_path)
+
+
+def test_a_server_that_answers_nothing_ends_the_search(tmp_path: Path, script: Script, url: str) -> None:
+    """It would fail at every rate, for as many runs as the search may have."""
+    script.refuse = lambda body, headers: (404, "no such model")
+    found = search_max_rate(job(url), OBJECTIVES, SearchGoal(0.5, 50.0), tmp_path)
+    assert found.estimate is found.high is None and not found.probes
+    assert "answered none of 40 requests" in found.reason and "no such model" in found.reason

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from engine.serving.http.listening import listen
+from engine.serving.http.listening import address_of, listen
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -36,3 +36,13 @@ def test_connections_that_asyncio_accepts_send_at_once(host: str) -> None:
 def test_a_taken_address_is_named() -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(ValueError, match="cannot be listened on: Address already"):
         listen(*taken.getsockname())
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_address_of_a_server_can_be_asked(host: str, shown: str) -> None:
+    try:
+        listener = listen(host, 0)
+    except ValueError as error:
+        pytest.skip(str(error))
+    with listener:
+        assert address_of(listener) == f"http://{shown}:{listener.getsockname()[1]}"

@@ -71,3 +71,34 @@ def test_half_a_character_at_the_end_is_marked() -> None:
 def test_without_a_tokenizer_tokens_are_numbers(stops: tuple[str, ...]) -> None:
     pieces, stopped = streamed(None, [5, 6, 7, 8], stops)
     assert ("".join(pieces), stopped) == ((" 5 6", True) if stops else (" 5 6 7 8", False))
+
+
+def fallback_tokenizer() -> tuple[Tokenizer, dict[str, int]]:
+    """A tokenizer as Llama's: what is no word is a token for each byte."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581a", "b", "\u2581c"]
+    made = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, [], byte_fallback=True))
+    blanks = decoders.Replace("\u2581", " ")
+    made.decoder = decoders.Sequence([blanks, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return made, made.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["\u2581a", "<0x0A>", "<0xE3>", "b", "\u2581c"], "a\n\ufffdb c"),
+        (["\u2581a", "<0x0A>", "<0xE3>", "<0x0A>", "b", "<0xE3>"], "a\n\ufffd\ufffdb\ufffd"),
+        (["\u2581a", "<0x0A>", "<0xC3>", "<0xA9>", "b"], "a\n\u00e9b"),
+    ],
+)
+def test_a_byte_that_is_no_character_ends_no_answer(names: list[str], text: str) -> None:
+    """The library's stream raises for it, since it decodes the line break before it anew."""
+    tokenizer, vocabulary = fallback_tokenizer()
+    pieces, _ = streamed(tokenizer, [vocabulary[name] for name in names])
+    assert "".join(pieces) == text
+
+
+def test_a_stop_string_is_found_behind_a_byte_that_is_no_character() -> None:
+    tokenizer, vocabulary = fallback_tokenizer()
+    names = ["\u2581a", "<0x0A>", "<0xE3>", "b", "\u2581c", "b"]
+    pieces, stopped = streamed(tokenizer, [vocabulary[name] for name in names], (" cb",))
+    assert ("".join(pieces), stopped) == ("a\n\ufffdb", True)

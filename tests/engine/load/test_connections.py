@@ -1,0 +1,79 @@
+"""Connections to a server: what becomes of requests when the pool is closed, and when this machine has no sockets."""
+
+import asyncio
+import errno
+import os
+from typing import Any
+
+import pytest
+
+from configs.load.job import Endpoint
+from configs.load.samples import RequestOutcome
+from engine.load.connections import ConnectionPool
+from engine.load.replies import Reply
+
+_ANSWER = b'data: {"choices": [{"text": " a", "finish_reason": "length"}]}\n\ndata: [DONE]\n\n'
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER)
+
+
+def test_a_pool_that_is_closed_sends_no_request_again() -> None:
+    """The server answers one request, and then none, on whichever connection."""
+    connections = 0
+
+    async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if connections == 1:
+            writer.write(_HEAD + _ANSWER)
+        await reader.read()
+        writer.close()
+
+    async def scenario() -> tuple[Reply, Reply]:
+        server = await asyncio.start_server(answer_one, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        pool = ConnectionPool(Endpoint(url=f"http://127.0.0.1:{port}", model="m"), None)
+        await pool.resolve()
+        first, _ = await pool.post(b"", 60.0, False)
+        waiting = asyncio.create_task(pool.post(b"", 60.0, False))
+        await asyncio.sleep(0.05)
+        pool.close()
+        second, _ = await asyncio.wait_for(waiting, 20)
+        server.close()
+        return first, second
+
+    first, second = asyncio.run(scenario())
+    assert first.outcome == RequestOutcome.COMPLETED
+    assert second.outcome == RequestOutcome.CONNECTION and connections == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "message"),
+    [
+        (errno.EMFILE, RequestOutcome.DROPPED, "not sent: Too many open files"),
+        (errno.ECONNREFUSED, RequestOutcome.CONNECTION, "no connection: Connection refused"),
+        (None, RequestOutcome.CONNECTION, "no connection: interrupted"),
+    ],
+)
+def test_what_this_machine_lacks_is_not_the_servers_fault(
+    number: int | None, outcome: RequestOutcome, message: str
+) -> None:
+    """None: the server does not accept, until the pool is closed."""
+
+    async def connect(*arguments: Any, **options: Any) -> Any:
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+        await asyncio.Event().wait()
+
+    async def scenario() -> Reply:
+        pool = ConnectionPool(Endpoint(url="http://127.0.0.1:9", model="m"), None)
+        await pool.resolve()
+        asyncio.get_running_loop().create_connection = connect  # type: ignore[method-assign]
+        waiting = asyncio.create_task(pool.post(b"", 60.0, False))
+        await asyncio.sleep(0.01)
+        if number is None:
+            pool.close()
+        return (await asyncio.wait_for(waiting, 20))[0]
+
+    reply = asyncio.run(scenario())
+    assert (reply.outcome, reply.message) == (outcome, message)

@@ -1,0 +1,64 @@
+"""A replica counts as hung when it computes nothing for its answers, and not when it had none."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.serving.settings import ServingSettings
+from engine.serving.http.answers import TokenQueue
+from engine.serving.http.metrics import ServerMetrics
+from engine.serving.http.replicas import ReplicaRanks
+from engine.serving.messages import WantedAnswer
+
+
+@pytest.mark.parametrize("first_request", [True, False])
+def test_the_first_request_after_a_pause_finds_no_hung_replica(tmp_path: Path, first_request: bool) -> None:
+    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+    answer = TokenQueue(WantedAnswer("0", (1,), 2))
+
+    async def hung() -> bool:
+        program = [sys.executable, "-c", "import time; time.sleep(60)"]
+        process = await asyncio.create_subprocess_exec(*program)
+        replica._processes = [process]
+        watching = asyncio.create_task(replica._watch())
+        await asyncio.sleep(0)
+        replica._last_step = time.monotonic() - 1000  # the last step was long ago
+        if first_request:
+            replica.add(answer)
+        else:
+            replica.answers[answer.key] = answer  # it has waited since then
+        replica.ready = True
+        done, _ = await asyncio.wait({watching}, timeout=1.5)
+        watching.cancel()
+        process.kill()
+        await process.wait()
+        return bool(done)
+
+    assert asyncio.run(hung()) is not first_request
+
+
+def test_ranks_that_cannot_be_started_count_as_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server ends after such starts, or tries again where it was ready before; it does not wait for ever."""
+    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+
+    async def refuse(*command: str, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def scenario() -> bool:
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        keeping = asyncio.create_task(replica._keep_running())
+        async with asyncio.timeout(30):
+            while not keeping.done() and not replica.failures:
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+        return replica.failures == 1
+
+    assert asyncio.run(scenario())
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable" in capsys.readouterr().err

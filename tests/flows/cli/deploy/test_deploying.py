@@ -1,0 +1,101 @@
+"""`rankwise deploy`, `rollout` and `undeploy`: what they ask for, and what becomes of several deployments at once."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.common.base import WrongArgument
+from configs.common.execution import Layout
+from flows.cli.deploy import deploying, listing
+from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
+from flows.cli.main import app
+from tasks.deployment.store import Store
+from tasks.providers.rental import ProviderError
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    made = Store(data=tmp_path / "data", rented=tmp_path / "data" / "rented", cache=tmp_path / "cache")
+    monkeypatch.setattr(deploying, "store_of_user", lambda: made)
+    monkeypatch.setattr(listing, "store_of_user", lambda: made)
+    return made
+
+
+def test_a_rollout_keeps_what_is_not_named(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    now: Any = SimpleNamespace(
+        model="m", max_sequences=8, max_length=4096, layout=Layout(tp=2), dtype="float32", identity="i", manifest="x"
+    )
+    asked: list[Any] = []
+
+    def roll_out(store: Store, name: str, wanted: Any, *rest: Any) -> Any:
+        asked.append(wanted)
+        return SimpleNamespace(bundle="b", url="u", previous=("a",))
+
+    monkeypatch.setattr(Store, "read", lambda *_: None)
+    monkeypatch.setattr(Store, "bundle", lambda *_: now)
+    monkeypatch.setattr(deploying, "roll_out", roll_out)
+    for dtype in (None, "bfloat16"):
+        assert run_rollout("one", "./m", "none", None, dtype, 0.01, 0.0, False) == 0  # type: ignore[arg-type]
+    first, second = asked
+    assert (first.layout, first.max_length, first.max_sequences, first.dtype) == (Layout(tp=2), 4096, 8, "float32")
+    assert second.dtype == "bfloat16"
+
+
+def test_an_interrupt_ends_deployments_to_several_targets(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    ended: list[str] = []
+
+    class Slow:
+        def __init__(self, store: Any, wanted: Any, say: Any, judge: Any, check: Callable[[], None]) -> None:
+            self._name, self._check = wanted.name, check
+
+        def deploy(self) -> Any:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                time.sleep(0.01)
+                try:
+                    self._check()
+                except ValueError:
+                    ended.append(self._name)
+                    raise
+            raise ValueError("nobody has ended it")
+
+    monkeypatch.setattr(deploying, "Deploying", Slow)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_deploy(DeployRequest(model="./m", targets=("local:cpu", "ssh:gpu-a"), verify=False))
+    assert len(ended) == 2
+
+
+@pytest.mark.parametrize("field", ["hours", "max_loss", "max_usd_per_hour", "ready_seconds"])
+def test_nan_is_no_bound(field: str) -> None:
+    with pytest.raises(WrongArgument, match="got nan"):
+        run_deploy(DeployRequest(model="./m", targets=("local:cpu",), **{field: float("nan")}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a: another command is at work on it"), ProviderError("transient", "500", "busy")]
+)
+def test_one_deployment_that_stays_does_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch, store: Store, error: Exception
+) -> None:
+    taken: list[str] = []
+
+    def take_down(store: Store, name: str, *rest: Any) -> float:
+        if name == "a":
+            raise error
+        taken.append(name)
+        return 0.0
+
+    monkeypatch.setattr(Store, "all", lambda _: [SimpleNamespace(name=name) for name in ("a", "b")])
+    monkeypatch.setattr(Store, "unfinished", lambda _: [])
+    monkeypatch.setattr(listing, "take_down", take_down)
+    done = CliRunner().invoke(app, ["undeploy", "--all"])
+    assert done.exit_code == 1 and taken == ["b"] and done.stderr.startswith("a: ")
