@@ -71,7 +71,7 @@ def _further(found: Decision) -> str | None:
     ranks = found.chosen.cell.layout.ranks
     if found.basis == "latency" or len(set(sizes)) < 2 or ranks < max(sizes):
         return None
-    return f"Whether more pays yet: {plural(ranks, 'rank')}, the most of {found.model}, won; measure {2 * ranks:,}."
+    return f"Whether more pays yet: {plural(ranks, 'rank')}, the most of {found.subject}, won; measure {2 * ranks:,}."
 
 
 def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:

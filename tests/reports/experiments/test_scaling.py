@@ -146,6 +146,11 @@ def test_a_baseline_that_is_not_the_smallest() -> None:
     assert values([point.speedup for point in result.points]) == pytest.approx([10 / 36, 19 / 36, 1, 64 / 36])
     assert result.laws.unit_ranks == 1 and "amdahl" in result.laws.fits
     assert "slower" not in scaling_sentence(result)
+    del speeds["large"]
+    below = scaling_sentence(scaling(*study_of({**speeds, "small": (1, [18.0]), "middle": (2, [19.0])}, "strong")))
+    assert "2 ranks give 0.528 times" in below and "more than linear" not in below
+    one = scaling_sentence(scaling(*study_of({"base": (2, [19.0]), "small": (1, [10.0])}, "strong")))
+    assert one.startswith("1 rank gives 0.526 times (1 pair) the throughput of 2 ranks")
 
 
 def test_laws_are_listed_or_refused() -> None:
