@@ -177,6 +177,11 @@ def scaling_sentence(result: Scaling) -> str:
     if base.throughput is None:
         state = base.result.status.replace("_", " ")
         return f"The baseline, {plural(base.ranks, 'rank')}, has no figure ({state}), so no speed-up is given."
+    if not grown and any(point.throughput for point in result.points if not point.baseline):
+        return (
+            f"No block has a throughput above 0 of both the baseline, {plural(base.ranks, 'rank')}, and another point, "
+            "so there is no speed-up to give."
+        )
     if not grown:
         return f"Only the baseline, {plural(base.ranks, 'rank')}, has a figure, so there is no speed-up to give."
     last = grown[-1]
