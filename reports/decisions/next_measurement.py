@@ -57,7 +57,9 @@ def _needed(found: Decision) -> int | None:
     assert choice is not None
     if choice.per_size is None or not _open(choice.per_size):
         return None
-    return min_repeats(choice.comparisons) if choice.per_size.interval is None else 4 * choice.per_size.count
+    if choice.per_size.interval is not None:
+        return 4 * choice.per_size.count
+    return min_repeats(choice.comparisons, found.chosen.confidence)
 
 
 def _open(ratio: Ratio) -> bool:

@@ -216,10 +216,15 @@ def open_questions(
     """What the table does not say: what could not be recommended, and why; how many repeats an order would need."""
     lines = []
     shown = shown_figure(found)
-    unsure = [item.ratio.comparisons for item in shown if item.ratio is not None and item.ratio.differs is None]
-    if unsure:
-        needed = min_repeats(max(unsure))
-        lines.append(f"Brackets hold the range of repeats too few for an interval; {needed} repeats would give one.")
+    needed = [
+        min_repeats(item.ratio.comparisons, item.best.confidence)
+        for item in shown
+        if item.ratio is not None and item.ratio.differs is None
+    ]
+    if needed:
+        lines.append(
+            f"Brackets hold the range of repeats too few for an interval; {max(needed)} repeats would give one."
+        )
     left_out = len({(item.model, item.work) for item in found}) - MOST_WORKS
     if left_out > 0:
         verb = "is" if left_out == 1 else "are"
