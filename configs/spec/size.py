@@ -34,7 +34,7 @@ def size_problems(experiments: Mapping[str, Experiment], models: int, targets: i
         problems.append(f"experiments: {total:,} points, expected at most {MAX_POINTS:,}. {_REMEDY}")
     if not problems and total * repeats > MAX_MEASUREMENTS:
         problems.append(
-            f"measuring.repeats: {total:,} points x {repeats:,} repeats are {total * repeats:,} measurements, "
+            f"measuring.repeats: {total:,} point{'' if total == 1 else 's'} x {repeats:,} repeats are {total * repeats:,} measurements, "
             f"expected at most {MAX_MEASUREMENTS:,}. Use at most {max(1, MAX_MEASUREMENTS // total):,} repeats"
         )
     return problems
