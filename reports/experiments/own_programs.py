@@ -146,8 +146,8 @@ def agreement_sentence(found: SameLosses) -> str:
     agree = sum(bool(item.within) for item in judged)
     verb = "agrees" if agree == 1 else "agree"
     return (
-        f"The reference is {found.reference.result.name}. Of {plural(len(judged), 'other cell')}, {agree} {verb}: their "
-        f"relative difference is within the spread of repeats, or {FLOOR:g}."
+        f"The reference is {found.reference.result.name}. Of {plural(len(judged), 'other cell')}, {agree} {verb}: "
+        f"their relative difference is within the spread of repeats, or {FLOOR:g}."
     )
 
 
