@@ -69,6 +69,7 @@ def steady(series: Floats) -> Steady:
     if not np.isfinite(series).all():
         return Steady(False, 0, count, "a time is no number")
     drawn_in, level = _drawn_in(series)
+    level = level or float(series.mean())  # more than half are 0: read with a clock of whole seconds, for one
     first, reason = _start(drawn_in), ""
     for _ in range(_TRIES):
         found = _unsteady(drawn_in[first:], level)
