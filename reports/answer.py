@@ -91,7 +91,8 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
     of_model = [one for one in study.plan.experiments if one.kind in kinds and one.points]
     for experiment in sorted(of_model, key=lambda one: kinds.index(one.kind)):
         found = scaling(study, experiment)
-        grown = [(point.ranks, point.efficiency) for point in found.measured if not point.baseline]
+        # Points of fewer ranks than a baseline that the study chose say nothing of what more ranks bring.
+        grown = [(point.ranks, point.efficiency) for point in found.measured if point.ranks > found.baseline.ranks]
         if all(one is not found.baseline.result for one in decision.considered) or not grown:
             continue
         base = found.baseline.ranks
@@ -101,7 +102,7 @@ def _scaling(study: StudyResult, decision: Decision) -> list[Sentence]:
         end = ScalingEnd(base, max(paid, default=base), max(ranks for ranks, _ in grown))
         lead, why = scaling_lead(end, decision)
         named = f" in {experiment.name}" if experiment.name != experiment.kind else ""
-        text = f"{experiment.kind} scaling of {decision.model}{named} gives {efficiency_text(grown)}{why}"
+        text = f"{experiment.kind} scaling of {decision.subject}{named} gives {efficiency_text(grown)}{why}"
         forecast = study_forecast(study, found)
         if forecast is not None and not isinstance(forecast, str):
             half = half_text(forecast)
@@ -248,7 +249,7 @@ def _lost(study: StudyResult) -> Sentence:
         failed = sum(len(result.measurements) - len(result.completed) for result in study.cells.values())
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
         if not failed and not missing:
-            done = f"Each of {plural(total, 'cell')} has all planned repeats"
+            done = f"{'The cell' if total == 1 else f'Each of {total:,} cells'} has all planned repeats"
             passes = lost_passes(study)
             lead = "All repeats completed." if passes else "All measurements completed."
             for name, count in passes.items():

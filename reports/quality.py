@@ -13,6 +13,7 @@ from reports.numbers.drift import drift, noise
 from reports.numbers.statistics import LEAST_REPEATS, min_repeats
 from reports.numbers.stopping import is_narrow
 from reports.reading.load import CellResult, StudyResult
+from reports.tables import first_rows
 from reports.text import Table, code, escaped, estimate_cell, number, percent, plural
 
 _ROWS = 50
@@ -95,7 +96,7 @@ def stopped_table(study: StudyResult) -> Table | None:
         if ended == "target reached" or is_narrow(found, target):
             continue
         reached = None
-        if found is not None and found.interval is not None:
+        if found is not None and found.interval is not None and found.median > 0:
             reached = (found.interval[1] - found.interval[0]) / 2 / found.median
         rows.append(
             (
@@ -115,4 +116,4 @@ def stopped_table(study: StudyResult) -> Table | None:
         "throughput, median (interval)",
         "half the interval over the median",
     )
-    return Table(columns, tuple(rows[:_ROWS]), text_columns=3) if rows else None
+    return first_rows(Table(columns, tuple(rows), text_columns=3), max_rows=_ROWS) if rows else None

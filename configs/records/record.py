@@ -21,7 +21,7 @@ from configs.common.secrets import redacted
 from configs.spec.cell import Cell
 
 MAX_RECORD_BYTES = 8192
-"""Without what is listed by rank, which grows with the job."""
+"""Without the cell, which the plan has whole, and without what is listed by rank, which grows with the job."""
 
 FILE_NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$"
 """Of jobs and environments, which name files of the run folder."""

@@ -34,6 +34,8 @@ def set_dotted(data: dict[str, Any], assignment: str) -> None:
 
 def _step_into(place: Any, name: str, where: str) -> Any:
     inner = place[_index(place, name, where)] if isinstance(place, list) else place.setdefault(name, {})
+    if inner is None and isinstance(place, dict):  # a section of the file that has no fields yet
+        inner = place[name] = {}
     if not isinstance(inner, dict | list):
         raise ValueError(f"{where}: {brief(name)[1:-1]} is a single value without fields")
     return inner

@@ -33,8 +33,9 @@ def size_problems(experiments: Mapping[str, Experiment], models: int, targets: i
     if not problems and total > MAX_POINTS:
         problems.append(f"experiments: {total:,} points, expected at most {MAX_POINTS:,}. {_REMEDY}")
     if not problems and total * repeats > MAX_MEASUREMENTS:
+        points_text = f"{total:,} point{'' if total == 1 else 's'}"
         problems.append(
-            f"measuring.repeats: {total:,} points x {repeats:,} repeats are {total * repeats:,} measurements, "
+            f"measuring.repeats: {points_text} x {repeats:,} repeats are {total * repeats:,} measurements, "
             f"expected at most {MAX_MEASUREMENTS:,}. Use at most {max(1, MAX_MEASUREMENTS // total):,} repeats"
         )
     return problems

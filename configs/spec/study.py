@@ -72,7 +72,7 @@ class StudyError(ValueError):
     def more(self) -> list[str]:
         """The line that counts the problems which are not listed; none where all are."""
         rest = self.num_problems - len(self.problems)
-        return [f"and {rest:,} more problems"] if rest else []
+        return [f"and {rest:,} more problem{'' if rest == 1 else 's'}"] if rest else []
 
 
 class ModelSpec(Frozen):

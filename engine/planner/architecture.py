@@ -119,6 +119,11 @@ class Architecture:
             for weight in self.weights
         )
 
+    def splits(self, tp: int) -> bool:
+        """Return whether tensor parallelism can split the model equally over `tp` ranks."""
+        shared = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
+        return self.heads % tp == 0 and self.feed_forward % tp == 0 and shared
+
     def rank_parameters(self, tp: int = 1) -> int:
         """Return the elements on the fullest of `tp` tensor-parallel ranks, all layers."""
         return sum(weight.shard(tp) * weight.copies for weight in self.weights)

@@ -115,5 +115,6 @@ def _blocks(
 
 def _cores_per_rank(ranks: int, devices: tuple[LocalAccelerator, ...]) -> int:
     if len(devices) not in (0, *range(ranks, 1 + len(devices))):
-        raise ValueError(f"{ranks} ranks, but {len(devices)} GPUs; use fewer ranks, or --device cpu")
+        there = f"{len(devices)} GPU{'' if len(devices) == 1 else 's'}"
+        raise ValueError(f"{ranks} ranks, but {there}; use fewer ranks, or --device cpu")
     return max(1, len(os.sched_getaffinity(0)) // ranks)

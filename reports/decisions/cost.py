@@ -190,7 +190,9 @@ def cost_sentences(study: StudyResult, costs: Sequence[CellCost], targets: Seque
         lines += [_whole_machine(study, costs), BILLING]
         left_out = sum(_has_figure(cost) for cost in costs) - MOST_ROWS
         if left_out > 0:
-            lines.append(f"{plural(left_out, 'cell')} more are left out of the table; `cells.csv` has a line for each.")
+            verb = "is" if left_out == 1 else "are"
+            told = f"{plural(left_out, 'more cell')} {verb} left out of the table"
+            lines.append(f"{told}; `cells.csv` has a line for each.")
     if not any(cost.joules_per_token for cost in costs):
         lines.append("Energy is unknown: no record has a figure in joules.")
     else:

@@ -33,11 +33,13 @@ MAX_SHOWN = 2
 class Decision:
     """What to run of `members`, the candidates that are left; `choice` None: none is left, and `left_out` says why.
 
-    left_out: number of cells that were no candidates, by reason. costs: by key of a cell. shorter: cells that
-    differ from a candidate only in doing less of the same work, as the baselines of strong and of weak scaling do.
+    subject: the model, or the kind of work that has none. left_out: number of cells that were no candidates, by reason.
+    costs: by key of a cell. shorter: cells that differ from a candidate only in doing less of the same work, as the
+    baselines of strong and of weak scaling do.
     """
 
     model: str
+    subject: str
     work: str
     basis: Basis
     members: tuple[CellResult, ...]
@@ -107,11 +109,18 @@ def _decide(
         )
         for result, price in zip(members, prices, strict=True)
     ]
-    found = None
-    if candidates and all(one.rates for one in candidates):
-        found = choose_candidate(candidates, basis == "latency", group[0].confidence)
+    found = choose_candidate(candidates, basis == "latency", group[0].confidence) if candidates else None
+    first = group[0]
     return Decision(
-        group[0].model, work_title(group[0].cell), basis, tuple(members), found, left_out, costs, tuple(shorter)
+        first.model,
+        first.subject,
+        work_title(first.cell),
+        basis,
+        tuple(members),
+        found,
+        left_out,
+        costs,
+        tuple(shorter),
     )
 
 
@@ -119,6 +128,8 @@ def _why_not(result: CellResult, wrong: set[str], words: Mapping[str, set[str]] 
     """Why a cell is no candidate; None: it is one."""
     if _engine_key(result.cell) in wrong:
         return "with wrong answers"
+    if not any(rate > 0 for rate in result.values("throughput").values()):
+        return "with a throughput of 0"
     told = set() if words is None else words.get(result.key, set())
     if "missed" in told:
         return "missing an objective"
@@ -140,7 +151,7 @@ def shown_decisions(found: Sequence[Decision]) -> list[Decision]:
 def decision_lead(found: Decision) -> str:
     """`Run llama-110m as 1 rank, bfloat16, batch 8`, without a stop."""
     if found.choice is None:
-        return f"No cell of {found.model} can be recommended"
+        return f"No cell of {found.subject} can be recommended"
     result = found.chosen
     return f"{result.kind.verb} {result.name if result.cell.model is None else f'{found.model} as {result.name}'}"
 
@@ -186,17 +197,21 @@ def _larger(found: Decision) -> str:
     size = "per rank" if found.basis == "rank" else "per dollar"
     text += f", {_share(choice.per_size)} as much {size}"
     if choice.per_size.interval is None and choice.per_size.bounds[0] > 1:
-        text += f", which {plural(min_repeats(choice.comparisons), 'repeat')} would confirm"
+        text += f", which {plural(min_repeats(choice.comparisons, found.chosen.confidence), 'repeat')} would confirm"
     return text
 
 
 def _for_what(found: Decision, other: CellResult) -> str:
     """`on 2 ranks instead of 1`, `for 2.00 times the price`."""
-    cost, mine = found.costs.get(other.key), found.costs.get(found.chosen.key)
-    if found.basis == "dollar" and cost is not None and mine is not None:
-        assert cost.usd_per_hour is not None and mine.usd_per_hour is not None
-        return f"for {number(cost.usd_per_hour / mine.usd_per_hour)} times the price"
+    price, mine = (_usd_per_hour(found, one) for one in (other, found.chosen))
+    if price and mine and all(_usd_per_hour(found, one) is not None for one in found.members):
+        return f"for {number(price / mine)} times the price"
     return f"on {plural(other.cell.layout.ranks, 'rank')} instead of {found.chosen.cell.layout.ranks:,}"
+
+
+def _usd_per_hour(found: Decision, result: CellResult) -> float | None:
+    cost = found.costs.get(result.key)
+    return None if cost is None else cost.usd_per_hour
 
 
 def _times(ratio: Ratio) -> str:

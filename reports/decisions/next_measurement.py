@@ -57,7 +57,9 @@ def _needed(found: Decision) -> int | None:
     assert choice is not None
     if choice.per_size is None or not _open(choice.per_size):
         return None
-    return min_repeats(choice.comparisons) if choice.per_size.interval is None else 4 * choice.per_size.count
+    if choice.per_size.interval is not None:
+        return 4 * choice.per_size.count
+    return min_repeats(choice.comparisons, found.chosen.confidence)
 
 
 def _open(ratio: Ratio) -> bool:
@@ -71,7 +73,7 @@ def _further(found: Decision) -> str | None:
     ranks = found.chosen.cell.layout.ranks
     if found.basis == "latency" or len(set(sizes)) < 2 or ranks < max(sizes):
         return None
-    return f"Whether more pays yet: {plural(ranks, 'rank')}, the most of {found.model}, won; measure {2 * ranks:,}."
+    return f"Whether more pays yet: {plural(ranks, 'rank')}, the most of {found.subject}, won; measure {2 * ranks:,}."
 
 
 def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:

@@ -237,7 +237,7 @@ def _side(objective: Objective, bound: float, known: _Known) -> tuple[ObjectiveW
     if known.value is None:
         return "undecided", known.why
     if known.interval is None:
-        side = "within" if (known.value <= bound) == objective.at_most else "beyond"
+        side = "within" if (known.value <= bound if objective.at_most else known.value >= bound) else "beyond"
         return "undecided", f"{known.why}; the figure itself is {side} the bound"
     low, high = known.interval
     if (high <= bound) if objective.at_most else (low >= bound):
@@ -320,16 +320,19 @@ def objectives_sentences(judgements: Sequence[Judgement]) -> list[str]:
             group = (judgement.objective, judgement.model, judgement.result.cell.workload.kind)
             groups.setdefault(group, []).append(judgement)
     for (_, model, kind), members in groups.items():
-        lines.append(_group_sentence(f"{model} ({kind})", members))
+        result = members[0].result
+        whole = f"{model} ({kind})" if result is None or result.cell.model is not None else result.subject
+        lines.append(_group_sentence(whole, members))
     for judgement in judgements:
         if judgement.result is None and judgement.model is not None:
             text = f"{judgement.model}, {judgement.subject}: {_stated(judgement)} is {judgement.word}"
-            lines.append(f"{text} ({_value(judgement)}; {judgement.reason}).")
+            known = "" if judgement.value is None else f"{_value(judgement)}; "
+            lines.append(f"{text} ({known}{judgement.reason}).")
         elif judgement.result is None:
             lines.append(f"{_stated(judgement)} is {judgement.word}: {judgement.reason}.")
     left_out = len(judgements) - len(balanced_rows(judgements))
     if left_out > 0:
-        lines.append(f"{left_out:,} more judgements are left out of the table.")
+        lines.append(f"{plural(left_out, 'more judgement')} {'is' if left_out == 1 else 'are'} left out of the table.")
     return lines
 
 

@@ -18,7 +18,7 @@ from reports.decisions.objectives import Judgement
 from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import Estimate, Ratio, min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, ratio_cell
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, plural, ratio_cell
 
 PRICED_PER = {1_000: "thousand", 1_000_000: "million"}
 
@@ -58,6 +58,8 @@ class Recommendation:
             return "not compared: no block has both"
         if self.ratio.differs is None:
             return "not known: too few repeats"
+        if self.ratio.bounds[1] < 1:  # medians over other blocks than the shared ones
+            return "loses in the blocks that both have"
         return "wins" if self.ratio.differs else "not told apart"
 
 
@@ -214,29 +216,35 @@ def open_questions(
     """What the table does not say: what could not be recommended, and why; how many repeats an order would need."""
     lines = []
     shown = shown_figure(found)
-    unsure = [item.ratio.comparisons for item in shown if item.ratio is not None and item.ratio.differs is None]
-    if unsure:
-        needed = min_repeats(max(unsure))
-        lines.append(f"Brackets hold the range of repeats too few for an interval; {needed} repeats would give one.")
+    needed = [
+        min_repeats(item.ratio.comparisons, item.best.confidence)
+        for item in shown
+        if item.ratio is not None and item.ratio.differs is None
+    ]
+    if needed:
+        lines.append(
+            f"Brackets hold the range of repeats too few for an interval; {max(needed)} repeats would give one."
+        )
     left_out = len({(item.model, item.work) for item in found}) - MOST_WORKS
     if left_out > 0:
-        lines.append(f"{left_out:,} more kinds of work, of fewer cells each, are left out.")
+        verb = "is" if left_out == 1 else "are"
+        lines.append(f"{plural(left_out, 'more kind')} of work, of fewer cells each, {verb} left out.")
     done = {(item.model, item.goal.name) for item in found}
     unpriced: dict[bool, list[str]] = {}
-    models = list(dict.fromkeys(result.model for result in study.cells.values() if result.compared))
-    for model in models:
+    models = {result.model: result.subject for result in study.cells.values() if result.compared}
+    for model, subject in models.items():
         measured = [
             result for result in study.cells.values() if result.model == model and result.compared and result.completed
         ]
         if not measured:
-            lines.append(f"{model}: nothing to recommend, no cell has a figure.")
+            lines.append(f"{subject}: nothing to recommend, no cell has a figure.")
             continue
         if (model, "cost") not in done:
-            unpriced.setdefault(len({result.cell.target for result in measured}) == 1, []).append(model)
+            unpriced.setdefault(len({result.cell.target for result in measured}) == 1, []).append(subject)
         if judgements and not any(name == model and "objectives" in goal for name, goal in done):
             undecided = any(item.model == model and item.word == "undecided" for item in judgements)
             why = "some verdicts are undecided" if undecided else "each misses one at least"
-            lines.append(f"{model}: no cell is known to meet every objective; {why}.")
+            lines.append(f"{subject}: no cell is known to meet every objective; {why}.")
     for one, named in unpriced.items():
         text = "; on one machine the cheapest token is that of the highest throughput" if one else ""
         lines.append(f"{joined(named)}: what is cheapest in dollars is unknown without a price{text}.")

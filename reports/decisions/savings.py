@@ -160,7 +160,7 @@ def _region(study: StudyResult) -> Iterator[Saving]:
 
 def _change(price: Price, other: Price) -> str:
     share = 1 - other.usd_per_hour / price.usd_per_hour
-    return f"**{percent(share)}** less" if share > 0 else f"{percent(-share)} more"
+    return f"**{percent(share)}** less" if share > 0 else f"{percent(-share)} more" if share < 0 else "nothing"
 
 
 def _offers(price: Price, other: Price) -> str:
@@ -371,8 +371,11 @@ def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
             groups.setdefault((rest, str(batch_of(cell))), []).append((value.median, cost))
     best: tuple[float, CellCost, CellCost] | None = None
     for members in groups.values():
-        if len({cost.result.cell.target for _, cost in members}) > 1:
-            (low, cheap), (high, dear) = min(members, key=lambda pair: pair[0]), max(members, key=lambda pair: pair[0])
+        cheapest: dict[str, tuple[float, CellCost]] = {}  # of each target
+        for pair in sorted(members, key=lambda pair: pair[0]):
+            cheapest.setdefault(pair[1].result.cell.target, pair)
+        if len(cheapest) > 1:
+            (low, cheap), *_, (high, dear) = cheapest.values()
             if best is None or low / high < best[0]:
                 best = (low / high, cheap, dear)
     if best is None:
@@ -381,6 +384,7 @@ def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
         return
     share, cheap, dear = best
     here, there = (code(cost.result.cell.target) for cost in (cheap, dear))
-    work = escaped(f"{cheap.result.model}, {cheap.result.cell.label}")
+    work = escaped(f"{cheap.result.subject}, {cheap.result.cell.label}")
     basis = f"{work} on {here} against {there}, medians; the largest difference found"
-    yield Saving(name, HYBRID, f"**{percent(1 - share)}** less a token", basis)
+    effect = f"**{percent(1 - share)}** less {one_unit(cheap.result)}" if share < 1 else "nothing"
+    yield Saving(name, HYBRID, effect, basis)

@@ -94,8 +94,13 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
     text = f"Throughput is highest at {best.label}: {number(best_value)} {best.result.unit}"
     ours, least = best.result, worst.result
     ratio = paired_ratio(ours.values("throughput"), least.values("throughput"), len(values) - 1 or 1, ours.confidence)
-    times = ratio_text(ratio, "pair") if ratio else f"{number(best_value / worst_value)} times"
-    text += f", {times} that of {worst.label}." if best is not worst else "."
+    if best is worst:
+        text += "."
+    elif ratio is None and worst_value <= 0:
+        text += f"; at {worst.label} it is {number(worst_value)}."
+    else:
+        times = ratio_text(ratio, "pair") if ratio else f"{number(best_value / worst_value)} times"
+        text += f", {times} that of {worst.label}."
     peaks = [(peak, point) for point in points if (peak := point.result.peak_bytes) is not None]
     if len(peaks) > 1:
         low, high = min(peaks, key=lambda pair: pair[0]), max(peaks, key=lambda pair: pair[0])
@@ -170,6 +175,12 @@ def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[
     )
 
 
+def _why_no_gain(gain: Gain) -> str:
+    if gain.result.completed:
+        return f"No block has a throughput above 0 of both {gain.variant} and the baseline."
+    return f"{gain.variant} has no figure ({gain.result.status.replace('_', ' ')})."
+
+
 _VARIANTS_TOLD = 3
 """Of more variants the sentence tells the best and the worst; the table has all."""
 
@@ -179,11 +190,7 @@ def optimization_sentence(base: CellResult, gains: list[Gain]) -> str:
     if not base.completed:
         return f"The baseline has no figure ({base.status.replace('_', ' ')}), so no gain is given."
     known = [(gain, gain.throughput) for gain in gains if gain.throughput is not None]
-    lost = [
-        f"{gain.variant} has no figure ({gain.result.status.replace('_', ' ')})."
-        for gain in gains
-        if gain.throughput is None
-    ]
+    lost = [_why_no_gain(gain) for gain in gains if gain.throughput is None]
     if not known:
         return " ".join(lost) or "No variant was planned."
     known.sort(key=lambda pair: -pair[1].value)

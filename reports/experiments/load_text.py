@@ -1,11 +1,12 @@
 """Load experiments in words and tables: the answer, the points, their latencies, the search, the servers."""
 
 from collections.abc import Iterator
+from statistics import median
 
 from reports.experiments.load import LoadExperiment, LoadPoint
 from reports.load.text import search_table
 from reports.numbers.statistics import Estimate
-from reports.text import UNKNOWN, Table, estimate_cell, joined, number, percent
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, number, percent
 
 
 def load_table(found: LoadExperiment) -> Table:
@@ -28,7 +29,7 @@ def _row(point: LoadPoint) -> tuple[str, ...]:
     share = point.value("goodput_share")
     good = UNKNOWN if share is None else f"{_cell(point.value('goodput'))} ({percent(share.median)})"
     return (
-        point.label,
+        escaped(point.label),
         _verdict(point),
         _cell(point.value("asked")),
         _cell(point.value("achieved")),
@@ -71,8 +72,8 @@ def latencies_table(found: LoadExperiment) -> Table:
         "ms",
         "TTFT P50",
         "TTFT P99",
-        "TPOT P50",
-        "TPOT P99",
+        "TPOT P50 (with the first token)",
+        "TPOT P99 (with the first token)",
         "ITL P50",
         "ITL P99",
         "end to end P50",
@@ -82,7 +83,7 @@ def latencies_table(found: LoadExperiment) -> Table:
 
 
 def _latency_row(point: LoadPoint) -> tuple[str, ...]:
-    cells = [point.label]
+    cells = [escaped(point.label)]
     for kind in ("ttft", "tpot", "itl", "e2e"):
         for which in ("p50", "p99"):
             text = _ms(point.value(f"{kind}_{which}"))
@@ -99,7 +100,7 @@ def _ms(value: Estimate | None) -> str:
     text = number(value.median * 1000)
     if value.interval is not None:
         low, high = (number(bound * 1000) for bound in value.interval)
-        text += f" [{low} to {high}]"
+        text += f" ({low} to {high})"
     return text
 
 
@@ -112,7 +113,7 @@ def limits_table(found: LoadExperiment) -> Table:
             if one.search is not None:
                 table = search_table(one.search)
                 columns = table.columns
-                rows += [(point.label, str(repeat), *row) for row in table.rows]
+                rows += [(escaped(point.label), str(repeat), *row) for row in table.rows]
     return Table(("point", "repeat", *columns), tuple(rows), text_columns=1)
 
 
@@ -123,8 +124,8 @@ def servers_table(found: LoadExperiment) -> Table:
         command = point.figure("server_command") or point.figure("server_url")
         if command is not None:
             environment = point.figure("server_environment") or ""
-            row = (point.result.cell.engine, f"{environment} {command}".strip(), point.figure("server_unmapped") or "")
-            rows[row] = None
+            texts = (f"{environment} {command}".strip(), point.figure("server_unmapped") or "")
+            rows[(point.result.cell.engine, *map(escaped, texts))] = None
     return Table(("engine", "command", "no option for"), tuple(rows), text_columns=3)
 
 
@@ -145,7 +146,7 @@ def _limit_sentences(found: LoadExperiment) -> Iterator[str]:
         searches = [one.search for one in point.valid if one.search is not None]
         if not searches:
             continue
-        estimates = sorted(one.estimate for one in searches if one.estimate is not None)
+        estimates = [one.estimate for one in searches if one.estimate is not None]
         lows = [one.low for one in searches if one.low is not None]
         highs = [one.high for one in searches if one.high is not None]
         objectives = point.work.objectives
@@ -156,9 +157,8 @@ def _limit_sentences(found: LoadExperiment) -> Iterator[str]:
         if estimates:
             cost = point.usd_per_million_tokens
             price = "" if cost is None else f", at ${number(cost.median)} per million tokens"
-            middle = estimates[len(estimates) // 2]
             runs = "1 search" if len(searches) == 1 else f"{len(searches)} searches"
-            text = f"{number(middle)} requests/s ({number(min(lows))} to {number(max(highs))}, {runs})"
+            text = f"{number(median(estimates))} requests/s ({number(min(lows))} to {number(max(highs))}, {runs})"
             of_all = f"for {percent(objectives.share)} of the requests"
             yield f"{where}{text} is the highest rate with {bounds} {of_all}{price}."
         elif lows:

@@ -144,9 +144,10 @@ def agreement_sentence(found: SameLosses) -> str:
     if not judged:
         return f"The reference is {found.reference.result.name}. No verdict: noise shows from two repeats on."
     agree = sum(bool(item.within) for item in judged)
+    verb = "agrees" if agree == 1 else "agree"
     return (
-        f"The reference is {found.reference.result.name}. Of {plural(len(judged), 'other cell')}, {agree} agree: their "
-        f"relative difference is within the spread of repeats, or {FLOOR:g}."
+        f"The reference is {found.reference.result.name}. Of {plural(len(judged), 'other cell')}, {agree} {verb}: "
+        f"their relative difference is within the spread of repeats, or {FLOOR:g}."
     )
 
 

@@ -177,13 +177,19 @@ def scaling_sentence(result: Scaling) -> str:
     if base.throughput is None:
         state = base.result.status.replace("_", " ")
         return f"The baseline, {plural(base.ranks, 'rank')}, has no figure ({state}), so no speed-up is given."
+    if not grown and any(point.throughput for point in result.points if not point.baseline):
+        return (
+            f"No block has a throughput above 0 of both the baseline, {plural(base.ranks, 'rank')}, and another point, "
+            "so there is no speed-up to give."
+        )
     if not grown:
         return f"Only the baseline, {plural(base.ranks, 'rank')}, has a figure, so there is no speed-up to give."
     last = grown[-1]
     assert last.speedup is not None and last.efficiency is not None
     fixed = "with the total work fixed" if result.kind == "strong" else "with the work of each rank fixed"
+    verb = "gives" if last.ranks == 1 else "give"
     text = (
-        f"{plural(last.ranks, 'rank')} give {ratio_text(last.speedup, 'pair')} the throughput of "
+        f"{plural(last.ranks, 'rank')} {verb} {ratio_text(last.speedup, 'pair')} the throughput of "
         f"{plural(base.ranks, 'rank')} {fixed}: {percent(last.efficiency.value)} of linear."
     )
     if last.ranks > base.ranks and last.speedup.bounds[1] < 1:
@@ -191,6 +197,8 @@ def scaling_sentence(result: Scaling) -> str:
     tail = next((point for point in grown if point.efficiency and point.efficiency.value < 0.8), None)
     if tail is not None and tail is not last:
         text += f" Efficiency is first below 80 % at {plural(tail.ranks, 'rank')}."
-    aloud = more_than_linear([(point.ranks, point.efficiency) for point in grown], result.kind)
+    # Fewer ranks than the baseline do more each as a rule: that is no speed-up above linear.
+    more = [(point.ranks, point.efficiency) for point in grown if point.ranks > base.ranks]
+    aloud = more_than_linear(more, result.kind)
     marked = changed_text([(point.ranks, point.changed) for point in grown])
     return " ".join([text, *(sentence for sentence in (*aloud, marked) if sentence)])

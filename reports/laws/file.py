@@ -98,7 +98,8 @@ def _told(problems: Sequence[str]) -> str:
     lines = [printable(problem, 400) for problem in problems[:MOST_PROBLEMS]]
     while len(lines) > 1 and sum(map(len, lines)) > _MAX_CHARACTERS:
         lines.pop()
-    more = [f"and {len(problems) - len(lines)} more problems"] if len(problems) > len(lines) else []
+    rest = len(problems) - len(lines)
+    more = [f"and {plural(rest, 'more problem')}"] if rest else []
     return "\n".join([*lines, *more])
 
 

@@ -196,13 +196,13 @@ def pair_ratios(first: Mapping[int, float], second: Mapping[int, float]) -> dict
     }
 
 
-def min_repeats(comparisons: int = 1) -> int:
+def min_repeats(comparisons: int = 1, confidence: float = CONFIDENCE) -> int:
     """The fewest repeats that give each of so many comparisons in one table an interval.
 
-    Least and most of so many pairs hold the median with confidence 1 - 2 / 2^repeats; that must be 1 - 0.05 /
-    comparisons or more.
+    Least and most of so many pairs hold the median with confidence 1 - 2 / 2^repeats; that must be 1 - (1 - confidence)
+    / comparisons or more.
     """
-    return max(LEAST_REPEATS, ceil(1 + log2(comparisons / (1 - CONFIDENCE)) - 1e-9))
+    return max(LEAST_REPEATS, ceil(1 + log2(comparisons / (1 - confidence)) - 1e-9))
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,12 @@ def steady(series: Floats) -> Steady:
     """Find the steady part of a series of durations, in order of time. About 60 microseconds for 512."""
     count = len(series)
     if count < LEAST_PASSES:
-        return Steady(None, 0, count, f"{count} passes, at least {LEAST_PASSES} are needed to tell")
+        passes = "1 pass" if count == 1 else f"{count} passes"
+        return Steady(None, 0, count, f"{passes}, at least {LEAST_PASSES} are needed to tell")
     if not np.isfinite(series).all():
         return Steady(False, 0, count, "a time is no number")
     drawn_in, level = _drawn_in(series)
+    level = level or float(series.mean())  # more than half are 0: read with a clock of whole seconds, for one
     first, reason = _start(drawn_in), ""
     for _ in range(_TRIES):
         found = _unsteady(drawn_in[first:], level)

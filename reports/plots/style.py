@@ -9,6 +9,7 @@ too, so that print in grey can be read.
 """
 
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,9 @@ def drawn(draw: Callable[["Figure"], None], height: float = 3.1) -> dict[str, by
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     png, svg = io.BytesIO(), io.BytesIO()
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # Names in Chinese or Korean become boxes; tables have them, and a line for each sign helps nobody.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font", UserWarning)
         matplotlib.rcdefaults()  # a user's own settings must not change the report
         matplotlib.rcParams.update(STYLE)
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05)

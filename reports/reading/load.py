@@ -128,6 +128,13 @@ class CellResult:
         return self.name if self.cell.model is None else f"{self.model}, {self.name}"
 
     @property
+    def subject(self) -> str:
+        """What a sentence is about: the model, else the kind of work."""
+        if self.cell.model is not None:
+            return self.model
+        return f"the {self.cell.workload.kind}" + (f" on {self.device}" if self.device else "")
+
+    @property
     def unit(self) -> str:
         """Unit of `Rates.throughput` for this cell."""
         return f"{self.work_unit}s/s"

@@ -9,17 +9,17 @@ in its interval, unless runs of the same code in the history say how large such 
 (`reports.runs.between_runs`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, exp, log
 from statistics import median
 
 import numpy as np
 
 from configs.records.record import Status
-from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
+from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
 from reports.reading.load import MISSING
 from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures
 from reports.runs.between_runs import BetweenRuns
@@ -172,13 +172,16 @@ def judge_change(
     return (ComparisonVerdict.SAME if inside else ComparisonVerdict.CANNOT_TELL), False
 
 
-def repeats_needed(ratio: Ratio, bounds: Bounds | None, repeats: int, threshold: float) -> int | None:
+def repeats_needed(
+    ratio: Ratio, bounds: Bounds | None, repeats: int, threshold: float, least: Callable[[int], int] | None = None
+) -> int | None:
     """About how many repeats in each run would settle it, if the ratio stays: widths shrink as 1 / sqrt(repeats).
 
-    None where the noise between runs is what is too wide, or no sensible number of repeats would do.
+    least: the fewest that give so many ratios an interval; none: those of two runs. The result is None where the noise
+    between runs is what is too wide, or no sensible number of repeats would do.
     """
     if ratio.interval is None:
-        return repeats_for_interval(ratio.comparisons)
+        return (least or repeats_for_interval)(ratio.comparisons)
     if bounds != ratio.interval:
         return None
     middle = abs(log(ratio.value))
@@ -189,10 +192,12 @@ def repeats_needed(ratio: Ratio, bounds: Bounds | None, repeats: int, threshold:
 
 
 @lru_cache(maxsize=64)
-def repeats_for_interval(comparisons: int) -> int:
+def repeats_for_interval(comparisons: int, confidence: float = CONFIDENCE) -> int:
     """The fewest repeats in each of two runs that give so many ratios an interval."""
     count = LEAST_REPEATS
-    while (ratio := unpaired_ratio([2.0] * count, [1.0] * count, comparisons)) is None or ratio.interval is None:
+    while (
+        ratio := unpaired_ratio([2.0] * count, [1.0] * count, comparisons, confidence)
+    ) is None or ratio.interval is None:
         count += 1
     return count
 
@@ -325,7 +330,10 @@ def _change(
         return Change(kind, before, after, ratio, bounds=None, verdict=None)
     bounds = _widened(ratio, between)
     verdict, regression = judge_change(kind, bounds, ratio.value, threshold)
-    needed = repeats_needed(ratio, bounds, ratio.count, threshold) if verdict is ComparisonVerdict.CANNOT_TELL else None
+    needed = None
+    if verdict is ComparisonVerdict.CANNOT_TELL:
+        least = partial(repeats_for_interval, confidence=confidence)
+        needed = repeats_needed(ratio, bounds, ratio.count, threshold, least)
     return Change(kind, before, after, ratio, bounds, verdict, regression, needed)
 
 

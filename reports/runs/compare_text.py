@@ -168,7 +168,8 @@ def change_text(cell: CellChange, change: Change) -> str:
 
 def what_would_help(change: Change) -> str:
     if change.repeats_needed is not None:
-        return f"about {repeats(change.repeats_needed)} in each run would settle it, there are {change.ratio.count}"
+        verb = "is" if change.ratio.count == 1 else "are"
+        return f"about {repeats(change.repeats_needed)} in each run would settle it, there {verb} {change.ratio.count}"
     if change.ratio.interval != change.bounds:
         return "the noise between runs is too wide; measure both again, in turn, on a quieter machine"
     return "the difference lies at the edge of what counts, where more repeats do not help"

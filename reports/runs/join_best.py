@@ -40,7 +40,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class NodeGoal:
-    """What a node can be best for. `values`: one for each repeat, empty where there are none."""
+    """What a node can be best for. `values`: one above 0 for each repeat, empty where there are none."""
 
     title: str
     unit: str
@@ -100,14 +100,15 @@ def _contests(group: list[Contender]) -> list[Contest]:
     goals += [
         NodeGoal("Lowest cost", f"USD per million {first.work_unit}s", 1.0, False, _usd_per_million),
     ]
-    texts = [first.model, first.cell.workload.kind, first.cell.dtype]
+    texts = [] if first.cell.model is None else [first.model]
+    texts += [first.cell.workload.kind, first.cell.dtype]
     texts += [first.cell.engine] if first.cell.engine != "rankwise" else []
     entries = [(goal, _entries(group, goal)) for goal in goals]
     return [Contest(", ".join(texts), goal, found) for goal, found in entries if found]
 
 
 def _field(name: str) -> Callable[[Contender], list[float]]:
-    return lambda item: list(item.result.values(name).values())
+    return lambda item: [value for value in item.result.values(name).values() if value > 0]
 
 
 def _usd_per_million(item: Contender) -> list[float]:

@@ -14,10 +14,11 @@ runs (`reports.runs.compare`), whose verdicts and forms are used.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from reports.numbers.statistics import paired_ratio
+from reports.numbers.statistics import min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures, run_figures
 from reports.runs.compare import (
@@ -26,7 +27,7 @@ from reports.runs.compare import (
     Comparison,
     ComparisonVerdict,
     judge_change,
-    repeats_for_interval,
+    repeats_needed,
     unmeasured_cell,
 )
 
@@ -57,10 +58,14 @@ def compare_within(
         figures = replace(figures, cells={**figures.cells, **fast})
     pairs = []
     for each in found:
+        if not each.points:
+            continue  # all of them are unsupported
         base = next(point for point in each.points if point.baseline)
         for point in each.points:
             if point.cell != base.cell:
                 pairs.append((_titled(figures, base.cell, point.label), _titled(figures, point.cell, point.label)))
+    if not pairs:
+        raise ValueError(f"--within: experiment {experiment} of this run has no point beside its baseline to compare")
     cells = tuple(_judged(first, second, threshold, len(pairs)) for first, second in pairs)
     return Comparison(
         first=replace(figures, name=f"{name}: baseline of {experiment}"),
@@ -120,6 +125,7 @@ def _change(first: CellFigures, second: CellFigures, threshold: float, compariso
         return None
     verdict, regression = judge_change(kind, ratio.interval, ratio.value, threshold)
     needed = None
-    if verdict is ComparisonVerdict.CANNOT_TELL and ratio.interval is None:
-        needed = repeats_for_interval(comparisons)
+    if verdict is ComparisonVerdict.CANNOT_TELL:
+        least = partial(min_repeats, confidence=confidence)
+        needed = repeats_needed(ratio, ratio.interval, ratio.count, threshold, least)
     return Change(kind, before, after, ratio, ratio.interval, verdict, regression, needed)

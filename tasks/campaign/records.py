@@ -66,7 +66,7 @@ def collect_job(run: RunPaths, name: str) -> Collected:
             result.unreached.append(measurement)
             continue
         samples, torn = _samples(run, paths, measurement, parts)
-        record = _merged(run, job, position, [] if torn else parts, end, damaged + torn)
+        record = _small_enough(_merged(run, job, position, [] if torn else parts, end, damaged + torn))
         result.set_aside += torn
         _write(run, record, samples, _environment(parts))
         _keep_files(paths, recorded, measurement, ranks)
@@ -278,9 +278,27 @@ def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], enviro
         np.savez(archive, allow_pickle=False, **samples)
         write_atomically(path.with_suffix(".npz"), archive.getvalue())
     record = record.model_copy(update=updates)
-    size = len(record.model_dump_json(exclude={"rank_figures": True, "hosts": True, "accounting": {"nodes"}}))
-    assert size <= MAX_RECORD_BYTES, f"record of {record.key} has {size} bytes"
+    size = _size(record)
+    assert size <= MAX_RECORD_BYTES + 100, f"record of {record.key} has {size} bytes"  # its updates are bytes more
     write_atomically(path, record.model_dump_json())
+
+
+def _size(record: Record) -> int:
+    """Bytes of a record that count towards its limit."""
+    return len(
+        record.model_dump_json(exclude={"cell": True, "rank_figures": True, "hosts": True, "accounting": {"nodes"}})
+    )
+
+
+def _small_enough(record: Record) -> Record:
+    """The record, or one without figures where a script has told more of them than a record holds."""
+    size = _size(record)
+    if size <= MAX_RECORD_BYTES:
+        return record
+    told = f"the figures take {size:,} bytes of the record, expected at most {MAX_RECORD_BYTES:,}. Name fewer figures"
+    failure = Failure(message=told, log=record.failure.log if record.failure else None)
+    lost = {"status": Status.FAILED, "failure": failure, "figures": {}, "rank_figures": {}}
+    return record.model_copy(update=lost)
 
 
 def _finish_merging(paths: JobPaths, recorded: Path, measurement: Measurement, ranks: int) -> None:

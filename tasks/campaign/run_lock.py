@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
@@ -14,6 +15,8 @@ from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 
 _MAX_CHARACTERS = 10_000
+_TRIES, _PAUSE_SECONDS = 5, 0.02
+"""`is_locked` holds the lock for a moment too: who only looks must not keep a run from its folder."""
 
 
 class FolderInUse(ValueError):
@@ -30,11 +33,15 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
     if run.lock.exists():
         check_regular(run.lock)
     with run.lock.open("a+", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise FolderInUse(f"{run.folder}: {_holder(file.read(_MAX_CHARACTERS))}") from error
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if not tries_left:
+                    file.seek(0)
+                    raise FolderInUse(f"{run.folder}: {_holder(file.read(_MAX_CHARACTERS))}") from error
+                time.sleep(_PAUSE_SECONDS)
         file.seek(0)
         before = _flow_run(file.read(_MAX_CHARACTERS))
         file.truncate(0)

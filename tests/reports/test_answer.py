@@ -19,8 +19,9 @@ from reports.correctness.ladder import Ladder
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import decide
-from reports.reading.load import CellResult, StudyResult
+from reports.reading.load import CellResult, StudyResult, load_run
 from reports.reading.read import Reading, Unreadable
+from tests.support.run_folders.priced_runs import cell, make_plan, strong, write_measurements, write_run
 
 
 def result(label: str, ranks: int, items: int, speeds: list[float], status: Status = Status.COMPLETED) -> CellResult:
@@ -75,7 +76,7 @@ def test_a_missing_pass_is_said() -> None:
     study = study_of(result("one", 1, 4, [10.0]))
     planned = study.plan.model_copy(update={"measuring": Measuring()})
     assert opening(replace(study, plan=planned))[-1].text == (
-        "All repeats completed. Each of 1 cell has all planned repeats; memory pass: missing for 1 cell."
+        "All repeats completed. The cell has all planned repeats; memory pass: missing for 1 cell."
     )
 
 
@@ -138,3 +139,15 @@ def test_right_and_unknown_answers() -> None:
 )
 def test_scaling_pays_where_an_added_rank_does_half_of_the_first(growth: float, efficiency: float, pays: bool) -> None:
     assert _pays(growth, efficiency) is pays
+
+
+@pytest.mark.parametrize(("order", "told"), [((4, 1, 2), False), ((2, 1, 4), True)])
+def test_fewer_ranks_than_the_baseline_say_nothing_of_more(tmp_path: Path, order: tuple[int, ...], told: bool) -> None:
+    cells = {ranks: cell(dp=ranks) for ranks in (1, 2, 4)}
+    plan = make_plan([*cells.values()], experiments=[strong([cells[ranks] for ranks in order])])
+    run = write_run(tmp_path, plan)
+    for ranks, item in cells.items():
+        write_measurements(run, item, [100.0 * ranks**0.8 * (1 + 0.001 * repeat) for repeat in range(10)])
+    text = " ".join(sentence.text for sentence in opening(load_run(run)))
+    assert ("strong scaling of tiny gives 87.1 % (87.1 to 87.1) of linear at 4 ranks" in text) is told
+    assert ("scaling" in text) is told and "at 1 rank" not in text

@@ -165,7 +165,8 @@ def validation_text(error: ValidationError) -> str:
         return f"{count:,} fields are wrong"
     details = error.errors(include_url=False)
     told = [_problem(dict(detail)) for detail in details[:_SHOWN_PROBLEMS]]
-    return "; ".join(told) + (f"; and {count - len(told)} more problems" if count > len(told) else "")
+    rest = count - len(told)
+    return "; ".join(told) + (f"; and {rest} more problem{'' if rest == 1 else 's'}" if rest else "")
 
 
 def _problem(detail: dict[str, Any]) -> str:

@@ -87,8 +87,8 @@ def mended(setup: TrainingSetup | InferenceSetup, max_memory_bytes: int | None) 
         change = smallest_change(setup, limit, most)
     if change is not None:
         return change.sentence
-    gpus = f"{most} {setup.machine.accelerator.name}" if most > ranks else "so many"
-    return f"nothing that is known makes it fit on up to {gpus}; take a device with more memory or a smaller model"
+    there = f" on up to {most} {setup.machine.accelerator.name}" if most > ranks else ""
+    return f"nothing that is known makes it fit{there}; take a device with more memory or a smaller model"
 
 
 def _on_more(setup: TrainingSetup, max_memory_bytes: int | None, most: int) -> str | None:
@@ -97,7 +97,8 @@ def _on_more(setup: TrainingSetup, max_memory_bytes: int | None, most: int) -> s
     while more <= most:
         best = ranked(setup, more, more * each, with_memory_limit(LAUNCHABLE, max_memory_bytes))[0]
         if best.fits:
-            return f"{more} GPUs with as many sequences each hold it: {title(best.setup)}"
+            what = "ranks" if setup.machine.accelerator.kind == "cpu" else "GPUs"
+            return f"{more} {what} with as many sequences each hold it: {title(best.setup)}"
         more *= 2
     return None
 

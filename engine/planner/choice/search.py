@@ -24,7 +24,6 @@ from configs.common.execution import Layout, Strategy
 from configs.hardware.hardware import Machine
 from configs.workloads.descriptor import Axis
 from configs.workloads.train import Offload
-from engine.planner.architecture import Architecture
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.training import training_memory
 from engine.planner.results import GenerationTime, Memory, StepTime
@@ -131,7 +130,7 @@ def layouts(
     """Yield every valid layout; with `across_nodes` also those whose tensor parallelism spans nodes."""
     training = isinstance(base, TrainingSetup)
     for tp in divisors(ranks) if "tp" in limits.axes else (1,):
-        if not splits(base.architecture, tp) or not (across_nodes or _in_node(base.machine, ranks, tp)):
+        if not base.architecture.splits(tp) or not (across_nodes or _in_node(base.machine, ranks, tp)):
             continue
         for pp in divisors(ranks // tp) if "pp" in limits.axes else (1,):
             dp = ranks // (tp * pp)
@@ -139,13 +138,6 @@ def layouts(
                 continue
             for strategy in _strategies(limits, dp, pp) if training else ("none",):
                 yield Layout(dp=dp, tp=tp, pp=pp, strategy=strategy)
-
-
-def splits(architecture: Architecture, tp: int) -> bool:
-    """Return whether tensor parallelism can split the model equally over `tp` ranks."""
-    heads, kv_heads = architecture.heads, architecture.kv_heads
-    shared = kv_heads % tp == 0 or tp % kv_heads == 0
-    return heads % tp == 0 and architecture.feed_forward % tp == 0 and shared
 
 
 def precision_for(strategy: Strategy, precision: Precision) -> Precision:

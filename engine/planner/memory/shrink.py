@@ -162,14 +162,18 @@ def _more_ranks(setup: TrainingSetup, most: int) -> Iterator[tuple[str, Training
         factor *= 2
     tp = 2 * layout.tp
     most = min(most // (layout.dp * layout.pp), setup.machine.accelerators)
-    while tp <= most and setup.architecture.heads % tp == 0:
-        yield f"tensor parallelism over {tp} ranks", setup.replace(layout=layout.model_copy(update={"tp": tp}))
+    while tp <= most:
+        if setup.architecture.splits(tp):
+            yield f"tensor parallelism over {tp} ranks", setup.replace(layout=layout.model_copy(update={"tp": tp}))
         tp *= 2
 
 
 def _offloaded(setup: TrainingSetup) -> Iterator[tuple[str, TrainingSetup]]:
-    """Offload states still on a device, for FSDP and DeepSpeed; NVMe for DeepSpeed's stage 3 only."""
-    if setup.offload != "none":
+    """Offload states still on a device, for FSDP and DeepSpeed; NVMe for DeepSpeed's stage 3 only.
+
+    A CPU has everything in the host's memory already.
+    """
+    if setup.offload != "none" or setup.machine.accelerator.kind == "cpu":
         return
     strategy = setup.layout.strategy
     if strategy in ("none", "ddp"):
@@ -188,8 +192,10 @@ def _inference_steps(ranks: int) -> list[SetupSteps[InferenceSetup]]:
 
 def _tensor_parallel(setup: InferenceSetup, most: int) -> Iterator[tuple[str, InferenceSetup]]:
     tp = 2 * setup.layout.tp
-    while setup.layout.ranks // setup.layout.tp * tp <= most and setup.architecture.heads % tp == 0:
-        yield f"tensor parallelism over {tp} ranks", setup.replace(layout=setup.layout.model_copy(update={"tp": tp}))
+    while setup.layout.ranks // setup.layout.tp * tp <= most:
+        if setup.architecture.splits(tp):
+            layout = setup.layout.model_copy(update={"tp": tp})
+            yield f"tensor parallelism over {tp} ranks", setup.replace(layout=layout)
         tp *= 2
 
 

@@ -20,7 +20,7 @@ def draw_scaling(figure: "Figure", result: Scaling) -> None:
     lost = [(point.ranks, point.result.status) for point in result.points if not point.throughput]
     ranks = [point.ranks for point in result.points]
     base, law = result.baseline, result.laws.drawn
-    each = None if base.throughput is None else base.throughput.median / base.ranks
+    each = base.throughput.median / base.ranks if base.throughput is not None and base.throughput.median > 0 else None
     efficient = [(point.ranks, percents(point.efficiency)) for point in result.measured if point.efficiency]
     for axes, values, over in ((left, points, None), (right, efficient, each)):
         if each is not None:

@@ -36,3 +36,10 @@ def test_an_assignment_sets_lists_and_makes_mappings() -> None:
         set_dotted(found, one)
     assert found["models"] == [{"id": "b"}] and found["measuring"] == {"repeats": 3}
     assert found["experiments"]["a"]["over"] == {"batch_size": [1, 2]}
+
+
+def test_a_section_without_fields_gets_its_first() -> None:
+    """`measuring:` with nothing below it is empty in YAML."""
+    found = data() | {"measuring": None}
+    set_dotted(found, "measuring.repeats=3")
+    assert found["measuring"] == {"repeats": 3}

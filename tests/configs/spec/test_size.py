@@ -60,6 +60,11 @@ def test_experiments_and_repeats_add_up() -> None:
         "measuring.repeats: 2 points x 1,000,000,000 repeats are 2,000,000,000 measurements, expected at most 100,000. "
         "Use at most 50,000 repeats"
     )
+    assert "1 point x 200,000 repeats are" in told(experiments=sweep(batch_size=[1]), measuring={"repeats": 200_000})
+
+
+def test_one_problem_that_is_not_listed_is_one() -> None:
+    assert StudyError(["x" * 600] * 3 + ["y" * 600]).more == ["and 1 more problem"]
 
 
 @pytest.mark.parametrize(

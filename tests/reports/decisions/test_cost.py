@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from configs.hardware.prices import Price
 from configs.plans.job import Launcher, Submission
 from configs.plans.paths import RunPaths
+from configs.plans.plan import PlannedModel
 from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.targets.target import LocalTarget, SlurmTarget
@@ -237,6 +238,16 @@ def test_fronts_of_a_study_and_their_figures(tmp_path: Path) -> None:
     costs = cell_costs(study)
     first, second = (drawn(lambda figure: draw_costs(figure, costs), cost_height(costs)) for _ in range(2))
     assert first == second
+
+
+def test_a_name_in_signs_that_the_font_has_not_draws_without_a_warning(tmp_path: Path) -> None:
+    model = PlannedModel(name="模型", identity="folder:zh", manifest="")
+    cells = [cell(model, batch_size=size) for size in (1, 2)]
+    run = write_run(tmp_path / "run", make_plan(cells, prices={"local": 1.0}).model_copy(update={"models": (model,)}))
+    for item in cells:
+        write_measurements(run, item, RATES)
+    costs = cell_costs(load_run(run))
+    assert drawn(lambda figure: draw_costs(figure, costs), cost_height(costs))["png"].startswith(b"\x89PNG")
 
 
 def test_targets_of_different_prices(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """What a report decides: simulated studies whose right decision is known, and what it says of them."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.decisions import BAR, CLEAR, SEEDS, TIES, Scenario, Simulated, count, decided, is_right
 from reports.decisions.choice import Candidate, choose_candidate
-from reports.decisions.decision import decision_body, decision_lead
-from reports.decisions.next_measurement import repeats_to_decide
+from reports.decisions.cost import cell_costs
+from reports.decisions.decision import decide, decision_body, decision_lead
+from reports.decisions.next_measurement import next_lines, repeats_to_decide
+from reports.reading.load import load_run
+from tests.support.run_folders.priced_runs import cell, make_plan, write_measurements, write_run
 
 
 @pytest.mark.parametrize("name", CLEAR)
@@ -76,5 +81,28 @@ def test_what_was_left_out_is_said() -> None:
     found, _ = decided(CLEAR["the fastest answers wrongly"], 1)
     assert decision_body(found).endswith("(left out: 1 cell with wrong answers)")
     nothing, _ = decided(Scenario((Simulated(1, 100, objective="missed"),), ()), 1)
-    assert decision_lead(nothing) == "No cell of no model can be recommended"
+    assert decision_lead(nothing) == "No cell of the noop can be recommended"
     assert decision_body(nothing).startswith("1 cell missing an objective")
+
+
+def test_a_cell_that_did_no_work_does_not_take_the_others_with_it() -> None:
+    found, results = decided(Scenario((Simulated(1, 100), Simulated(2, 0)), ()), 1)
+    assert found.choice is not None and found.chosen is results[0]
+    assert decision_body(found).endswith("(left out: 1 cell with a throughput of 0)")
+
+
+def test_with_prices_a_larger_choice_is_told_by_its_price_also_where_latency_decides(tmp_path: Path) -> None:
+    soon, much = cell(target="a", batch_size=1), cell(target="b", batch_size=8)
+    plan = make_plan([soon, much], purpose="serving", prices={"a": 1.0, "b": 3.0})
+    run = write_run(tmp_path, plan)
+    for item, rate in ((soon, 100.0), (much, 400.0)):
+        write_measurements(run, item, [rate * (1 + 0.001 * repeat) for repeat in range(10)])
+    study = load_run(run)
+    (found,) = decide(study, cell_costs(study))
+    assert found.basis == "latency" and found.chosen.key == soon.key
+    assert decision_body(found).endswith("as much for 3.00 times the price")
+
+
+def test_work_without_a_model_is_called_by_its_kind() -> None:
+    lines = next_lines([decided(CLEAR["two ranks do more than twice the work"], 1)[0]])
+    assert lines[0] == "Whether more pays yet: 2 ranks, the most of the noop, won; measure 4."

@@ -154,3 +154,23 @@ def test_no_objectives_no_tables(tmp_path: Path) -> None:
     one = cell()
     assert judged(tmp_path, make_plan([one]), [(one, rates(100))]) == []
     assert objectives_table([]) is None and objectives_summary([]) is None and objectives_sentences([]) == []
+
+
+@pytest.mark.parametrize(("field", "bound"), [("tokens_per_second", 100.0), ("p99_latency_seconds", 0.2)])
+def test_a_figure_at_its_bound_is_within_it(tmp_path: Path, field: str, bound: float) -> None:
+    one = cell()
+    (found,) = judged(tmp_path, make_plan([one], 1, objectives={field: bound}), [(one, [100.0])])
+    assert found.value == bound and "the figure itself is within the bound" in found.reason
+
+
+def test_an_objective_without_a_figure_shows_no_dash_for_one(tmp_path: Path) -> None:
+    cells = [cell(), cell(dp=2)]
+    plan = make_plan(cells, 1, objectives={"speedup": 1.5}, experiments=[strong(cells)])
+    (line,) = objectives_sentences(judged(tmp_path, plan, [(cells[0], [100.0])]))
+    assert line.endswith("is undecided (not measured: missing).")
+
+
+def test_one_judgement_left_out_is_one(tmp_path: Path) -> None:
+    cells = [cell(batch_size=size) for size in range(1, MOST_ROWS + 2)]
+    found = judged(tmp_path, make_plan(cells, 1, objectives={"tokens_per_second": 1.0}), [])
+    assert objectives_sentences(found)[-1] == "1 more judgement is left out of the table."

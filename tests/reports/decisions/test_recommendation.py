@@ -294,3 +294,32 @@ def test_nothing_measured_recommends_nothing(tmp_path: Path) -> None:
     context = decision_context(study, Album())
     assert context["recommendations"] is None and context["savings"] is None and context["unit_costs"] is None
     assert "## Recommendations" not in compose(study, Album())[2]
+
+
+def test_a_median_over_other_blocks_does_not_win_against_the_shared_ones(tmp_path: Path) -> None:
+    """The machine was three times as fast in the blocks that the second cell has not."""
+    one, two = cell(), cell(dp=2)
+    few, many = [100.0 + repeat for repeat in range(8)], [90.0 + repeat for repeat in range(8)] + [300.0] * 12
+    study = study_of(tmp_path, make_plan([one, two], repeats=20), [(one, few), (two, many)])
+    found = by_goal(study)["throughput"]
+    assert found.best.key == two.key and found.ratio is not None and found.ratio.bounds[1] < 1
+    assert found.verdict == "loses in the blocks that both have"
+
+
+def test_an_equal_price_saves_nothing(tmp_path: Path) -> None:
+    mine = Price(usd_per_hour=2.0, source="the study file")
+    spot = Price(usd_per_hour=2.0, source="a file", market="spot")
+    one = cell()
+    plan = make_plan([one], prices={"local": TargetPrices(price=mine, others=(spot,))})
+    study = study_of(tmp_path, plan, [(one, rates(100))])
+    found = {saving.name: saving for saving in savings(study, cell_costs(study), [])}
+    assert found["spot or preemptible machines (`local`)"].effect == "nothing"
+
+
+def test_the_cheaper_place_compares_two_places(tmp_path: Path) -> None:
+    """The cheapest and the dearest cell are on one target: the other target lies between them."""
+    cells = [cell(target="a"), cell(target="a").model_copy(update={"cores_per_rank": 2}), cell(target="b")]
+    plan = make_plan(cells, prices={"a": 1.0, "b": 1.0})
+    study = study_of(tmp_path, plan, list(zip(cells, (rates(100), rates(400), rates(200)), strict=True)))
+    found = next(item for item in savings(study, cell_costs(study), []) if item.name.startswith("the cheaper place"))
+    assert "on `a` against `b`" in found.basis and found.effect == "**50.0 %** less a token"

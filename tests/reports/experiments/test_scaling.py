@@ -135,7 +135,12 @@ def test_points_that_are_missing() -> None:
     assert scaling_table(alone).rows[1] == ("2", "0 of 1", "–", "–", "–", "timeout")
     apart = scaling(*study_of({"a": (1, [10.0, None]), "b": (2, [None, 20.0])}, "strong"))
     assert apart.points[1].speedup is None and apart.points[1].throughput is not None
-    for result in (no_base, alone, apart):
+    idle = scaling(*study_of({"a": (1, [0.0, 0.0]), "b": (2, [20.0, 21.0])}, "strong"))
+    for result in (apart, idle):
+        assert scaling_sentence(result).startswith(
+            "No block has a throughput above 0 of both the baseline, 1 rank, and"
+        )
+    for result in (no_base, alone, apart, idle):
         assert drawn(partial(draw_scaling, result=result))["png"]
 
 
@@ -146,6 +151,11 @@ def test_a_baseline_that_is_not_the_smallest() -> None:
     assert values([point.speedup for point in result.points]) == pytest.approx([10 / 36, 19 / 36, 1, 64 / 36])
     assert result.laws.unit_ranks == 1 and "amdahl" in result.laws.fits
     assert "slower" not in scaling_sentence(result)
+    del speeds["large"]
+    below = scaling_sentence(scaling(*study_of({**speeds, "small": (1, [18.0]), "middle": (2, [19.0])}, "strong")))
+    assert "2 ranks give 0.528 times" in below and "more than linear" not in below
+    one = scaling_sentence(scaling(*study_of({"base": (2, [19.0]), "small": (1, [10.0])}, "strong")))
+    assert one.startswith("1 rank gives 0.526 times (1 pair) the throughput of 2 ranks")
 
 
 def test_laws_are_listed_or_refused() -> None:
@@ -223,6 +233,12 @@ def test_pairs_that_disagree_and_variants_that_failed() -> None:
     assert optimization_sentence(*optimization(*lost)) == "The baseline has no figure (timeout), so no gain is given."
 
 
+def test_a_variant_that_shares_no_block_or_does_no_work_has_figures_all_the_same() -> None:
+    for values in ([None, 10.0], [0.0, 0.0]):
+        found = optimization(*study_of({"baseline": (1, [10.0, None]), "v": (1, [*values])}, "optimization"))
+        assert optimization_sentence(*found) == "No block has a throughput above 0 of both v and the baseline."
+
+
 def test_of_many_variants_the_best_and_the_worst_are_told() -> None:
     speeds = {"baseline": (1, [10.0, 10.0]), "a": (1, [9.0, 11.0]), "b": (1, [20.0, 20.0]), "c": (1, [5.0, 5.0])}
     assert optimization_sentence(*optimization(*study_of(speeds, "optimization"))) == (
@@ -242,6 +258,9 @@ def test_a_sweep_names_its_best_point_and_what_is_lost() -> None:
         "Without a figure, drawn as a cross: x 4 (timeout)."
     )
     assert sweep_sentence(points[2:]) == "No point of this sweep has a figure."
+    idle = sweep(*study_of({"x 0": (1, [0.0]), "x 1": (1, [25.0])}, "sweep"))
+    assert sweep_sentence(idle) == "Throughput is highest at x 1: 25.0 items/s; at x 0 it is 0."
+    assert sweep_sentence(idle[:1]) == "Throughput is highest at x 0: 0 items/s."
 
 
 def test_the_field_of_most_values_is_the_axis() -> None:

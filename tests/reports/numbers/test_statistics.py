@@ -197,10 +197,11 @@ def test_corrected_comparisons_are_wider_or_unknown() -> None:
     assert hundred.interval is None and hundred.value == one.value and hundred.comparisons == 100
 
 
+@pytest.mark.parametrize("level", [0.95, 0.96])
 @pytest.mark.parametrize("comparisons", [1, 2, 3, 10, 25, 26, 100, 1000])
-def test_the_least_repeats_are_just_enough(comparisons: int) -> None:
-    least = min_repeats(comparisons)
-    confidence = corrected(0.95, comparisons)
+def test_the_least_repeats_are_just_enough(comparisons: int, level: float) -> None:
+    least = min_repeats(comparisons, level)
+    confidence = corrected(level, comparisons)
     assert order_weights(least, confidence) is not None
     assert least == LEAST_REPEATS or order_weights(least - 1, confidence) is None
 

@@ -104,6 +104,13 @@ def test_drift_is_found_unless_it_is_too_small_to_matter() -> None:
     assert none_rate(small) == 0
 
 
+def test_times_of_which_most_are_nothing_are_judged_all_the_same() -> None:
+    """A program that writes whole seconds: a step takes none of them, or one."""
+    late = steady(np.array([0.0] * 12 + [1.0] * 9))
+    assert late.found is False and late.reason == "the level changes by +233.3 % at about pass 13"
+    assert steady(np.array(([0.0] * 3 + [1.0]) * 10)).found and steady(np.zeros(40)).found
+
+
 def test_what_cannot_be_told_is_none() -> None:
     assert steady(np.ones(LEAST_PASSES - 1)) == Steady(None, 0, 19, "19 passes, at least 20 are needed to tell")
     assert steady(np.array([])).found is None

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from configs.plans.expand import expand
 from configs.records.record import Status
+from configs.spec.study import parse_study
 from reports.reading.load import load_run
+from reports.render import render_report
 from reports.runs.join import common_table, find_runs, joined_report, nodes_environment_table, nodes_of
 from reports.runs.join_best import Contender, best_sentences
+from tests.support.run_folders import made_studies
 from tests.support.run_folders.report_runs import (
     MODEL,
     cell_on,
@@ -107,3 +111,26 @@ def test_which_folders_a_pattern_names(tmp_path: Path) -> None:
     (tmp_path / "benchmark_results_a.json").write_text('{"run": "../two"}')
     with pytest.raises(ValueError, match=r"run: got '../two', expected the name of a folder"):
         find_runs(expanded)
+
+
+def test_cells_that_did_no_work_win_nothing(tmp_path: Path) -> None:
+    """A script may tell of 0 units in each of its steps."""
+    spec = {
+        "study": "idle",
+        "workload": {"kind": "script", "command": ["t.py", "{params.x}"], "params": {"x": 0}},
+        "experiments": {"sweep": {"kind": "sweep", "over": {"workload.params.x": [0, 5]}}},
+        "measuring": {"repeats": 6, "memory": False},
+    }
+    runs = []
+    for name in ("one", "two"):
+        plan = expand(parse_study(spec), [], {}, lambda _: 0)
+        runs.append(made_studies.write_plan(tmp_path / name, plan))
+        for cell in plan.cells.values():
+            units = [float(cell.workload.model_dump()["params"]["x"])] * 20
+            for repeat in range(6):
+                samples = {"0/step_seconds": [0.01] * 20, "0/step_units": units}
+                made_studies.write_record(runs[-1], cell, repeat, samples, figures={"steps": 20}, num_columns=2)
+    text = joined_report([load_run(run) for run in runs])
+    assert text.count("> Highest throughput (script, float32)") == 1 and text.count("> Lowest latency") == 2
+    render_report(runs[0])
+    assert "at params.x 0 it is 0." in runs[0].report.read_text()

@@ -1,5 +1,6 @@
 """Variants of one run against their baseline: verdicts, exit codes, JUnit; and the report's part on own programs."""
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
@@ -8,7 +9,7 @@ import pytest
 
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import read_plan
+from configs.plans.plan import RefusedPoint, read_plan
 from configs.spec.study import parse_study
 from flows.cli.results.compare import compare_runs
 from reports.experiments.own_programs import agreement_table, same_losses
@@ -81,6 +82,38 @@ def test_other_processes_do_not_hide_a_slower_script(environment: Path, capsys: 
     assert compare_runs(run.folder, None, within="gate", undisturbed=True) == 4
     assert "tokens/s undisturbed" in capsys.readouterr().out
     assert compare_runs(run.folder, run.folder, undisturbed=True) == 2
+
+
+@pytest.mark.parametrize(("variants", "repeats", "needed"), [(1, 8, 9), (20, 7, 10)])
+def test_noise_is_told_by_the_repeats_that_would_settle_it(
+    environment: Path, capsys: pytest.CaptureFixture[str], variants: int, repeats: int, needed: int
+) -> None:
+    """One variant: an interval too wide. Twenty: no interval, which 10 pairs would give and 7 do not."""
+    steps = {f"v{place}": {"params.x": place} for place in range(1, variants + 1)}
+    run = made(environment, {"gate": {"kind": "optimization", "variants": steps}}, dict.fromkeys(range(21), 0.01))
+    for cell in read_plan(run.plan).cells.values():
+        place = int(cell.workload.model_dump()["params"]["x"])
+        for repeat in range(8):
+            if repeat >= repeats:
+                run.record(cell.key, "timed", repeat, 1).unlink()
+                continue
+            times = 0.01 * (1 + 0.3 * ((repeat * 7 + place * 3) % 5))
+            write_record(run, cell, repeat, samples={"0/step_seconds": np.full(20, times)}, figures={"steps": 20})
+    assert compare_runs(run.folder, None, within="gate") == 0
+    told = re.search(r"about (\d+) repeats in each run would settle it, there are (\d+)", capsys.readouterr().out)
+    assert told is not None and int(told[2]) == repeats and int(told[1]) >= needed
+    assert variants == 1 or int(told[1]) == needed
+
+
+def test_an_experiment_without_points_closes_no_gate_and_opens_none(environment: Path) -> None:
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    plan = read_plan(run.plan)
+    refused = RefusedPoint(label="same", values={"variant": "same"}, reason="not in this version")
+    (gate,) = plan.experiments
+    empty = plan.model_copy(update={"experiments": (gate.model_copy(update={"points": (), "refused": (refused,)}),)})
+    run.plan.write_text(empty.model_dump_json())
+    with pytest.raises(ValueError, match="experiment gate of this run has no point beside its baseline"):
+        compare_runs(run.folder, None, within="gate")
 
 
 def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:

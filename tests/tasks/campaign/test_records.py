@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -277,6 +278,34 @@ def test_a_record_of_many_ranks_is_no_error(run: RunPaths) -> None:
     leave_end(paths)
     record = collect_job(run, NAME).records[0]
     assert record.status is Status.COMPLETED and len(record.rank_figures["cpu_seconds"]) == ranks
+
+
+def test_a_long_cell_is_no_error(run: RunPaths) -> None:
+    """A script may have a thousand arguments, and a target many variables."""
+    cell = CELLS[0].model_copy(update={"env": {f"A{place}": "x" * 100 for place in range(100)}})
+    paths = run.job(NAME)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    measurement = Measurement(cell=cell, repeat=0, attempt=1)
+    paths.job.write_text(job.model_copy(update={"measurements": (measurement,)}).model_dump_json())
+    for rank in range(2):
+        leave_part(paths, measurement, rank)
+    leave_end(paths)
+    assert collect_job(run, NAME).records[0].status is Status.COMPLETED
+    assert len(read_ledger(run).entries) == 1
+
+
+def test_more_figures_than_a_record_holds_are_a_failure(run: RunPaths) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, MEASUREMENTS[0], rank)
+        part = json.loads(paths.part(MEASUREMENTS[0].name, rank).read_text())
+        part["figures"] |= {f"figure_{place}": "x" * 200 for place in range(50)}
+        paths.part(MEASUREMENTS[0].name, rank).write_text(json.dumps(part))
+    leave_end(paths)
+    record = collect_job(run, NAME).records[0]
+    assert record.status is Status.FAILED and record.failure is not None and record.figures == {}
+    assert re.match(r"the figures take 1\d,\d{3} bytes of the record, expected at most 8,192", record.failure.message)
+    assert len(read_ledger(run).entries) == 1
 
 
 def test_a_launch_that_somebody_cancels_before_it_begins_counts_as_a_failed_start(run: RunPaths) -> None:

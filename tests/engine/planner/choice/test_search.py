@@ -23,7 +23,6 @@ from engine.planner.choice.search import (
     memory_limit,
     precision_for,
     ranked,
-    splits,
     usd_per_million_tokens,
     with_memory_limit,
 )
@@ -62,9 +61,9 @@ def test_layouts_of_two_ranks() -> None:
 
 
 def test_tensor_parallelism_needs_heads_that_it_can_share() -> None:
-    assert [tp for tp in range(1, 17) if splits(LLAMA_70B, tp)] == [1, 2, 4, 8, 16]  # 64 heads, 8 key-value heads
+    assert [tp for tp in range(1, 17) if LLAMA_70B.splits(tp)] == [1, 2, 4, 8, 16]  # 64 heads, 8 key-value heads
     gpt2 = find_model("gpt2")  # 12 heads
-    assert [tp for tp in range(1, 13) if splits(gpt2, tp)] == [1, 2, 3, 4, 6, 12]
+    assert [tp for tp in range(1, 13) if gpt2.splits(tp)] == [1, 2, 3, 4, 6, 12]
 
 
 def test_tensor_parallelism_leaves_the_node_only_where_nothing_else_fits() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from configs.common.execution import Layout
 from configs.hardware.hardware import Accelerator, Machine
+from engine.planner.catalog import find_model
 from engine.planner.families import read_architecture
 from engine.planner.memory.shrink import fits, memory_of, smallest_change
 from engine.planner.setup import InferenceSetup, TrainingSetup
@@ -113,3 +114,22 @@ def test_a_large_cache_is_made_smaller() -> None:
     change = smallest_change(setup, memory_of(setup.replace(batch=32)).total)
     assert change is not None
     assert change.words[0].startswith(("prompts of", "a batch of"))
+
+
+def test_tensor_parallelism_is_named_where_it_splits_the_model_equally() -> None:
+    """phi-4 has 40 heads and 10 key-value heads: 4 ranks divide the former only."""
+    model = find_model("phi-4")
+    assert [tp for tp in range(1, 11) if model.splits(tp)] == [1, 2, 5, 10]
+    for setup in (InferenceSetup(model, machine(), weights="bfloat16"), TrainingSetup(model, machine(), Layout())):
+        for limit in (0.7, 0.4, 0.3, 0.2, 0.15):
+            change = smallest_change(setup, limit * memory_of(setup).total, 8)
+            assert change is None or model.splits(change.setup.layout.tp), change.sentence
+
+
+def test_nothing_is_offloaded_from_a_cpu() -> None:
+    node = machine()
+    cpu = node.accelerator.model_copy(update={"kind": "cpu", "peak_flops": {"float32": 1e12}})
+    setup = training(machine=node.model_copy(update={"accelerator": cpu}), precision="float32")
+    for share in (0.9, 0.5, 0.2, 0.1, 0.01):
+        change = smallest_change(setup, share * memory_of(setup).total)
+        assert change is None or change.setup.offload == "none", change.sentence

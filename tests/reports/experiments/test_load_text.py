@@ -1,0 +1,48 @@
+"""Load experiments as tables and sentences: labels of any text, intervals, medians of searches."""
+
+import numpy as np
+
+from configs.load.objectives import RequestObjectives
+from configs.plans.plan import CellPoint, PlannedExperiment
+from configs.spec.cell import Cell
+from configs.workloads.serve import ServeWorkload
+from reports.experiments.load import LoadExperiment, LoadPoint, LoadRepeat
+from reports.experiments.load_text import latencies_table, load_sentence, load_table
+from reports.load.metrics import serving_metrics
+from reports.load.search import FoundRate
+from reports.load.verdict import judged
+from reports.reading.load import CellResult
+from tests.support.run_folders.load_runs import made_run
+
+
+def experiment_of(label: str, ttft: list[float], limits: list[float] | None = None) -> LoadExperiment:
+    """One point; a repeat for each TTFT, and of a search for each limit."""
+    objectives = RequestObjectives(ttft_seconds=1.0)
+    find = None if limits is None else "max_rate"
+    cell = Cell(model="folder:abc", workload=ServeWorkload(find=find, objectives=objectives))
+    repeats = {}
+    for repeat, seconds in enumerate(ttft):
+        run = made_run(np.arange(0, 40, 0.1), seconds)
+        figures = serving_metrics(run, objectives)
+        found = None if limits is None else FoundRate(limits[repeat], 1.0, 9.0, True, "it is settled", ())
+        repeats[repeat] = LoadRepeat(figures, judged(run, figures), found, None, None)
+    result = CellResult(cell.key, cell, label, "tiny", len(ttft), {}, None)
+    planned = CellPoint(cell=cell.key, values={}, label=label, baseline=True)
+    experiment = PlannedExperiment(name="load", kind="load", model="tiny", points=(planned,))
+    return LoadExperiment(experiment, (LoadPoint(label, result, repeats, None, None),))
+
+
+def test_a_label_with_marks_of_markdown_stays_in_its_cell() -> None:
+    found = experiment_of("trace a|b_*.jsonl", [0.1])
+    for table in (load_table(found), latencies_table(found)):
+        assert table.rows[0][0] == r"trace a\|b\_\*.jsonl"
+
+
+def test_an_interval_is_in_parentheses_as_everywhere() -> None:
+    row = latencies_table(experiment_of("rate 1", [0.100 + 0.001 * repeat for repeat in range(8)])).rows[0]
+    assert row[1] == "104 (101 to 106)" and "[" not in "".join(row)
+
+
+def test_of_an_even_number_of_searches_the_middle_is_between_two() -> None:
+    text = load_sentence(experiment_of("max_rate", [0.1, 0.1], [2.0, 6.0]))
+    assert text.startswith("4.00 requests/s (1.00 to 9.00, 2 searches) is the highest rate with TTFT up to 1.00 s")
