@@ -140,6 +140,20 @@ def install(folder: str, constraints: str, requirements: list[str], limit: float
         shutil.rmtree(work, ignore_errors=True)
 
 
+def pack(folder: str, to: str, limit: float) -> dict[str, Any]:
+    """A folder as one file for hosts like this one; its size and SHA-256. limit: in seconds."""
+    os.makedirs(os.path.dirname(to), exist_ok=True)
+    _call(["tar", "-C", folder, "-cf", to, "."], limit)
+    with open(to, "rb") as file:
+        return {"size": os.path.getsize(to), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def unpack_beside(archive: str, limit: float) -> None:
+    """What `pack` made, into the folder in which it lies, in its place. Times are kept: compiled files stay valid."""
+    _call(["tar", "-C", os.path.dirname(archive), "--no-same-owner", "-xf", archive], limit)
+    os.unlink(archive)
+
+
 def _call(command: list[str], limit_seconds: float) -> None:
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -8,6 +8,7 @@ are in sessions of their own, and everything that is known of one lies in its fo
 import contextlib
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -29,11 +30,13 @@ from slurm.ssh.node_files import (
     hashes,
     install,
     make,
+    pack,
     put,
     remove,
     rename,
     sizes,
     unpack,
+    unpack_beside,
 )
 
 INLINE_BYTES = 64 << 10
@@ -76,6 +79,7 @@ def hello(folder: str) -> dict[str, Any]:
         "place": os.readlink("/proc/self/ns/net"),
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
+        "platform": [os.uname().machine, *platform.libc_ver()],
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "cpu_model": _cpu_model(),
@@ -240,7 +244,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until there are no more. What may take long is done in a thread."""
     neighbours, writing = Neighbours(), threading.Lock()
     quick = (versions, put, get, sizes, rename, make, neighbours.offer, start_job, look)
-    long = (hello, hashes, remove, unpack, install, fetch, end_job)
+    long = (hello, hashes, remove, unpack, install, pack, unpack_beside, fetch, end_job)
     operations: dict[str, Callable[..., dict[str, Any] | None]] = {each.__name__: each for each in (*quick, *long)}
 
     def answer(number: int, operation: Callable[..., dict[str, Any] | None], arguments: dict[str, Any]) -> None:

@@ -4,8 +4,9 @@
 <folder>/runs/<name>-<digest of the run folder's path>/  inputs/  cache/  jobs/<job>.<token>/
 
 Each file leaves this machine once: the first host that lacks it hands it on to the next while it comes in, and that to
-the next; a host that cannot reach the one before gets it from here. Every file is checked by its SHA-256 where it
-arrives. Folders are made under another name and renamed: each is there whole or not at all.
+the next; a host that cannot reach the one before gets it from here. Libraries are installed by the pip of one host and
+handed on to those that are like it. Every file is checked by its SHA-256 where it arrives. Folders are made under
+another name and renamed: each is there whole or not at all.
 """
 
 import asyncio
@@ -15,8 +16,8 @@ import hashlib
 import itertools
 import secrets
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from slurm.staging.wheel import pack_wheel
 _PIECE_BYTES = 1 << 20
 _PIECES_UNDER_WAY = 16
 _INSTALL_LIMIT_SECONDS = 3600.0
+_PACK_LIMIT_SECONDS = 1800.0
 _TRANSFER_LIMIT_SECONDS = 24 * 3600.0
 
 FinishMember = Callable[["Member", str], Awaitable[None]]
@@ -53,10 +55,10 @@ class Member:
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A file to bring: its path below the folder that is made, and where it lies here."""
+    """A file to bring: its path below the folder that is made, and where it lies here; None: the first host has it."""
 
     name: str
-    source: Path
+    source: Path | None
     size: int
     sha256: str
 
@@ -131,32 +133,69 @@ async def _stage_interpreters(target: SshTarget, members: Sequence[Member], noti
     """The interpreter of each host: the one that is named, else one with libraries that are installed there."""
     name, code = interpreter_name(target), f"code/{_packed_code()[1][:16]}/code"
     lacking = await _lacking(members, name.removeprefix("rankwise/"))
+    if target.python is None and lacking:
+        await _stage_libraries(members, notice)
 
     async def make(member: Member) -> None:
         python = str(member.facts.data["executable"])
         if target.python is None:
-            python = f"{await _installed(member, notice)}/bin/python"
+            python = f"{member.rankwise}/{_libraries_of(member)}/bin/python"
         script = interpreter_script(f"{member.rankwise}/{code}", python)
         await send(member.host, script.encode(), f"{member.facts.folder}/{name}", mode=0o755)
 
     await asyncio.gather(*(make(member) for member in lacking))
 
 
-async def _installed(member: Member, notice: Notice) -> str:
-    """A virtual environment with the libraries in the versions that were tested; made by the host's own pip."""
+def _libraries_of(member: Member) -> str:
+    """Where a host has libraries in the versions that were tested, below `rankwise`."""
     constraints, requirements = node_requirements()
     version = ".".join(map(str, member.facts.data["python"]))
     made_of = {"libraries": requirements, "constraints": sha256_of_file(constraints), "python": version}
-    folder = f"{member.rankwise}/libraries/{content_hash(made_of)}"
-    if not await _lacking([member], folder.removeprefix(f"{member.rankwise}/")):
-        return folder
-    notice(f"libraries: installing on {member.host.name} (once, takes minutes)")
+    return f"libraries/{content_hash(made_of)}"
+
+
+async def _stage_libraries(members: Sequence[Member], notice: Notice) -> None:
+    """A virtual environment on each host: installed by one of those that are alike, and handed on to the others."""
+    alike: dict[tuple[object, ...], list[Member]] = {}
+    for member in members:
+        # An environment names its folder and its interpreter, and its libraries are compiled for a platform.
+        told = member.facts.data
+        kind = (member.rankwise, _libraries_of(member), told["executable"], *told["platform"])
+        alike.setdefault(kind, []).append(member)
+    await asyncio.gather(*(_stage_alike(group, notice) for group in alike.values()))
+
+
+async def _stage_alike(members: Sequence[Member], notice: Notice) -> None:
+    name = _libraries_of(members[0])
+    lacking = await _lacking(members, name)
+    first = next((member for member in members if member not in lacking), None)
+    if first is None:
+        first, *lacking = lacking
+        onward = f", and from there to {_names(lacking)}" if lacking else ""
+        notice(f"libraries: installing on {first.host.name} (once, takes minutes){onward}")
+        await _install(first)
+        lacking = await _lacking(lacking, name)  # a home folder that hosts share has it already
+    elif lacking:
+        notice(f"libraries: from {first.host.name} to {_names(lacking)}")
+    if not lacking:
+        return
+    try:
+        await _hand_on_folder(first, lacking, name)
+    except HostError as error:
+        lacking = await _lacking(lacking, name)
+        notice(f"libraries: cannot be handed on ({error}); installing on {_names(lacking)}")
+        await asyncio.gather(*map(_install, lacking))
+
+
+async def _install(member: Member) -> None:
+    """By the host's own pip."""
+    constraints, requirements = node_requirements()
+    folder = f"{member.rankwise}/{_libraries_of(member)}"
     await send(member.host, read_bytes(constraints), f"{folder}.constraints.txt")
     await member.host.ask(
         "install", limit_seconds=_INSTALL_LIMIT_SECONDS + 600, folder=folder, requirements=requirements,
         constraints=f"{folder}.constraints.txt", limit=_INSTALL_LIMIT_SECONDS,
     )  # fmt: skip
-    return folder
 
 
 async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, thorough: bool) -> None:
@@ -206,25 +245,53 @@ async def _lacking(members: Sequence[Member], name: str) -> list[Member]:
 
 async def _bring(members: Sequence[Member], name: str, items: Sequence[StagedFile], finish: FinishMember) -> None:
     """Bring files to hosts, finish each one's folder and give it its name."""
+    async with _work_folders(members, name) as folders:
+        await _along(members, folders, items)
+        await _finish(members, folders, name, finish)
+
+
+async def _hand_on_folder(first: Member, members: Sequence[Member], name: str) -> None:
+    """A folder that one host has to hosts of the same platform, packed in one file."""
+    limit = _PACK_LIMIT_SECONDS
+
+    async def unpack(member: Member, work: str) -> None:
+        archive = f"{work}/{packed.name}"
+        await member.host.ask("unpack_beside", limit_seconds=limit + 60, archive=archive, limit=limit)
+
+    async with _work_folders([first, *members], name) as folders:
+        archive = f"{folders[first.host]}/packed.tar"
+        told, _ = await first.host.ask(
+            "pack", limit_seconds=limit + 60, folder=f"{first.rankwise}/{name}", to=archive, limit=limit
+        )
+        packed = StagedFile("packed.tar", None, told["size"], told["sha256"])
+        await _along([first, *members], folders, [packed])
+        await _finish(members, folders, name, unpack)
+
+
+@asynccontextmanager
+async def _work_folders(members: Sequence[Member], name: str) -> AsyncIterator[dict[Host, str]]:
+    """Names of folders in which something comes to be, by host; what is left of them in the end is removed."""
     work = f"{name.rpartition('/')[0]}/.{name.rpartition('/')[2]}.{secrets.token_hex(4)}"
     folders = {member.host: f"{member.rankwise}/{work}" for member in members}
-
-    async def end(member: Member) -> None:
-        await finish(member, folders[member.host])
-        await member.host.ask("rename", path=folders[member.host], to=f"{member.rankwise}/{name}")
 
     async def clear(member: Member) -> None:
         with suppress(HostAway, HostError):
             await member.host.ask("remove", paths=[folders[member.host]])
 
     try:
-        try:
-            await _along(members, folders, items)
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from group
-        await asyncio.gather(*map(end, members))
+        yield folders
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
     finally:
         await asyncio.gather(*map(clear, members))
+
+
+async def _finish(members: Sequence[Member], folders: dict[Host, str], name: str, finish: FinishMember) -> None:
+    async def end(member: Member) -> None:
+        await finish(member, folders[member.host])
+        await member.host.ask("rename", path=folders[member.host], to=f"{member.rankwise}/{name}")
+
+    await asyncio.gather(*map(end, members))
 
 
 async def _along(members: Sequence[Member], folders: dict[Host, str], items: Sequence[StagedFile]) -> None:
@@ -238,7 +305,8 @@ async def _along(members: Sequence[Member], folders: dict[Host, str], items: Seq
     async def first(member: Member) -> None:
         for item in items:
             begun[member.host, item.name].set()
-            await _upload(member.host, item, f"{folders[member.host]}/{item.name}")
+            if item.source is not None:
+                await _upload(member.host, item, item.source, f"{folders[member.host]}/{item.name}")
 
     async def onward(before: Member, member: Member) -> None:
         for item in items:
@@ -263,18 +331,20 @@ async def _hand_on(before: Member, member: Member, folders: dict[Host, str], ite
             path=f"{folders[member.host]}/{item.name}",
         )  # fmt: skip
     except HostError:
-        await _upload(member.host, item, f"{folders[member.host]}/{item.name}")
+        if item.source is None:
+            raise
+        await _upload(member.host, item, item.source, f"{folders[member.host]}/{item.name}")
 
 
-async def _upload(host: Host, item: StagedFile, path: str) -> None:
+async def _upload(host: Host, item: StagedFile, source: Path, path: str) -> None:
     """A file from here. Raises ValueError where it is not what it should be, and as `Host.ask`."""
     try:
-        await _upload_pieces(host, item, path)
+        await _upload_pieces(host, item, source, path)
     except ExceptionGroup as group:
         raise group.exceptions[0] from group
 
 
-async def _upload_pieces(host: Host, item: StagedFile, path: str) -> None:
+async def _upload_pieces(host: Host, item: StagedFile, source: Path, path: str) -> None:
     """Some pieces are under way at a time."""
     room = asyncio.Semaphore(_PIECES_UNDER_WAY)
 
@@ -286,7 +356,7 @@ async def _upload_pieces(host: Host, item: StagedFile, path: str) -> None:
 
     async with asyncio.TaskGroup() as under_way:
         digest, offset = hashlib.sha256(), 0
-        with open_regular(item.source) as file:
+        with open_regular(source) as file:
             while True:
                 await room.acquire()
                 content = file.read(_PIECE_BYTES)
@@ -294,7 +364,7 @@ async def _upload_pieces(host: Host, item: StagedFile, path: str) -> None:
                 last = offset + len(content) >= item.size or not content
                 if last and digest.hexdigest() != item.sha256:
                     raise ValueError(
-                        f"{item.source}: content changed since the study began. Run again, or fetch the file again"
+                        f"{source}: content changed since the study began. Run again, or fetch the file again"
                     )
                 under_way.create_task(piece(content, offset, last))
                 offset += len(content)

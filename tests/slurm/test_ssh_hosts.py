@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from slurm.ssh import connection, staging
 from slurm.ssh.connection import Host, HostAway, HostError, HostRefused, hosts_of
 from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.loop import wait_for
-from slurm.ssh.staging import stage_hosts
+from slurm.ssh.staging import members_of, stage_hosts
 from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
 
 LIMIT_SECONDS = 60.0
@@ -255,17 +255,24 @@ def test_a_file_that_changed_is_not_given_to_anybody(hosts: SshTestHosts, model:
     assert not list((hosts["a"].disk / "rankwise" / "models").glob(".*"))
 
 
-def test_libraries_are_installed_by_the_hosts_own_pip(
-    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A small one of our own, from a file: no network is needed. pip's words are told where it fails."""
-    wheel = hosts["a"].disk / "tinything-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
+TINY_WHEEL = "tinything-1.0-py3-none-any.whl"
+
+
+def tiny_wheel(folder: Path) -> None:
+    """A library of one line, as pip takes it."""
+    with zipfile.ZipFile(folder / TINY_WHEEL, "w") as archive:
         archive.writestr("tinything.py", "VALUE = 42\n")
         archive.writestr("tinything-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tinything\nVersion: 1.0\n")
         about = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         archive.writestr("tinything-1.0.dist-info/WHEEL", about)
         archive.writestr("tinything-1.0.dist-info/RECORD", "")
+
+
+def test_libraries_are_installed_by_the_hosts_own_pip(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small one of our own, from a file: no network is needed. pip's words are told where it fails."""
+    tiny_wheel(hosts["a"].disk)
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("")
     python = sys._base_executable  # type: ignore[attr-defined]
@@ -279,12 +286,81 @@ def test_libraries_are_installed_by_the_hosts_own_pip(
     require("missing-1.0-py3-none-any.whl")
     with pytest.raises(HostError, match=r"gpu-a: .*pip install"):
         wait_for(stage_hosts(target, [], lambda _: None), LIMIT_SECONDS)
-    require(wheel.name)
+    require(TINY_WHEEL)
     wait_for(stage_hosts(target, [], lambda _: None), LIMIT_SECONDS)
     program = f"{hosts.base}/node/{staging.interpreter_name(target)}"
     code = "import tinything, slurm.ssh.node_files as ours; print(tinything.VALUE, ours.__file__)"
     done = subprocess.run(hosts["a"].inside(program, "-c", code), capture_output=True, text=True, timeout=60, cwd="/")
     assert done.stdout.startswith("42 ") and "/node/rankwise/code/" in done.stdout, done.stderr
+
+
+def own_wheel(hosts: SshTestHosts, names: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small library, for the pip of the named hosts alone: the others do not see its file."""
+    for name in names:
+        tiny_wheel(hosts[name].disk)
+    constraints = folder / "constraints.txt"
+    constraints.write_text(f"# {folder.name}\n")  # of this test: what others have installed is another
+    wanted = f"tinything @ file://{hosts.base}/node/{TINY_WHEEL}"
+    monkeypatch.setattr(staging, "node_requirements", lambda: (constraints, [wanted]))
+    monkeypatch.setattr(connection, "_interpreter", lambda _: sys._base_executable)  # type: ignore[attr-defined]
+
+
+def values_of_tinything(hosts: SshTestHosts, target: SshTarget) -> list[str]:
+    """What the interpreter of each host finds; empty: nothing."""
+    program = f"{hosts.base}/node/{staging.interpreter_name(target)}"
+    code = "import tinything; print(tinything.VALUE)"
+    return [
+        subprocess.run(host.inside(program, "-c", code), capture_output=True, text=True, timeout=60, cwd="/").stdout
+        for host in hosts.hosts
+    ]
+
+
+def test_libraries_are_handed_on_to_hosts_that_are_alike(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pip for three hosts: the others could not install at all. Nothing else is left."""
+    own_wheel(hosts, "a", tmp_path, monkeypatch)
+    target, said = lab(hosts, python=None), list[str]()
+    wait_for(stage_hosts(target, [], said.append), LIMIT_SECONDS)
+    assert "libraries: installing on gpu-a (once, takes minutes), and from there to gpu-b, gpu-c" in said
+    assert values_of_tinything(hosts, target) == ["42\n"] * 3
+    for host in hosts.hosts:
+        libraries = [each for each in (host.disk / "rankwise" / "libraries").iterdir() if each.is_dir()]
+        assert libraries and not any(each.name.startswith(".") for each in libraries)
+        assert not list((host.disk / "rankwise").rglob("packed.tar"))
+    shutil.rmtree(hosts["b"].disk / "rankwise" / "libraries")
+    shutil.rmtree(hosts["b"].disk / "rankwise" / "envs")
+    said.clear()
+    wait_for(stage_hosts(target, [], said.append), LIMIT_SECONDS)
+    assert values_of_tinything(hosts, target) == ["42\n"] * 3
+    assert said == ["libraries: from gpu-a to gpu-b"]
+
+
+def test_hosts_of_other_platforms_install_by_themselves(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_wheel(hosts, "abc", tmp_path, monkeypatch)
+    target, said = lab(hosts, python=None), list[str]()
+    members = wait_for(members_of(target), LIMIT_SECONDS)
+    members[1].facts.data["platform"] = ["aarch64", "glibc", "2.36"]
+    wait_for(staging._stage_libraries(members, said.append), LIMIT_SECONDS)
+    assert sorted(said) == [
+        "libraries: installing on gpu-a (once, takes minutes), and from there to gpu-c",
+        "libraries: installing on gpu-b (once, takes minutes)",
+    ]
+
+
+def test_libraries_that_cannot_be_handed_on_are_installed_by_each_host(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_wheel(hosts, "abc", tmp_path, monkeypatch)
+    given = hosts.target()["hosts"]
+    given[0]["address"] = "10.255.255.1"  # nobody's
+    target, said = lab(hosts, python=None, hosts=given), list[str]()
+    wait_for(stage_hosts(target, [], said.append), LIMIT_SECONDS)
+    (line,) = (each for each in said if "cannot be handed on" in each)
+    assert line.endswith("; installing on gpu-b, gpu-c")
+    assert values_of_tinything(hosts, target) == ["42\n"] * 3
 
 
 def test_a_refused_host_says_so_as_such(hosts: SshTestHosts, tmp_path: Path) -> None:
