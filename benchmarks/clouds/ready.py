@@ -1,12 +1,12 @@
 """Eight nodes made ready against one: python -m benchmarks.clouds.ready [--only waits,install] [--rounds 3]
 
-waits: nodes of EC2 (its API on this machine, a namespace with sshd behind each instance) that take 45 s to boot, and an
-index of packages that holds a node's pip for 120 s: seconds from the request to code and libraries on every node. At
-most 1.2 times those of one node. install: hosts by SSH on the first of which pip installs all that nodes need, from
-wheels of this environment, and which hand it on: CPU seconds of this program and of all processes on the hosts, at most 8.5 times those with
-one host. The same installation has taken 29 to 54 CPU seconds on one machine, so one host and eight alternate, and the
-median of the rounds is judged. Each figure is kept in --results, so that an interrupted campaign goes on. Exit code 1
-where a bar is missed.
+waits: nodes of EC2 (its API on this machine, a namespace with sshd behind each instance) that take 45 s to boot, and
+an index of packages that holds a node's pip for 120 s: seconds from the request to code and libraries on every node.
+At most 1.2 times those of one node. install: hosts by SSH on the first of which pip installs all that nodes need,
+from wheels of this environment, and which hand it on: CPU seconds of this program and of all processes on the hosts,
+at most 8.5 times those with one host. The same installation has taken 29 to 66 CPU seconds on one machine, so one
+host and eight alternate, and the median of the rounds is judged. Each figure is kept in --results, so that an
+interrupted campaign goes on. Exit code 1 where a bar is missed.
 """
 
 import argparse

@@ -239,15 +239,15 @@ def _deployed(
             raise
         return TargetOutcome(wanted.target.text, problem=redacted(getattr(error, "strerror", None) or str(error)))
     bundle = read_bundle(store.bundles, deployment.bundle)
-    check = bundle.check
+    measured = bundle.check
     usd = deployment.usd_per_hour
     price = "own" if deployment.rental is None and usd is None else "unknown" if usd is None else f"{usd:.3f}"
     row = (
         deployment.name,
         f"{bundle.level} ({'+'.join(bundle.compression) or 'unchanged'})",
-        _size(check.weights_bytes if check else None),
-        "" if check is None or check.speed is None else f"{check.speed:.2f}",
-        check.loss_text if check else "",
+        _size(measured.weights_bytes if measured else None),
+        "" if measured is None or measured.speed is None else f"{measured.speed:.2f}",
+        measured.loss_text if measured else "",
         bundle.verdict,
         f"{1000 * timing.seconds:.1f}",
         f"{timing.per_second:,.0f} {timing.unit}",
