@@ -43,7 +43,7 @@ def test_a_rollout_keeps_what_is_not_named(monkeypatch: pytest.MonkeyPatch, stor
     monkeypatch.setattr(Store, "bundle", lambda *_: now)
     monkeypatch.setattr(deploying, "roll_out", roll_out)
     for dtype in (None, "bfloat16"):
-        assert run_rollout("one", "./m", "none", None, dtype, 0.01, 0.0, False) == 0  # type: ignore[arg-type]
+        assert run_rollout("one", "./m", "none", None, dtype, 0.01, 0.0, False) == 0
     first, second = asked
     assert (first.layout, first.max_length, first.max_sequences, first.dtype) == (Layout(tp=2), 4096, 8, "float32")
     assert second.dtype == "bfloat16"
