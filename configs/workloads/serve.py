@@ -40,7 +40,9 @@ class ServeWorkload(BaseWorkload):
         None, le=MAX_RATE, description="requests per second of an open loop; a search begins there; default 1"
     )
     burstiness: PositiveFloat = Field(0.5, le=1000, description="shape of gamma gaps; 1 is Poisson")
-    users: PositiveInt | None = Field(None, le=10_000, description="closed loop: users who wait for each answer")
+    users: PositiveInt | None = Field(
+        None, le=Caps().max_in_flight, description="closed loop: users who wait for each answer"
+    )
     trace: str | None = Field(None, description="open loop of a JSONL file with times and lengths of requests")
     speed: PositiveFloat = Field(1.0, le=1000, description="factor on the rate of the trace")
     think_seconds: float = Field(0.0, ge=0, le=3600, description="mean pause of a user, and between turns")
