@@ -1,6 +1,6 @@
 """What the folders of deployments say: names that are no paths, deployments that were interrupted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -266,3 +266,15 @@ def test_a_rollout_that_breaks_off_ends_its_own_servers_alone(
     assert placer.ended == [2] and applied == [Front.config]
     assert store.read("one") == before and store.unfinished() == []
     assert read_entries(store.folder("one") / "ledger.jsonl")[-1]["event"] == "deployed"
+
+
+def test_an_expired_deployment_is_not_changed(store: Store) -> None:
+    store.save(deployed(store).model_copy(update={"expires_at": 2.0}))
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: rollouts.replace_bundle(store, "one", WantedBundle(model="./nothing"), print, None),
+        lambda: rollouts.replace(store, "one", SimpleNamespace(), print),  # type: ignore[arg-type]
+        lambda: rollouts.set_server_count(store, "one", 2, print),
+    )
+    for change in changes:
+        with pytest.raises(ValueError, match="one: has expired"):
+            change()
