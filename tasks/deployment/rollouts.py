@@ -231,7 +231,7 @@ def _watch(
             if (problem := first_answers(url_of(server), key, bundle)) is not None:
                 return problem
         except httpx.HTTPError as error:
-            return f"server-{server.generation}: {error or type(error).__name__}"
+            return f"server-{server.generation}: {str(error) or type(error).__name__}"
     return None
 
 
