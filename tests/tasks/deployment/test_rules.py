@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
 
 from configs.common.execution import Layout
-from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel
+from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel, ServingBundle
 from engine.planner.families import read_architecture
+from tasks.deployment import first_answers
 from tasks.deployment.bundles import chosen_level
 from tasks.deployment.first_answers import TIES, _compare
 from tasks.deployment.fit import check_fit, memory_of_rank
@@ -74,6 +76,19 @@ def test_tokens_are_compared_up_to_the_first_tie() -> None:
     assert (
         _compare(request, answer(5, 6), TIES["float32"])[1] == "token 2 of an answer differs: got nothing, expected 7"
     )
+
+
+@pytest.mark.parametrize("text", ["<html>", "{}", '{"choices": []}', '{"choices": [{"text": "a"}]}', "[1]", "null"])
+def test_what_is_no_answer_of_the_api_is_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Another program may have the port."""
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
+    client = httpx.Client(base_url="http://x", transport=transport)
+    monkeypatch.setattr(first_answers, "_client", lambda url, key: client)
+    bundle = ServingBundle(
+        id="b", model="m", identity="i", manifest="x", kind="decoder", files={},
+        first_requests=(FirstRequest(prompt=(1,), tokens=(5,), gaps=(0.5,)),),
+    )  # fmt: skip
+    assert first_answers.first_answers("http://x", None, bundle) == f"not an answer of the API: {text}"
 
 
 def test_vectors_are_compared_by_their_direction() -> None:
