@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load.arrivals import ConstantArrivals, GammaArrivals, PoissonArrivals
+from configs.load.arrivals import MIN_BURSTINESS, ConstantArrivals, GammaArrivals, PoissonArrivals
 from configs.load.lengths import Lengths, LognormalLengths, UniformLengths
 from engine.load.arrivals import TraceRow, arrival_seconds, read_trace
 from engine.load.lengths import draw_length
@@ -14,7 +14,7 @@ from engine.load.lengths import draw_length
 RATES = st.floats(0.1, 500)
 PROCESSES = (
     st.builds(PoissonArrivals, rate=RATES)
-    | st.builds(GammaArrivals, rate=RATES, burstiness=st.floats(0.05, 50))
+    | st.builds(GammaArrivals, rate=RATES, burstiness=st.floats(MIN_BURSTINESS, 50))
     | st.builds(ConstantArrivals, rate=RATES)
 )
 SIZES = st.integers(1, 99)

@@ -89,6 +89,7 @@ def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: S
         (("--rate", "1", "--field", "top_p"), "--field: got 'top_p', expected KEY=JSON"),
         (("--rate", "1", "--field", "top_p=NaN"), "--field: got 'top_p=NaN'"),
         (("--rate", "1", "--ttft", "0"), "ttft_seconds: "),
+        (("--rate", "1", "--arrivals", "gamma", "--burstiness", "1e-12"), "burstiness: "),
         (("--users", "5000"), "users: got 5,000, expected at most 4,096"),
         (("--rate", "1", "--field", "stream=true"), "fields: stream is set by the generator"),
         (("--rate", "9", "--max-rate", "5"), "above the cap of 5"),
