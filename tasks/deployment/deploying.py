@@ -300,7 +300,9 @@ def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
 
     Also those of a deployment or a rollout that was killed before it was noted: their numbers are in the ledger.
     """
-    deployment = store.read(name) if (store.folder(name) / "deployment.json").exists() else None
+    deployment = None
+    with suppress(ValueError):  # there is none, or its file is damaged
+        deployment = store.read(name)
     named = [entry["hosts"] for entry in ledger.entries if entry["event"] == "hosts"]
     written = named[-1] if deployment is None and named else None if deployment is None else deployment.hosts
     numbers = _placed_numbers(ledger, deployment)
