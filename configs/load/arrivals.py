@@ -14,6 +14,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from configs.common.base import Frozen
 
 MAX_RATE = 100_000.0
+MIN_BURSTINESS = 1e-3
+"""Below it almost all gaps are 0 and the others endless: no number of draws gets through a run."""
 
 
 class PoissonArrivals(Frozen):
@@ -28,7 +30,7 @@ class GammaArrivals(Frozen):
 
     kind: Literal["gamma"] = "gamma"
     rate: PositiveFloat = Field(le=MAX_RATE, description="conversations per second")
-    burstiness: PositiveFloat = Field(0.5, le=1000, description="shape of the gaps; 1 is Poisson")
+    burstiness: float = Field(0.5, ge=MIN_BURSTINESS, le=1000, description="shape of the gaps; 1 is Poisson")
 
 
 class ConstantArrivals(Frozen):

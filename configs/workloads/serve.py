@@ -9,7 +9,15 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from configs.load.arrivals import Arrivals, ClosedLoop, ConstantArrivals, GammaArrivals, PoissonArrivals, TraceArrivals
+from configs.load.arrivals import (
+    MIN_BURSTINESS,
+    Arrivals,
+    ClosedLoop,
+    ConstantArrivals,
+    GammaArrivals,
+    PoissonArrivals,
+    TraceArrivals,
+)
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.lengths import Lengths, LognormalLengths, UniformLengths
 from configs.load.objectives import RequestObjectives
@@ -39,8 +47,10 @@ class ServeWorkload(BaseWorkload):
     rate: PositiveFloat | None = Field(
         None, le=MAX_RATE, description="requests per second of an open loop; a search begins there; default 1"
     )
-    burstiness: PositiveFloat = Field(0.5, le=1000, description="shape of gamma gaps; 1 is Poisson")
-    users: PositiveInt | None = Field(None, le=10_000, description="closed loop: users who wait for each answer")
+    burstiness: float = Field(0.5, ge=MIN_BURSTINESS, le=1000, description="shape of gamma gaps; 1 is Poisson")
+    users: PositiveInt | None = Field(
+        None, le=Caps().max_in_flight, description="closed loop: users who wait for each answer"
+    )
     trace: str | None = Field(None, description="open loop of a JSONL file with times and lengths of requests")
     speed: PositiveFloat = Field(1.0, le=1000, description="factor on the rate of the trace")
     think_seconds: float = Field(0.0, ge=0, le=3600, description="mean pause of a user, and between turns")

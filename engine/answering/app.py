@@ -5,6 +5,8 @@
 Completions are greedy: `temperature` other than 0 is refused, as is every field that is not listed below.
 """
 
+import base64
+import struct
 import time
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -27,10 +29,10 @@ RequestPrompt = str | list[str] | Annotated[list[TokenId], Field(min_length=1)] 
 
 
 class EmbeddingRequest(ApiRequest):
-    """Texts or token ids, one or several."""
+    """Texts or token ids, one or several. base64: of float32, little-endian, as OpenAI's client asks by itself."""
 
     input: RequestPrompt
-    encoding_format: Literal["float"] | None = "float"
+    encoding_format: Literal["float", "base64"] | None = "float"
 
 
 class SourceRequest(ApiRequest):
@@ -138,7 +140,10 @@ async def _embed(body: bytes, service: AnsweringServer) -> dict[str, object]:
     for first in range(0, len(prompts), service.settings.max_sequences):
         some = prompts[first : first + service.settings.max_sequences]
         vectors += (await service.computing.ask(some, 0))["vectors"]
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    written: list[list[float] | str] = [*vectors]
+    if wanted.encoding_format == "base64":
+        written = [base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() for vector in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(written)]
     return {"object": "list", "model": service.model.name, "data": data, "usage": _usage(prompts, 0)}
 
 

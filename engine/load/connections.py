@@ -101,6 +101,12 @@ class _Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def interrupt(self) -> None:
+        """End the request in flight, if there is one, as what it is: the server did not close."""
+        if self._reply is not None:
+            self._reply.fail(RequestOutcome.CONNECTION, "interrupted")
+        self.close()
+
     def close(self) -> None:
         self._lost = True
         if self.transport is not None:
@@ -223,5 +229,5 @@ class ConnectionPool:
         for limit in self._connecting:
             limit.reschedule(asyncio.get_running_loop().time())
         for connection in [*self._open]:
-            connection.close()
+            connection.interrupt()
         self._open.clear()

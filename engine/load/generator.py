@@ -76,7 +76,7 @@ class Generator:
         issuing_seconds = self._issuing_seconds()
         while self._tasks:
             await asyncio.wait([*self._tasks])
-        wall_seconds = self._now()
+        wall_seconds = max(0.0, self._now())  # where no request was due, the run ends before its start
         lag.cancel()
         self._pool.close()
         facts = LoadFacts(

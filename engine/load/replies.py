@@ -19,6 +19,8 @@ _MAX_EVENT_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 1 << 16
 _SHOWN = 160
 _FINISH = {"length": FinishCode.LENGTH, "stop": FinishCode.STOP}
+_GIVEN_UP = ("abort", "error")
+"""Reasons of vLLM and SGLang for an answer that the server broke off."""
 
 
 class MalformedReplyError(ValueError):
@@ -117,8 +119,9 @@ class Reply:
         event = parse_json(data, "event")
         if not isinstance(event, dict):
             raise MalformedReplyError(f"event: got {type(event).__name__}, expected an object")
-        if event.get("error"):
-            self.fail(RequestOutcome.REFUSED, f"error in the stream: {event['error']}")
+        problem = event if event.get("object") == "error" else event.get("error")  # older servers: the event itself
+        if problem:
+            self.fail(RequestOutcome.REFUSED, f"error in the stream: {problem}")
             return
         self._take_usage(event.get("usage"))
         choices = event.get("choices")
@@ -144,5 +147,7 @@ class Reply:
             if self._keep_text:
                 self.text.append(text)
         reason = choice.get("finish_reason")
-        if reason is not None:
+        if reason in _GIVEN_UP:
+            self.fail(RequestOutcome.REFUSED, f"the server broke the answer off: finish_reason {reason}")
+        elif reason is not None:
             self.finish = _FINISH.get(reason, FinishCode.OTHER) if isinstance(reason, str) else FinishCode.OTHER

@@ -82,7 +82,7 @@ def _worker(limit: int) -> "ProcessWorker":
     def _told_unless_passing(error: httpx.HTTPError) -> None:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
             raise error
-        log_program_line(f"the API does not respond, retrying: {error or type(error).__name__}")
+        log_program_line(f"the API does not respond, retrying: {str(error) or type(error).__name__}")
 
     return TeamWorker(name=socket.gethostname(), work_pool_name=POOL, limit=limit, heartbeat_interval_seconds=30)
 

@@ -11,6 +11,7 @@ requests alone: a first difference at a near-tie is the noise of reduction order
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import isclose
 
 import numpy as np
 
@@ -250,7 +251,8 @@ def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: l
 
 def _nearest(runs: list[LoadRun], found: FoundRate) -> LoadRun:
     """The last run at the highest rate that passes; the last run of all where none does."""
-    passing = [run for run in runs if run.facts.job.requested_rate == found.low]
+    # Divided by the turns of a conversation and multiplied again, a rate is the same but for its last digits.
+    passing = [run for run in runs if found.low and isclose(run.facts.job.requested_rate or 0.0, found.low)]
     return (passing or runs)[-1]
 
 

@@ -58,7 +58,7 @@ class Goodput:
     """Requests that met all objectives: share of those that were due, and how many per second."""
 
     share: float
-    requests_per_second: float
+    requests_per_second: float | None
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class LoadFigures:
     """Of the steady part of a run.
 
     latencies: by ttft, tpot, tpot_with_first, itl, e2e; without those that nothing is known of. due: requests.
-    requested_rate: None of a closed loop. lengths_held: share of answers as long as asked for.
+    requested_rate: None of a closed loop; the other rates: None where all requests were due at once.
+    lengths_held: share of answers as long as asked for.
     counts_agree: share of answers with as many chunks as the server counted tokens; None without usage.
     chunks_above_usage: answers with more chunks than tokens, which no server can have.
     """
@@ -77,9 +78,9 @@ class LoadFigures:
     completed: int
     outcomes: Mapping[str, int]
     requested_rate: float | None
-    offered_rate: float
-    achieved_rate: float
-    tokens_per_second: float
+    offered_rate: float | None
+    achieved_rate: float | None
+    tokens_per_second: float | None
     prompt_tokens_per_second: float | None
     goodput: Goodput | None
     lengths_held: float | None
@@ -188,8 +189,8 @@ def _goodput(found: Floats, window: Window) -> Goodput | None:
     return Goodput(float(good.mean()), _rate(int(good.sum()), window))
 
 
-def _rate(number: float, window: Window) -> float:
-    return number / window.seconds if window.seconds > 0 else 0.0
+def _rate(number: float, window: Window) -> float | None:
+    return number / window.seconds if window.seconds > 0 else None
 
 
 def _share(held: NDArray[np.bool_]) -> float | None:

@@ -56,8 +56,8 @@ def rate_table(figures: LoadFigures) -> Table:
     return Table(("", "", ""), tuple(rows))
 
 
-def _rate(value: float, unit: str) -> str:
-    return f"{number(value)} {unit}"
+def _rate(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{number(value)} {unit}"
 
 
 def verdict_lines(figures: LoadFigures, judgement: LoadVerdict) -> list[str]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from configs.common.base import write_atomically
 from configs.common.files.reading import parse_model
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
@@ -22,7 +24,7 @@ from tasks.deployment.first_answers import Timing, timed_answers
 from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.places import LocalPlace, PlaceError, SshPlace, stop
 from tasks.deployment.placing import Placer, stage_on_hosts
-from tasks.deployment.servers import READY_SECONDS, wait_until_ready
+from tasks.deployment.servers import READY_SECONDS, ServerNotReady, wait_until_ready
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.deployment.targets import ParsedTarget
@@ -185,7 +187,10 @@ class Deploying:
         place = placer.place_of(0)
         wait_until_ready(place, servers[0].folder, deployment.url, self._key, 30.0, self._check)
         self.store.save(deployment)
-        timing = timed_answers(deployment.url, self._key, bundle, _TIMED_SECONDS)
+        try:
+            timing = timed_answers(deployment.url, self._key, bundle, _TIMED_SECONDS)
+        except httpx.HTTPError as error:
+            raise ServerNotReady(None, f"a request was not answered: {str(error) or type(error).__name__}") from error
         ledger.write("deployed", url=deployment.url, bundle=bundle_name(bundle))
         return deployment, timing
 
@@ -295,7 +300,9 @@ def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
 
     Also those of a deployment or a rollout that was killed before it was noted: their numbers are in the ledger.
     """
-    deployment = store.read(name) if (store.folder(name) / "deployment.json").exists() else None
+    deployment = None
+    with suppress(ValueError):  # there is none, or its file is damaged
+        deployment = store.read(name)
     named = [entry["hosts"] for entry in ledger.entries if entry["event"] == "hosts"]
     written = named[-1] if deployment is None and named else None if deployment is None else deployment.hosts
     numbers = _placed_numbers(ledger, deployment)

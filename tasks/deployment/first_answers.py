@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from configs.common.execution import Dtype
+from configs.common.printable import printable
 from configs.serving.deployment import FirstRequest, ServingBundle
 
 TIES: dict[Dtype, float] = {"float32": 1e-5, "float16": 2.0**-8, "bfloat16": 2.0**-5}
@@ -41,7 +42,10 @@ def first_answers(url: str, key: str | None, bundle: ServingBundle) -> str | Non
             answer = _send(client, bundle, request)
             if answer.status_code != 200:
                 return f"status {answer.status_code}: {answer.text[:200]}"
-            count, problem = _compare(request, answer.json(), TIES[bundle.dtype])
+            try:
+                count, problem = _compare(request, answer.json(), TIES[bundle.dtype])
+            except (ValueError, LookupError, TypeError):
+                return f"not an answer of the API: {printable(answer.text[:200])}"
             if problem is not None:
                 return problem
             compared += count

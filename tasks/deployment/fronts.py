@@ -121,14 +121,20 @@ def tunnel_argv(target: SshTarget, host: SshHost, planted_hosts: str, remote_por
     }
     key, user, port = host.key or target.key, host.user or target.user, host.port or target.port
     if key is not None:
-        options |= {"IdentityFile": os.path.expanduser(key), "IdentitiesOnly": "yes"}
+        options |= {"IdentityFile": _quoted(key), "IdentitiesOnly": "yes"}
     if host.host_key is not None:
-        options |= {"UserKnownHostsFile": planted_hosts, "GlobalKnownHostsFile": "/dev/null"}
+        options |= {"UserKnownHostsFile": _quoted(planted_hosts), "GlobalKnownHostsFile": "/dev/null"}
     elif target.known_hosts is not None:
-        options |= {"UserKnownHostsFile": os.path.expanduser(target.known_hosts)}
+        options |= {"UserKnownHostsFile": _quoted(target.known_hosts)}
     argv = ["ssh", *(("-F", "none") if host.host_key is not None else ()), "-N", "-T"]
     argv += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     argv += ["-L", f"127.0.0.1:{{port}}:127.0.0.1:{remote_port}"]
     argv += [] if port is None else ["-p", str(port)]
     argv += [] if target.jump is None else ["-J", target.jump]
     return [*argv, f"{user}@{host.host}" if user else host.host]
+
+
+def _quoted(path: str) -> str:
+    """Return a path as an option of OpenSSH, which splits at blanks and replaces what follows a `%`."""
+    whole = os.path.expanduser(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{whole}"'

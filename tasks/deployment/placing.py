@@ -164,7 +164,7 @@ class Placer:
         try:
             problem = first_answers(url_of(server), self._key, bundle)
         except httpx.HTTPError as error:
-            raise ServerNotReady(None, f"the first request failed: {error or type(error).__name__}") from error
+            raise ServerNotReady(None, f"the first request failed: {str(error) or type(error).__name__}") from error
         if problem is not None:
             raise FirstAnswerWrong(f"the first answer is not the bundle's, so it gets no traffic: {problem}")
 

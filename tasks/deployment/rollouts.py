@@ -53,7 +53,7 @@ def replace_bundle(
     ready_seconds: float = READY_SECONDS,
 ) -> Deployment:
     """Make a bundle for the deployment's target and put it in the place of the one that runs. Raises RolledBack."""
-    deployment = store.read(name)
+    deployment = _running(store, name)
     placer = placer_of(store, deployment, say)
     model = resolved_model(wanted.model, store.cache, Path.cwd())
     if placer.hosts is not None:
@@ -78,7 +78,7 @@ def replace(
     ready_seconds: float = READY_SECONDS,
 ) -> Deployment:  # fmt: skip
     """Put a bundle in the place of the one that runs. Raises RolledBack, PlaceError."""
-    store.read(name)
+    _running(store, name)
     with open_ledger(store.folder(name)) as ledger:
         deployment = store.read(name)  # as another command that had it meanwhile left it
         placer, old = placer_of(store, deployment, say), deployment.servers
@@ -116,6 +116,14 @@ def replace(
     return deployment
 
 
+def _running(store: Store, name: str) -> Deployment:
+    """Return a deployment. Raises WrongArgument where there is none, ValueError where its time is over."""
+    deployment = store.read(name)
+    if time.time() >= deployment.expires_at:
+        raise ValueError(f"{name}: has expired. `rankwise undeploy {name}` removes what is left of it")
+    return deployment
+
+
 def _go_back(
     front: DeploymentFront, placer: Placer, before: FrontConfig, new: Sequence[PlacedServer], say: Say
 ) -> None:
@@ -139,7 +147,7 @@ def set_server_count(
     """
     if not 1 <= replicas <= 64:
         raise ValueError(f"--replicas: got {replicas}, expected 1 to 64")
-    store.read(name)
+    _running(store, name)
     with open_ledger(store.folder(name)) as ledger:
         deployment = store.read(name)  # as another command that had it meanwhile left it
         placer, servers = placer_of(store, deployment, say), list(deployment.servers)
@@ -223,7 +231,7 @@ def _watch(
             if (problem := first_answers(url_of(server), key, bundle)) is not None:
                 return problem
         except httpx.HTTPError as error:
-            return f"server-{server.generation}: {error or type(error).__name__}"
+            return f"server-{server.generation}: {str(error) or type(error).__name__}"
     return None
 
 

@@ -58,9 +58,23 @@ class Store:
         return read_model(path, Deployment)
 
     def all(self) -> list[Deployment]:
-        """Return all deployments, by name."""
-        paths = sorted((self.data / "deployments").glob("*/deployment.json"))
-        return [read_model(path, Deployment) for path in paths]
+        """Return all deployments whose files can be read, by name."""
+        return [one for one in self._files().values() if isinstance(one, Deployment)]
+
+    def damaged(self) -> dict[str, str]:
+        """Return what is wrong with files that cannot be read, by the deployment's name: the others go on."""
+        return {name: str(one) for name, one in self._files().items() if not isinstance(one, Deployment)}
+
+    def _files(self) -> dict[str, Deployment | Exception]:
+        found: dict[str, Deployment | Exception] = {}
+        for path in sorted((self.data / "deployments").glob("*/deployment.json")):
+            try:
+                found[path.parent.name] = read_model(path, Deployment)
+            except FileNotFoundError:  # taken down meanwhile
+                continue
+            except (OSError, ValueError) as error:
+                found[path.parent.name] = error
+        return found
 
     def bundle(self, deployment: Deployment) -> ServingBundle:
         """Return the bundle that a deployment serves."""

@@ -7,6 +7,7 @@ from configs.common.files.reading import parse_json
 
 def parse_object(line: bytes, where: str, example: str) -> dict[str, Any]:
     """Return the object of a line. Raises ValueError, naming `where` and an example, for anything else."""
+    line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, as programs of Windows write before the first line
     try:
         line.decode()
     except UnicodeDecodeError as error:

@@ -28,7 +28,10 @@ from engine.serving.http.streaming import EventStream, disconnected
 
 @dataclass
 class Server:
-    """A running server. api_key: the bearer token that requests need; None: none. draining: it takes no more."""
+    """A running server. api_key: the bearer token that requests need; None: none. draining: it takes no more.
+
+    open_streams: streams that their clients have not read to the end, whose answers may be complete.
+    """
 
     settings: ServingSettings
     model: ServedModel
@@ -36,6 +39,7 @@ class Server:
     metrics: ServerMetrics
     api_key: str | None
     draining: bool = False
+    open_streams: int = 0
 
 
 def serving_app(server: Server) -> FastAPI:
@@ -127,7 +131,13 @@ async def _respond(
 ) -> Response:
     if wanted.stream:
         stream = events(service, form, choices, wanted.stream_options, server.metrics.refused)
-        return EventStream(stream, lambda: service.end(choices))
+        server.open_streams += 1
+
+        def ended() -> None:
+            server.open_streams -= 1
+            service.end(choices)
+
+        return EventStream(stream, ended)
     work = asyncio.ensure_future(whole(service, form, choices))
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:

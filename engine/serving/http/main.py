@@ -118,7 +118,7 @@ async def _drain(server: Server, signals: _Signals) -> None:
     """Take no more requests, and wait for those in progress."""
     server.draining = True
     end = time.monotonic() + server.settings.limits.drain_seconds
-    while server.router.answers and time.monotonic() < end and not signals.now.is_set():
+    while (server.router.answers or server.open_streams) and time.monotonic() < end and not signals.now.is_set():
         await asyncio.sleep(_LOOK_SECONDS)
     await asyncio.sleep(_LOOK_SECONDS)  # the last events are written
 

@@ -222,7 +222,7 @@ def _deployed(
 ) -> TargetOutcome:
     store = store_of_user()
 
-    def check() -> None:
+    def go_on() -> None:
         if stop.is_set():
             raise ValueError("interrupted")
 
@@ -233,7 +233,7 @@ def _deployed(
     judge = judged_by_transformers(store.data) if asked.verify and not wanted.sharded else None
     began = time.monotonic()
     try:
-        deployment, timing = Deploying(store, wanted, say, judge, check=check).deploy()
+        deployment, timing = Deploying(store, wanted, say, judge, check=go_on).deploy()
     except (ValueError, OSError, LeftBehind, ProviderError) as error:
         if single:
             raise

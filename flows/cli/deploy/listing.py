@@ -42,7 +42,10 @@ def print_deployments() -> int:
     print_table(header, rows, {"name", "target", "bundle", "address", "health"})
     for name in store.unfinished():
         typer.echo(f"{name}: deploying it was interrupted; `rankwise undeploy {name}` removes what is left", err=True)
-    return 0 if all(row[4] == "ready" for row in rows) else 3
+    damaged = store.damaged()
+    for name, problem in damaged.items():
+        typer.echo(f"{problem}. `rankwise undeploy {name}` takes it down", err=True)
+    return 0 if not damaged and all(row[4] == "ready" for row in rows) else 3
 
 
 def _health(store: Store, deployment: Deployment, now: float) -> str:
@@ -72,7 +75,8 @@ def run_undeploy(name: str | None, everything: bool) -> int:
     store = store_of_user()
     if (name is None) == (not everything):
         raise WrongArgument("NAME: expected a name, or --all")
-    names = [name] if name is not None else [*(each.name for each in store.all()), *store.unfinished()]
+    there = [*(each.name for each in store.all()), *store.unfinished(), *store.damaged()]
+    names = [name] if name is not None else there
     code = 0
     for one in dict.fromkeys(names):
         try:
@@ -93,7 +97,8 @@ def run_undeploy(name: str | None, everything: bool) -> int:
 
 def reap_deployments(dry_run: bool) -> list[str]:
     """Take down deployments that have expired or whose deploying process died; returns what could not be."""
-    store, now, problems = store_of_user(), time.time(), []
+    store, now = store_of_user(), time.time()
+    problems = [f"{problem}. `rankwise undeploy {name}` takes it down" for name, problem in store.damaged().items()]
     doomed = {each.name: "expired" for each in store.all() if each.expires_at <= now}
     doomed |= dict.fromkeys(store.unfinished(), "its command has ended")
     for name, reason in doomed.items():

@@ -1,7 +1,9 @@
 """Run what `rankwise load` was asked for, print it and write figures beside the samples."""
 
+import itertools
 import json
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ FIGURES_FILE = "load.json"
 
 def run_request(request: LoadRequest, out: Path | None, as_json: bool) -> int:
     """Run once, or search; the exit code."""
-    folder = out or Path("load") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = out or new_folder(Path("load") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S"))
     if request.goal is not None:
         assert request.objectives is not None
         return _search(request, request.objectives, request.goal, folder, as_json)
@@ -46,6 +48,16 @@ def run_request(request: LoadRequest, out: Path | None, as_json: bool) -> int:
             print(printable_lines(line))
         print(f"samples and figures: {folder}")
     return 0 if judgement.is_result else NO_RESULT
+
+
+def new_folder(wanted: Path) -> Path:
+    """Make a folder of this name, or of the next one that is free: two commands may begin in one second."""
+    for place in itertools.count(1):
+        folder = wanted if place == 1 else wanted.with_name(f"{wanted.name}-{place}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+    raise AssertionError("unreachable")
 
 
 def _search(request: LoadRequest, objectives: RequestObjectives, goal: SearchGoal, folder: Path, as_json: bool) -> int:

@@ -62,8 +62,13 @@ def run_generate(
                 given = {name: value for name, value in fields.items() if value is not None}
                 bodies = [{"model": settings.name, **given, **_asked(prompt, chat)} for prompt in prompts]
                 path = "/v1/chat/completions" if chat else "/v1/completions"
-                for body in bodies:
-                    _print_answer(client, path, body, as_json)
+                try:
+                    for body in bodies:
+                        _print_answer(client, path, body, as_json)
+                except httpx.HTTPError as error:
+                    raise OSError(
+                        f"the server ended while it answered: {str(error) or type(error).__name__}"
+                    ) from error
     return 0
 
 

@@ -3,6 +3,7 @@ from pydantic import ValidationError
 
 from configs.load.arrivals import ClosedLoop, PoissonArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
+from configs.workloads.serve import ServeWorkload
 
 
 @pytest.mark.parametrize(
@@ -72,3 +73,14 @@ def test_users_beyond_the_cap_of_requests_in_flight_are_refused() -> None:
     with pytest.raises(ValueError, match="users: got 5,000, expected at most 4,096"):
         LoadJob(arrivals=ClosedLoop(users=5000), **fields)
     LoadJob(arrivals=ClosedLoop(users=4096), **fields)
+
+
+@pytest.mark.parametrize(("users", "allowed"), [(4096, True), (4097, False)])
+def test_a_study_asks_for_no_more_users_than_a_run_may_have(users: int, allowed: bool) -> None:
+    if allowed:
+        work = ServeWorkload(users=users)
+        job = work.requests(Endpoint(url="http://host", model="m"), None, None, None, None, 0)
+        assert job.arrivals == ClosedLoop(users=users)
+    else:
+        with pytest.raises(ValueError, match="less than or equal to 4096"):
+            ServeWorkload(users=users)

@@ -5,8 +5,12 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
+import openai
+import pytest
+
 from configs.serving.settings import ServingLimits
-from engine.answering.app import AnsweringServer, _complete
+from engine.answering.app import AnsweringServer, _complete, _embed
 
 
 def test_tokens_behind_the_end_of_an_answer_are_not_counted() -> None:
@@ -29,3 +33,28 @@ def test_tokens_behind_the_end_of_an_answer_are_not_counted() -> None:
 
     assert usage() == {"prompt_tokens": 3, "completion_tokens": 2 + 4, "total_tokens": 9}
     assert usage(ignore_eos=True)["completion_tokens"] == 8
+
+
+def test_openais_client_gets_embeddings_without_naming_a_form() -> None:
+    """It asks for base64 where the caller names none."""
+    vectors = [[0.5, -0.25, 1.0], [1 / 3, 0.0, 2.0]]
+
+    async def ask(tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
+        return {"vectors": vectors[: len(tokens)]}
+
+    service: Any = SimpleNamespace(
+        settings=SimpleNamespace(limits=ServingLimits(), max_length=16, max_sequences=4),
+        model=SimpleNamespace(name="m", check_tokens=lambda ids: None),
+        computing=SimpleNamespace(ask=ask),
+    )
+
+    def answered(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=asyncio.run(_embed(request.content, service)))
+
+    client = openai.OpenAI(
+        base_url="http://x/v1", api_key="k", http_client=httpx.Client(transport=httpx.MockTransport(answered))
+    )
+    for given in ({}, {"encoding_format": "float"}):
+        found = client.embeddings.create(model="m", input=[[1, 2], [3]], **given)  # type: ignore[call-overload]
+        assert [one.embedding for one in found.data] == [pytest.approx(vector) for vector in vectors]
+        assert found.usage.prompt_tokens == found.usage.total_tokens == 3

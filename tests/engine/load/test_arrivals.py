@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.load.arrivals import ConstantArrivals, GammaArrivals, PoissonArrivals
+from configs.load.arrivals import MIN_BURSTINESS, ConstantArrivals, GammaArrivals, PoissonArrivals
 from configs.load.lengths import Lengths, LognormalLengths, UniformLengths
 from engine.load.arrivals import TraceRow, arrival_seconds, read_trace
 from engine.load.lengths import draw_length
@@ -14,7 +14,7 @@ from engine.load.lengths import draw_length
 RATES = st.floats(0.1, 500)
 PROCESSES = (
     st.builds(PoissonArrivals, rate=RATES)
-    | st.builds(GammaArrivals, rate=RATES, burstiness=st.floats(0.05, 50))
+    | st.builds(GammaArrivals, rate=RATES, burstiness=st.floats(MIN_BURSTINESS, 50))
     | st.builds(ConstantArrivals, rate=RATES)
 )
 SIZES = st.integers(1, 99)
@@ -101,3 +101,9 @@ def test_a_trace_is_in_order(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_text("\n".join(f'{{"seconds": {second}}}' for second in (3, 1, 2)))
     assert all(first.seconds <= second.seconds for first, second in pairwise(read_trace(file, 1.0)))
+
+
+def test_a_trace_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"seconds": 1}\r\n{"seconds": 3}\r\n')
+    assert [row.seconds for row in read_trace(path, 2.0)] == [0.0, 1.0]

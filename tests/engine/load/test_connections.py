@@ -16,8 +16,9 @@ _ANSWER = b'data: {"choices": [{"text": " a", "finish_reason": "length"}]}\n\nda
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % len(_ANSWER)
 
 
-def test_a_pool_that_is_closed_sends_no_request_again() -> None:
-    """The server answers one request, and then none, on whichever connection."""
+@pytest.mark.parametrize(("begins", "message"), [(False, "no connection: interrupted"), (True, "interrupted")])
+def test_a_pool_that_is_closed_sends_no_request_again(begins: bool, message: str) -> None:
+    """The server answers one request, and then none, on whichever connection; or it only begins to."""
     connections = 0
 
     async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -26,6 +27,9 @@ def test_a_pool_that_is_closed_sends_no_request_again() -> None:
         await reader.readuntil(b"\r\n\r\n")
         if connections == 1:
             writer.write(_HEAD + _ANSWER)
+            await reader.readuntil(b"\r\n\r\n")
+            if begins:
+                writer.write(_HEAD)
         await reader.read()
         writer.close()
 
@@ -45,6 +49,7 @@ def test_a_pool_that_is_closed_sends_no_request_again() -> None:
     first, second = asyncio.run(scenario())
     assert first.outcome == RequestOutcome.COMPLETED
     assert second.outcome == RequestOutcome.CONNECTION and connections == 1
+    assert second.message == message
 
 
 @pytest.mark.parametrize(

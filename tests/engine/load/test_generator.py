@@ -21,6 +21,9 @@ from configs.load.arrivals import Arrivals, ClosedLoop, PoissonArrivals, TraceAr
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.samples import SAMPLE_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from configs.records.samples import read_samples
+from reports.load.metrics import serving_metrics
+from reports.load.samples import read_load_run
+from reports.load.verdict import judged
 
 TOKEN = "LOAD_TEST_TOKEN"
 
@@ -209,3 +212,13 @@ def test_a_wrong_job_is_refused(tmp_path: Path, job: str, message: str) -> None:
     command = [sys.executable, "-m", "engine.load", str(tmp_path / "job.json"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_without_a_request_is_a_run(tmp_path: Path) -> None:
+    """At low rates chance may have it that none is due: a search goes on after it."""
+    done = run(tmp_path, "http://127.0.0.1:9", PoissonArrivals(rate=1e-6), duration_seconds=0.1)
+    assert done.returncode == 0, done.stderr
+    columns, facts = samples(tmp_path)
+    assert facts.requests == len(columns["outcome"]) == 0 and facts.wall_seconds == 0
+    figures = serving_metrics(read_load_run(tmp_path))
+    assert judged(read_load_run(tmp_path), figures).reason == "no request was due"

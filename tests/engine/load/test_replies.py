@@ -95,3 +95,19 @@ def test_what_is_no_answer_is_named(body: bytes, status: int, kind: str, outcome
 def test_no_bytes_of_a_server_raise(body: bytes) -> None:
     for prefix in (b"", b"data: "):
         assert replied(prefix + body).outcome is not None
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ((chunk(" a"), chunk("", "abort"), USAGE, "[DONE]"), "the server broke the answer off: finish_reason abort"),
+        ((chunk(" a"), chunk("", "error"), "[DONE]"), "the server broke the answer off: finish_reason error"),
+        (
+            (chunk(" a"), {"object": "error", "message": "out of memory", "code": 500}, "[DONE]"),
+            "error in the stream: {'object': 'error', 'message': 'out of memory', 'code': 500}",
+        ),
+    ],
+)
+def test_an_answer_that_the_server_breaks_off_is_not_complete(events: tuple[object, ...], message: str) -> None:
+    reply = replied(stream(*events))
+    assert (reply.outcome, reply.message) == (RequestOutcome.REFUSED, message)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +8,11 @@ from hypothesis import strategies as st
 from benchmarks.load.simulated import SingleServer
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import RequestOutcome
+from reports.load.json_form import run_json
 from reports.load.metrics import MAX_SCORE, SECTIONS, latency_of, scores, scores_after_warm_up, serving_metrics
+from reports.load.text import rate_table
+from reports.load.verdict import judged
+from reports.text import UNKNOWN
 from tests.support.run_folders.load_runs import made_run
 
 SECONDS = st.floats(1e-4, 10)
@@ -120,3 +126,15 @@ def test_intervals_by_sections_hold_the_percentile_of_a_queue(share: float, leas
         assert percentile.interval is not None
         held += percentile.interval[0] <= truth <= percentile.interval[1]
     assert held >= least * 200
+
+
+def test_rates_of_requests_that_were_due_at_once_are_unknown() -> None:
+    """Users with one request each: there is no time over which to count."""
+    run = made_run(np.zeros(4), ttft=0.1, duration=0.5)
+    run = replace(run, facts=run.facts.model_copy(update={"issuing_seconds": 0.0}))
+    found = serving_metrics(run, RequestObjectives(ttft_seconds=1.0))
+    assert (found.offered_rate, found.achieved_rate, found.tokens_per_second) == (None, None, None)
+    assert found.goodput is not None and found.goodput.share == 1 and found.goodput.requests_per_second is None
+    shown = {row[0]: row[2] for row in rate_table(found).rows}
+    assert shown["completed"] == shown["tokens out"] == UNKNOWN
+    assert run_json(found, judged(run, found), None)["rates"]["achieved_per_second"] is None

@@ -1,15 +1,21 @@
 """Rules of deploying by themselves: targets' names, the level that is chosen, first answers, what fits."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
 from configs.common.execution import Layout
-from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel
+from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel, ServingBundle
+from configs.targets.target import SshTarget
 from engine.planner.families import read_architecture
+from tasks.deployment import first_answers
 from tasks.deployment.bundles import chosen_level
 from tasks.deployment.first_answers import TIES, _compare
 from tasks.deployment.fit import check_fit, memory_of_rank
+from tasks.deployment.fronts import tunnel_argv
 from tasks.deployment.targets import parse_target, ssh_host
 
 
@@ -76,6 +82,19 @@ def test_tokens_are_compared_up_to_the_first_tie() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["<html>", "{}", '{"choices": []}', '{"choices": [{"text": "a"}]}', "[1]", "null"])
+def test_what_is_no_answer_of_the_api_is_shown(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Another program may have the port."""
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=text))
+    client = httpx.Client(base_url="http://x", transport=transport)
+    monkeypatch.setattr(first_answers, "_client", lambda url, key: client)
+    bundle = ServingBundle(
+        id="b", model="m", identity="i", manifest="x", kind="decoder", files={},
+        first_requests=(FirstRequest(prompt=(1,), tokens=(5,), gaps=(0.5,)),),
+    )  # fmt: skip
+    assert first_answers.first_answers("http://x", None, bundle) == f"not an answer of the API: {text}"
+
+
 def test_vectors_are_compared_by_their_direction() -> None:
     request = FirstRequest(prompt="x", vector=(1.0, 0.0))
     for found, right in (([0.9999, 0.001], True), ([0.9, 0.4], False), ([1.0], False)):
@@ -100,3 +119,21 @@ def test_what_does_not_fit_is_refused_with_the_smallest_instance_that_would_do(t
     large = memory_of_rank("aws/g5.12xlarge", 1)
     told = check_fit(*arguments, large, "aws:g5.12xlarge", tmp_path, "aws", "aws/g5.12xlarge")  # type: ignore[arg-type]
     assert "needs about" in told
+
+
+@pytest.mark.parametrize("folder", ["/keys", "/my keys", '/100 % "mine"', "/a\\b"])
+def test_paths_of_a_tunnel_come_to_ssh_as_they_are(folder: str) -> None:
+    """As OpenSSH itself reads its options."""
+    if shutil.which("ssh") is None:
+        pytest.skip("needs OpenSSH")
+    target = SshTarget.model_validate(
+        {"kind": "ssh", "name": "lab", "hosts": ["gpu-a"], "key": f"{folder}/id", "known_hosts": f"{folder}/hosts"}
+    )
+    argv = tunnel_argv(target, target.hosts[0], "planted", 8000)
+    options = [word for number, word in enumerate(argv) if argv[number - 1] == "-o"]
+    asked = ["ssh", "-F", "none", "-G", *(part for option in options for part in ("-o", option)), "gpu-a"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    read = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    assert done.returncode == 0, done.stderr
+    assert read["identityfile"].replace("%%", "%") == f"{folder}/id"
+    assert read["userknownhostsfile"].replace("%%", "%") == f"{folder}/hosts"

@@ -1,11 +1,12 @@
 """What the folders of deployments say: names that are no paths, deployments that were interrupted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
@@ -14,6 +15,7 @@ from tasks.deployment import deploying, rollouts
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
 from tasks.deployment.places import PlaceError
+from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
 from tasks.providers.leases import open_ledger, read_entries
@@ -266,3 +268,63 @@ def test_a_rollout_that_breaks_off_ends_its_own_servers_alone(
     assert placer.ended == [2] and applied == [Front.config]
     assert store.read("one") == before and store.unfinished() == []
     assert read_entries(store.folder("one") / "ledger.jsonl")[-1]["event"] == "deployed"
+
+
+def test_an_expired_deployment_is_not_changed(store: Store) -> None:
+    store.save(deployed(store).model_copy(update={"expires_at": 2.0}))
+    changes: tuple[Callable[[], Any], ...] = (
+        lambda: rollouts.replace_bundle(store, "one", WantedBundle(model="./nothing"), print, None),
+        lambda: rollouts.replace(store, "one", SimpleNamespace(), print),  # type: ignore[arg-type]
+        lambda: rollouts.set_server_count(store, "one", 2, print),
+    )
+    for change in changes:
+        with pytest.raises(ValueError, match="one: has expired"):
+            change()
+
+
+def test_a_request_without_an_answer_ends_a_deployment_in_words(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Front(WorkingFront):
+        folder = "front"
+
+        def begin(self, config: Any, port: int, expires_at: float) -> int:
+            return 9
+
+    def no_answer(*_: Any) -> None:
+        raise httpx.ReadTimeout("")
+
+    changed: dict[str, Any] = {
+        "resolved_model": lambda *_: SimpleNamespace(manifest=""),
+        "make_bundle": lambda *_, **__: None,
+        "save_bundle": lambda *_: None,
+        "bundle_name": lambda *_: "b-1",
+        "Placer": lambda *_, **__: FrontlessPlacer(),
+        "DeploymentFront": Front,
+        "FrontConfig": lambda **_: None,
+        "wait_until_ready": lambda *_: None,
+        "timed_answers": no_answer,
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(deploying, name, value)
+    monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    wanted = WantedDeployment(name="slow", target=parse_target("local:cpu"), bundle=WantedBundle(model="./nothing"))
+    with pytest.raises(ServerNotReady, match="a request was not answered: ReadTimeout"):
+        Deploying(store, wanted, print, None).deploy()
+    assert not store.folder("slow").exists()
+
+
+class FrontlessPlacer(Placer):
+    """One that has a place for each node."""
+
+    def place_of(self, node: int) -> None:
+        return None
+
+
+def test_an_error_without_words_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(*_: Any) -> None:
+        raise httpx.ReadTimeout("")
+
+    monkeypatch.setattr(rollouts, "first_answers", no_answer)
+    server = PlacedServer(generation=2, bundle="b-2", folder="x", port=1, local_port=1)
+    front: Any = WorkingFront(None, "")
+    told = rollouts._watch(front, Placer(), [server], SimpleNamespace(), 0.0)  # type: ignore[arg-type]
+    assert told == "server-2: ReadTimeout"

@@ -18,6 +18,7 @@ from flows.cli.deploy import deploying, listing
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
 from flows.cli.main import app
 from tasks.deployment.store import Store
+from tasks.providers.leases import open_ledger
 from tasks.providers.rental import ProviderError
 
 
@@ -43,7 +44,7 @@ def test_a_rollout_keeps_what_is_not_named(monkeypatch: pytest.MonkeyPatch, stor
     monkeypatch.setattr(Store, "bundle", lambda *_: now)
     monkeypatch.setattr(deploying, "roll_out", roll_out)
     for dtype in (None, "bfloat16"):
-        assert run_rollout("one", "./m", "none", None, dtype, 0.01, 0.0, False) == 0  # type: ignore[arg-type]
+        assert run_rollout("one", "./m", "none", None, dtype, 0.01, 0.0, False) == 0
     first, second = asked
     assert (first.layout, first.max_length, first.max_sequences, first.dtype) == (Layout(tp=2), 4096, 8, "float32")
     assert second.dtype == "bfloat16"
@@ -99,3 +100,18 @@ def test_one_deployment_that_stays_does_not_keep_the_others(
     monkeypatch.setattr(listing, "take_down", take_down)
     done = CliRunner().invoke(app, ["undeploy", "--all"])
     assert done.exit_code == 1 and taken == ["b"] and done.stderr.startswith("a: ")
+
+
+def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """`rankwise reap` goes on to what is rented, and the deployment itself can be taken down."""
+    folder = store.folder("broken")
+    with open_ledger(folder) as ledger:
+        ledger.write("deploying")
+        ledger.write("deployed")
+    (folder / "deployment.json").write_text('{"name": 7')
+    assert listing.print_deployments() == 3
+    assert "deployment.json: not JSON" in capsys.readouterr().err
+    [problem] = listing.reap_deployments(dry_run=False)
+    assert problem.endswith("`rankwise undeploy broken` takes it down") and folder.exists()
+    assert listing.run_undeploy(None, everything=True) == 0
+    assert not folder.exists()

@@ -9,6 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from benchmarks.load.server import Script, serving
+from flows.cli.load.run import new_folder
 from flows.cli.main import app
 
 
@@ -88,6 +89,7 @@ def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: S
         (("--rate", "1", "--field", "top_p"), "--field: got 'top_p', expected KEY=JSON"),
         (("--rate", "1", "--field", "top_p=NaN"), "--field: got 'top_p=NaN'"),
         (("--rate", "1", "--ttft", "0"), "ttft_seconds: "),
+        (("--rate", "1", "--arrivals", "gamma", "--burstiness", "1e-12"), "burstiness: "),
         (("--users", "5000"), "users: got 5,000, expected at most 4,096"),
         (("--rate", "1", "--field", "stream=true"), "fields: stream is set by the generator"),
         (("--rate", "9", "--max-rate", "5"), "above the cap of 5"),
@@ -108,3 +110,15 @@ def test_a_missing_token_is_named(tmp_path: Path, url: str) -> None:
 def test_an_address_with_a_password_is_refused_without_it() -> None:
     done = load("http://me:hunter22@127.0.0.1:9", "--rate", "1")
     assert done.exit_code == 2 and "hunter22" not in done.output
+
+
+def test_two_commands_of_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    wanted = tmp_path / "load" / "20260101-000000"
+    names = [new_folder(wanted).name for _ in range(3)]
+    assert names == ["20260101-000000", "20260101-000000-2", "20260101-000000-3"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "load").write_text("a file")
+    with pytest.raises(OSError, match="load"):
+        new_folder(tmp_path / "load" / "20260101-000000")

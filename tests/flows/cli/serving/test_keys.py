@@ -1,5 +1,6 @@
-"""The bearer token of `rankwise serve`: one that it makes itself is told, whatever the environment holds."""
+"""`rankwise serve` and `generate` without a server: the token that is told, and a server that is gone."""
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,3 +46,26 @@ def test_a_token_that_is_made_is_told(
     assert server.run_server(ServerRequest(model=str(Path("m")), host="0.0.0.0"), no_token=False) == 0
     assert used[0] and (key is None or used[0] == key)
     assert (used[0] in capsys.readouterr().err) is told
+
+
+def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Process:
+        def __init__(self, settings: Any, key: str | None) -> None:
+            return
+
+        def __enter__(self) -> "Process":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return
+
+        def wait_until_ready(self) -> dict[str, Any]:
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                return {"url": f"http://127.0.0.1:{free.getsockname()[1]}"}
+
+    monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
+    monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
+    monkeypatch.setattr(server, "ServerProcess", Process)
+    for as_json in (True, False):
+        with pytest.raises(OSError, match="the server ended while it answered"):
+            server.run_generate(ServerRequest(model="m"), ["a"], {}, chat=False, as_json=as_json)
