@@ -100,7 +100,10 @@ def _of_group(
 
     def usd_estimate(result: CellResult) -> Estimate | None:
         cost = priced.get(result.key)
-        return None if cost is None else cost.usd_per_million or cost.usd_per_thousand_items
+        if cost is None or cost.usd_per_million is not None:
+            return None if cost is None else cost.usd_per_million
+        items = cost.usd_per_thousand_items
+        return None if items is None else items.scaled(usd_scale / 1000)
 
     goals: list[tuple[Goal, Sequence[CellResult], ValuesOfCell, Callable[[CellResult], Estimate | None]]] = [
         (Goal("latency", known.latency.unit, 1000, True), members, *_field(known.latency.figure)),
