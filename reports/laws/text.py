@@ -162,6 +162,8 @@ def _trend(laws: ScalingLaws) -> str:
         if last.interval[1] < first.interval[0]:
             return f"{text} It falls: a slow baseline, or more room in caches as the share of a rank shrinks."
         return f"{text} Its intervals overlap: flat (a serial part) within noise, or too few repeats to see it rise."
+    if abs(last.value - first.value) <= ROUNDING:
+        return f"{text} It is flat: a serial part, as far as so few repeats tell."
     way = "rises" if last.value > first.value else "falls"
     return f"{text} It {way}, without intervals to tell that from noise; rising means overhead, flat a serial part."
 
