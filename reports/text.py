@@ -14,6 +14,9 @@ from reports.numbers.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
 
+_MOST_DIGITS = 1e15
+"""From here on a number is written with its exponent: further digits are no number's that a float holds."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -43,7 +46,7 @@ class Table:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A value rounded to so many significant digits: `6,120`, `20.8`, `0.00210`, `2.1e-6`."""
+    """A value rounded to so many significant digits: `6,120`, `20.8`, `0.00210`, `2.1e-6`, `1.00e15`."""
     if value is None:
         return UNKNOWN
     if not math.isfinite(value):
@@ -52,7 +55,7 @@ def number(value: float | None, digits: int = 3) -> str:
     size = abs(rounded)
     if size == 0:
         return "0"
-    if size < 1e-3:
+    if size < 1e-3 or size >= _MOST_DIGITS:
         mantissa, _, exponent = f"{rounded:.{digits - 1}e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
     decimals = max(0, digits - 1 - math.floor(math.log10(size)))

@@ -97,12 +97,12 @@ def _larger(candidates: Sequence[Candidate], chosen: int) -> int | None:
 
 def _clear(found: Ratio | None) -> bool:
     """Whether the whole interval is above 1; without an interval nothing is clear."""
-    return found is not None and found.interval is not None and found.interval[0] > 1
+    return found is not None and found.interval is not None and found.is_above(1)
 
 
 def _above_one(found: Ratio | None) -> bool:
     """Whether the interval, or the range of repeats too few for one, is above 1."""
-    return found is not None and found.bounds[0] > 1
+    return found is not None and found.is_above(1)
 
 
 def _rates(one: Candidate) -> RepeatValues:

@@ -196,7 +196,7 @@ def _larger(found: Decision) -> str:
         return text
     size = "per rank" if found.basis == "rank" else "per dollar"
     text += f", {_share(choice.per_size)} as much {size}"
-    if choice.per_size.interval is None and choice.per_size.bounds[0] > 1:
+    if choice.per_size.interval is None and choice.per_size.is_above(1):
         text += f", which {plural(min_repeats(choice.comparisons, found.chosen.confidence), 'repeat')} would confirm"
     return text
 

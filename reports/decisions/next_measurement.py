@@ -10,7 +10,7 @@ from statistics import median
 
 from reports.decisions.decision import Decision, shown_decisions
 from reports.decisions.spending import HOUR_SECONDS
-from reports.numbers.statistics import Ratio, min_repeats
+from reports.numbers.statistics import ROUNDING, Ratio, min_repeats
 from reports.reading.load import CellResult
 from reports.text import number, plural
 
@@ -64,7 +64,7 @@ def _needed(found: Decision) -> int | None:
 
 def _open(ratio: Ratio) -> bool:
     """Whether a ratio may yet turn out above 1."""
-    return ratio.bounds[1] > 1 and not (ratio.interval is not None and ratio.bounds[0] > 1)
+    return ratio.bounds[1] > 1 + ROUNDING and not (ratio.interval is not None and ratio.is_above(1))
 
 
 def _further(found: Decision) -> str | None:

@@ -20,7 +20,7 @@ from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
 from reports.profiles.profiled import profiled
-from reports.reading.load import CellResult, StudyResult
+from reports.reading.load import NO_MODEL, CellResult, StudyResult
 from reports.text import UNKNOWN, Table, escaped, joined, number, plural
 from reports.training.cells import exposed_shares
 
@@ -219,6 +219,8 @@ def _speedup(study: StudyResult, experiment: PlannedExperiment) -> tuple[_Known,
     named = next((point.cell for point in experiment.points if point.baseline), results[0].key)
     base, largest = study.cells[named], results[-1]
     subject = f"{experiment.name}, {plural(largest.cell.layout.ranks, 'rank')} over {base.cell.layout.ranks}"
+    if largest.cell.layout.ranks <= base.cell.layout.ranks:
+        return _Known(None, None, "no point has more ranks than the baseline"), experiment.name
     ratio = paired_ratio(largest.values("throughput"), base.values("throughput"), confidence=base.confidence)
     if ratio is not None:
         return _Known(ratio.value, ratio.interval, _no_interval(ratio.count, "pair")), subject
@@ -325,7 +327,8 @@ def objectives_sentences(judgements: Sequence[Judgement]) -> list[str]:
         lines.append(_group_sentence(whole, members))
     for judgement in judgements:
         if judgement.result is None and judgement.model is not None:
-            text = f"{judgement.model}, {judgement.subject}: {_stated(judgement)} is {judgement.word}"
+            of = "" if judgement.model.startswith(NO_MODEL) else f"{judgement.model}, "
+            text = f"{of}{judgement.subject}: {_stated(judgement)} is {judgement.word}"
             known = "" if judgement.value is None else f"{_value(judgement)}; "
             lines.append(f"{text} ({known}{judgement.reason}).")
         elif judgement.result is None:

@@ -16,7 +16,7 @@ from reports.decisions.cost import CellCost
 from reports.decisions.nodes import batch_of, longest, work_key, work_title
 from reports.decisions.objectives import Judgement
 from reports.decisions.spending import HOUR_SECONDS
-from reports.numbers.statistics import Estimate, Ratio, min_repeats, paired_ratio
+from reports.numbers.statistics import ROUNDING, Estimate, Ratio, min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult, unaltered
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, plural, ratio_cell
 
@@ -58,7 +58,7 @@ class Recommendation:
             return "not compared: no block has both"
         if self.ratio.differs is None:
             return "not known: too few repeats"
-        if self.ratio.bounds[1] < 1:  # medians over other blocks than the shared ones
+        if self.ratio.bounds[1] < 1 - ROUNDING:  # medians over other blocks than the shared ones
             return "loses in the blocks that both have"
         return "wins" if self.ratio.differs else "not told apart"
 
@@ -100,7 +100,10 @@ def _of_group(
 
     def usd_estimate(result: CellResult) -> Estimate | None:
         cost = priced.get(result.key)
-        return None if cost is None else cost.usd_per_million or cost.usd_per_thousand_items
+        if cost is None or cost.usd_per_million is not None:
+            return None if cost is None else cost.usd_per_million
+        items = cost.usd_per_thousand_items
+        return None if items is None else items.scaled(usd_scale / 1000)
 
     goals: list[tuple[Goal, Sequence[CellResult], ValuesOfCell, Callable[[CellResult], Estimate | None]]] = [
         (Goal("latency", known.latency.unit, 1000, True), members, *_field(known.latency.figure)),

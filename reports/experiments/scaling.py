@@ -19,7 +19,7 @@ from configs.workloads import descriptor_of
 from configs.workloads.descriptor import ShownTime
 from reports.laws.laws import MeasuredPoint, ScalingLaws, fit_laws, scaled
 from reports.laws.text import changed_text, law_lines, more_than_linear
-from reports.numbers.statistics import Estimate, Ratio, paired_ratio
+from reports.numbers.statistics import ROUNDING, Estimate, Ratio, paired_ratio
 from reports.provenance import facts_set_by
 from reports.reading.load import CellResult, StudyResult, flat_environment, shown_times
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, number, percent, plural, ratio_cell, ratio_text
@@ -192,7 +192,7 @@ def scaling_sentence(result: Scaling) -> str:
         f"{plural(last.ranks, 'rank')} {verb} {ratio_text(last.speedup, 'pair')} the throughput of "
         f"{plural(base.ranks, 'rank')} {fixed}: {percent(last.efficiency.value)} of linear."
     )
-    if last.ranks > base.ranks and last.speedup.bounds[1] < 1:
+    if last.ranks > base.ranks and last.speedup.bounds[1] < 1 - ROUNDING:
         text += " More ranks make it slower."
     tail = next((point for point in grown if point.efficiency and point.efficiency.value < 0.8), None)
     if tail is not None and tail is not last:

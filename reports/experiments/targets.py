@@ -15,7 +15,7 @@ from statistics import median
 from configs.plans.paths import RunPaths
 from configs.plans.plan import CellPoint, PlannedExperiment
 from reports.experiments.communication import bus_factor, communication
-from reports.numbers.statistics import Estimate, Ratio, paired_ratio
+from reports.numbers.statistics import ROUNDING, Estimate, Ratio, paired_ratio
 from reports.preflight import read_preflight
 from reports.reading.load import CellResult, StudyResult
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, joined, number, ratio_cell, ratio_text
@@ -53,8 +53,7 @@ class TargetPoint:
         """Than the baseline; None where they are not told apart, or one has no figure."""
         if self.ratio is None:
             return None
-        low, high = self.ratio.bounds
-        return True if low > 1 else (False if high < 1 else None)
+        return True if self.ratio.is_above(1) else (False if self.ratio.bounds[1] < 1 - ROUNDING else None)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from math import comb
 
 from reports.laws.fit import Fit, OpenInterval
 from reports.laws.laws import ASKED, TITLES, LawKind, ScalingLaws
-from reports.numbers.statistics import LEAST_REPEATS, Ratio
+from reports.numbers.statistics import LEAST_REPEATS, ROUNDING, Ratio
 from reports.text import joined, number, percent, plural
 
 SURPRISE = 0.01
@@ -102,10 +102,10 @@ def residuals_text(fit: Fit) -> str:
 
 def more_than_linear(points: Sequence[tuple[int, Ratio | None]], kind: LawKind) -> list[str]:
     """Sentences about the points (ranks, efficiency) above linear; their intervals decide what is said."""
-    above = [(ranks, ratio) for ranks, ratio in points if ratio is not None and ratio.value > 1]
-    shown = [(ranks, ratio) for ranks, ratio in above if ratio.interval is not None and ratio.interval[0] > 1]
+    above = [(ranks, ratio) for ranks, ratio in points if ratio is not None and ratio.value > 1 + ROUNDING]
+    shown = [(ranks, ratio) for ranks, ratio in above if ratio.interval is not None and ratio.is_above(1)]
     bare = [(ranks, ratio) for ranks, ratio in above if ratio.interval is None]
-    noise = [(ranks, ratio) for ranks, ratio in above if ratio.interval is not None and ratio.interval[0] <= 1]
+    noise = [(ranks, ratio) for ranks, ratio in above if ratio.interval is not None and not ratio.is_above(1)]
     lines = []
     if shown:
         lines.append(f"{_above(shown)}: {CAUSES[kind]}.")
@@ -162,6 +162,8 @@ def _trend(laws: ScalingLaws) -> str:
         if last.interval[1] < first.interval[0]:
             return f"{text} It falls: a slow baseline, or more room in caches as the share of a rank shrinks."
         return f"{text} Its intervals overlap: flat (a serial part) within noise, or too few repeats to see it rise."
+    if abs(last.value - first.value) <= ROUNDING:
+        return f"{text} It is flat: a serial part, as far as so few repeats tell."
     way = "rises" if last.value > first.value else "falls"
     return f"{text} It {way}, without intervals to tell that from noise; rising means overhead, flat a serial part."
 

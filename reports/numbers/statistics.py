@@ -22,6 +22,9 @@ CONFIDENCE = 0.95
 LEAST_REPEATS = 6
 """Fewer values hold no 95 % interval of their median: five span it with 93.75 % only (binomial, p = 1/2)."""
 
+ROUNDING = 1e-9
+"""Ratios nearer to 1 than this are 1: figures without any noise differ by what rounding leaves of equal work."""
+
 TAIL_SAMPLES = 10
 """A percentile is marked where fewer samples than these lie beyond it: their number then varies by over 30 %."""
 
@@ -72,7 +75,11 @@ class Ratio:
     @property
     def differs(self) -> bool | None:
         """Whether the interval leaves out 1; None where there is no interval."""
-        return None if self.interval is None else not self.interval[0] <= 1 <= self.interval[1]
+        return None if self.interval is None else self.is_above(1) or self.interval[1] < 1 - ROUNDING
+
+    def is_above(self, value: float) -> bool:
+        """Whether the interval, or the range of repeats too few for one, lies above a value, by more than rounding."""
+        return self.bounds[0] > value * (1 + ROUNDING)
 
 
 def estimate(values: Iterable[float | None], confidence: float = CONFIDENCE) -> Estimate | None:
@@ -154,8 +161,10 @@ def paired_ratio(
     if not ratios:
         return None
     found = median_interval(np.log(ratios), corrected(confidence, comparisons))
-    bounds = None if found is None else (exp(found[0]), exp(found[1]))
-    return Ratio(float(np.median(ratios)), ratios[0], ratios[-1], len(ratios), bounds, comparisons)
+    value = float(np.median(ratios))
+    # Without noise exp(log(x)) is not quite x, and the interval would leave the value out.
+    bounds = None if found is None else (min(value, exp(found[0])), max(value, exp(found[1])))
+    return Ratio(value, ratios[0], ratios[-1], len(ratios), bounds, comparisons)
 
 
 def unpaired_ratio(
@@ -174,12 +183,12 @@ def unpaired_ratio(
         return None
     extremes = float(upper.min() / lower.max()), float(upper.max() / lower.min())
     logs = differences(np.log(upper), np.log(lower))
-    count = min(len(upper), len(lower))
+    count, value = min(len(upper), len(lower)), exp(float(np.median(logs)))
     bounds = None
     if count >= LEAST_REPEATS:
         found = inverted(logs, rank_sum(len(upper), len(lower)), corrected(confidence, comparisons))
-        bounds = None if found is None else (exp(found[0]), exp(found[1]))
-    return Ratio(exp(float(np.median(logs))), *extremes, count, bounds, comparisons)
+        bounds = None if found is None else (min(value, exp(found[0])), max(value, exp(found[1])))
+    return Ratio(value, *extremes, count, bounds, comparisons)
 
 
 def corrected(confidence: float, comparisons: int) -> float:

@@ -48,12 +48,13 @@ def prediction_sentence(study: StudyResult, judged: list[JudgedPrediction]) -> s
         f"(P90 {percent(found.p90, 2)}, worst {percent(found.worst, 2)})"
     )
     if found.stated:
-        holds = f"{found.within} of {found.stated} lie within the factor that it stated beforehand"
+        verb = "lies" if found.within == 1 else "lie"
+        holds = f"{found.within} of {found.stated} {verb} within the factor that it stated beforehand"
         text += f"; {holds}, of which {percent(NOMINAL, 2)} should"
     over = [item for item in accuracy_headline(judged) if item.ratio > 1]
     way = "too fast" if len(over) * 2 > found.cells else "too slow"
     most = max(len(over), found.cells - len(over))
-    return f"{text}. {most} of {found.cells} were predicted {way}."
+    return f"{text}. {most} of {found.cells} {'was' if most == 1 else 'were'} predicted {way}."
 
 
 def prediction_lines(study: StudyResult, judged: list[JudgedPrediction]) -> list[str]:

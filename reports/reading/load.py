@@ -31,6 +31,9 @@ from reports.numbers.stopping import confidence
 from reports.reading.read import Reading, Unreadable, cell_folders, unreadable
 from reports.reading.readers import read_cells
 
+NO_MODEL = "no model"
+"""Stands where tables name the model, of work that has none."""
+
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
 
@@ -247,7 +250,7 @@ def unaltered(group: list[CellResult]) -> list[CellResult]:
 def model_title(plan: Plan, identity: str | None) -> str:
     """The name that a study gives a model, marked where its weights are random."""
     if identity is None:
-        return "no model"
+        return NO_MODEL
     named = next((model for model in plan.models if model.identity == identity), None)
     return _marked(named) if named else identity
 

@@ -274,6 +274,9 @@ def _cell(
         return unmeasured_cell(first, second)
     if apart is not None:
         return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=apart)
+    idle = idle_cell(first, second)
+    if idle is not None:
+        return idle
     changes = tuple(
         change
         for kind in FIGURE_KINDS
@@ -297,6 +300,16 @@ def unmeasured_cell(first: CellFigures, second: CellFigures) -> CellChange:
     ]
     why = "no figure in " + " and ".join(text for text in said if not text.endswith(Status.COMPLETED))
     return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=why)
+
+
+def idle_cell(first: CellFigures, second: CellFigures) -> CellChange | None:
+    """A cell that does no work any more, or does some again: there is no ratio to 0. None: any other."""
+    before, after = (cell.estimate("throughput") for cell in (first, second))
+    if before is None or after is None or (before.median > 0) == (after.median > 0):
+        return None
+    if before.median > 0:
+        return CellChange(first, second, ComparisonVerdict.WORSE, True, why="throughput fell to 0")
+    return CellChange(first, second, ComparisonVerdict.BETTER, False, why="throughput was 0 before")
 
 
 SIDES = ("the first", "the second")

@@ -295,9 +295,9 @@ class RunHistory:
 
 def _check_name(name: str, run: RunFigures) -> None:
     if not name.strip() or name != name.strip() or name.isdecimal() or not name.isprintable():
-        raise ValueError(f"--as {name!r}: a name is text, not empty and not a number alone; such as main")
+        raise ValueError(f"--as {name!r}: a name is text, not empty and not a number alone. Use one such as main")
     if any(key.startswith(name) for key in run.cells) and len(name) >= 4:
-        raise ValueError(f"--as {name}: could be taken for the key of a cell; such as main")
+        raise ValueError(f"--as {name}: could be taken for the key of a cell. Use a name such as main")
 
 
 def _content(run: RunFigures) -> str:

@@ -26,6 +26,7 @@ from reports.runs.compare import (
     Change,
     Comparison,
     ComparisonVerdict,
+    idle_cell,
     judge_change,
     repeats_needed,
     unmeasured_cell,
@@ -107,6 +108,9 @@ def _undisturbed(study: StudyResult, result: CellResult, cell: CellFigures) -> C
 def _judged(first: CellFigures, second: CellFigures, threshold: float, comparisons: int) -> CellChange:
     if not (first.completed and second.completed):
         return unmeasured_cell(first, second)
+    idle = idle_cell(first, second)
+    if idle is not None:
+        return idle
     change = _change(first, second, threshold, comparisons)
     if change is None or change.verdict is None:
         why = "no block has a figure of both"

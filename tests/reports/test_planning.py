@@ -122,6 +122,14 @@ def test_no_cell_is_dropped_without_a_word(tmp_path: Path) -> None:
     assert "2 of 3 lie within the factor" in sentence
 
 
+def test_one_cell_is_told_in_the_singular(tmp_path: Path) -> None:
+    study = load_run(judged_run(tmp_path))
+    first = accuracy_headline(judge(study))[:1]
+    sentence = prediction_sentence(study, first)
+    assert "in the median of 1 cell " in sentence and "1 of 1 lies within the factor" in sentence
+    assert "1 of 1 was predicted too fast." in sentence
+
+
 def test_the_report_shows_it(tmp_path: Path) -> None:
     run = judged_run(tmp_path)
     render_report(run)

@@ -23,6 +23,8 @@ from reports.text import Table, code, count, escaped, estimate_cell, estimate_te
         (-1.867, "-1.87"),
         (0.0021, "0.00210"),
         (0.00021, "2.10e-4"),
+        (123_456_789_012_345, "123,000,000,000,000"),
+        (1e30, "1.00e30"),
         (math.nan, "not a number"),
         (math.inf, "infinite"),
     ],

@@ -70,7 +70,7 @@ class InstanceOption:
     @property
     def order(self) -> tuple[bool, bool, bool, float]:
         """Sort key: fits, reaches the speed, has a price; then dollars a token, or the speed without a price."""
-        tokens = (self.candidate and self.candidate.tokens_per_second) or 0.0
+        tokens = _speed(self)
         usd = self.candidate.usd_per_million_tokens if self.candidate else None
         return not self.fits, self.too_slow is not None, usd is None, -tokens if usd is None else usd
 
@@ -165,7 +165,8 @@ class InstanceOptions:
             return "No instance of the catalog is of these providers and kinds of hardware."
         first = self.ordered[0]
         if first.fits:
-            return f"Nothing is fast enough; the nearest, {first.machine.name}, {first.too_slow}."
+            fastest = max((option for option in self.ordered if option.fits), key=_speed)
+            return f"Nothing is fast enough; the nearest, {fastest.machine.name}, {fastest.too_slow}."
         reasons = [option for option in self.ordered if option.candidate is not None]
         nearest = min(reasons, key=_lacking, default=first)
         why = nearest.as_dict()["why_not"]
@@ -296,6 +297,11 @@ def _too_slow(wish: InstanceRequest, candidate: EvaluatedSetup) -> str | None:
 def _family(option: InstanceOption) -> str:
     device = option.machine.accelerator
     return device.name.rpartition("-")[0] if device.kind == "cpu" else device.name
+
+
+def _speed(option: InstanceOption) -> float:
+    """Return tokens per second, 0 where none is predicted."""
+    return (option.candidate and option.candidate.tokens_per_second) or 0.0
 
 
 def _lacking(option: InstanceOption) -> float:

@@ -180,7 +180,8 @@ class HardwareSelector:
         """
         _positive(
             batch_size=batch_size, gpu_count=gpu_count, max_gpus=max_gpus, max_memory_gb=max_memory_gb,
-            sequence_length=sequence_length, new_tokens=new_tokens,
+            sequence_length=sequence_length, new_tokens=new_tokens, min_tokens_per_second=min_tokens_per_second,
+            max_seconds_per_token=max_seconds_per_token,
         )  # fmt: skip
         _known("task_type", task_type, ("training", "inference"))
         for kind in available_hardware:
@@ -307,13 +308,18 @@ def _model(name: str | Architecture) -> Architecture:
     return name if isinstance(name, Architecture) else find_model(name)
 
 
+_FRACTIONS = ("max_memory_gb", "min_tokens_per_second", "max_seconds_per_token")
+_MOST = {"gpu_count": 65_536, "max_gpus": 65_536, "batch_size": 1_000_000_000}
+"""Layouts go no further, and of a batch every divisor is tried."""
+
+
 def _positive(**numbers: float | None) -> None:
     for name, number in numbers.items():
-        whole = isinstance(number, int) or name == "max_memory_gb"
-        if number is not None and not (whole and 0 < number < math.inf):
-            raise ValueError(
-                f"{name}: {number!r} is not a {'number' if name == 'max_memory_gb' else 'whole number'} above 0"
-            )
+        fraction, most = name in _FRACTIONS, _MOST.get(name, math.inf)
+        if number is not None and not ((fraction or isinstance(number, int)) and 0 < number < math.inf):
+            raise ValueError(f"{name}: {number!r} is not a {'number' if fraction else 'whole number'} above 0")
+        if number is not None and number > most:
+            raise ValueError(f"{name}: got {number:,}, expected at most {most:,}")
 
 
 def _known(field: str, word: str, words: Sequence[str]) -> None:

@@ -109,7 +109,7 @@ def best_measurement(
 
 def _ranks(wish: ServingRequest) -> list[int]:
     most = min(wish.machine.joined_ranks, wish.devices, wish.architecture.heads)
-    return [tp for tp in (1, 2, 4, 8, 16, 32, 64) if tp <= most and wish.architecture.heads % tp == 0]
+    return [tp for tp in (1, 2, 4, 8, 16, 32, 64) if tp <= most and wish.architecture.splits(tp)]
 
 
 def _room(point: BatchPoint) -> float:

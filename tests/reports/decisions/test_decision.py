@@ -106,3 +106,12 @@ def test_with_prices_a_larger_choice_is_told_by_its_price_also_where_latency_dec
 def test_work_without_a_model_is_called_by_its_kind() -> None:
     lines = next_lines([decided(CLEAR["two ranks do more than twice the work"], 1)[0]])
     assert lines[0] == "Whether more pays yet: 2 ranks, the most of the noop, won; measure 4."
+
+
+@pytest.mark.parametrize(
+    ("price", "rate", "times"), [(1.1, 33.3, 3), (1.33, 87.7, 3), (2.39, 67.6, 5), (0.28, 41.3, 6)]
+)
+def test_as_much_for_the_money_without_any_noise_stays_with_the_smaller(price: float, rate: float, times: int) -> None:
+    small = Candidate("small", price, dict.fromkeys(range(8), rate))
+    large = Candidate("large", round(price * times, 2), dict.fromkeys(range(8), rate * times))
+    assert choose_candidate([small, large]).chosen == 0

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from configs.common.execution import Layout
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.records.record import Status
 from configs.spec.cell import Cell
+from configs.workloads.noop import NoopWorkload
 from reports.decisions.objectives import (
     MOST_ROWS,
     Judgement,
@@ -174,3 +176,23 @@ def test_one_judgement_left_out_is_one(tmp_path: Path) -> None:
     cells = [cell(batch_size=size) for size in range(1, MOST_ROWS + 2)]
     found = judged(tmp_path, make_plan(cells, 1, objectives={"tokens_per_second": 1.0}), [])
     assert objectives_sentences(found)[-1] == "1 more judgement is left out of the table."
+
+
+def test_a_speed_up_is_of_more_ranks_than_the_baseline_has(tmp_path: Path) -> None:
+    cells = [cell(dp=2), cell()]
+    plan = make_plan(cells, objectives={"speedup": 1.5}, experiments=[strong(cells)])
+    found = judged(tmp_path, plan, [(cells[0], rates(200)), (cells[1], rates(100))])
+    assert [(one.word, one.value, one.reason) for one in found] == [
+        ("undecided", None, "no point has more ranks than the baseline")
+    ]
+    assert objectives_sentences(found) == [
+        "tiny, strong: speed-up at least 1.50 times is undecided (no point has more ranks than the baseline)."
+    ]
+
+
+def test_work_without_a_model_is_judged_without_naming_one(tmp_path: Path) -> None:
+    cells = [Cell(workload=NoopWorkload(items=1), layout=Layout(dp=ranks)) for ranks in (1, 2)]
+    experiment = strong(cells).model_copy(update={"model": None})
+    plan = make_plan(cells, objectives={"speedup": 1.5}, experiments=[experiment])
+    (line,) = objectives_sentences(judge_objectives(load_run(write_run(tmp_path, plan))))
+    assert line.startswith("strong, 2 ranks over 1: speed-up at least 1.50 times is undecided")

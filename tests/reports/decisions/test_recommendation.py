@@ -12,6 +12,7 @@ from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.spec.objectives import Purpose
 from configs.targets.target import LocalTarget
+from configs.workloads.script import ScriptWorkload
 from reports.decisions.cost import cell_costs
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
@@ -323,3 +324,22 @@ def test_the_cheaper_place_compares_two_places(tmp_path: Path) -> None:
     study = study_of(tmp_path, plan, list(zip(cells, (rates(100), rates(400), rates(200)), strict=True)))
     found = next(item for item in savings(study, cell_costs(study), []) if item.name.startswith("the cheaper place"))
     assert "on `a` against `b`" in found.basis and found.effect == "**50.0 %** less a token"
+
+
+@pytest.mark.parametrize(
+    ("work", "figure"),
+    [
+        ({"items_per_step": 1000, "unit": "sample"}, "0.100 (0.100 to 0.100) USD per million samples"),
+        ({"tokens_per_step": 1000}, "0.100 (0.100 to 0.100) USD per million tokens"),
+        ({"measure": "wall"}, "100 (100 to 100) USD per million steps"),
+    ],
+)
+def test_a_program_of_any_unit_costs_what_its_unit_says(tmp_path: Path, work: dict[str, Any], figure: str) -> None:
+    """Ten steps a second for a tenth of a cent."""
+    one = Cell(workload=ScriptWorkload(command=("t.py",), **work))
+    run = write_run(tmp_path, make_plan([one], prices={"local": 3.6}))
+    for repeat in range(10):
+        write_record(run, one, repeat, samples={"0/step_seconds": [0.1] * 20}, figures={"steps": 20})
+    table = recommendation_table(recommend(study := load_run(run), cell_costs(study)))
+    assert table is not None
+    assert [row[6] for row in table.rows if row[2] == "cost"] == [figure]

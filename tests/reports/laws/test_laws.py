@@ -254,3 +254,9 @@ def test_points_where_more_changed() -> None:
     assert changed_text([(1, ()), (2, ())]) is None
     text = changed_text([(2, ("nodes 2 instead of 1", "dtype bfloat16 instead of float32"))])
     assert text is not None and text.startswith("Not only the ranks changed: 2 ranks (nodes 2 instead of 1 and dtype")
+
+
+def test_serial_fractions_that_are_equal_neither_rise_nor_fall() -> None:
+    flat = [MeasuredPoint(ranks, {0: 100.0 * ranks, 1: 100.0 * ranks}) for ranks in (1, 2, 4)]
+    told = next(line for line in law_lines(fit_laws(flat, "strong"), "tokens/s") if line.startswith("Karp-Flatt"))
+    assert told.endswith("0 at 2, 0 at 4. It is flat: a serial part, as far as so few repeats tell.")

@@ -320,3 +320,15 @@ def test_figures_of_different_devices_are_in_no_ratio() -> None:
 def test_a_device_that_one_run_does_not_name_keeps_nothing_apart() -> None:
     known = run_of(cell_of(), environment={"device": "NVIDIA A10G"})
     assert compare(known, run_of(cell_of(), name="b")).cells[0].verdict is ComparisonVerdict.SAME
+
+
+def test_a_throughput_of_0_closes_the_gate_although_it_has_no_ratio() -> None:
+    steps = {"step_seconds": around(0.1)}
+    works, idles = ({"throughput": [rate] * 10, **steps} for rate in (100.0, 0.0))
+    fell = compare(run_of(cell_of(figures=works)), run_of(cell_of(figures=idles)))
+    assert [cell.why for cell in fell.regressions] == ["throughput fell to 0"]
+    assert comparison_headline(fell) == "Regression: 1 of 1 cell is worse by more than 5 %."
+    again = compare(run_of(cell_of(figures=idles)), run_of(cell_of(figures=works)))
+    assert (again.cells[0].verdict, again.cells[0].why) == (ComparisonVerdict.BETTER, "throughput was 0 before")
+    both = compare(run_of(cell_of(figures=idles)), run_of(cell_of(figures=idles)))
+    assert both.cells[0].verdict is not ComparisonVerdict.WORSE and not both.regressions

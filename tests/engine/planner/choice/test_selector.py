@@ -1,6 +1,8 @@
 """HardwareSelector: the answers that its users' scripts read, and that they are right."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -227,7 +229,21 @@ class TestInstances:
         assert fast["too_slow"]
         none = SELECTOR.select_hardware_for_task("text_generation", "llama-7b", min_tokens_per_second=1e9)
         assert none["primary_recommendation"] is None
-        assert "Nothing is fast enough" in none["explanation"]
+        fastest = max(none["too_slow"], key=lambda each: each["tokens_per_second"])
+        assert f"Nothing is fast enough; the nearest, {fastest['instance']}, is predicted" in none["explanation"]
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ({"gpu_count": 10**18}, "gpu_count: got 1,000,000,000,000,000,000, expected at most 65,536"),
+            ({"batch_size": 10**18}, "batch_size: got 1,000,000,000,000,000,000, expected at most 1,000,000,000"),
+            ({"min_tokens_per_second": math.nan}, "min_tokens_per_second: nan is not a number above 0"),
+            ({"max_seconds_per_token": -1.0}, "max_seconds_per_token: -1.0 is not a number above 0"),
+        ],
+    )
+    def test_sizes_beyond_all_hardware_are_refused_at_once(self, given: dict[str, float], told: str) -> None:
+        with pytest.raises(ValueError, match=re.escape(told)):
+            SELECTOR.select_hardware_for_task("text_generation", "gpt2", **given)
 
     def test_spot_prices_are_for_work_that_may_be_interrupted(self) -> None:
         sure = SELECTOR.select_hardware_for_task("text_generation", "gpt2", accelerators=["t4"], providers=["aws"])
