@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from configs.common.base import WrongArgument
 from configs.hardware.catalog import HOME_REGIONS, accelerator, catalog, instance, instances
 from configs.hardware.catalog_layers import SHIPPED
 from configs.hardware.prices import CATALOG_COLUMNS, Offer, Price, target_prices
-from configs.spec.study import StudyError
 from configs.targets.target import LocalTarget
 from engine.planner.timing.collectives import all_reduce_seconds, ring
 
@@ -339,9 +339,10 @@ def test_a_wrong_assignment_is_named(assignment: str, problem: str) -> None:
 def test_every_problem_of_the_users_file_is_named(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(StudyError) as caught:
+    with pytest.raises(WrongArgument) as caught:
         catalog(None, path)
-    assert len(caught.value.problems) == 1 and problem in caught.value.problems[0]
+    first, *hints = str(caught.value).splitlines()
+    assert first.startswith(f"{path}: ") and problem in first and all(hint.startswith("  ") for hint in hints)
 
 
 def test_what_is_put_together_from_layers_is_checked_when_it_is_used(tmp_path: Path) -> None:

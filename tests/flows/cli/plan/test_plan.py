@@ -16,7 +16,7 @@ from configs.workloads.train import TrainWorkload
 from engine.planner.accelerators import LocalAccelerator
 from engine.planner.catalog import find_model
 from engine.planner.cells import DATA_SHEET_FACTOR
-from flows.cli.plan import model as planning
+from flows.cli.plan import text as plan_text
 from flows.cli.plan.benchmark import LocalRanks, benchmark
 from flows.cli.plan.command import plan
 from flows.cli.plan.model import split_words
@@ -364,9 +364,9 @@ def test_tables_are_plain_where_nobody_looks(capsys: pytest.CaptureFixture[str])
 
 def test_a_layout_of_ones_own_script_is_offered_where_it_gains() -> None:
     config = {"fastest_layout": {"fits": True, "step_seconds": 1.0, "title": "FSDP, dp=2 x tp=2"}, "step_seconds": 1.5}
-    assert "50% faster" in str(planning._own_script(config))
+    assert "50% faster" in str(plan_text._own_script(config))
     config["step_seconds"] = 1.01
-    assert planning._own_script(config) is None
+    assert plan_text._own_script(config) is None
 
 
 @pytest.mark.parametrize(
