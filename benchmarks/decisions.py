@@ -30,6 +30,7 @@ from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import Decision, decide
 from reports.decisions.objectives import OBJECTIVES, Judgement
+from reports.decisions.wrong_answers import cells_with_wrong_answers
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 
@@ -160,7 +161,7 @@ def decided(scenario: Scenario, seed: int) -> tuple[Decision, list[CellResult]]:
             objective: Any = OBJECTIVES["p99_latency_seconds"]
             word: Any = one.objective
             judgements.append(Judgement(objective, 1.0, word, "because", "no model", "c", result))
-    (found,) = decide(study, cell_costs(study), judgements, judged)
+    (found,) = decide(study, cell_costs(study), judgements, cells_with_wrong_answers(study, judged))
     return found, results
 
 

@@ -19,6 +19,7 @@ from reports.decisions.cost import cell_costs
 from reports.decisions.decision import Basis, Decision, decide
 from reports.decisions.next_measurement import next_lines, repeats_to_decide
 from reports.decisions.objectives import judge_objectives
+from reports.decisions.wrong_answers import cells_with_wrong_answers
 from reports.experiments.scaling import scaling
 from reports.numbers.statistics import Estimate, Ratio
 from reports.reading.load import CellResult, StudyResult
@@ -129,7 +130,7 @@ def run_answers(study: StudyResult) -> OpeningAnswers:
         if experiment.kind == "correctness":
             base, items = judge_experiment(study, experiment)
             judged += [(base.model, item) for item in items]
-    decisions = decide(study, cell_costs(study), judge_objectives(study), judged)
+    decisions = decide(study, cell_costs(study), judge_objectives(study), cells_with_wrong_answers(study, judged))
     return OpeningAnswers(
         study=study.plan.study,
         decisions=tuple(_decision(study.folder, one) for one in decisions),

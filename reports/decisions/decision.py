@@ -1,6 +1,6 @@
 """The decision of a study: for each model and work what to run, and what a larger choice would bring.
 
-    for found in decide(study, costs, judgements, judged):
+    for found in decide(study, costs, judgements, wrong):
         sentence = decision_sentence(found)
 
 Candidates do the same work with the model's own weights, right answers, and every objective met. Better is more work
@@ -8,13 +8,10 @@ for a dollar where all have prices, else for a rank; with `purpose: serving` and
 rule is `reports.decisions.choice`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from configs.common.base import canonical_json
-from configs.spec.cell import Cell
-from reports.correctness.section import JudgedCell
 from reports.decisions.choice import Candidate, Choice, choose_candidate
 from reports.decisions.cost import CellCost
 from reports.decisions.nodes import batch_of, longest, work_key, work_title
@@ -63,14 +60,16 @@ def decide(
     study: StudyResult,
     costs: Sequence[CellCost],
     judgements: Sequence[Judgement] = (),
-    judged: Sequence[tuple[str, JudgedCell]] = (),
+    wrong: Collection[str] = (),
 ) -> list[Decision]:
-    """A decision for each model, work and device with a figure, in the order of the plan."""
+    """A decision for each model, work and device with a figure, in the order of the plan.
+
+    wrong: keys of cells with wrong answers.
+    """
     groups: dict[tuple[str, str, str | None], list[CellResult]] = {}
     for result in study.cells.values():
         if result.compared and result.estimate("throughput") is not None:
             groups.setdefault((result.model, work_key(result.cell), result.device), []).append(result)
-    wrong = {_engine_key(item.result.cell) for _, item in judged if item.verdict.word == "defect"}
     words: dict[str, set[str]] = {}
     for judgement in judgements:
         if judgement.result is not None:
@@ -82,7 +81,7 @@ def decide(
 
 def _decide(
     group: list[CellResult],
-    wrong: set[str],
+    wrong: Collection[str],
     words: Mapping[str, set[str]] | None,
     costs: Mapping[str, CellCost],
     serving: bool,
@@ -124,9 +123,9 @@ def _decide(
     )
 
 
-def _why_not(result: CellResult, wrong: set[str], words: Mapping[str, set[str]] | None) -> str | None:
+def _why_not(result: CellResult, wrong: Collection[str], words: Mapping[str, set[str]] | None) -> str | None:
     """Why a cell is no candidate; None: it is one."""
-    if _engine_key(result.cell) in wrong:
+    if result.key in wrong:
         return "with wrong answers"
     if not any(rate > 0 for rate in result.values("throughput").values()):
         return "with a throughput of 0"
@@ -134,12 +133,6 @@ def _why_not(result: CellResult, wrong: set[str], words: Mapping[str, set[str]] 
     if "missed" in told:
         return "missing an objective"
     return "undecided on an objective" if "undecided" in told else None
-
-
-def _engine_key(cell: Cell) -> str:
-    """One text for cells that compute answers in the same way: all but the workload and where it runs."""
-    kept = {"model", "layout", "dtype", "compression", "engine"}
-    return canonical_json(cell.model_dump(mode="json", include=kept))
 
 
 def shown_decisions(found: Sequence[Decision]) -> list[Decision]:

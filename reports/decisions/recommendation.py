@@ -8,7 +8,7 @@ best was chosen among all of them, so its ratio to the next is corrected for as 
 interval reaches 1 the two cannot be told apart, and that is said.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.spec.cell import Cell
@@ -67,13 +67,19 @@ ValuesOfCell = Callable[[CellResult], Mapping[int, float]]
 
 
 def recommend(
-    study: StudyResult, costs: Sequence[CellCost], judgements: Sequence[Judgement] = ()
+    study: StudyResult,
+    costs: Sequence[CellCost],
+    judgements: Sequence[Judgement] = (),
+    wrong: Collection[str] = (),
 ) -> list[Recommendation]:
-    """For each model and work the best cell for each goal; with objectives the cheapest that meets them all."""
+    """For each model and work the best cell for each goal; with objectives the cheapest that meets them all.
+
+    wrong: keys of cells with wrong answers, of which none is recommended.
+    """
     priced = {cost.result.key: cost for cost in costs if cost.price is not None}
     groups: dict[tuple[str, str], list[CellResult]] = {}
     for result in study.cells.values():
-        if result.compared and result.completed:
+        if result.compared and result.completed and result.key not in wrong:
             groups.setdefault((result.model, work_key(result.cell)), []).append(result)
     holds = _holding(judgements)
     found: list[Recommendation] = []
@@ -214,10 +220,16 @@ def _how(cell: Cell) -> str:
 
 
 def open_questions(
-    study: StudyResult, found: Sequence[Recommendation], judgements: Sequence[Judgement] = ()
+    study: StudyResult,
+    found: Sequence[Recommendation],
+    judgements: Sequence[Judgement] = (),
+    wrong: Collection[str] = (),
 ) -> list[str]:
     """What the table does not say: what could not be recommended, and why; how many repeats an order would need."""
     lines = []
+    barred = sum(result.compared and bool(result.completed) and key in wrong for key, result in study.cells.items())
+    if barred:
+        lines.append(f"Not recommended because of wrong answers: {plural(barred, 'cell')}.")
     shown = shown_figure(found)
     needed = [
         min_repeats(item.ratio.comparisons, item.best.confidence)
@@ -241,6 +253,9 @@ def open_questions(
         ]
         if not measured:
             lines.append(f"{subject}: nothing to recommend, no cell has a figure.")
+            continue
+        if all(result.key in wrong for result in measured):
+            lines.append(f"{subject}: nothing to recommend, every cell with a figure has wrong answers.")
             continue
         if (model, "cost") not in done:
             unpriced.setdefault(len({result.cell.target for result in measured}) == 1, []).append(subject)

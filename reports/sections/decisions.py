@@ -35,6 +35,7 @@ from reports.decisions.pareto import Pareto, cost_fronts, pareto_sentence, paret
 from reports.decisions.recommendation import open_questions, recommend, recommendation_table
 from reports.decisions.savings import savings, savings_table, unknown_savings
 from reports.decisions.spending import study_costs
+from reports.decisions.wrong_answers import cells_with_wrong_answers
 from reports.document.album import Album
 from reports.document.structure import Section
 from reports.plots.decisions.cost import cheapest_first, cost_height, draw_costs
@@ -50,15 +51,16 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
     """Everything that the four parts need. `judged`: (model, verdict) of every correctness experiment."""
     costs, targets = cell_costs(study), study_costs(study)
     judgements = judge_objectives(study)
-    found, cells = recommend(study, costs, judgements), node_cells(study)
-    decisions = decide(study, costs, judgements, judged)
+    wrong = cells_with_wrong_answers(study, judged)
+    found, cells = recommend(study, costs, judgements, wrong), node_cells(study)
+    decisions = decide(study, costs, judgements, wrong)
     saved = savings(study, costs, targets, judged)
     measured = any(cell.result.completed for cell in cells)
     return {
         "decisions": decisions,
         "next_lines": next_lines(decisions),
         "recommendations": recommendation_table(found),
-        "recommendation_lines": open_questions(study, found, judgements),
+        "recommendation_lines": open_questions(study, found, judgements, wrong),
         "savings": savings_table(saved) if measured else None,
         "unknown_savings": unknown_savings(saved) if measured else None,
         "purpose": study.plan.purpose,

@@ -19,6 +19,7 @@ from reports.correctness.ladder import Ladder
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import decide
+from reports.decisions.wrong_answers import cells_with_wrong_answers
 from reports.reading.load import CellResult, StudyResult, load_run
 from reports.reading.read import Reading, Unreadable
 from tests.support.run_folders.priced_runs import cell, make_plan, strong, write_measurements, write_run
@@ -58,7 +59,7 @@ def judged(word: CorrectnessWord, label: str) -> tuple[str, JudgedCell]:
 
 
 def opening(study: StudyResult, judged: Sequence[tuple[str, JudgedCell]] = ()) -> list[Sentence]:
-    return answer(study, judged, decide(study, cell_costs(study), judged=judged))
+    return answer(study, judged, decide(study, cell_costs(study), wrong=cells_with_wrong_answers(study, judged)))
 
 
 def test_the_decision_comes_first_and_nothing_lost_last() -> None:

@@ -109,6 +109,22 @@ def test_one_cell_and_none(tmp_path: Path) -> None:
     assert "large: nothing to recommend, no cell has a figure." in sentences
 
 
+def test_a_cell_with_wrong_answers_is_not_recommended(tmp_path: Path) -> None:
+    """However fast it is; with nothing else there is no recommendation, and both are said."""
+    right, wrong = cell(batch_size=1), cell(batch_size=2)
+    study = study_of(tmp_path, make_plan([right, wrong]), [(right, rates(100)), (wrong, rates(200))])
+    assert recommend(study, cell_costs(study))[1].best.cell == wrong
+    found = recommend(study, cell_costs(study), wrong={wrong.key})
+    assert {item.best.key for item in found} == {right.key} and {item.verdict for item in found} == {"the only one"}
+    assert open_questions(study, found, wrong={wrong.key})[0] == "Not recommended because of wrong answers: 1 cell."
+    none = recommend(study, cell_costs(study), wrong={right.key, wrong.key})
+    assert none == []
+    assert open_questions(study, none, wrong={right.key, wrong.key}) == [
+        "Not recommended because of wrong answers: 2 cells.",
+        "tiny: nothing to recommend, every cell with a figure has wrong answers.",
+    ]
+
+
 def test_different_work_is_not_compared(tmp_path: Path) -> None:
     short, long = cell(new_tokens=5), cell(new_tokens=9)
     study = study_of(tmp_path, make_plan([short, long]), [(short, rates(100)), (long, rates(200))])
