@@ -15,13 +15,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import Field
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
 from engine.serving.http.admission import Handler, authorise, read_body
-from engine.serving.http.errors import ApiError
+from engine.serving.http.errors import ApiError, answer_errors_in_this_form, other_model
 from engine.serving.http.model import ServedModel
 from engine.serving.http.schema import ApiRequest, TokenId, read_request
 
@@ -93,8 +92,11 @@ def answering_app(service: AnsweringServer) -> FastAPI:
 
     async def models(request: Request) -> Response:
         authorise(request, service.api_key)
-        entry = {"id": service.model.name, "object": "model", "created": service.model.created, "owned_by": "rankwise"}
-        return JSONResponse({"object": "list", "data": [entry | {"max_model_len": service.model.max_length}]})
+        return JSONResponse({"object": "list", "data": [service.model.entry]})
+
+    async def model(request: Request) -> Response:
+        authorise(request, service.api_key)
+        return JSONResponse(service.model.entry_of(request.path_params["name"]))
 
     async def metrics(request: Request) -> Response:
         authorise(request, service.api_key)
@@ -123,13 +125,14 @@ def answering_app(service: AnsweringServer) -> FastAPI:
     for method, route, handler in (
         ("POST", path, answer),
         ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{name:path}", model),
         ("GET", "/metrics", metrics),
         ("GET", "/healthz", health),
         ("GET", "/health", health),
         ("GET", "/readyz", ready),
     ):
         app.add_api_route(route, _told(handler, service), methods=[method], response_model=None)
-    app.add_exception_handler(HTTPException, _not_found)
+    answer_errors_in_this_form(app)
     return app
 
 
@@ -182,7 +185,7 @@ def _prompts(
 ) -> list[list[int]]:
     """Return token ids of all prompts. Raises ApiError 400, 404."""
     if model != service.model.name:
-        raise ApiError(404, f"model: this server has {service.model.name} only", "model", "model_not_found")
+        raise other_model(service.model.name)
     one = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
     each: list[Any] = [given] if one else list(given)
     if not 1 <= len(each) <= service.settings.limits.max_queue:
@@ -209,12 +212,6 @@ def _told(handler: Handler, service: AnsweringServer) -> Handler:
             return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
 
     return answer
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body
-    return JSONResponse(body, error.status_code)
 
 
 async def _admitted(request: Request, service: AnsweringServer) -> bytes:

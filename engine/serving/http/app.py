@@ -10,15 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import HTTPException
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from configs.serving.settings import ServingSettings
 from engine.serving.http.admission import Handler, authorise, read_body
 from engine.serving.http.endpoints import Generation, GrowingChoice, ResponseForm, events, whole
-from engine.serving.http.errors import ApiError
+from engine.serving.http.errors import ApiError, answer_errors_in_this_form
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
@@ -57,9 +55,11 @@ def serving_app(server: Server) -> FastAPI:
 
     async def models(request: Request) -> Response:
         authorise(request, server.api_key)
-        model = server.model
-        entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "rankwise"}
-        return JSONResponse({"object": "list", "data": [entry | {"max_model_len": model.max_length}]})
+        return JSONResponse({"object": "list", "data": [server.model.entry]})
+
+    async def model(request: Request) -> Response:
+        authorise(request, server.api_key)
+        return JSONResponse(server.model.entry_of(request.path_params["name"]))
 
     async def metrics(request: Request) -> Response:
         authorise(request, server.api_key)
@@ -79,13 +79,14 @@ def serving_app(server: Server) -> FastAPI:
         ("POST", "/v1/completions", completions),
         ("POST", "/v1/chat/completions", chat),
         ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{name:path}", model),
         ("GET", "/metrics", metrics),
         ("GET", "/healthz", health),
         ("GET", "/health", health),  # as vLLM names it
         ("GET", "/readyz", ready),
     ):
         app.add_api_route(path, _told(handler, server), methods=[method], response_model=None)
-    app.add_exception_handler(StarletteHTTPException, _not_found)
+    answer_errors_in_this_form(app)
     return app
 
 
@@ -102,12 +103,6 @@ def _told(handler: Handler, server: Server) -> Handler:
             return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
 
     return answer
-
-
-async def _not_found(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException | StarletteHTTPException)
-    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body
-    return JSONResponse(body, error.status_code, getattr(error, "headers", None))
 
 
 async def _admitted(request: Request, server: Server) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 
 from configs.serving.settings import ServingSettings
 from engine.serving.http.answers import TokenQueue
-from engine.serving.http.errors import ApiError
+from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
@@ -270,7 +270,7 @@ class Generation:
 
     def _check(self, wanted: GenerationRequest) -> None:
         if wanted.model != self._model.name:
-            raise ApiError(404, f"model: this server has {self._model.name} only", "model", "model_not_found")
+            raise other_model(self._model.name)
         if wanted.stream_options is not None and not wanted.stream:
             raise ApiError(400, "stream_options: requires stream: true", "stream_options")
 

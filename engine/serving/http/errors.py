@@ -2,6 +2,11 @@
 
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
 
 class ApiError(Exception):
     """An answer with an HTTP status of 400 or more. param: the field that is wrong."""
@@ -29,6 +34,28 @@ class ApiError(Exception):
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
+def other_model(served: str) -> ApiError:
+    """For a request that names another model than the one that this server has."""
+    return ApiError(404, f"model: this server has {served} only", "model", "model_not_found")
+
+
 def _kind(status: int) -> str:
     names = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
     return names.get(status, "server_error" if status >= 500 else "invalid_request_error")
+
+
+def answer_errors_in_this_form(app: FastAPI) -> None:
+    """Requests that no endpoint takes, and errors of this program, whose traceback is in the server's log."""
+    app.add_exception_handler(HTTPException, _not_taken)
+    app.add_exception_handler(Exception, _internal)
+
+
+async def _not_taken(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _internal(request: Request, error: Exception) -> JSONResponse:
+    text = f"{request.method} {request.url.path[:100]}: internal error, {type(error).__name__}; see the server's log"
+    return JSONResponse(ApiError(500, text).body, 500)

@@ -23,7 +23,7 @@ from configs.families.config import ModelConfig
 from configs.plans.model_manifest import read_model_manifest
 from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import encoded, load_tokenizer
-from engine.serving.http.errors import ApiError
+from engine.serving.http.errors import ApiError, other_model
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _MAX_TEMPLATE_TEXT = 4 << 20
@@ -59,6 +59,20 @@ class ServedModel:
             template=_template(folder, given),
             special={name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None},
         )
+
+    @property
+    def entry(self) -> dict[str, object]:
+        """The model as the API lists it."""
+        return {
+            "id": self.name, "object": "model", "created": self.created, "owned_by": "rankwise",
+            "max_model_len": self.max_length,
+        }  # fmt: skip
+
+    def entry_of(self, name: str) -> dict[str, object]:
+        """The same for a request that names a model. Raises ApiError 404."""
+        if name != self.name:
+            raise other_model(self.name)
+        return self.entry
 
     def encode(self, text: str, special: bool = True, field: str = "prompt") -> list[int]:
         """Return the token ids of a text. Raises ApiError 400 naming the field."""

@@ -1,0 +1,76 @@
+"""The application without ranks: what it lists, and errors in the API's form."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from configs.serving.settings import ServingSettings
+from engine.answering.app import AnsweringServer, Figures, answering_app
+from engine.answering.computing import Computing
+from engine.serving.http.app import Server, serving_app
+from engine.serving.http.metrics import ServerMetrics
+from engine.serving.http.model import ServedModel
+from engine.serving.http.replicas import Router
+
+NAME = "owner/name"
+
+
+def decoder_app(folder: Path, model: ServedModel) -> FastAPI:
+    settings = ServingSettings(name=NAME, manifest="", folder=str(folder), max_length=32, blocks=8)
+    metrics = ServerMetrics(NAME)
+    return serving_app(Server(settings, model, Router(settings, folder / "s.json", metrics), metrics, None))
+
+
+def encoder_app(folder: Path, model: ServedModel) -> FastAPI:
+    settings = ServingSettings(name=NAME, manifest="", folder=str(folder), max_length=32, blocks=8)
+    computing: Any = Computing
+    return answering_app(AnsweringServer(settings, model, computing, Figures(NAME), None, encodes=True))
+
+
+APPS = pytest.mark.parametrize("made", [decoder_app, encoder_app])
+
+
+def client_of(app: FastAPI) -> openai.AsyncOpenAI:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    http = httpx.AsyncClient(transport=transport)
+    return openai.AsyncOpenAI(base_url="http://server/v1", api_key="none", max_retries=0, http_client=http)
+
+
+@APPS
+def test_openais_client_lists_and_finds_the_model(made: Any, tmp_path: Path) -> None:
+    """A name with a slash is one name. Another is refused in the API's form."""
+    model = ServedModel(NAME, 100, 32, frozenset(), None, None, {})
+
+    async def scenario() -> None:
+        client = client_of(made(tmp_path, model))
+        assert [one.id for one in (await client.models.list()).data] == [NAME]
+        assert (await client.models.retrieve(NAME)).created == model.created
+        with pytest.raises(openai.NotFoundError) as caught:
+            await client.models.retrieve("other")
+        assert caught.value.code == "model_not_found" and NAME in str(caught.value)
+
+    asyncio.run(scenario())
+
+
+@APPS
+def test_an_error_of_the_program_itself_has_the_form_of_the_api(made: Any, tmp_path: Path) -> None:
+    """Without the error's own words, which may hold what others have sent."""
+    model = ServedModel(NAME, 100, 32, frozenset(), None, None, {})
+
+    def broken(name: str) -> dict[str, object]:
+        raise RuntimeError("words of somebody else's request")
+
+    object.__setattr__(model, "entry_of", broken)
+
+    async def scenario() -> None:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await client_of(made(tmp_path, model)).models.retrieve(NAME)
+        assert caught.value.type == "server_error"
+        assert "internal error, RuntimeError" in str(caught.value) and "somebody" not in str(caught.value)
+
+    asyncio.run(scenario())
