@@ -84,7 +84,10 @@ class Aws:
     default_user = "ubuntu"
 
     def __init__(self) -> None:
-        self._session = boto3.Session()
+        try:
+            self._session = boto3.Session()
+        except failures.BotoCoreError as error:
+            raise ValueError(f"aws: {error}. Check AWS_PROFILE and the files in ~/.aws") from error
         self._clients: dict[str, Any] = {}
 
     def identity(self) -> str:
@@ -129,7 +132,10 @@ class Aws:
     def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
         """Create all nodes or none: MinCount and MaxCount are the same."""
         request, ec2 = lease.request, self._ec2(rung.region)
-        image = _ask(lambda: ec2.describe_images(ImageIds=[self._image(request, rung.region)]))["Images"][0]
+        id = self._image(request, rung.region)
+        images = _ask(lambda: ec2.describe_images(ImageIds=[id]))["Images"]
+        if not images:
+            raise ProviderError("invalid", "", f"{rung.region}: no image {id}, or this account may not use it")
         interface: dict[str, Any] = {
             "DeviceIndex": 0,
             "AssociatePublicIpAddress": request.public_address,
@@ -143,7 +149,7 @@ class Aws:
             place["GroupName"] = lease.name
         disk = {"VolumeSize": request.disk_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
         wanted: dict[str, Any] = {
-            "ImageId": image["ImageId"],
+            "ImageId": images[0]["ImageId"],
             "InstanceType": request.instance,
             "MinCount": request.nodes,
             "MaxCount": request.nodes,
@@ -151,7 +157,7 @@ class Aws:
             "UserData": user_data,
             "InstanceInitiatedShutdownBehavior": "terminate",
             "NetworkInterfaces": [interface],
-            "BlockDeviceMappings": [{"DeviceName": image.get("RootDeviceName") or "/dev/sda1", "Ebs": disk}],
+            "BlockDeviceMappings": [{"DeviceName": images[0].get("RootDeviceName") or "/dev/sda1", "Ebs": disk}],
             "MetadataOptions": {"HttpTokens": "required"},
             **_specify(lease, ["instance", "volume", "network-interface"]),
         }
@@ -209,8 +215,12 @@ class Aws:
     def extend(self, resource: Resource, expires_at: int) -> None:
         """Write a later expiry to the tags."""
         tags = [{"Key": TAG_EXPIRES, "Value": str(expires_at)}]
-        if resource.kind != "placement":  # its id is its name, which create_tags does not take
-            _ask(lambda: self._ec2(resource.region).create_tags(Resources=[resource.id], Tags=tags))
+        ec2, ids = self._ec2(resource.region), [resource.id]
+        if resource.kind == "placement":  # its id is its name, which create_tags does not take
+            groups = _ask(lambda: ec2.describe_placement_groups(Filters=[_filter(resource.run)]))["PlacementGroups"]
+            ids = [each["GroupId"] for each in groups if each["GroupName"] == resource.id and "GroupId" in each]
+        if ids:
+            _ask(lambda: ec2.create_tags(Resources=ids, Tags=tags))
 
     def _ec2(self, region: str) -> Any:
         if region not in self._clients:
