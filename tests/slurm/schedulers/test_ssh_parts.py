@@ -14,11 +14,13 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.targets.target import SshTarget
 from configs.workloads.noop import NoopWorkload
+from slurm.launcher import processes
 from slurm.launcher.job_files import write_end
 from slurm.launcher.node import GIVEN, given_node
 from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.node import _is_theirs
 from slurm.schedulers.ssh.turns import Turns
+from slurm.ssh import node_program
 from slurm.ssh.connection import HostError
 
 
@@ -133,3 +135,7 @@ def test_a_launcher_knows_its_place() -> None:
     assert given_node({}) is None
     with pytest.raises(ValueError, match="expected a rank"):
         given_node({GIVEN: json.dumps(told | {"rank": 2})})
+
+
+def test_a_host_finds_every_kind_of_process_that_a_launch_has() -> None:
+    assert {*processes._MODULES} <= {*node_program._MODULES}
