@@ -110,12 +110,13 @@ def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None])
     """
     paths, adapter = run.job(job.name), adapter_for(job.target.adapter)
     deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
-    waited_seconds, pause = 0.0, _MIN_POLL_SECONDS
+    waited_seconds, pause, looked_at = 0.0, _MIN_POLL_SECONDS, time.monotonic()
     try:
         while (state := adapter.poll(paths.folder)) != "ended":
+            since_look, looked_at = time.monotonic() - looked_at, time.monotonic()
             if state == "waiting" and (not isinstance(job.target, LocalTarget) or paths.launcher.exists()):
-                deadline += pause  # perhaps for hours: no limit counts meanwhile
-                waited_seconds += pause
+                deadline += since_look  # perhaps for hours: no limit counts meanwhile
+                waited_seconds += since_look
             look(state, waited_seconds)
             if time.monotonic() > deadline:
                 adapter.cancel(paths.folder)
