@@ -64,10 +64,13 @@ def give_back(
     removed: dict[str, Resource] = {}
     pause = _FIRST_PAUSE_SECONDS
     refusals = 0
+    # By this clock from here on: the other may be set, and a line of the ledger lie in its future.
+    wait = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
+    settled_at = time.monotonic() + min(wait, patience.settle_seconds)
     while True:
         left, problems, hopeless = _remove_once(provider, run, regions, removed)
         refusals = refusals + 1 if hopeless else 0
-        open_seconds = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
+        open_seconds = settled_at - time.monotonic()
         if not left and not problems and open_seconds <= 0:
             ledger.note("given_back", removed=sorted(removed))
             return list(removed.values())

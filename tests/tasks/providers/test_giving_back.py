@@ -114,6 +114,16 @@ def test_nodes_are_given_back_on_a_full_disk(tmp_path: Path, monkeypatch: pytest
     assert cloud.there == []
 
 
+def test_a_clock_that_was_set_back_does_not_keep_giving_back_from_its_end(tmp_path: Path) -> None:
+    lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Cloud(resource("instance"))
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("create", token="unanswered", region=REGION)
+        later = ledger.path.read_text().replace('"epoch": ', '"epoch": 9')  # in the future
+        ledger.path.write_text(later)
+    patience = Teardown(limit_seconds=5, settle_seconds=0.2)
+    assert give_back_run(cast(Provider, cloud), lease, tmp_path / "r", lambda _: None, patience) == 1
+
+
 def test_a_line_that_the_disk_cuts_is_an_error_and_spoils_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
