@@ -83,11 +83,13 @@ def node_address(node: str, target: SlurmTarget) -> str:
 def end_service(name: str, target: SlurmTarget) -> bool:
     """End the job of this name; returns whether it has left the queue. Raises Unavailable."""
     deadline = time.monotonic() + _END_SECONDS
-    while service_job(name, target) is not None:
-        if time.monotonic() > deadline:
-            return False
+    while True:
+        # Before the first look too: squeue has shown nothing while jobs ran.
         run_slurm(
             ["scancel", f"--name={name}", f"--user={getpass.getuser()}"], os.environ, _LIMIT_SECONDS, target.cluster
         )
+        if service_job(name, target) is None:
+            return True
+        if time.monotonic() > deadline:
+            return False
         time.sleep(_LOOK_SECONDS)
-    return True
