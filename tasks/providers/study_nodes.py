@@ -165,7 +165,7 @@ class StudyNodes:
         cost = "at an unknown price" if price is None else f"for at most {price * self.target.keep / 3600:.2f} USD"
         if self.target.kind in BILLED_WHEN_OFF:
             cost = f"{cost.replace('at most ', '')} and are billed until they are given back"
-        clock = datetime.fromtimestamp(until).astimezone().strftime("%H:%M %Z")
+        clock = datetime.fromtimestamp(until).astimezone().strftime("%Y-%m-%d %H:%M %Z")
         self._say(
             f"{self.target.nodes} nodes stay up until {clock} {cost}: `rankwise nodes down {self.name}` ends them"
         )
