@@ -66,8 +66,10 @@ def service_job(name: str, target: SlurmTarget) -> ServiceJob | None:
     if answer.failed:
         raise Unavailable("squeue: no answer")
     for line in answer.text.splitlines():
-        state, _, rest = line.strip().partition("|")
-        node, _, reason = rest.partition("|")
+        fields = line.strip().split("|", 2)
+        if len(fields) < 3:
+            continue  # `CLUSTER: a`, which some versions print of a named one
+        state, node, reason = fields
         if state and state not in _ENDED:
             return ServiceJob(state=state, node=node or None, reason="" if reason == "None" else reason)
     return None
