@@ -256,18 +256,23 @@ class StudyNodes:
     def _keep(self) -> None:
         """Note that the run lives, and extend the lease whenever half of it is over, until the run ends."""
         pause = 1800 * self.target.lease_hours
-        due = time.monotonic() + pause
+        due = _asleep_too() + pause
         while not self._ended.wait(min(_MARK_SECONDS, pause)):
             with suppress(OSError):  # a folder away for a moment must not end the extending
                 mark_used(self._folder)
-            if time.monotonic() < due:
+            if _asleep_too() < due:
                 continue
-            due = time.monotonic() + pause
+            due = _asleep_too() + pause
             try:
                 extend_run(self._provider, read_lease(self._folder), self._folder, self._next_end())
             except (ProviderError, ValueError, OSError) as error:
                 self._say(f"the lease was not extended: {redacted(str(error))}; trying again")
-                due = time.monotonic() + min(pause, _AGAIN_SECONDS)
+                due = _asleep_too() + min(pause, _AGAIN_SECONDS)
+
+
+def _asleep_too() -> float:
+    """Seconds by a clock that nobody sets and that goes on while this machine is suspended, as the nodes' leases do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def hosts_of_nodes(target: RentedTarget, nodes: list[Node], folder: Path, default_user: str) -> SshTarget:

@@ -183,6 +183,23 @@ def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, mo
     assert cloud.there == [] and read_entries(nodes._folder / "ledger.jsonl")[-1]["event"] == "given_back"
 
 
+def test_a_lease_is_extended_as_soon_as_this_machine_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extended, clock = threading.Event(), [0.0]
+    monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
+    monkeypatch.setattr(study_nodes, "extend_run", lambda *_: extended.set())
+    monkeypatch.setattr(study_nodes, "_MARK_SECONDS", 0.01)
+    monkeypatch.setattr(study_nodes, "_asleep_too", lambda: clock[0])
+    target = RentedTarget.model_validate({"kind": "aws", "instance": "g4dn.xlarge", "regions": [REGION]})
+    nodes = StudyNodes(target, "s", tmp_path, tmp_path, lambda _: None, lambda: None)
+    rental(nodes._folder, int(time.time()) + 3600)
+    nodes._keeper = threading.Thread(target=nodes._keep, daemon=True)
+    nodes._keeper.start()
+    assert not extended.wait(0.2)
+    clock[0] = 1801
+    assert extended.wait(10)
+    nodes._end_extending()
+
+
 def test_machines_that_are_billed_when_off_cost_money_until_they_are_given_back() -> None:
     entries = [
         {"event": "opened", "epoch": 0, "expires_at": 3600},
