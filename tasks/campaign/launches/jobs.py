@@ -19,7 +19,7 @@ from configs.plans.plan import Plan
 from configs.targets.target import LocalTarget
 from slurm.launcher.machine_lock import machine_holder
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.refusals import JobState
+from slurm.schedulers.refusals import JobState, Unavailable
 from tasks.campaign.launches.staging import placed_job
 from tasks.campaign.records import Collected, collect_job
 
@@ -119,7 +119,8 @@ def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None])
                 waited_seconds += since_look
             look(state, waited_seconds)
             if time.monotonic() > deadline:
-                adapter.cancel(paths.folder)
+                with contextlib.suppress(Unavailable):  # asked again at the next look
+                    adapter.cancel(paths.folder)
             adapter.await_end(paths.folder, pause)
             pause = min(pause * 1.1, _MAX_POLL_SECONDS)
     except BaseException:

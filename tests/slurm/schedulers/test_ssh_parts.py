@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,8 @@ from configs.workloads.noop import NoopWorkload
 from slurm.launcher import processes
 from slurm.launcher.job_files import write_end
 from slurm.launcher.node import GIVEN, given_node
+from slurm.schedulers.refusals import Unavailable
+from slurm.schedulers.ssh import adapter
 from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.job import SshJob
 from slurm.schedulers.ssh.node import _is_theirs
@@ -163,3 +166,18 @@ def test_a_job_that_another_process_began_is_paid_for_from_then_on(tmp_path: Pat
         assert (told.queued_seconds, told.elapsed_seconds) == (301, 3600)
     else:
         assert told.elapsed_seconds is None and told.queued_seconds is not None and told.queued_seconds < 60
+
+
+def test_a_job_that_waits_too_long_for_a_host_that_is_away_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise Unavailable("a: not reached")
+
+    JobPaths(tmp_path).submission.write_text(Submission(job_id="j", submitted_at=utc_now()).model_dump_json())
+    end = JobEnd(status=Status.CANCELLED, return_code=None, finished_at=utc_now())
+    job = SimpleNamespace(state="waiting", note="", target=target("a"))
+    monkeypatch.setattr(adapter, "_followed", lambda folder: job)
+    monkeypatch.setattr(adapter, "overdue", lambda *_, **__: end)
+    monkeypatch.setattr(adapter, "_cancel", away)
+    assert adapter.poll(tmp_path) == "waiting"
