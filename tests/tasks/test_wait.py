@@ -1,4 +1,4 @@
-"""A job that outlives its limits while its scheduler is away ends no run."""
+"""A scheduler that is away ends no run, and keeps no others from ending their jobs."""
 
 import time
 from pathlib import Path
@@ -10,10 +10,11 @@ import pytest
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.spec.measuring import Measuring
-from configs.targets.target import SlurmTarget
+from configs.targets.target import SlurmTarget, SshTarget
 from slurm.schedulers.refusals import Unavailable
 from tasks import wait
-from tasks.campaign.launches.active_jobs import Flown
+from tasks.campaign.launches import active_jobs
+from tasks.campaign.launches.active_jobs import ActiveJobs, Flown
 from tasks.campaign.progress import ProgressRow
 from tests.support.cluster.launches import noop_measurement
 
@@ -35,3 +36,26 @@ def test_a_scheduler_that_is_away_is_asked_again(tmp_path: Path, monkeypatch: py
     session = cast(Any, SimpleNamespace(run=RunPaths(tmp_path)))
     assert [wait._look(session, job.name, flown) for _ in range(2)] == ["running"] * 2
     assert len(asked) == 2
+
+
+def test_a_scheduler_that_is_away_keeps_the_others_jobs_from_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    def cancel_many(folders: list[Path]) -> None:
+        ended.extend(folder.name for folder in folders)
+        if folders[0].name == "away":
+            raise Unavailable("Slurm does not respond")
+
+    monkeypatch.setattr(active_jobs, "adapter_for", lambda name: SimpleNamespace(cancel_many=cancel_many))
+    flight = ActiveJobs()
+    for name, target in (("away", SlurmTarget(nodes=2)), ("there", SshTarget.model_validate({"hosts": ["a"]}))):
+        job = Job(
+            name=name, study="s", measuring_pass="timed", measuring=Measuring(), target=target,
+            measurements=(noop_measurement("a"),), ranks_per_node=1, timeout_seconds=100, inputs="", cache="",
+        )  # fmt: skip
+        flight.add([(job, ProgressRow("", 1, 1, 1))])
+    with pytest.raises(Unavailable, match="does not respond"):
+        flight.cancel(["away", "there"], cast(Any, SimpleNamespace(run=RunPaths(tmp_path))))
+    assert ended == ["away", "there"]
