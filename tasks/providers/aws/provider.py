@@ -8,6 +8,7 @@ https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html (tokens
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -89,6 +90,7 @@ class Aws:
         except failures.BotoCoreError as error:
             raise ValueError(f"aws: {error}. Check AWS_PROFILE and the files in ~/.aws") from error
         self._clients: dict[str, Any] = {}
+        self._making = threading.Lock()  # a session of boto3 makes one client at a time
 
     def identity(self) -> str:
         """Return the account and the principal."""
@@ -223,9 +225,10 @@ class Aws:
             _ask(lambda: ec2.create_tags(Resources=ids, Tags=tags))
 
     def _ec2(self, region: str) -> Any:
-        if region not in self._clients:
-            self._clients[region] = _ask(lambda: self._session.client("ec2", region_name=region, config=_ONCE))
-        return self._clients[region]
+        with self._making:
+            if region not in self._clients:
+                self._clients[region] = _ask(lambda: self._session.client("ec2", region_name=region, config=_ONCE))
+            return self._clients[region]
 
     def _instances(self, region: str, run: str | None) -> Iterator[dict[str, Any]]:
         for page in _pages(self._ec2(region), "describe_instances", [_filter(run)]):
@@ -265,7 +268,8 @@ class Aws:
                 raise ProviderError("invalid", "", f"{region}: no image named {request.image!r}")
             return str(max(found, key=lambda image: image.get("CreationDate", ""))["ImageId"])
         parameter = _CPU_IMAGE if instance(f"aws/{request.instance}").accelerator.kind == "cpu" else _GPU_IMAGE
-        ssm = self._session.client("ssm", region_name=region, config=_ONCE)
+        with self._making:
+            ssm = _ask(lambda: self._session.client("ssm", region_name=region, config=_ONCE))
         return str(_ask(lambda: ssm.get_parameter(Name=parameter))["Parameter"]["Value"])
 
 

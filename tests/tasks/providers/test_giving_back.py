@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -222,6 +223,24 @@ def test_a_placement_group_is_extended_by_its_id() -> None:
     aws._clients[REGION] = ec2
     aws.extend(resource("placement").model_copy(update={"id": "rankwise-r"}), 77)
     assert calls == [(["pg-1"], "77")]
+
+
+def test_clients_of_many_regions_are_made_one_at_a_time() -> None:
+    """`reap` asks eight regions at once, and a session of boto3 may not be used by two threads."""
+    making, met = threading.Lock(), list[str]()
+
+    def client(name: str, **_: Any) -> object:
+        assert making.acquire(blocking=False), "two at once"
+        time.sleep(0.02)
+        met.append(name)
+        making.release()
+        return object()
+
+    aws = Aws()
+    aws._session = SimpleNamespace(client=client)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(aws._ec2, ["a", "b", "c", "d", "a"]))
+    assert met == ["ec2"] * 4
 
 
 def test_a_profile_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
