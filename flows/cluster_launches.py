@@ -23,6 +23,7 @@ from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.commands.partitions import ClusterError
 from slurm.schedulers.inventory import usable_nodes
+from slurm.schedulers.refusals import Unavailable
 from slurm.schedulers.waiting import note_waiting
 from tasks.campaign.launches.active_jobs import ActiveJobs, Flown
 from tasks.campaign.launches.jobs import write_job
@@ -38,6 +39,8 @@ from tasks.wait import wait_for_jobs
 
 _USABLE_SECONDS = 30.0
 """Validity of a list of usable nodes."""
+_AGAIN_SECONDS = 2.0
+"""Before a scheduler that did not answer is asked again to end jobs."""
 
 
 def run_on_clusters(
@@ -132,7 +135,11 @@ class SubmissionQueue:
                 leave_out(session, launch, row, ended_by)
             queue.clear()
         names = [name for name, flown in self._active_jobs.jobs.items() if flown.running_since is None]
-        self._active_jobs.cancel(names, session)
+        try:
+            self._active_jobs.cancel(names, session)
+        except Unavailable:
+            time.sleep(_AGAIN_SECONDS)  # the scheduler is asked again; what runs goes on meanwhile
+            return
         for name in names:
             flown = self._active_jobs.jobs.pop(name)
             collected = collect(session, name, flown.row)

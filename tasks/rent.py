@@ -115,7 +115,10 @@ def _give_back(rentals: RentalGroup, run: RunPaths, name: str) -> None:
         rentals.left_behind.append(redacted(str(error)))
         run_logger().error("%s", rentals.left_behind[-1])
     finally:
-        _record(rentals, run)
+        try:
+            _record(rentals, run)
+        except OSError as error:  # a full disk must not keep the others from being given back and named
+            run_logger().error("what was rented is not written: %s", error)
 
 
 def _record(rentals: RentalGroup, run: RunPaths) -> None:

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.refusals import JobState
+from slurm.schedulers.refusals import JobState, Unavailable
 from slurm.schedulers.waiting import read_waiting
 from tasks.campaign.launches.active_jobs import ActiveJobs, Flown
 from tasks.campaign.launches.jobs import follow_job, measured_so_far, waits_for
@@ -69,7 +70,8 @@ def _look(session: Session, name: str, flown: Flown) -> str:
             flown.running_since = time.monotonic()
         row.done = measured_so_far(flown.job, session.run)
         if time.monotonic() - flown.running_since > flown.job.timeout_seconds + _SCHEDULER_GRACE_SECONDS:
-            adapter.cancel(folder)
+            with suppress(Unavailable):  # asked again at the next look: the run goes on without its scheduler
+                adapter.cancel(folder)
     if state != "ended":
         waits = read_waiting(session.run.job(name)) if state == "waiting" else None
         row.reason = waits.reason if waits else ""

@@ -22,7 +22,7 @@ def read_launcher(paths: JobPaths) -> Launcher | None:
     """Who runs the job; None before the launcher said so, and where the file is damaged."""
     try:
         return read_model(paths.launcher, Launcher)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
 
 
@@ -30,7 +30,7 @@ def read_progress(paths: JobPaths, rank: int) -> Progress | None:
     """What a rank does now; None before it began, or in the instant in which it writes."""
     try:
         return read_model(paths.progress(rank), Progress)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None
 
 

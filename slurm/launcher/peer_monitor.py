@@ -121,7 +121,7 @@ class PeerConnection:
         *lines, self._read = self._read.split(b"\n")
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter: of a stranger's thousands of brackets
             messages = [None]
         if len(self._read) > _MOST_BYTES or not all(isinstance(message, dict) for message in messages):
             self._closed, messages = True, []

@@ -26,7 +26,7 @@ def _perf_is_refused() -> str | None:
     """What the kernel says to counting the time of a process of our own: a container may forbid even that."""
     command = ["perf", "stat", "-x", ";", "-e", "task-clock", "true"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PROBE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"perf does not run here: {error}"
     if done.returncode == 0 and "<not" not in done.stderr:

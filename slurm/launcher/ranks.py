@@ -58,6 +58,8 @@ class RankSupervisor:
     # Asked before the roll call: git may take longer than the other nodes wait for a sign of life.
     code: dict[str, str] = field(default_factory=code_version)
     oom_kills_before: int = field(default_factory=processes.oom_kills)
+    _measuring: dict[int, tuple[tuple[str | None, float], float]] = field(default_factory=dict)
+    """By rank: which measurement it began when by its clock, and when by ours that was first seen."""
 
     @property
     def node_rank(self) -> int:
@@ -187,7 +189,7 @@ class RankSupervisor:
             return JobVerdict(status=Status.TIMEOUT, measurement=measurement, kind="JobTimeout", message=limit)
         limit_seconds = self.job.measuring.cell_timeout_seconds
         for progress in ranks.values():
-            if progress and progress.phase == "measurement" and time.time() - progress.since > limit_seconds:
+            if progress and progress.phase == "measurement" and self.measuring_seconds(progress) > limit_seconds:
                 limit = f"time-out of the cell after {limit_seconds:g} s"
                 return JobVerdict(
                     status=Status.TIMEOUT, measurement=progress.measurement, kind="CellTimeout", message=limit
@@ -197,6 +199,16 @@ class RankSupervisor:
             limit = f"time-out of the start: ranks {starting} not ready after {STARTUP_LIMIT_SECONDS:g} s"
             return JobVerdict(status=Status.TIMEOUT, kind="StartTimeout", message=limit)
         return None
+
+    def measuring_seconds(self, progress: Progress) -> float:
+        """Seconds since a rank was first seen in its measurement: the clock that it goes by may be set meanwhile."""
+        now = time.monotonic()
+        said = (progress.measurement, progress.since)
+        before, seen_at = self._measuring.get(progress.rank, (None, now))
+        if before != said:
+            self._measuring[progress.rank] = (said, now)
+            return 0.0
+        return now - seen_at
 
     def dump_stacks(self, ranks: dict[int, Progress | None]) -> None:
         """Let every rank put the stacks of its threads into its log."""
@@ -230,7 +242,7 @@ class RankSupervisor:
             return self.blame(first[0])
         for rank, code in self.exit_codes().items():
             if code < 0 and code != -signal.SIGTERM:
-                return self.killed(rank, ranks[rank], signal.Signals(-code).name)
+                return self.killed(rank, ranks[rank], _signal_name(-code))
         if first:
             return self.blame(first[0], ranks)
         message = f"a rank exited without an error message, see {self.log.name}"
@@ -288,6 +300,13 @@ class RankSupervisor:
             message=f"rank {progress.rank}: {progress.message}",
             silent_ranks=silent,
         )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return f"signal {number}"
 
 
 def _in_measurement(ranks: dict[int, Progress | None]) -> tuple[int, ...]:

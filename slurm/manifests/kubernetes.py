@@ -90,7 +90,7 @@ def kubernetes_of_server(
     }
     files = {"deployment.yaml": deployment, "service.yaml": service, "autoscaler.yaml": autoscaler}
     gpus = max(1, served.gpus or served.tp * served.pp * served.dp)
-    args = [word for word in served.command if word not in ("--device", "cpu")]
+    args = served.model_copy(update={"gpus": gpus}).command
     return _with_overlays(files, deployment, "server", gpus, args)
 
 

@@ -14,6 +14,15 @@ PORT = 8000
 METRICS_PATH = "/metrics"
 
 
+def dns_name(text: str, kind: str) -> str:
+    """Return a name that a Service may have (RFC 1035): lower-case letters, digits and dashes, a letter first.
+
+    kind: the name of a text without any, and what comes before one that begins with a digit.
+    """
+    name = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-") or kind
+    return (name if name[0].isalpha() else f"{kind}-{name}")[:50].rstrip("-")
+
+
 class ContainedServer(Frozen):
     """A server as containers run it. model: what `--model` names in the container. gpus: of a container."""
 
@@ -51,8 +60,8 @@ class ContainedServer(Frozen):
 
     @property
     def slug(self) -> str:
-        """Name that Docker and Kubernetes accept (RFC 1123): letters, digits and dashes."""
-        return re.sub(r"[^a-z0-9-]+", "-", file_slug(self.name).lower()).strip("-")[:50] or "model"
+        """Name that Docker and Kubernetes accept."""
+        return dns_name(file_slug(self.name), "model")
 
     @property
     def command(self) -> list[str]:

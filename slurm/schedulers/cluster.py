@@ -174,15 +174,21 @@ def cancel(folder: Path) -> None:
 def cancel_many(folders: Sequence[Path]) -> None:
     """End jobs, and return when none is left in the queue, within 8 s for each cluster.
 
-    Raises OSError where the scheduler does not answer.
+    Raises Unavailable where a scheduler does not answer, when all have been asked.
     """
     groups: dict[int, tuple[JobQueue, list[Path]]] = {}
     for folder in folders:
         if JobPaths(folder).job.exists() and not JobPaths(folder).end.exists():
             queue = _queue_of(folder)
             groups.setdefault(id(queue), (queue, []))[1].append(folder)
+    problems = []
     for queue, group in groups.values():
-        _cancel_on(queue, group)
+        try:
+            _cancel_on(queue, group)
+        except Unavailable as error:
+            problems.append(str(error))
+    if problems:
+        raise Unavailable("; ".join(problems))
 
 
 def _cancel_on(queue: JobQueue, folders: Sequence[Path]) -> None:

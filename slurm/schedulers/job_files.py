@@ -25,7 +25,7 @@ def node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:
     """How the job ended on one node; None where it has not said."""
     try:
         return read_model(paths.node_end(node_rank), JobEnd)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):  # a shared file system may refuse for a moment what another node replaces
         return None
 
 
@@ -33,5 +33,5 @@ def node_launcher(paths: JobPaths, node_rank: int) -> Launcher | None:
     """Who runs the job on one node; None where no launcher came up."""
     try:
         return read_model(paths.node_launcher(node_rank), Launcher)
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):  # a shared file system may refuse for a moment what another node replaces
         return None

@@ -156,7 +156,12 @@ def unpack_beside(archive: str, limit: float) -> None:
 
 def _call(command: list[str], limit_seconds: float) -> None:
     child = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     children.add(child)
     try:

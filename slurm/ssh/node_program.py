@@ -49,6 +49,7 @@ _MODULES = tuple(
         "slurm.launch",
         "engine.agents.torchrun_agent",
         "engine.agents.deepspeed_agent",
+        "engine.agents.script_agent",
         "engine.worker",
         "slurm.supervision",
         "engine.serving",
@@ -100,7 +101,9 @@ def _gpus() -> dict[str, Any]:
     """Names and driver of NVIDIA GPUs as their own program tells them; `error`: why it does not."""
     asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            asked, capture_output=True, text=True, errors="replace", timeout=30, stdin=subprocess.DEVNULL
+        )
     except FileNotFoundError:
         return {"names": [], "error": "nvidia-smi is not installed"}
     except (OSError, subprocess.TimeoutExpired) as error:

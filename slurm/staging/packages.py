@@ -209,7 +209,12 @@ def node_requirements() -> tuple[Path, list[str]]:
 def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_INSTALL_LIMIT_SECONDS
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_INSTALL_LIMIT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise ValueError(

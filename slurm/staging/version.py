@@ -19,9 +19,11 @@ def code_version() -> dict[str, str]:
         return _packed_version()
     git = ["git", "-C", str(ROOT)]
     try:
-        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        commit = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, errors="replace", check=True, timeout=10
+        )
         status = [*git, "status", "--porcelain", "--untracked-files=no"]
-        changed = subprocess.run(status, capture_output=True, text=True, check=True, timeout=10)
+        changed = subprocess.run(status, capture_output=True, text=True, errors="replace", check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return {}
     return {"RANKWISE_COMMIT": commit.stdout.strip(), "RANKWISE_DIRTY": "1" if changed.stdout.strip() else "0"}

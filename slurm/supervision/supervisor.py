@@ -7,6 +7,7 @@ folder has one supervisor. SIGTERM ends the service gracefully, a second one at 
 supervisor, however that ends.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -57,7 +58,12 @@ class Supervisor:
             if self._stop.wait(pause):
                 break
             began = time.monotonic()
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._process, self._reason = None, f"{self.folder}: {error.strerror}"  # until there is room again
             self._watch()
             quick = time.monotonic() - began < _SOON_SECONDS
             pause = min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS) if quick else _FIRST_PAUSE_SECONDS

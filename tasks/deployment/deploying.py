@@ -29,7 +29,7 @@ from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, part
 from tasks.deployment.store import Store
 from tasks.deployment.targets import ParsedTarget
 from tasks.providers.attempts import attempts_of
-from tasks.providers.clouds import provider_named
+from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.giving_back import Say, Teardown
 from tasks.providers.labels import label, owner
 from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease
@@ -91,7 +91,7 @@ class Deploying:
             try:
                 return self._deploy(model, fit_text, ledger)
             except BaseException as error:
-                ledger.write("failed", problem=str(error)[:500] or type(error).__name__)
+                ledger.note("failed", problem=str(error)[:500] or type(error).__name__)
                 self._take_down(ledger)
                 self.store.forget(wanted.name)
                 raise
@@ -233,7 +233,7 @@ def take_down(store: Store, name: str, say: Say, patience: Teardown | None = Non
     if not (folder / "ledger.jsonl").exists():
         store.read(name)  # says which there are
     with open_ledger(folder) as ledger:
-        ledger.write("undeploying")
+        ledger.note("undeploying")
         cost = remove_everything(store, name, ledger, say, patience or Teardown())
         ledger.write("undeployed")
         store.forget(name)  # before another command can take the name
@@ -266,10 +266,9 @@ def remove_everything(
         entries = read_entries(folder / "ledger.jsonl")
         if not entries or entries[-1]["event"] != "given_back":
             give_back_run(provider_named(lease.request.provider), lease, folder, say, patience)
-        costs = [
-            attempt.usd(lease.request.nodes)
-            for attempt in attempts_of(read_entries(folder / "ledger.jsonl"), time.time())
-        ]
+        billed_when_off = lease.request.provider in BILLED_WHEN_OFF
+        attempts = attempts_of(read_entries(folder / "ledger.jsonl"), time.time(), billed_when_off)
+        costs = [attempt.usd(lease.request.nodes) for attempt in attempts]
         cost = None if cost is None or None in costs else cost + sum(one for one in costs if one is not None)
     for entry in ledger.entries:
         if entry["event"] == "slurm":

@@ -33,7 +33,7 @@ def run_load(job: LoadJob, folder: Path) -> LoadRun:
         raise ValueError(f"{folder}: holds a load run already. Use another folder")
     write_atomically(folder / JOB_FILE, job.model_dump_json(indent=1))
     command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             _, errors = process.communicate()
         except BaseException:

@@ -40,6 +40,7 @@ def _run(module: str, arguments: Sequence[str]) -> list[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         check=False,
     )
     if done.returncode:

@@ -320,9 +320,12 @@ def _place(source: Path, destination: Path) -> None:
         return
     handle, name = tempfile.mkstemp(dir=destination.parent)
     os.close(handle)
-    shutil.copyfile(source, name)
-    os.chmod(name, 0o644)
-    os.replace(name, destination)
+    try:
+        shutil.copyfile(source, name)
+        os.chmod(name, 0o644)
+        os.replace(name, destination)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def write_stdlib_text(folder: Path) -> str:
@@ -334,8 +337,11 @@ def write_stdlib_text(folder: Path) -> str:
         if not skipped.intersection(path.relative_to(root).parts):
             texts.append(read_text(path, errors="replace"))
     handle, name = tempfile.mkstemp(dir=folder)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write("\n".join(texts))
-    digest = sha256_of_file(Path(name))
-    os.replace(name, folder / f"{digest}.txt")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write("\n".join(texts))
+        digest = sha256_of_file(Path(name))
+        os.replace(name, folder / f"{digest}.txt")
+    finally:
+        Path(name).unlink(missing_ok=True)
     return digest

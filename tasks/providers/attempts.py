@@ -7,11 +7,14 @@ from typing import Any
 from configs.plans.rentals import RentalAttempt
 
 
-def attempts_of(entries: Sequence[dict[str, Any]], now: float) -> tuple[RentalAttempt, ...]:
+def attempts_of(
+    entries: Sequence[dict[str, Any]], now: float, billed_when_off: bool = False
+) -> tuple[RentalAttempt, ...]:
     """Return all requests of a rental, those of runs that were killed too.
 
-    Nodes cost money from the answer of the create call to the end of giving back, at most until their lease ended;
-    those that are up, until `now` (seconds since 1970). Of that, nodes were unused that never became ready, and those
+    Nodes cost money from the answer of the create call to the end of giving back, at most until their lease ended
+    (billed_when_off: longer, a cloud charges for nodes that have powered themselves off); those that are up, until
+    `now` (seconds since 1970). Of that, nodes were unused that never became ready, and those
     of a run that ended until the next one took them over.
     """
     found: list[RentalAttempt] = []
@@ -41,9 +44,10 @@ def attempts_of(entries: Sequence[dict[str, Any]], now: float) -> tuple[RentalAt
         elif event == "no_nodes" and found:
             found[-1] = found[-1].model_copy(update={"problem": entry["problem"]})
         elif event == "given_back":
-            _close(found, since, min(epoch, max(lease_ends, *since.values())) if since else epoch)
+            ends = epoch if billed_when_off else lease_ends
+            _close(found, since, min(epoch, max(ends, *since.values())) if since else epoch)
     unused = dict.fromkeys(since, 0.0) | unused
-    _close(found, since, min(now, lease_ends) if since else now)
+    _close(found, since, now if billed_when_off else min(now, lease_ends))
     return tuple(
         attempt.model_copy(update={"unused_seconds": min(attempt.seconds, unused.get(place, attempt.seconds))})
         for place, attempt in enumerate(found)

@@ -1,5 +1,6 @@
 """The public address of this machine, for the one rule that admits SSH."""
 
+from http.client import HTTPException
 from ipaddress import ip_address
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -13,7 +14,7 @@ def callers_address() -> str:
     try:
         with urlopen(_SERVICE, timeout=10) as answer:
             address = ip_address(answer.read(64).decode().strip())
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, OSError, HTTPException, ValueError) as error:
         remedy = "Name it: --ssh-from 203.0.113.7/32"
         raise ValueError(f"--ssh-from: {_SERVICE} did not return this machine's address ({error}). {remedy}") from error
     return f"{address}/{address.max_prefixlen}"

@@ -67,7 +67,12 @@ def prolong(folder: Path, user: str, address: str, lives_seconds: int) -> bool:
 def _run(argv: list[str]) -> "subprocess.CompletedProcess[str] | None":
     try:
         return subprocess.run(
-            argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=4 * _CONNECT_SECONDS
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=4 * _CONNECT_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return None

@@ -59,21 +59,24 @@ def give_back(
     A create call without an answer may still take effect, so the search goes on until it is settled.
     Raises LeftBehind after the time limit.
     """
-    ledger.write("giving_back", regions=list(regions))
+    ledger.note("giving_back", regions=list(regions))
     deadline = time.monotonic() + patience.limit_seconds
     removed: dict[str, Resource] = {}
     pause = _FIRST_PAUSE_SECONDS
     refusals = 0
+    # By this clock from here on: the other may be set, and a line of the ledger lie in its future.
+    wait = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
+    settled_at = time.monotonic() + min(wait, patience.settle_seconds)
     while True:
         left, problems, hopeless = _remove_once(provider, run, regions, removed)
         refusals = refusals + 1 if hopeless else 0
-        open_seconds = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
+        open_seconds = settled_at - time.monotonic()
         if not left and not problems and open_seconds <= 0:
-            ledger.write("given_back", removed=sorted(removed))
+            ledger.note("given_back", removed=sorted(removed))
             return list(removed.values())
         if time.monotonic() > deadline or refusals >= _REFUSALS:
             named = [resource.words for resource in left] or _made_and_not_given_back(provider, ledger)
-            ledger.write("left", resources=named, problems=problems)
+            ledger.note("left", resources=named, problems=problems)
             raise LeftBehind(run, named, problems)
         for problem in problems:
             say(f"giving back: {problem}; trying again")
@@ -165,7 +168,7 @@ def remove_expired(
     """Remove what has expired or whose run has died; with `everything` all that bears our tags."""
     found, problems = find_everything(providers)
     sweep = ReapResult(problems=problems)
-    for resource in found:
+    for resource in _with_last_ends(found):
         reason = why_doomed(resource, rented, everything, time.time())
         (sweep.kept if reason is None else sweep.doomed).append((resource, reason or _why_kept(resource)))
     if dry_run:
@@ -176,12 +179,35 @@ def remove_expired(
         mine = [resource for resource, _ in sweep.doomed if (resource.provider, resource.run) == (name, run)]
         regions = list(dict.fromkeys(resource.region for resource in mine))
         try:
+            # Giving back others takes minutes, in which a run may have extended these or taken them over.
+            there = _with_last_ends(by_name[name].tagged(regions, run))
+            if there and not any(why_doomed(resource, rented, everything, time.time()) for resource in there):
+                sweep.doomed = [item for item in sweep.doomed if item[0] not in mine]
+                sweep.kept += [(resource, _why_kept(resource)) for resource in there]
+                continue
             with ExitStack() as stack:
                 ledger = stack.enter_context(open_ledger(rented / run))
                 sweep.removed += give_back(by_name[name], run, regions, ledger, say, patience)
-        except (LeftBehind, ValueError) as error:
-            sweep.problems.append(str(error))
+        except (LeftBehind, ValueError, ProviderError, OSError) as error:
+            sweep.problems.append(redacted(str(error)))
     return sweep
+
+
+def _with_last_ends(found: Sequence[Resource]) -> list[Resource]:
+    """Return these with the last end that any resource of their run bears.
+
+    All of a run are removed together, and extending it writes one tag after another: one may still have the old end.
+    """
+    last: dict[tuple[str, str], int] = {}
+    for resource in found:
+        key = (resource.provider, resource.run)
+        last[key] = max(last.get(key, 0), resource.expires_at or 0)
+    return [
+        resource
+        if resource.expires_at is None
+        else resource.model_copy(update={"expires_at": last[resource.provider, resource.run]})
+        for resource in found
+    ]
 
 
 def why_doomed(resource: Resource, rented: Path, everything: bool, now: float) -> str | None:

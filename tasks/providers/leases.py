@@ -8,13 +8,14 @@ The folder, `<data>/rented/<run>/`, also holds `lease.json` and the run's SSH ke
 was asked; the tags in the cloud say what is there. A `create` without an answer is settled by listing the tags.
 """
 
+import errno
 import fcntl
 import json
 import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,27 @@ class RentalLedger:
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
         self._handle = handle
+        # A crash or a full disk may have cut the last line; an empty one is skipped.
+        self._cut = path.stat().st_size > 0
         self.entries = read_entries(path)
 
     def write(self, event: str, **details: Any) -> None:
         """Append one line and flush it to the disk. Raises OSError; then nothing may be created."""
         entry = {"at": utc_now(), "epoch": time.time(), "event": event, **details}
-        os.write(self._handle, (json.dumps(entry, sort_keys=True) + "\n").encode())
+        line = (json.dumps(entry, sort_keys=True) + "\n").encode()
+        if self._cut:
+            line = b"\n" + line
+        self._cut = True
+        if os.write(self._handle, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         os.fsync(self._handle)
+        self._cut = False
         self.entries.append(entry)
+
+    def note(self, event: str, **details: Any) -> None:
+        """Append one line where the disk takes it: what is given back does not stay up for want of a line."""
+        with suppress(OSError):
+            self.write(event, **details)
 
 
 @contextmanager
@@ -57,8 +71,6 @@ def open_ledger(folder: Path) -> Iterator[RentalLedger]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder.name}: another command is at work on it. Wait until it has ended") from None
-        if path.stat().st_size:
-            os.write(handle, b"\n")  # a crash may have cut the last line; an empty one is skipped
         _flush_folder(folder)
         yield RentalLedger(path, handle)
     finally:
@@ -148,6 +160,10 @@ def is_dead(folder: Path) -> bool:
         return False  # for a later run, until they expire
     if entries[-1]["event"] in ("ready", "extended"):
         return _is_abandoned(folder)
+    if not any(entry["event"] == "opened" for entry in entries):
+        return (
+            False  # rented from another machine, which may have rented anew: `reap` removed something of it from here
+        )
     try:
         with open_ledger(folder):
             return True

@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -177,6 +178,8 @@ def aws_quotes(region: str, wanted: Collection[str]) -> Iterator[_Quote | str]:
         if "Throttl" in code or "InternalError" in code:
             raise TransientPriceError(f"aws: {error}") from error
         raise ValueError(f"aws: {error}") from error
+    except botocore.exceptions.BotoCoreError as error:
+        raise ValueError(f"aws: {error}") from error
 
 
 def aws_quote(product: Any, machine: str, region: str) -> _Quote | str:
@@ -219,7 +222,7 @@ def _ask(url: str, sleep: Sleep) -> dict[str, Any]:
             if attempt == _ATTEMPTS:
                 raise TransientPriceError(f"{url}: HTTP {error.code} {error.reason}, {attempt} times") from error
             sleep(_wait_seconds(error.headers.get("Retry-After"), attempt))
-        except (URLError, TimeoutError, ConnectionError, ValueError) as error:
+        except (URLError, OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             if attempt == _ATTEMPTS:
                 raise TransientPriceError(f"{url}: {reason}") from error

@@ -119,7 +119,7 @@ def rent(
         try:
             nodes = _Renting(provider, lease, folder, ledger, say, limits, attempt).climb(offer.rungs)
         except BaseException as error:
-            ledger.write("failed", problem=redacted(str(error)) or type(error).__name__)
+            ledger.note("failed", problem=redacted(str(error)) or type(error).__name__)
             give_back(provider, lease.run, regions_of(ledger), ledger, say, limits.teardown)
             remove_keys(folder)
             if isinstance(error, ProviderError):
@@ -311,7 +311,9 @@ def extend_run(
     event: Literal["extended", "kept"] = "extended",
     unused_seconds: float = 0.0,
 ) -> int:
-    """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it.
+    """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it,
+
+    after all the others have: one that was taken back must not end them.
 
     event: what the ledger calls it; `kept` nodes are in nobody's use until then, and `reap` leaves them alone.
     unused_seconds: how long no run had used the nodes when this one took them over.
@@ -324,12 +326,18 @@ def extend_run(
         nodes = nodes_of(folder)
         if not nodes:
             raise ValueError(f"{lease.run}: its nodes are not up")
-        for node in nodes:
-            if not prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time())):
-                raise ValueError(f"{lease.run}: {node.id} did not take the new end")
+        missed = [
+            node.id
+            for node in nodes
+            if not prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time()))
+        ]
+        if len(missed) == len(nodes):
+            raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")
         for resource in provider.tagged(regions_of(ledger), lease.run):
             provider.extend(resource, expires_at)
         ledger.write(event, expires_at=expires_at, unused_seconds=unused_seconds)
     later = lease.model_copy(update={"expires_at": expires_at})
     write_atomically(folder / "lease.json", later.model_dump_json(indent=1), mode=0o600)
+    if missed:
+        raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")
     return expires_at

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 from tasks.providers.attempts import attempts_of
 from tasks.providers.callers_address import callers_address
-from tasks.providers.clouds import provider_named
+from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
@@ -48,6 +48,8 @@ _LOST_AFTER_SECONDS = 120.0
 """A rented node that cannot be reached for so long was taken back: its money is not waited for."""
 _AGAIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
+_EXTENDING_SECONDS = 300.0
+"""As long as extending a lease takes at most: one node after another, and some of them may not answer."""
 _MARK_SECONDS = 2.0
 """How often a run notes that it lives: so exactly is known for how long nodes of a killed run were unused."""
 
@@ -105,6 +107,7 @@ class StudyNodes:
         self._provider: Provider = provider_named(target.kind)
         self._held = ExitStack()
         self._ended = threading.Event()
+        self._keeper: threading.Thread | None = None
         self._left: tuple[str, ...] = ()
 
     def up(self, agreed: bool) -> SshTarget:
@@ -127,7 +130,8 @@ class StudyNodes:
             if isinstance(error, RentalFailed):
                 raise RentalFailed(f"target {self.target.name}: {error}") from error
             raise
-        threading.Thread(target=self._keep, name=f"lease of {self.name}", daemon=True).start()
+        self._keeper = threading.Thread(target=self._keep, name=f"lease of {self.name}", daemon=True)
+        self._keeper.start()
         return hosts_of_nodes(self.target, nodes, self._folder, self._provider.default_user)
 
     def give_back(self) -> None:
@@ -135,7 +139,7 @@ class StudyNodes:
 
         Raises LeftBehind; `reap` removes the rest once the provider answers.
         """
-        self._ended.set()
+        self._end_extending()
         try:
             if (self._folder / "lease.json").exists() and not self._is_over():
                 give_back_run(self._provider, read_lease(self._folder), self._folder, self._say, Teardown())
@@ -153,13 +157,15 @@ class StudyNodes:
         """
         if self.target.keep is None:
             return False
-        self._ended.set()
+        self._end_extending()
         until = int(time.time() + self.target.keep)
         extend_run(self._provider, read_lease(self._folder), self._folder, until, "kept")
         self._held.close()
         price = self._usd_per_hour()
         cost = "at an unknown price" if price is None else f"for at most {price * self.target.keep / 3600:.2f} USD"
-        clock = datetime.fromtimestamp(until).astimezone().strftime("%H:%M %Z")
+        if self.target.kind in BILLED_WHEN_OFF:
+            cost = f"{cost.replace('at most ', '')} and are billed until they are given back"
+        clock = datetime.fromtimestamp(until).astimezone().strftime("%Y-%m-%d %H:%M %Z")
         self._say(
             f"{self.target.nodes} nodes stay up until {clock} {cost}: `rankwise nodes down {self.name}` ends them"
         )
@@ -179,7 +185,7 @@ class StudyNodes:
             instance=self.target.instance,
             nodes=self.target.nodes,
             name=self.name,
-            attempts=attempts_of(entries, time.time()),
+            attempts=attempts_of(entries, time.time(), self.target.kind in BILLED_WHEN_OFF),
             left=self._left,
             up=bool(nodes_of(self._folder)),
             kept_until=_kept_until(entries),
@@ -241,20 +247,32 @@ class StudyNodes:
             self._check()
             time.sleep(min(_LOOK_SECONDS, left))
 
+    def _end_extending(self) -> None:
+        """Extend the lease no more, and wait for an extension that is under way: it holds the ledger."""
+        self._ended.set()
+        if self._keeper is not None:
+            self._keeper.join(_EXTENDING_SECONDS)
+
     def _keep(self) -> None:
         """Note that the run lives, and extend the lease whenever half of it is over, until the run ends."""
         pause = 1800 * self.target.lease_hours
-        due = time.monotonic() + pause
+        due = _asleep_too() + pause
         while not self._ended.wait(min(_MARK_SECONDS, pause)):
-            mark_used(self._folder)
-            if time.monotonic() < due:
+            with suppress(OSError):  # a folder away for a moment must not end the extending
+                mark_used(self._folder)
+            if _asleep_too() < due:
                 continue
-            due = time.monotonic() + pause
+            due = _asleep_too() + pause
             try:
                 extend_run(self._provider, read_lease(self._folder), self._folder, self._next_end())
             except (ProviderError, ValueError, OSError) as error:
                 self._say(f"the lease was not extended: {redacted(str(error))}; trying again")
-                due = time.monotonic() + min(pause, _AGAIN_SECONDS)
+                due = _asleep_too() + min(pause, _AGAIN_SECONDS)
+
+
+def _asleep_too() -> float:
+    """Seconds by a clock that nobody sets and that goes on while this machine is suspended, as the nodes' leases do."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def hosts_of_nodes(target: RentedTarget, nodes: list[Node], folder: Path, default_user: str) -> SshTarget:

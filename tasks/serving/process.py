@@ -46,6 +46,7 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
+            errors="replace",
             start_new_session=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()

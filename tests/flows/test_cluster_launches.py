@@ -1,6 +1,8 @@
 """How a scheduler's queue is filled: in the order of blocks, in arrays of one shape, within the bounds."""
 
 from collections import deque
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,10 +13,13 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
-from flows.cluster_launches import room_for, shape_of, take_alike
+from flows import cluster_launches
+from flows.cluster_launches import SubmissionQueue, room_for, shape_of, take_alike
 from flows.held_groups import asked_of
+from slurm.schedulers.refusals import Unavailable
 from tasks.campaign.launches.active_jobs import ActiveJobs
 from tasks.campaign.progress import ProgressRow
+from tasks.campaign.retries import Retries
 
 
 def cells(nodes: int, count: int) -> list[Cell]:
@@ -125,3 +130,18 @@ def test_no_more_steps_of_an_allocation_are_started_than_may_run() -> None:
     assert room_for(target, flying(target, 1)) == 0
     unbounded = SlurmTarget(name="c", allocation="current")
     assert room_for(unbounded, flying(unbounded)) == unbounded.max_queued
+
+
+def test_a_budget_that_is_spent_while_the_scheduler_is_away_ends_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, asked, slept = SlurmTarget(), [], []
+
+    def away(names: object, session: object) -> None:
+        asked.append(names)
+        raise Unavailable("Slurm does not respond")
+
+    queue = SubmissionQueue(cast(Any, SimpleNamespace(adopted=[])), [], Retries(), cast(Any, None))
+    queue._active_jobs = flying(left, 2)
+    monkeypatch.setattr(queue._active_jobs, "cancel", away)
+    monkeypatch.setattr(cluster_launches, "time", SimpleNamespace(sleep=slept.append))
+    queue._leave_out_rest("budget of time")
+    assert asked == [["0-0", "0-1"]] and len(queue._active_jobs.jobs) == 2 and len(slept) == 1

@@ -8,22 +8,24 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from configs.common.system.proc import start_ticks
-from configs.plans.job import Job, Launcher, Submitting
+from configs.plans.job import Job, Launcher, Progress, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.target import SlurmTarget
 from slurm.launch import is_second_time
+from slurm.launcher import ranks
 from slurm.launcher.end_cause import NotStartedError
 from slurm.launcher.node import PBS_NODES, JobNode
 from slurm.launcher.node_registration import Rendezvous, free_port
 from slurm.launcher.processes import oom_kills
 from slurm.launcher.ranks import RankSupervisor
-from slurm.launcher.starting import is_private, rank_environment, start_argv, torchrun_argv
+from slurm.launcher.starting import exits_file, is_private, rank_environment, start_argv, torchrun_argv
 from slurm.staging.version import code_version
 from tests.support.cluster.launches import (
     assert_nothing_left,
@@ -282,6 +284,27 @@ def test_the_end_of_the_schedulers_daemon_is_no_cancellation(tmp_path: Path) -> 
     assert asked.cancellation().status is Status.CANCELLED
     orphan = RankSupervisor(job, JobPaths(tmp_path), node, parent=os.getpid())
     assert (orphan.cancellation().status, orphan.cancellation().nodes) == (Status.NODE_FAILED, ("n2",))
+
+
+def test_a_clock_that_is_set_during_a_measurement_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor, now = RankSupervisor(spread_job(tmp_path), JobPaths(tmp_path)), [1000.0]
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 9e9))
+    limit = supervisor.job.measuring.cell_timeout_seconds
+    said = Progress(rank=0, pid=1, pid_started=1, phase="measurement", measurement="m1", since=1.0)
+    assert supervisor.overdue({0: said}, age=1.0) is None
+    now[0] += limit - 1
+    assert supervisor.overdue({0: said}, age=1.0) is None
+    assert supervisor.overdue({0: said.model_copy(update={"measurement": "m2"})}, age=1.0) is None, "another begins"
+    now[0] += limit + 1
+    verdict = supervisor.overdue({0: said.model_copy(update={"measurement": "m2"})}, age=1.0)
+    assert verdict is not None and (verdict.kind, verdict.measurement) == ("CellTimeout", "m2")
+
+
+def test_a_rank_that_a_signal_without_a_name_ended_is_told(tmp_path: Path) -> None:
+    supervisor = RankSupervisor(spread_job(tmp_path), JobPaths(tmp_path))
+    supervisor.agent_folder.mkdir()
+    exits_file(supervisor.agent_folder).write_text('[{"rank": 0, "exit_code": -40}]')
+    assert supervisor.outcome().message == "rank 0 was killed by signal 40"
 
 
 def test_a_second_time_under_pbs_is_known_by_what_the_first_left(

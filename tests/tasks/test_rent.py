@@ -175,3 +175,11 @@ def test_nodes_that_are_left_after_the_report_end_the_run_with_an_error(tmp_path
     session.rentals.left_behind.append("NOT given back")
     with pytest.raises(NodesLeft, match="NOT given back"):
         check_given_back(session)
+
+
+def test_a_run_folder_that_takes_no_more_does_not_hide_why_the_block_ended(tmp_path: Path) -> None:
+    nodes = [Nodes(True), Nodes(False)]
+    (tmp_path / "rentals.json").mkdir()
+    with pytest.raises(NodesLeft, match="no capacity"), block(tmp_path, *nodes):
+        raise ValueError("no capacity")
+    assert [each.given_back for each in nodes] == [1, 1]

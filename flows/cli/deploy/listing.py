@@ -15,6 +15,7 @@ from tasks.deployment.places import read
 from tasks.deployment.placing import placer_of
 from tasks.deployment.servers import is_ready
 from tasks.deployment.store import Store
+from tasks.providers.clouds import BILLED_WHEN_OFF
 from tasks.providers.giving_back import LeftBehind, Teardown
 from tasks.providers.rental import ProviderError
 
@@ -65,7 +66,9 @@ def _left(deployment: Deployment, now: float) -> str:
 def _usd(deployment: Deployment, now: float) -> str:
     if deployment.usd_per_hour is None:
         return "unknown"
-    return f"{deployment.usd_per_hour * (min(now, deployment.expires_at) - deployment.began_at) / 3600:.2f}"
+    # Elsewhere nodes that have switched themselves off cost nothing any more.
+    until = now if deployment.kind in BILLED_WHEN_OFF else min(now, deployment.expires_at)
+    return f"{deployment.usd_per_hour * max(0.0, until - deployment.began_at) / 3600:.2f}"
 
 
 def run_undeploy(name: str | None, everything: bool) -> int:

@@ -84,6 +84,7 @@ def k8s(
 
     def work() -> int:
         from slurm.manifests.kubernetes import kubernetes_of_script, kubernetes_of_server, kubernetes_of_study
+        from slurm.manifests.serving import dns_name
 
         bundle, study = _read(what)
         folder = _new(out)
@@ -91,7 +92,7 @@ def k8s(
             files = kubernetes_of_server(_served(bundle, gpus), image, replicas)
         else:
             assert study is not None
-            name = _dns_name(study.study)
+            name = dns_name(study.study, "study")
             if nodes > 1:
                 files = kubernetes_of_script(name, image, nodes, max(1, gpus))
             else:
@@ -182,12 +183,6 @@ def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
             target = folder / "model" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(manifest.folder) / name, target)
-
-
-def _dns_name(name: str) -> str:
-    import re
-
-    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:50] or "study"
 
 
 def _new(out: Path) -> Path:

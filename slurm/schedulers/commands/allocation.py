@@ -20,7 +20,9 @@ from slurm.schedulers.commands.partitions import ClusterError, Need
 from slurm.schedulers.commands.states import bare, standing
 
 _CALL_SECONDS = 10.0
-_GPUS = re.compile(r" TRES=\S*?gres/gpu=([0-9]{1,9})")
+_TRES = re.compile(r" (?:Alloc)?TRES=(\S+)")
+"""Of Slurm up to 22.05, and of later ones, which say `ReqTRES` and `AllocTRES`."""
+_GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=([0-9]{1,9})")
 _CORES = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?")
 
 
@@ -74,11 +76,18 @@ def read_allocation(
     if not shown:
         return None, answer
     details = next(iter(shown.values()))  # under an array's id where it is a task of one
-    gpus = _GPUS.search(answer.text)
     cores = read_cores(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     cores = cores if len(cores) == len(details.nodes) and environment.get("SLURM_JOB_ID") == job_id else ()
-    held = Allocation(job_id, details.state, details.nodes, cores, int(gpus[1]) if gpus else 0, details.reason)
+    held = Allocation(job_id, details.state, details.nodes, cores, read_gpus(answer.text), details.reason)
     return held, answer
+
+
+def read_gpus(text: str) -> int:
+    """GPUs that a job has, of `scontrol show job`; where they are counted by type alone, of all types."""
+    tres = _TRES.search(text)
+    counts = _GPUS.findall(tres[1]) if tres else []
+    whole = [int(count) for kind, count in counts if not kind]
+    return whole[0] if whole else sum(int(count) for _, count in counts)
 
 
 def read_cores(text: str) -> tuple[int, ...]:

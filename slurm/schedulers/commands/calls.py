@@ -40,17 +40,18 @@ def on_cluster(command: Sequence[str], cluster: str | None) -> list[str]:
 def called(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Run a program of a scheduler; None where it is missing, did not end or wrote no text. Raises nothing."""
+    """Run a program of a scheduler; None where it is missing or did not end. Raises nothing."""
     try:
         return subprocess.run(
             command,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=limit_seconds,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
         )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+    except (OSError, subprocess.TimeoutExpired):
         return None
 
 

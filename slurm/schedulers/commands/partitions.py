@@ -279,7 +279,9 @@ def _asked(command: list[str], cluster: str | None = None) -> str:
     where = f"SLURM_CONF={os.environ['SLURM_CONF']}" if "SLURM_CONF" in os.environ else "SLURM_CONF is not set"
     where += f", cluster {cluster}" if cluster else ""
     try:
-        done = subprocess.run(on_cluster(command, cluster), capture_output=True, text=True, timeout=_LIMIT_SECONDS)
+        done = subprocess.run(
+            on_cluster(command, cluster), capture_output=True, text=True, errors="replace", timeout=_LIMIT_SECONDS
+        )
     except FileNotFoundError as error:
         raise ClusterError(
             f"`{command[0]}`: not found on PATH. Submit from a machine of the cluster "

@@ -66,8 +66,10 @@ def service_job(name: str, target: SlurmTarget) -> ServiceJob | None:
     if answer.failed:
         raise Unavailable("squeue: no answer")
     for line in answer.text.splitlines():
-        state, _, rest = line.strip().partition("|")
-        node, _, reason = rest.partition("|")
+        fields = line.strip().split("|", 2)
+        if len(fields) < 3:
+            continue  # `CLUSTER: a`, which some versions print of a named one
+        state, node, reason = fields
         if state and state not in _ENDED:
             return ServiceJob(state=state, node=node or None, reason="" if reason == "None" else reason)
     return None
@@ -83,11 +85,13 @@ def node_address(node: str, target: SlurmTarget) -> str:
 def end_service(name: str, target: SlurmTarget) -> bool:
     """End the job of this name; returns whether it has left the queue. Raises Unavailable."""
     deadline = time.monotonic() + _END_SECONDS
-    while service_job(name, target) is not None:
-        if time.monotonic() > deadline:
-            return False
+    while True:
+        # Before the first look too: squeue has shown nothing while jobs ran.
         run_slurm(
             ["scancel", f"--name={name}", f"--user={getpass.getuser()}"], os.environ, _LIMIT_SECONDS, target.cluster
         )
+        if service_job(name, target) is None:
+            return True
+        if time.monotonic() > deadline:
+            return False
         time.sleep(_LOOK_SECONDS)
-    return True

@@ -228,6 +228,7 @@ def _run_sbatch(script: Path, target: SlurmTarget) -> str:
             ["sbatch", str(script)],
             capture_output=True,
             text=True,
+            errors="replace",  # a site's plugins may write in another encoding, after the job was taken
             timeout=_SBATCH_LIMIT_SECONDS,
             stdin=subprocess.DEVNULL,
             env=submission_environment(target, dict(os.environ)),

@@ -15,7 +15,7 @@ _LIMIT_SECONDS = 30.0
 _MAX_CHARACTERS = 400
 # sbatch's one sentence for whatever no node has: cores, memory, GPUs, a feature.
 _UNAVAILABLE = "Requested node configuration is not available"
-_NARROWING = ("memory_per_node", "gpus_per_node", "constraint")
+_NARROWING = ("memory_per_node", "gres", "gpus_per_node", "constraint")
 
 
 def trial(target: SlurmTarget, nodes: int, cores: int) -> str | None:
@@ -56,7 +56,11 @@ def _refusal(target: SlurmTarget, nodes: int, cores: int) -> str:
 def _culprit(target: SlurmTarget, nodes: int, cores: int) -> str | None:
     """The field without which sbatch would take the job; None where no single one is to blame."""
     given = [name for name in _NARROWING if getattr(target, name) is not None]
-    return next((name for name in given if not _refusal(target.model_copy(update={name: None}), nodes, cores)), None)
+    for name in given:
+        left_out = {name: None} | ({"gpus_per_node": None} if name == "gres" else {})
+        if not _refusal(target.model_copy(update=left_out), nodes, cores):
+            return name
+    return None
 
 
 def _options(target: SlurmTarget) -> list[str]:
@@ -64,7 +68,8 @@ def _options(target: SlurmTarget) -> list[str]:
     given: dict[str, str | int | bool | None] = {
         "time": target.time_limit_minutes,
         "mem": target.memory_per_node,
-        "gpus-per-node": target.gpus_per_node,
+        "gpus-per-node": target.gpus_per_node if target.gres is None else None,
+        "gres": target.gres,
         "clusters": target.cluster,
         "exclusive": target.exclusive,
         **{name: getattr(target, name) for name in ("partition", "account", "qos", "constraint", "reservation")},

@@ -64,7 +64,10 @@ def poll(folder: Path) -> JobState:
     end = overdue(folder, job.target, job.note, others_run=any(each.state == "running" for each in _jobs.values()))
     if end is None:
         return "waiting"
-    _cancel([folder], end)
+    try:
+        _cancel([folder], end)
+    except Unavailable:
+        return "waiting"  # a host is away: asked again at the next look
     return "ended"
 
 

@@ -15,17 +15,19 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_model
-from configs.plans.job import HostPlacement, Job, JobEnd
+from configs.plans.job import HostPlacement, Job, JobEnd, Submission
 from configs.plans.paths import JobPaths
 from configs.records.record import Accounting, Status
 from configs.targets.target import SshTarget
 from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end
+from slurm.schedulers.job_files import node_launcher
 from slurm.schedulers.refusals import JobState
 from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.node import NodeJob
@@ -67,6 +69,8 @@ class SshJob:
         self._task: asyncio.Task[None] | None = None
         self._since = time.time()
         self._began: float | None = None
+        self._found = False
+        """An earlier process began it."""
 
     def begin(self) -> None:
         """Go on with it; on the loop."""
@@ -108,7 +112,7 @@ class SshJob:
             placement = read_model(self.paths.hosts, HostPlacement)
         except FileNotFoundError:
             return ()
-        self.nodes = self._nodes(placement)
+        self.nodes, self._found = self._nodes(placement), True
         return placement.hosts
 
     def _nodes(self, placement: HostPlacement) -> list[NodeJob]:
@@ -215,16 +219,38 @@ class SshJob:
                 await node.clear()
 
     def _account(self, end: JobEnd, names: Sequence[str]) -> None:
-        now, began = time.time(), self._began
+        since, began, ended = (self._times_told(end) if self._found else None) or (
+            self._since,
+            self._began,
+            time.time(),
+        )
         accounting = Accounting(
             job_id=self.job.name,
             state=str(end.status).upper(),
             nodes=tuple(names),
-            queued_seconds=max(0.0, (began or now) - self._since),
-            elapsed_seconds=None if began is None else max(0.0, now - began),
+            queued_seconds=max(0.0, (began or ended) - since),
+            elapsed_seconds=None if began is None else max(0.0, ended - began),
         )
         with suppress(OSError):
             write_atomically(self.paths.accounting, accounting.model_dump_json())
+
+    def _times_told(self, end: JobEnd) -> tuple[float, float, float] | None:
+        """When it was submitted, had its hosts and ended, of a job that another process began; None: they do not say.
+
+        It may have ended long before this process looked.
+        """
+        launchers = [node_launcher(self.paths, rank) for rank in range(len(self.nodes))]
+        taken = [launcher.lock_acquired_at for launcher in launchers if launcher and launcher.lock_acquired_at]
+        try:
+            submitted = read_model(self.paths.submission, Submission).submitted_at
+        except (OSError, ValueError):
+            return None
+        if not taken:
+            return None
+        since, began, ended = (
+            datetime.fromisoformat(at).timestamp() for at in (submitted, max(taken), end.finished_at)
+        )
+        return since, began, ended
 
     # Its cancellation
 

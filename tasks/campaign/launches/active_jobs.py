@@ -10,6 +10,7 @@ from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.targets.resources import ClusterTarget
 from slurm.schedulers.adapter import adapter_for
+from slurm.schedulers.refusals import Unavailable
 from tasks.campaign.launches.leftovers import mark_collected
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.records import collect_job
@@ -62,12 +63,21 @@ class ActiveJobs:
         return sum(min(count, most or count) for (_, most), count in left.items())
 
     def cancel(self, names: Sequence[str], session: Session) -> None:
-        """End these jobs; return when nothing of them is left in the queue."""
+        """End these jobs; return when nothing of them is left in the queue.
+
+        Raises Unavailable naming each scheduler that does not answer, when all have been asked.
+        """
         adapters: dict[str, list[str]] = {}
         for name in names:
             adapters.setdefault(self.jobs[name].job.target.adapter, []).append(name)
+        problems = []
         for adapter, those in adapters.items():
-            adapter_for(adapter).cancel_many([session.run.job(name).folder for name in those])
+            try:
+                adapter_for(adapter).cancel_many([session.run.job(name).folder for name in those])
+            except Unavailable as error:
+                problems.append(str(error))
+        if problems:
+            raise Unavailable("; ".join(problems))
 
     def abandon(self, session: Session) -> None:
         """End everything and merge what it left, whatever goes wrong on the way.

@@ -19,7 +19,7 @@ from configs.plans.plan import Plan
 from configs.targets.target import LocalTarget
 from slurm.launcher.machine_lock import machine_holder
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.refusals import JobState
+from slurm.schedulers.refusals import JobState, Unavailable
 from tasks.campaign.launches.staging import placed_job
 from tasks.campaign.records import Collected, collect_job
 
@@ -110,15 +110,17 @@ def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None])
     """
     paths, adapter = run.job(job.name), adapter_for(job.target.adapter)
     deadline = time.monotonic() + job.timeout_seconds + _GRACE_SECONDS
-    waited_seconds, pause = 0.0, _MIN_POLL_SECONDS
+    waited_seconds, pause, looked_at = 0.0, _MIN_POLL_SECONDS, time.monotonic()
     try:
         while (state := adapter.poll(paths.folder)) != "ended":
+            since_look, looked_at = time.monotonic() - looked_at, time.monotonic()
             if state == "waiting" and (not isinstance(job.target, LocalTarget) or paths.launcher.exists()):
-                deadline += pause  # perhaps for hours: no limit counts meanwhile
-                waited_seconds += pause
+                deadline += since_look  # perhaps for hours: no limit counts meanwhile
+                waited_seconds += since_look
             look(state, waited_seconds)
             if time.monotonic() > deadline:
-                adapter.cancel(paths.folder)
+                with contextlib.suppress(Unavailable):  # asked again at the next look
+                    adapter.cancel(paths.folder)
             adapter.await_end(paths.folder, pause)
             pause = min(pause * 1.1, _MAX_POLL_SECONDS)
     except BaseException:

@@ -8,6 +8,7 @@ https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html (tokens
 """
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -84,8 +85,12 @@ class Aws:
     default_user = "ubuntu"
 
     def __init__(self) -> None:
-        self._session = boto3.Session()
+        try:
+            self._session = boto3.Session()
+        except failures.BotoCoreError as error:
+            raise ValueError(f"aws: {error}. Check AWS_PROFILE and the files in ~/.aws") from error
         self._clients: dict[str, Any] = {}
+        self._making = threading.Lock()  # a session of boto3 makes one client at a time
 
     def identity(self) -> str:
         """Return the account and the principal."""
@@ -129,7 +134,10 @@ class Aws:
     def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
         """Create all nodes or none: MinCount and MaxCount are the same."""
         request, ec2 = lease.request, self._ec2(rung.region)
-        image = _ask(lambda: ec2.describe_images(ImageIds=[self._image(request, rung.region)]))["Images"][0]
+        id = self._image(request, rung.region)
+        images = _ask(lambda: ec2.describe_images(ImageIds=[id]))["Images"]
+        if not images:
+            raise ProviderError("invalid", "", f"{rung.region}: no image {id}, or this account may not use it")
         interface: dict[str, Any] = {
             "DeviceIndex": 0,
             "AssociatePublicIpAddress": request.public_address,
@@ -143,7 +151,7 @@ class Aws:
             place["GroupName"] = lease.name
         disk = {"VolumeSize": request.disk_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
         wanted: dict[str, Any] = {
-            "ImageId": image["ImageId"],
+            "ImageId": images[0]["ImageId"],
             "InstanceType": request.instance,
             "MinCount": request.nodes,
             "MaxCount": request.nodes,
@@ -151,7 +159,7 @@ class Aws:
             "UserData": user_data,
             "InstanceInitiatedShutdownBehavior": "terminate",
             "NetworkInterfaces": [interface],
-            "BlockDeviceMappings": [{"DeviceName": image.get("RootDeviceName") or "/dev/sda1", "Ebs": disk}],
+            "BlockDeviceMappings": [{"DeviceName": images[0].get("RootDeviceName") or "/dev/sda1", "Ebs": disk}],
             "MetadataOptions": {"HttpTokens": "required"},
             **_specify(lease, ["instance", "volume", "network-interface"]),
         }
@@ -209,13 +217,18 @@ class Aws:
     def extend(self, resource: Resource, expires_at: int) -> None:
         """Write a later expiry to the tags."""
         tags = [{"Key": TAG_EXPIRES, "Value": str(expires_at)}]
-        if resource.kind != "placement":  # its id is its name, which create_tags does not take
-            _ask(lambda: self._ec2(resource.region).create_tags(Resources=[resource.id], Tags=tags))
+        ec2, ids = self._ec2(resource.region), [resource.id]
+        if resource.kind == "placement":  # its id is its name, which create_tags does not take
+            groups = _ask(lambda: ec2.describe_placement_groups(Filters=[_filter(resource.run)]))["PlacementGroups"]
+            ids = [each["GroupId"] for each in groups if each["GroupName"] == resource.id and "GroupId" in each]
+        if ids:
+            _ask(lambda: ec2.create_tags(Resources=ids, Tags=tags))
 
     def _ec2(self, region: str) -> Any:
-        if region not in self._clients:
-            self._clients[region] = _ask(lambda: self._session.client("ec2", region_name=region, config=_ONCE))
-        return self._clients[region]
+        with self._making:
+            if region not in self._clients:
+                self._clients[region] = _ask(lambda: self._session.client("ec2", region_name=region, config=_ONCE))
+            return self._clients[region]
 
     def _instances(self, region: str, run: str | None) -> Iterator[dict[str, Any]]:
         for page in _pages(self._ec2(region), "describe_instances", [_filter(run)]):
@@ -255,7 +268,8 @@ class Aws:
                 raise ProviderError("invalid", "", f"{region}: no image named {request.image!r}")
             return str(max(found, key=lambda image: image.get("CreationDate", ""))["ImageId"])
         parameter = _CPU_IMAGE if instance(f"aws/{request.instance}").accelerator.kind == "cpu" else _GPU_IMAGE
-        ssm = self._session.client("ssm", region_name=region, config=_ONCE)
+        with self._making:
+            ssm = _ask(lambda: self._session.client("ssm", region_name=region, config=_ONCE))
         return str(_ask(lambda: ssm.get_parameter(Name=parameter))["Parameter"]["Value"])
 
 

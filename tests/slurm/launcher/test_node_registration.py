@@ -166,7 +166,9 @@ def test_strangers_disturb_nobody(job_id: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         head = pool.submit(call, node(0, job_id))
         strangers = []
-        for words in (b"", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.0\r\n\r\n", b"[1]\nnull\n", b'{"node_rank": "x"}\n'):
+        deep = b"[" * 50_000 + b"\n"  # more than a parser goes down
+        said = (b"", b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.0\r\n\r\n", b"[1]\nnull\n", b'{"node_rank": "x"}\n', deep)
+        for words in said:
             stranger = _connect(port)
             stranger.sendall(words)
             strangers.append(stranger)

@@ -15,7 +15,7 @@ from slurm.manifests.apptainer import bundle_definition
 from slurm.manifests.compose import compose_of_server, compose_of_study
 from slurm.manifests.dockerfile import dockerfile
 from slurm.manifests.kubernetes import kubernetes_of_script, kubernetes_of_server, kubernetes_of_study
-from slurm.manifests.serving import ContainedServer
+from slurm.manifests.serving import ContainedServer, dns_name
 
 compose_spec = pytest.importorskip("compose_spec")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -136,6 +136,20 @@ def test_the_dashboard_asks_for_figures_that_the_server_has() -> None:
 )
 def test_kubernetes_files_follow_the_schemas(files: dict[str, Any]) -> None:
     assert problems_of_kubernetes(files) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"), [("7B chat", "model-7b-chat"), ("a" * 49 + " b", "a" * 49), ("模型", "figure"), ("tiny", "tiny")]
+)
+def test_names_are_those_that_a_service_may_have(name: str, slug: str) -> None:
+    assert SERVED.model_copy(update={"name": name}).slug == slug
+    assert dns_name("2b_study", "study") == "study-2b-study" and dns_name("...", "study") == "study"
+
+
+def test_a_model_that_is_named_like_a_device_keeps_its_name_on_gpus() -> None:
+    files = kubernetes_of_server(SERVED.model_copy(update={"name": "cpu"}), "i:1")
+    [patched] = files["overlays/gpu/gpus.yaml"]["spec"]["template"]["spec"]["containers"]
+    assert patched["args"][3:5] == ["--name", "cpu"] and "--device" not in patched["args"]
 
 
 def test_apptainer_runs_the_server() -> None:

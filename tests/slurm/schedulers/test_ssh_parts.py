@@ -3,22 +3,28 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from configs.common.base import utc_now
-from configs.plans.job import Job, JobEnd, Measurement
+from configs.plans.job import HostPlacement, Job, JobEnd, Launcher, Measurement, Submission
 from configs.plans.paths import JobPaths
-from configs.records.record import Status
+from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.targets.target import SshTarget
 from configs.workloads.noop import NoopWorkload
+from slurm.launcher import processes
 from slurm.launcher.job_files import write_end
 from slurm.launcher.node import GIVEN, given_node
+from slurm.schedulers.refusals import Unavailable
+from slurm.schedulers.ssh import adapter
 from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
+from slurm.schedulers.ssh.job import SshJob
 from slurm.schedulers.ssh.node import _is_theirs
 from slurm.schedulers.ssh.turns import Turns
+from slurm.ssh import node_program
 from slurm.ssh.connection import HostError
 
 
@@ -133,3 +139,45 @@ def test_a_launcher_knows_its_place() -> None:
     assert given_node({}) is None
     with pytest.raises(ValueError, match="expected a rank"):
         given_node({GIVEN: json.dumps(told | {"rank": 2})})
+
+
+def test_a_host_finds_every_kind_of_process_that_a_launch_has() -> None:
+    assert {*processes._MODULES} <= {*node_program._MODULES}
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_job_that_another_process_began_is_paid_for_from_then_on(tmp_path: Path, began: bool) -> None:
+    paths = JobPaths(tmp_path)
+    paths.job.write_text(job_on(target("a", "b"), 2).model_dump_json())
+    paths.hosts.write_text(HostPlacement(hosts=("a", "b"), folder="x").model_dump_json())
+    paths.submission.write_text(Submission(job_id="j", submitted_at="2026-01-01T10:00:00+00:00").model_dump_json())
+    for rank in range(2 * began):
+        launcher = Launcher(
+            node_rank=rank, pid=1, pid_started=1, host="h", started_at="2026-01-01T10:00:01+00:00",
+            lock_acquired_at=f"2026-01-01T10:05:0{rank}+00:00",
+        )  # fmt: skip
+        paths.node_launcher(rank).write_text(launcher.model_dump_json())
+    job = SshJob(tmp_path, Turns())
+    assert job.placed() == ("a", "b")
+    end = JobEnd(status=Status.COMPLETED, return_code=0, finished_at="2026-01-01T11:05:01+00:00")
+    job._account(end, ["a", "b"])
+    told = Accounting.model_validate_json(paths.accounting.read_bytes())
+    if began:
+        assert (told.queued_seconds, told.elapsed_seconds) == (301, 3600)
+    else:
+        assert told.elapsed_seconds is None and told.queued_seconds is not None and told.queued_seconds < 60
+
+
+def test_a_job_that_waits_too_long_for_a_host_that_is_away_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise Unavailable("a: not reached")
+
+    JobPaths(tmp_path).submission.write_text(Submission(job_id="j", submitted_at=utc_now()).model_dump_json())
+    end = JobEnd(status=Status.CANCELLED, return_code=None, finished_at=utc_now())
+    job = SimpleNamespace(state="waiting", note="", target=target("a"))
+    monkeypatch.setattr(adapter, "_followed", lambda folder: job)
+    monkeypatch.setattr(adapter, "overdue", lambda *_, **__: end)
+    monkeypatch.setattr(adapter, "_cancel", away)
+    assert adapter.poll(tmp_path) == "waiting"

@@ -1,5 +1,6 @@
 """A supervisor keeps a process running, on one port, until it is told to end or its time is over."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from configs.serving.deployment import ServiceState, SupervisedProcess
-from slurm.supervision.supervisor import main
+from slurm.supervision.supervisor import Supervisor, main
 from tests.support.run_folders.studies import wait_until
 
 SERVER = "import sys, time; print('serving', sys.argv[1], flush=True); time.sleep(600)"
@@ -102,3 +103,18 @@ def test_a_program_that_is_missing_is_named(tmp_path: Path, argv: str) -> None:
     process.terminate()
     process.wait(60)
     assert told is not None and "No such file" in told.reason
+
+
+def test_a_full_disk_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service(tmp_path, SERVER, "x")
+    watched, tries = Supervisor(tmp_path), []
+
+    def start() -> None:
+        tries.append(watched._reason)
+        if len(tries) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        watched.stop()
+
+    monkeypatch.setattr(watched, "_start", start)
+    assert watched.run() == 0
+    assert len(tries) == 2 and "No space left on device" in tries[1]

@@ -9,6 +9,7 @@ in use, and can refuse, delay and lose answers. boto3 is unmodified.
 """
 
 import base64
+import hashlib
 import http.client
 import json
 import os
@@ -182,6 +183,12 @@ class FakeAws(FaultyCloud):
             return _xml(action, f"<regionInfo>{items}</regionInfo>")
         if "PlacementGroup" in action:
             return self._placement(action, region, call)
+        if action == "CreateTags" and call["ResourceId.1"].startswith("pg-"):
+            [group] = [
+                name for name in self._placements if name[0] == region and _group_id(name[1]) == call["ResourceId.1"]
+            ]
+            self._placements[group][call["Tag.1.Key"]] = call["Tag.1.Value"]
+            return _xml(action, "<return>true</return>")
         if action == "DeleteSecurityGroup":
             users = [name for name, group in self._group_of.items() if group == call["GroupId"]]
             if any(time.monotonic() < self._ended.get(name, float("inf")) for name in users):
@@ -236,10 +243,16 @@ class FakeAws(FaultyCloud):
                 if place == region and fits:
                     pairs = [f"<key>{escape(key)}</key><value>{escape(each)}</value>" for key, each in tags.items()]
                     written = "".join(f"<item>{pair}</item>" for pair in pairs)
-                    named = f"<groupName>{group}</groupName><state>available</state>"
+                    named = (
+                        f"<groupName>{group}</groupName><groupId>{_group_id(group)}</groupId><state>available</state>"
+                    )
                     items += f"<item>{named}<tagSet>{written}</tagSet></item>"
             items = f"<placementGroupSet>{items}</placementGroupSet>"
         return _xml(action, items + "<return>true</return>")
+
+
+def _group_id(name: str) -> str:
+    return f"pg-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _xml(action: str, content: str) -> Answer:

@@ -16,6 +16,7 @@ from configs.plans.plan import PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, parse_study
 from engine.training.task_types import load_examples
+from tasks.planning import inputs
 from tasks.planning.inputs import copy_inputs, make_plan
 from tests.support.training.training_tasks import made_context, workload_of, write_inputs
 
@@ -153,3 +154,16 @@ def test_texts_for_a_model_that_cannot_read_are_refused_before_anything_is_start
     read = study_of("stdlib", task="masked_lm", tokenizer=str(TOKENIZER))
     found = copy_inputs(read, RunPaths(tmp_path / "other"), tmp_path)
     assert make_plan(read, [model], found, RunPaths(tmp_path / "other").inputs).cells
+
+
+def test_a_full_disk_leaves_no_part_of_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: Path, name: str) -> None:
+        Path(name).write_text("a part")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "here").write_text("text")
+    (tmp_path / "inputs").mkdir()
+    monkeypatch.setattr(inputs.shutil, "copyfile", refuse)
+    with pytest.raises(OSError, match="No space"):
+        inputs._place(tmp_path / "here", tmp_path / "inputs" / "digest.txt")
+    assert list((tmp_path / "inputs").iterdir()) == []

@@ -214,3 +214,9 @@ def test_boto3_asks_page_by_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (done.written, done.skipped) == (1, {"not a price row": 1}) and len(asked) == 2
     fields = {entry["Field"]: entry["Value"] for entry in asked[0]["Filters"]}
     assert fields["instanceType"] == "g4dn.xlarge" and fields["tenancy"] == "Shared"
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(tmp_path: Path) -> None:
+    with serving(PAGES) as server:
+        server.faults = [(200, {"Content-Length": "9000"}, b'{"Items": [')]
+        assert refresh(server, tmp_path / "prices.csv").written == 3

@@ -119,7 +119,7 @@ def test_a_ledger_has_one_writer_and_its_run_is_alive_meanwhile(tmp_path: Path) 
     with open_ledger(folder) as ledger:
         ledger.write("opened")
         assert not is_dead(folder)
-        with pytest.raises(ValueError, match="another process"), open_ledger(folder):
+        with pytest.raises(ValueError, match="another command"), open_ledger(folder):
             pass
     assert is_dead(folder)
     with open_ledger(folder) as ledger:

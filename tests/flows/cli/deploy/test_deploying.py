@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -115,3 +115,9 @@ def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys
     assert problem.endswith("`rankwise undeploy broken` takes it down") and folder.exists()
     assert listing.run_undeploy(None, everything=True) == 0
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("kind", "usd"), [("aws", "2.00"), ("azure", "6.00")])
+def test_a_deployment_costs_what_its_cloud_charges_for_nodes_that_are_off(kind: str, usd: str) -> None:
+    told = SimpleNamespace(kind=kind, usd_per_hour=2.0, began_at=0.0, expires_at=3600.0)
+    assert listing._usd(cast(Any, told), 3 * 3600.0) == usd

@@ -37,6 +37,19 @@ def test_the_allocation_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tres", "gpus"),
+    [
+        ("ReqTRES=cpu=2,gres/gpu=9 AllocTRES=cpu=2,mem=18078M,node=2,billing=2,gres/gpu=8,gres/gpu:a100=8", 8),
+        ("ReqTRES=cpu=2 AllocTRES=cpu=2,gres/gpu:a100=4,gres/gpu:h100=2,gres/gpumem=80", 6),  # counted by type alone
+        ("ReqTRES=cpu=2,gres/gpu=9 AllocTRES=(null)", 0),
+    ],
+)
+def test_gpus_are_read_as_later_versions_of_slurm_write_them(tmp_path: Path, tres: str, gpus: int) -> None:
+    text = HELD.format(state="RUNNING").replace("TRES=cpu=2,mem=18078M,node=2,billing=2,gres/gpu=8", tres)
+    assert current_allocation(scontrol(tmp_path, text)).gpus == gpus
+
+
+@pytest.mark.parametrize(
     ("text", "code", "why"),
     [
         (HELD.format(state="TIMEOUT"), 0, r"has ended \(TIMEOUT\)"),

@@ -12,7 +12,8 @@ from configs.spec.measuring import Measuring
 from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.launcher.containers import srun_container, wrapped
-from slurm.schedulers.commands.submission import parameters
+from slurm.schedulers.commands.calls import run_slurm
+from slurm.schedulers.commands.submission import _run_sbatch, parameters
 
 
 def asked(**target: Any) -> dict[str, Any]:
@@ -74,3 +75,13 @@ def test_pyxis_has_srun_start_the_tasks_in_the_image() -> None:
     assert srun_container(["/runs"], SlurmTarget()) == []
     with pytest.raises(ValueError, match="pyxis does not support commas and colons"):
         srun_container(["/runs/a,b"], target)
+
+
+def test_what_a_site_writes_in_another_encoding_loses_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "sbatch"
+    program.write_bytes(b"#!/bin/sh\nprintf 'acc\\351l\\351r\\351\\n' >&2\necho Submitted batch job 12\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert _run_sbatch(tmp_path / "script.sh", SlurmTarget()) == "Submitted batch job 12\n"
+    answer = run_slurm([str(program)], {"PATH": "/usr/bin:/bin"}, 10)
+    assert not answer.failed and answer.text == "Submitted batch job 12\n"

@@ -54,3 +54,11 @@ def test_an_option_that_rankwise_sets_is_named_without_sbatch(tmp_path: Path, mo
 def test_without_sbatch_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert trial(SlurmTarget(), nodes=1, cores=1) is None
+
+
+def test_gpus_are_asked_for_as_the_job_will_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = stand_in(tmp_path, monkeypatch, "sbatch: error: Invalid generic resource (gres) specification", 1)
+    target = SlurmTarget(name="gpus", gpus_per_node=4, ranks_per_node=4, gres="gpu:a100:4")
+    assert trial(target, nodes=1, cores=4) is not None
+    arguments = seen.read_text().splitlines()
+    assert "--gres=gpu:a100:4" in arguments and not [each for each in arguments if each.startswith("--gpus-per-node")]

@@ -1,0 +1,51 @@
+"""Time limits of a job that is followed, on a clock that the test moves."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.plans.job import Job
+from configs.plans.paths import RunPaths
+from configs.spec.measuring import Measuring
+from configs.targets.target import SlurmTarget
+from tasks.campaign.launches import jobs
+from tests.support.cluster.launches import noop_measurement
+
+
+class Slow:
+    """An adapter each of whose looks takes ten seconds: two hours in the queue, then running."""
+
+    def __init__(self, running_seconds: float) -> None:
+        self.now, self.cancelled, self.running_seconds = 0.0, False, running_seconds
+
+    def poll(self, folder: Path) -> str:
+        self.now += 10
+        ended = self.cancelled or self.now > 7200 + self.running_seconds
+        return "ended" if ended else "waiting" if self.now <= 7200 else "running"
+
+    def await_end(self, folder: Path, seconds: float) -> None:
+        self.now += seconds
+
+    def cancel(self, folder: Path) -> None:
+        self.cancelled = True
+
+
+@pytest.mark.parametrize(("running_seconds", "cancelled"), [(80, False), (400, True)])
+def test_waiting_counts_to_no_limit_however_slow_the_looks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running_seconds: float, cancelled: bool
+) -> None:
+    adapter, waited = Slow(running_seconds), []
+    monkeypatch.setattr(jobs, "adapter_for", lambda name: adapter)
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: adapter.now))
+    job = Job(
+        name="0001-timed-x", study="s", measuring_pass="timed", measuring=Measuring(), target=SlurmTarget(nodes=2),
+        measurements=(noop_measurement("a"),), ranks_per_node=1, timeout_seconds=100, inputs="", cache="",
+    )  # fmt: skip
+
+    def look(state: Any, waited_seconds: float) -> None:
+        waited.append(waited_seconds)
+
+    jobs.follow_job(job, RunPaths(tmp_path), look)
+    assert adapter.cancelled is cancelled and max(waited) == pytest.approx(7200, abs=30)

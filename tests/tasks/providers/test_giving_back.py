@@ -1,0 +1,254 @@
+"""Giving back and reaping by a stand-in for a cloud: what may be removed, a full disk, ends that move meanwhile."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from configs.common.base import write_atomically
+from configs.targets.rented import RentedTarget
+from tasks.providers import connections, leases, renting, study_nodes
+from tasks.providers.attempts import attempts_of
+from tasks.providers.aws.provider import Aws
+from tasks.providers.clouds import provider_named
+from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
+from tasks.providers.leases import is_dead, open_ledger, read_entries
+from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest, Resource
+from tasks.providers.renting import extend_run, give_back_run
+from tasks.providers.study_nodes import StudyNodes
+
+REGION = "us-east-1"
+REQUEST = RentalRequest(provider="aws", instance="g4dn.xlarge", nodes=2, regions=(REGION,), ssh_from="203.0.113.7/32")
+NODES = [
+    Node(id=f"i-{place}", region=REGION, state="running", public_address=f"198.51.100.{place}") for place in range(2)
+]
+
+
+class Cloud:
+    """A cloud with a list of resources, which end at once."""
+
+    name, default_user = "aws", "ubuntu"
+
+    def __init__(self, *there: Resource) -> None:
+        self.there = list(there)
+
+    def regions(self) -> list[str]:
+        return [REGION]
+
+    def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
+        return [each for each in self.there if each.region in regions and run in (None, each.run)]
+
+    def delete(self, resource: Resource) -> None:
+        self.there.remove(resource)
+
+    def extend(self, resource: Resource, expires_at: int) -> None:
+        place = self.there.index(resource)
+        self.there[place] = resource.model_copy(update={"expires_at": expires_at})
+
+
+def resource(kind: Any, run: str = "r", left: float = 3600) -> Resource:
+    return Resource(provider="aws", kind=kind, id=f"{kind}-{run}", region=REGION, run=run,
+                    expires_at=int(time.time() + left))  # fmt: skip
+
+
+def reap(cloud: Cloud, rented: Path) -> ReapResult:
+    patience = Teardown(limit_seconds=1, settle_seconds=0, sleep=lambda _: None)
+    return remove_expired([cast(Provider, cloud)], rented, False, False, lambda _: None, patience)
+
+
+def rental(folder: Path, expires_at: int) -> RentalLease:
+    """A run whose two nodes are up."""
+    lease = RentalLease(study="s", run=folder.name, owner="o", expires_at=expires_at, request=REQUEST)
+    with open_ledger(folder) as ledger:
+        ledger.write("opened", attempt=1, expires_at=expires_at)
+        ledger.write("prepare", region=REGION)
+        ledger.write("ready", nodes=[node.model_dump() for node in NODES])
+    write_atomically(folder / "lease.json", lease.model_dump_json())
+    return lease
+
+
+def test_a_run_that_was_extended_outlives_a_tag_with_its_old_end(tmp_path: Path) -> None:
+    cloud = Cloud(resource("instance"), resource("placement", left=-5), resource("disk", "other", left=-5))
+    swept = reap(cloud, tmp_path)
+    assert [each.id for each in swept.removed] == ["disk-other"] and len(swept.kept) == 2
+    assert [each.id for each in cloud.there] == ["instance-r", "placement-r"]
+
+
+def test_what_was_extended_while_others_were_removed_is_kept(tmp_path: Path) -> None:
+    class Extended(Cloud):
+        def delete(self, resource: Resource) -> None:
+            super().delete(resource)
+            self.there = [each.model_copy(update={"expires_at": int(time.time()) + 60}) for each in self.there]
+
+    cloud = Extended(resource("instance", "a", left=-5), resource("instance", "b", left=-5))
+    swept = reap(cloud, tmp_path)
+    assert [each.id for each in cloud.there] == ["instance-b"]
+    assert [each.run for each, _ in swept.doomed] == ["a"] and [each.run for each, _ in swept.kept] == ["b"]
+
+
+def test_a_run_of_another_machine_that_rents_anew_is_not_taken_for_dead(tmp_path: Path) -> None:
+    cloud = Cloud(resource("instance", left=-5))
+    assert len(reap(cloud, tmp_path).removed) == 1 and (tmp_path / "r").is_dir()
+    assert not is_dead(tmp_path / "r")
+    cloud.there = [resource("instance")]  # it goes on under the same name
+    assert reap(cloud, tmp_path).removed == [] and len(cloud.there) == 1
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(leases, "os", SimpleNamespace(**vars(os) | {"write": refuse}))
+
+
+def test_nodes_are_given_back_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Cloud(resource("instance"), resource("disk"))
+    full_disk(monkeypatch)
+    assert give_back_run(cast(Provider, cloud), lease, tmp_path / "r", lambda _: None, Teardown()) == 2
+    assert cloud.there == []
+
+
+def test_a_clock_that_was_set_back_does_not_keep_giving_back_from_its_end(tmp_path: Path) -> None:
+    lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Cloud(resource("instance"))
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("create", token="unanswered", region=REGION)
+        later = ledger.path.read_text().replace('"epoch": ', '"epoch": 9')  # in the future
+        ledger.path.write_text(later)
+    patience = Teardown(limit_seconds=5, settle_seconds=0.2)
+    assert give_back_run(cast(Provider, cloud), lease, tmp_path / "r", lambda _: None, patience) == 1
+
+
+def test_a_line_that_the_disk_cuts_is_an_error_and_spoils_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("opened")
+        with monkeypatch.context() as nearly_full:
+            short = {"write": lambda handle, data: os.write(handle, data[:9])}
+            nearly_full.setattr(leases, "os", SimpleNamespace(**vars(os) | short))
+            with pytest.raises(OSError, match="No space left"):
+                ledger.write("create")
+        ledger.write("given_back")
+    assert [entry["event"] for entry in read_entries(ledger.path)] == ["opened", "given_back"]
+    assert [entry["event"] for entry in ledger.entries] == ["opened", "given_back"]
+
+
+def test_a_node_that_was_taken_back_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prolonged = []
+
+    def prolong(folder: Path, user: str, address: str, lives_seconds: int) -> bool:
+        prolonged.append(address)
+        return address != "198.51.100.0"
+
+    monkeypatch.setattr(renting, "prolong", prolong)
+    folder, until = tmp_path / "r", int(time.time()) + 7200
+    lease, cloud = rental(folder, until - 7000), Cloud(resource("instance"))
+    with pytest.raises(ValueError, match="i-0 did not take"):
+        extend_run(cast(Provider, cloud), lease, folder, until)
+    assert prolonged == ["198.51.100.0", "198.51.100.1"] and cloud.there[0].expires_at == until
+    assert leases.read_lease(folder).expires_at == until
+
+
+def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cloud, begun = Cloud(resource("instance")), threading.Event()
+
+    def prolong(*_: Any) -> bool:
+        begun.set()
+        time.sleep(0.3)
+        return True
+
+    monkeypatch.setattr(study_nodes, "provider_named", lambda _: cloud)
+    monkeypatch.setattr(renting, "prolong", prolong)
+    monkeypatch.setattr(
+        study_nodes, "mark_used", lambda _: os.utime(tmp_path / "away")
+    )  # a folder that cannot be written
+    target = RentedTarget.model_validate(
+        {"kind": "aws", "name": "g4", "instance": "g4dn.xlarge", "regions": [REGION], "ssh_from": "203.0.113.7/32"}
+    )
+    nodes = StudyNodes(target, "s", tmp_path, tmp_path, lambda _: None, lambda: None)
+    rental(nodes._folder, int(time.time()) + 60)
+    cloud.there = [resource("instance", nodes.name)]
+    nodes.target = target.model_copy(update={"lease_hours": 0.0001})
+    monkeypatch.setattr(nodes, "_next_end", lambda: int(time.time()) + 60)
+    nodes._keeper = threading.Thread(target=nodes._keep, daemon=True)
+    nodes._keeper.start()
+    assert begun.wait(10)
+    nodes.give_back()
+    assert cloud.there == [] and read_entries(nodes._folder / "ledger.jsonl")[-1]["event"] == "given_back"
+
+
+def test_a_lease_is_extended_as_soon_as_this_machine_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extended, clock = threading.Event(), [0.0]
+    monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
+    monkeypatch.setattr(study_nodes, "extend_run", lambda *_: extended.set())
+    monkeypatch.setattr(study_nodes, "_MARK_SECONDS", 0.01)
+    monkeypatch.setattr(study_nodes, "_asleep_too", lambda: clock[0])
+    target = RentedTarget.model_validate({"kind": "aws", "instance": "g4dn.xlarge", "regions": [REGION]})
+    nodes = StudyNodes(target, "s", tmp_path, tmp_path, lambda _: None, lambda: None)
+    rental(nodes._folder, int(time.time()) + 3600)
+    nodes._keeper = threading.Thread(target=nodes._keep, daemon=True)
+    nodes._keeper.start()
+    assert not extended.wait(0.2)
+    clock[0] = 1801
+    assert extended.wait(10)
+    nodes._end_extending()
+
+
+def test_machines_that_are_billed_when_off_cost_money_until_they_are_given_back() -> None:
+    entries = [
+        {"event": "opened", "epoch": 0, "expires_at": 3600},
+        {"event": "create", "region": "r", "market": "spot", "usd_per_hour": 2.0, "epoch": 0},
+        {"event": "created", "epoch": 0},
+    ]
+    given_back = [*entries, {"event": "given_back", "epoch": 7200}]
+    assert [attempts_of(given_back, 9000, off)[0].seconds for off in (False, True)] == [3600, 7200]
+    assert [attempts_of(entries, 9000, off)[0].seconds for off in (False, True)] == [3600, 9000]
+
+
+def test_a_placement_group_is_extended_by_its_id() -> None:
+    calls: list[Any] = []
+    groups = [{"GroupName": "rankwise-r", "GroupId": "pg-1"}, {"GroupName": "other", "GroupId": "pg-2"}]
+    ec2 = SimpleNamespace(
+        describe_placement_groups=lambda Filters: {"PlacementGroups": groups},
+        create_tags=lambda Resources, Tags: calls.append((Resources, Tags[0]["Value"])),
+    )
+    aws = Aws()
+    aws._clients[REGION] = ec2
+    aws.extend(resource("placement").model_copy(update={"id": "rankwise-r"}), 77)
+    assert calls == [(["pg-1"], "77")]
+
+
+def test_clients_of_many_regions_are_made_one_at_a_time() -> None:
+    """`reap` asks eight regions at once, and a session of boto3 may not be used by two threads."""
+    making, met = threading.Lock(), list[str]()
+
+    def client(name: str, **_: Any) -> object:
+        assert making.acquire(blocking=False), "two at once"
+        time.sleep(0.02)
+        met.append(name)
+        making.release()
+        return object()
+
+    aws = Aws()
+    aws._session = SimpleNamespace(client=client)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(aws._ec2, ["a", "b", "c", "d", "a"]))
+    assert met == ["ec2"] * 4
+
+
+def test_a_profile_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nosuch")
+    with pytest.raises(ValueError, match=r"aws: .*nosuch.*AWS_PROFILE"):
+        provider_named("aws")
+
+
+def test_an_answer_in_another_encoding_is_shown(tmp_path: Path) -> None:
+    done = connections._run(["printf", r"caf\351"])
+    assert done is not None and done.stdout == "caf�"
