@@ -111,6 +111,28 @@ def test_steps_between_lines_share_their_time() -> None:
     assert reader.series.seconds[31:] == pytest.approx([0.1] * 10)
 
 
+def test_lines_that_were_read_at_once_share_what_their_rates_made_of_the_time() -> None:
+    reader = LineReader(LinePattern(pattern=r"it (?P<step>\d+) (?P<units_per_second>\S+)"), 1)
+    for step, at in ((1, 1.0), (2, 2.0), (3, 3.0), (4, 3.0), (5, 3.0), (6, 3.0)):
+        reader.see(Line(0, False, f"it {step} 100", at))
+    assert reader.series.seconds[1:] == pytest.approx([1.0] + [0.25] * 4)
+    assert reader.series.units[1:] == pytest.approx([100.0] + [25.0] * 4)  # 100 a second, however they were read
+
+
+def test_lines_that_come_with_the_first_one_have_no_time() -> None:
+    reader = LineReader(LinePattern(pattern=r"it (?P<step>\d+)"), 1)
+    for step, at in ((1, 1.0), (2, 1.0), (3, 1.0), (4, 3.0), (5, 3.0)):
+        reader.see(Line(0, False, f"it {step}", at))
+    assert reader.series.seconds == [None, None, None, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("rate", ["inf", "nan", "-3"])
+def test_a_rate_that_is_no_number_is_a_broken_line(rate: str) -> None:
+    pattern = LinePattern(pattern=r"it (?P<step>\d+) (?P<units_per_second>\S+) (?P<step_seconds>\S+)")
+    reader = seen(pattern, [f"it 1 {rate} 0.5", "it 2 10 0.5"])
+    assert reader.broken == 1 and reader.series.units == [5.0]
+
+
 def test_lines_of_other_ranks_do_not_count() -> None:
     assert seen(LinePattern(pattern=r"(?P<loss>\d)", rank="last"), ["1"], ranks=4, rank=0).seen == 0
     assert seen(LinePattern(pattern=r"(?P<loss>\d)", rank="last"), ["1"], ranks=4, rank=3).seen == 1
