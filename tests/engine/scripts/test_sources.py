@@ -50,6 +50,19 @@ with step():
     assert probe_samples.ended_in_order(tmp_path, 0)
 
 
+def test_marks_of_long_names_and_of_numbers_keep_every_value(tmp_path: Path) -> None:
+    code = """
+from rankwise_probe import step, mark
+for value in (9.0, 1.0, 2.0):
+    mark("x" * 70, value)
+    mark(3, value)
+    step()
+"""
+    assert with_probe(tmp_path, code).returncode == 0
+    found = probe_samples.series_of_probe(tmp_path, 0).own_figures()
+    assert list(found.values()) == [2.0, 2.0] and "mark_3" in found
+
+
 def test_samples_survive_a_kill(tmp_path: Path) -> None:
     code = "import os, signal\nfrom rankwise_probe import step\nstep(); step()\nos.kill(os.getpid(), signal.SIGKILL)"
     assert with_probe(tmp_path, code).returncode == -9
@@ -191,6 +204,19 @@ writer.close()
     (tmp_path / "junk.tfevents.2").write_bytes(b"\xff" * 5000)
     os.mkfifo(tmp_path / "pipe.tfevents.3")
     assert len(event_files.scalars(tmp_path, "train/loss")) == 5
+
+
+@pytest.mark.parametrize("told", ['"12.5"', "-1", "true"])
+@pytest.mark.parametrize("name", ["step_seconds", "units_per_second"])
+def test_a_time_or_a_rate_that_is_no_number_fails_instead_of_being_replaced(name: str, told: str) -> None:
+    asked = JsonFigures(figures={name: "took"})
+    with pytest.raises(NoFiguresError, match=f"workload.json_figures.figures.{name}: expected a number"):
+        json_output.series_of_json(asked, Path(), f'{{"took": {told}}}'.encode(), 60.0)
+
+
+def test_a_time_of_zero_is_not_replaced_by_that_of_the_process() -> None:
+    with pytest.raises(NoFiguresError, match="step_seconds: expected a number above 0, got 0"):
+        json_output.series_of_json(JsonFigures(figures={"step_seconds": "took"}), Path(), b'{"took": 0}', 60.0)
 
 
 def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
