@@ -181,7 +181,7 @@ def _run_ranks(ranks: int, quick: bool, folder: Path) -> None:
                     process.kill()
                 process.wait()
     if late:
-        raise RuntimeError(f"the calibration did not end within {LIMIT_SECONDS:.0f} s. Run it while the machine is idle")
+        raise RuntimeError(f"the calibration did not end within {LIMIT_SECONDS:.0f} s. Repeat it on an idle machine")
     if any(process.returncode for process in processes):
         said = read_tail(log, MIB).strip().splitlines()
         raise RuntimeError(f"a rank of the calibration ended early: {said[-1] if said else 'without a word'}")

@@ -1,7 +1,6 @@
 """Repeats are added until they would settle nothing more of the decision, for real."""
 
 from pathlib import Path
-
 from types import SimpleNamespace
 
 import pytest

@@ -73,7 +73,7 @@ def test_numbers_of_lines_are_read_as_they_are_printed(
 @pytest.mark.parametrize("answer", ["two", "0", "-1", ""])
 def test_an_answer_that_is_no_number_of_ranks_is_named(answer: str, tmp_path: Path) -> None:
     script = written(tmp_path, PLAIN)
-    with pytest.raises(ValueError, match="Largest number of ranks: got .*, expected a whole number of at least 1"):
+    with pytest.raises(ValueError, match=r"Largest number of ranks: got .*, expected a whole number of at least 1"):
         init_study(script, tmp_path / "s.yaml", 2, lambda question, default: answer if "Larg" in question else default)
 
 
