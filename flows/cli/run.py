@@ -281,7 +281,7 @@ def _print_result(console: Console, result: "RunSummary | State[Any]", folder: P
     for note in current_progress().notes:
         console.print(f"  note: {printable(note, _MAX_MESSAGE_CHARACTERS)}", markup=False)
     if not isinstance(result, RunSummary):
-        console.print(f"cancelled: {_left()}, completed measurements are kept")
+        console.print(f"cancelled: {_left()}, completed measurements are kept", markup=False)
         return OTHER_ERROR
     if result.already_measured:
         console.print(f"  {result.already_measured} of {result.measurements} measurements were already completed")
@@ -298,7 +298,7 @@ def _print_summary(
     failures = {name: count for name, count in statuses.items() if name != "completed"}
     if failures:
         listed = ", ".join(f"{count} {name}" for name, count in failures.items())
-        console.print(f"Not measured: {listed} (see {folder}/report.md)")
+        console.print(f"Not measured: {listed} (see {folder}/report.md)", markup=False)
     console.print(f"Report     {_short(report)}", markup=False)
     return SOME_UNMEASURED if failures else ALL_COMPLETED
 
