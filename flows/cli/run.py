@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from flows.scaling_study import RunSummary
 
 _SERVER_SECONDS = 15.0
-_PUBLISH_RETRIES = 5
 """Seconds that a run waits for the local Prefect server before it measures without one, and `publish` for any API."""
+_PUBLISH_RETRIES = 5
 
 _MAX_MESSAGE_CHARACTERS = 4000
 
@@ -219,7 +219,10 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
         check_environment(run, accept=False, targets=plan.targets)
     except EnvironmentChanged as error:
         print(error)
-        return input("resume in this environment? [y/N] ").strip().lower() in ("y", "yes")
+        try:
+            return input("resume in this environment? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:  # Ctrl-D
+            print()
     return False
 
 
