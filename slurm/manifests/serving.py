@@ -7,11 +7,18 @@ what.command          # ["serve", "--model", "/bundle/model", ...]: arguments of
 import re
 
 from configs.common.base import Frozen
-from configs.common.printable import file_slug
 from configs.serving.deployment import ServingBundle
 
 PORT = 8000
 METRICS_PATH = "/metrics"
+
+
+def dns_label(text: str, kind: str) -> str:
+    """Return a name that Kubernetes takes for a Service (RFC 1035), and Compose for a project: up to 50 letters, digits
+    and dashes. kind: what it begins with if the text does not begin with a letter.
+    """
+    made = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
+    return (made if made[:1].isalpha() else f"{kind}-{made}")[:50].rstrip("-")
 
 
 class ContainedServer(Frozen):
@@ -51,8 +58,8 @@ class ContainedServer(Frozen):
 
     @property
     def slug(self) -> str:
-        """Name that Docker and Kubernetes accept (RFC 1123): letters, digits and dashes."""
-        return re.sub(r"[^a-z0-9-]+", "-", file_slug(self.name).lower()).strip("-")[:50] or "model"
+        """Name that Docker and Kubernetes accept."""
+        return dns_label(self.name, "model")
 
     @property
     def command(self) -> list[str]:

@@ -62,9 +62,10 @@ def compose(
             write_atomically(folder / "rankwise_key", secrets.token_urlsafe(32) + "\n", mode=0o644)
         else:
             assert study is not None
+            from slurm.manifests.serving import dns_label
             from slurm.sbatch_bundle.scripts import multi_node_example
 
-            files = compose_of_study(study.study.lower(), nodes, max(1, gpus), gpus)
+            files = compose_of_study(dns_label(study.study, "study"), nodes, max(1, gpus), gpus)
             write_atomically(folder / "train.py", multi_node_example())
         write_files(folder, files)
         write_atomically(folder / "Dockerfile", text_of(served, "cuda" if gpus else "cpu"))
@@ -84,6 +85,7 @@ def k8s(
 
     def work() -> int:
         from slurm.manifests.kubernetes import kubernetes_of_script, kubernetes_of_server, kubernetes_of_study
+        from slurm.manifests.serving import dns_label
 
         bundle, study = _read(what)
         folder = _new(out)
@@ -91,11 +93,11 @@ def k8s(
             files = kubernetes_of_server(_served(bundle, gpus), image, replicas)
         else:
             assert study is not None
-            name = _dns_name(study.study)
+            name = dns_label(study.study, "study")
             if nodes > 1:
                 files = kubernetes_of_script(name, image, nodes, max(1, gpus))
             else:
-                files = kubernetes_of_study(name, image)
+                files = kubernetes_of_study(name, image, max(1, gpus))
         write_files(folder, files)
         return _said(folder, f"kubectl apply -k {folder}/overlays/{'gpu' if gpus else 'cpu'}")
 
@@ -182,12 +184,6 @@ def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
             target = folder / "model" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(manifest.folder) / name, target)
-
-
-def _dns_name(name: str) -> str:
-    import re
-
-    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:50] or "study"
 
 
 def _new(out: Path) -> Path:
