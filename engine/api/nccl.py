@@ -147,7 +147,7 @@ class NCCLCommunicator:
     def _do(self, operation: _Waiting) -> torch.Tensor:
         if self._waiting is None:
             self._send([operation])
-        elif any(operation.tensor.data_ptr() == other.tensor.data_ptr() for other in self._waiting):
+        elif any(_share_memory(operation.tensor, other.tensor) for other in self._waiting):
             raise ValueError(f"{operation.kind}: this tensor waits in the batch already; end the batch first")
         else:
             self._waiting.append(operation)
@@ -171,6 +171,11 @@ class NCCLCommunicator:
         parts = torch.split(buffer, [one.tensor.numel() for one in bucket], dim=-1)
         for operation, part in zip(bucket, parts, strict=True):
             operation.result.copy_(part.reshape(operation.result.shape))
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both begin at the same address; empty tensors have none."""
+    return bool(one.numel() and other.numel()) and one.data_ptr() == other.data_ptr()
 
 
 def _buckets(operations: Sequence[_Waiting], max_bytes: int) -> Iterator[list[_Waiting]]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,11 @@ def run_under_nsys(job: "Job", job_json: Path, paths: "JobPaths", place: "RankPl
 def gpus(visible: str | None, devices: Path = Path("/dev")) -> int:
     """Count the NVIDIA GPUs visible to a process, without the driver. visible: CUDA_VISIBLE_DEVICES."""
     there = sum(1 for path in devices.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
-    return there if visible is None else min(there, len([name for name in visible.split(",") if name.strip()]))
+    if visible is None:
+        return there
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    # Those after an index that does not exist, such as -1, are hidden too (CUDA C++ Programming Guide).
+    return min(there, len(list(takewhile(lambda name: not name.startswith("-"), names))))
 
 
 def nsys_measurement(measurement: "Measurement", context: "Context", workload: "WorkloadFunction") -> "RankResult":

@@ -43,6 +43,8 @@ _ANSWER_SECONDS = 30.0
 _REPORT_SECONDS = 60.0
 _HOTTEST = 25
 _MILLISECOND = 1e-3
+_PLAIN = {"LC_ALL": "C"}
+"""perf writes numbers as the user's locale does, which may have a decimal comma."""
 _BUILD = re.compile(r"-[0-9a-f]{32}\.so$")
 """Suffix of a library's name added by `engine.kernels.build`."""
 
@@ -109,6 +111,7 @@ class _Perf:
         self._process = subprocess.Popen(
             ["perf", arguments[0], *control, *arguments[1:]],
             pass_fds=(orders, answers),
+            env=os.environ | _PLAIN,
             stdin=subprocess.DEVNULL,
             stdout=self._messages,
             stderr=self._messages,
@@ -180,10 +183,11 @@ def hottest_functions(data: Path) -> list[Function]:
         done = subprocess.run(
             [*command, "-t", ";", "-i", str(data)],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # a symbol may be any bytes
             timeout=_REPORT_SECONDS,
             # Otherwise symbols of system libraries would be requested over the network.
-            env=os.environ | {"DEBUGINFOD_URLS": ""},
+            env=os.environ | _PLAIN | {"DEBUGINFOD_URLS": ""},
         )
     except subprocess.TimeoutExpired:
         return []

@@ -69,8 +69,12 @@ def bind(
 
 
 def threads(environment: Mapping[str, str], cores_per_rank: int) -> int:
-    """Return the threads of a rank: OMP_NUM_THREADS, else one for each of its cores."""
-    return int((environment.get("OMP_NUM_THREADS") or str(cores_per_rank)).split(",")[0])
+    """Return the threads of a rank: OMP_NUM_THREADS, else one for each of its cores. Raises ValueError."""
+    wanted = environment.get("OMP_NUM_THREADS") or str(cores_per_rank)
+    first = wanted.split(",")[0].strip()
+    if not (first.isascii() and first.isdigit() and int(first)):
+        raise ValueError(f"OMP_NUM_THREADS: got {wanted}, expected a number of threads; unset it for one per core")
+    return int(first)
 
 
 def prefer_memory_of(node: int) -> bool:

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from configs.common.files.reading import MIB, parse_json, read_json
+from configs.common.files.reading import MIB, brief, parse_json, read_json
 from configs.records.record import Figure
 from configs.workloads.script_figures import RATE, SECONDS, UNITS, JsonFigures
 from engine.scripts.series import NoFiguresError, StepSeries
@@ -32,8 +32,8 @@ def series_of_json(asked: JsonFigures, folder: Path, standard: bytes, wall_secon
         if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
             raise NoFiguresError(f"workload.json_figures.figures.{name}: no figure at {path}")
         figures[name] = value[:200] if isinstance(value, str) else value
-    seconds = _number(figures.get(SECONDS)) or wall_seconds
-    units, rate = _number(figures.get(UNITS)), _number(figures.get(RATE))
+    seconds, units, rate = (_number(figures, name) for name in (SECONDS, UNITS, RATE))
+    seconds = wall_seconds if seconds is None else seconds
     if units is None and rate is not None:
         units = rate * seconds
     series = StepSeries(figures={name: value for name, value in figures.items() if name not in (SECONDS, UNITS)})
@@ -72,5 +72,12 @@ def _at(document: Any, path: str) -> Any:
     return document
 
 
-def _number(value: Figure) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _number(figures: dict[str, Figure], name: str) -> float | None:
+    """A figure that is computed with; None where it is not asked for. Raises NoFiguresError for one that cannot be."""
+    value = figures.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool | str) or value < 0 or (name == SECONDS and not value):
+        least = "above 0" if name == SECONDS else "of at least 0"
+        raise NoFiguresError(f"workload.json_figures.figures.{name}: expected a number {least}, got {brief(value)}")
+    return float(value)

@@ -38,11 +38,18 @@ class LineReader:
         self._before: tuple[float | None, float] | None = None
         self._read_at: tuple[float, float] | None = None
         self._steps_of_read = 0
+        self._of_read: list[tuple[int, float | None]] = []
         self._rate: float | None = None
-        self.series = StepSeries()
+        self._series = StepSeries()
         self.seen = 0
         self.broken = 0
         self.steps = 0
+
+    @property
+    def series(self) -> StepSeries:
+        """The steps of all lines so far."""
+        self._share_time()
+        return self._series
 
     def see(self, line: Line) -> None:
         """Take one line."""
@@ -73,17 +80,26 @@ class LineReader:
             if self.series.units[0] is None and self._rate is not None:
                 self.series.units[0] = self._rate * wall_seconds
 
-    def _since_last_read(self, at: float, between: int) -> float:
-        """Seconds of each step by the arrival of lines; those that were read at once share the time since the last."""
+    def _read_with(self, at: float, between: int) -> bool:
+        """Note that a line's steps are timed by its arrival; False where no line was read before those of this time."""
         assert self._before is not None
         if self._read_at is None or at != self._read_at[1]:
-            self._read_at, self._steps_of_read = (self._before[1], at), 0
+            self._share_time()
+            self._read_at, self._steps_of_read, self._of_read = (self._before[1], at), 0, []
         self._steps_of_read += between
-        seconds = (at - self._read_at[0]) / self._steps_of_read
-        earlier = self._steps_of_read - between
-        if earlier:
-            self.series.seconds[-earlier:] = [seconds] * min(earlier, len(self.series))
-        return seconds
+        return at > self._read_at[0]
+
+    def _share_time(self) -> None:
+        """Give the steps of lines that were read at once an equal part of the time since the last read, and the units
+        that they made in it at their rate.
+        """
+        if self._read_at is None or not self._of_read:
+            return
+        seconds = (self._read_at[1] - self._read_at[0]) / self._steps_of_read
+        for place, rate in self._of_read:
+            self._series.seconds[place] = seconds
+            if rate is not None:
+                self._series.units[place] = rate * seconds
 
     def _take(self, values: dict[str, float], at: float) -> None:
         step = values.pop(STEP, None)
@@ -98,20 +114,22 @@ class LineReader:
             if between < 1:  # the same step again, or a restart: no time lies between
                 self._before = (step, at)
                 return
-        arrived = seconds is None and self._before is not None
-        if arrived:
-            seconds = self._since_last_read(at, between)
-        if seconds is None and rate and units is not None:
-            seconds = units / rate
-        if units is None and rate is not None and seconds is not None:
-            units = rate * seconds
-        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+        if any(told is not None and not (math.isfinite(told) and told >= 0) for told in (seconds, units, rate)):
             self.broken += 1
             return
+        arrived = seconds is None and self._before is not None and self._read_with(at, between)
+        if seconds is None and not arrived and rate and units is not None:
+            seconds = units / rate
+        by_arrival = rate if arrived and units is None else None
+        if units is None and rate is not None and seconds is not None:
+            units = rate * seconds
         self._before = (step, at)
         self.steps = max(self.steps + between, int(step) if step is not None and math.isfinite(step) else 0)
+        first = len(self._series)
         for _ in range(min(between, 100_000)):
-            self.series.add(seconds, units, loss)
+            self._series.add(seconds, units, loss)
+        if arrived:
+            self._of_read += [(place, by_arrival) for place in range(first, len(self._series))]
         for name, value in values.items():
             with suppress(OverflowError):
-                self.series.mark(name, value)
+                self._series.mark(name, value)

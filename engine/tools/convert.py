@@ -50,7 +50,8 @@ def convert(source: Path, destination: Path) -> list[Path]:
     if not (source / "config.json").is_file():
         raise ValueError(f"{source / 'config.json'}: is missing; a model folder needs it")
     copied = [name for name in COPIED if (source / name).is_file()]
-    for name in (WEIGHTS, *copied):
+    shards = (path.name for path in destination.glob("model-*-of-*.safetensors"))
+    for name in (WEIGHTS, f"{WEIGHTS}.index.json", *shards, *copied):
         if (destination / name).exists():
             raise ValueError(f"{destination / name}: exists and is not written over; name an empty folder")
     tensors: dict[str, torch.Tensor] = {}

@@ -158,9 +158,10 @@ def train(run: TrainingRun) -> None:
         synchronise()
         now = time.perf_counter()
         _keep(run, number, own_loss, end, now - began, watch)
+        history.trained_seconds += now - began  # before a checkpoint, which keeps it
         blocked = _checkpoint(run)
         columns.checkpoint.append(blocked)
-        history.trained_seconds += now - began + blocked
+        history.trained_seconds += blocked
         if run.here > context.job.measuring.warmup:
             measured_seconds += now - began
         if run.live.wants:
@@ -254,8 +255,9 @@ def evaluate_now(run: TrainingRun) -> None:
     """Evaluate after the steps so far, unless that was done."""
     if not run.validation or (run.history.evaluations and run.history.evaluations[-1][0] == run.steps):
         return
-    began = time.perf_counter()
+    began, sent = time.perf_counter(), run.trainer.exposed.bytes
     sums = evaluate(run.trainer, run.task, run.validation, run.context, run.options)
+    run.trainer.exposed.bytes = sent  # sharded weights were gathered for it, but not by a step
     if not math.isfinite(sums["loss"]):
         raise FloatingPointError(f"evaluation after step {run.steps}: the validation loss is {sums['loss']}")
     run.history.evaluations.append((run.steps, sums))

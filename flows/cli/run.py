@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from flows.scaling_study import RunSummary
 
 _SERVER_SECONDS = 15.0
-_PUBLISH_RETRIES = 5
 """Seconds that a run waits for the local Prefect server before it measures without one, and `publish` for any API."""
+_PUBLISH_RETRIES = 5
 
 _MAX_MESSAGE_CHARACTERS = 4000
 
@@ -219,7 +219,10 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
         check_environment(run, accept=False, targets=plan.targets)
     except EnvironmentChanged as error:
         print(error)
-        return input("resume in this environment? [y/N] ").strip().lower() in ("y", "yes")
+        try:
+            return input("resume in this environment? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:  # Ctrl-D
+            print()
     return False
 
 
@@ -281,7 +284,7 @@ def _print_result(console: Console, result: "RunSummary | State[Any]", folder: P
     for note in current_progress().notes:
         console.print(f"  note: {printable(note, _MAX_MESSAGE_CHARACTERS)}", markup=False)
     if not isinstance(result, RunSummary):
-        console.print(f"cancelled: {_left()}, completed measurements are kept")
+        console.print(f"cancelled: {_left()}, completed measurements are kept", markup=False)
         return OTHER_ERROR
     if result.already_measured:
         console.print(f"  {result.already_measured} of {result.measurements} measurements were already completed")
@@ -298,7 +301,7 @@ def _print_summary(
     failures = {name: count for name, count in statuses.items() if name != "completed"}
     if failures:
         listed = ", ".join(f"{count} {name}" for name, count in failures.items())
-        console.print(f"Not measured: {listed} (see {folder}/report.md)")
+        console.print(f"Not measured: {listed} (see {folder}/report.md)", markup=False)
     console.print(f"Report     {_short(report)}", markup=False)
     return SOME_UNMEASURED if failures else ALL_COMPLETED
 

@@ -25,7 +25,9 @@ def run_until_decided(path: Path, assignments: list[str], runs: Path, measure: C
         study = load_study(path, given)
         done, most = study.measuring.repeats, study.measuring.max_repeats
         needed = run_answers(load_comparable(RunPaths(runs / study.study))).repeats_to_decide
-        if needed is None or done >= most:
+        # Of cells whose repeats failed or were not paid for there are fewer than were asked for: asking for as many
+        # again would measure nothing.
+        if needed is None or min(needed, most) <= done:
             print("Decided: more repeats would settle nothing" if needed is None else f"Undecided after {done} repeats")
             return code
         print(f"Undecided: measuring {min(needed, most)} repeats instead of {done}\n", flush=True)

@@ -139,8 +139,11 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
     return _with_overlays({"job.yaml": job, "service.yaml": service}, job, "ranks", ranks_per_node, None)
 
 
-def kubernetes_of_study(name: str, image: str) -> dict[str, Any]:
-    """Return a Job that runs a study, whose run folder is on a claim; the study is a ConfigMap, made beforehand."""
+def kubernetes_of_study(name: str, image: str, gpus: int = 1) -> dict[str, Any]:
+    """Return a Job that runs a study, whose run folder is on a claim; the study is a ConfigMap, made beforehand.
+
+    gpus: those of its overlay `gpu`.
+    """
     labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
     container = {
         "name": "study",
@@ -168,7 +171,7 @@ def kubernetes_of_study(name: str, image: str) -> dict[str, Any]:
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}},
     }
     job = _job(name, labels, container, volumes)
-    return _with_overlays({"job.yaml": job, "claim.yaml": claim}, job, "study", 1, None)
+    return _with_overlays({"job.yaml": job, "claim.yaml": claim}, job, "study", gpus, None)
 
 
 def _job(name: str, labels: dict[str, str], container: dict[str, Any], volumes: list[Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ what.command          # ["serve", "--model", "/bundle/model", ...]: arguments of
 import re
 
 from configs.common.base import Frozen
-from configs.common.printable import file_slug
 from configs.serving.deployment import ServingBundle
 
 PORT = 8000
@@ -15,7 +14,7 @@ METRICS_PATH = "/metrics"
 
 
 def dns_name(text: str, kind: str) -> str:
-    """Return a name that a Service may have (RFC 1035): lower-case letters, digits and dashes, a letter first.
+    """Return a name that Compose and a Service take (RFC 1035): lower-case letters, digits and dashes, a letter first.
 
     kind: the name of a text without any, and what comes before one that begins with a digit.
     """
@@ -61,7 +60,7 @@ class ContainedServer(Frozen):
     @property
     def slug(self) -> str:
         """Name that Docker and Kubernetes accept."""
-        return dns_name(file_slug(self.name), "model")
+        return dns_name(self.name, "model")
 
     @property
     def command(self) -> list[str]:

@@ -106,8 +106,11 @@ class BenchmarkFile(Frozen):
 
     def _rented(self, name: str, node: NodeName, entry: NodeEntry) -> RentedTarget:
         own = self._defaults(node.provider)
-        zone = entry.zone or own.zone
-        region = entry.region or entry.location or own.region or own.location or region_of_zone(node.provider, zone)
+        zone = entry.zone
+        region = entry.region or entry.location or region_of_zone(node.provider, zone)
+        if zone is None and (region is None or region_of_zone(node.provider, own.zone) in (None, region)):
+            zone = own.zone  # a default zone of another region than the node's would leave nothing to ask
+        region = region or own.region or own.location or region_of_zone(node.provider, zone)
         fields: dict[str, Any] = {
             "kind": node.provider,
             "name": re.sub(r"[^A-Za-z0-9._+-]", "-", name),

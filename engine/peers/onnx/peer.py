@@ -134,8 +134,11 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
     began = time.perf_counter()
     try:
         _export(context, unfinished)
-        if not folder.is_dir():
+        try:
             unfinished.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another rank was quicker
+                raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder, {"export_seconds": time.perf_counter() - began}

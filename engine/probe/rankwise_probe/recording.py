@@ -97,12 +97,13 @@ class StepRecorder:
         """Keep a figure of the current step, that is of the next row that ends."""
         if os.getpid() != self._pid or self._full:
             return
+        name = str(name)[:60]
         with self._lock:
             place = self._names.get(name)
             if place is None:
                 if len(self._names) == MARKS:
                     return
-                place = self._names[str(name)[:60]] = len(self._names)
+                place = self._names[name] = len(self._names)
                 self._header[64:HEADER] = json.dumps(list(self._names)).encode().ljust(HEADER - 64)[: HEADER - 64]
             self._put(self._rows, _FIRST_MARK + place, _number(value))
 

@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from configs.plans.model_manifest import WEIGHT_INDEX
 from engine.models.weights import DTYPES, write_weights
 from engine.training.checkpoints.files import EXPORT, MANIFEST, newest_whole, read_checkpoint, read_checkpoint_progress
 from engine.training.checkpoints.saving import read_tensors
@@ -21,13 +22,16 @@ from engine.training.task_types.common import write_tokenizer
 def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
     """Write the folder; return the step's folder that was exported.
 
-    Raises ValueError for a checkpoint that is incomplete, ZeRO's, or from a custom loop; OSError.
+    Raises ValueError for a checkpoint that is incomplete, ZeRO's, or from a custom loop, and for a folder with an index
+    of weights, which would be loaded instead of these; OSError.
     """
     if not (checkpoint / MANIFEST).exists():
         found = newest_whole(checkpoint)
         if found.folder is None:
             raise ValueError(f"{checkpoint}: holds no whole checkpoint{''.join(f'; {line}' for line in found.torn)}")
         checkpoint = found.folder
+    if (folder / WEIGHT_INDEX).exists():
+        raise ValueError(f"{folder}: its {WEIGHT_INDEX} names weights of another model; name another folder")
     manifest = read_checkpoint(checkpoint)
     if manifest.format != "torch":
         raise ValueError(f"{checkpoint}: is in the format of {manifest.format}; export at the end of the run instead")

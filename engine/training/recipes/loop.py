@@ -106,6 +106,9 @@ class Loop:
         """Yield the batches of each step; the place is the one after the step."""
         size = self.workload.global_batch_size
         while True:
+            if self.place.examples // size >= self.steps_per_epoch:
+                # Of the processes that made the checkpoint this epoch had one step more: its last batches were padded.
+                self.place = DataPosition(self.place.epoch + 1, 0)
             self.data.begin(self.place.epoch, self.place.examples)
             batches = iter(self.data)
             for step in range(self.place.examples // size, self.steps_per_epoch):

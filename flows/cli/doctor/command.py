@@ -2,7 +2,7 @@
 
     rankwise doctor [--json] [--master HOST:PORT]
 
-The checks (flows.cli.doctor.checks) run concurrently and take at most 9 seconds. A check that hangs (a dead network
+The checks (flows.cli.doctor.checks) run concurrently and take at most 30 seconds. A check that hangs (a dead network
 mount, an unresponsive name server) is reported and abandoned.
 """
 
@@ -35,7 +35,7 @@ _NEEDED = ("python", "package", "packages", "torch", "backend gloo", "run folder
 
 
 def diagnose(master: str | None = None, runs: Path = Path("runs"), cache: Path | None = None) -> list[DoctorCheck]:
-    """Run all checks. Takes at most 9 seconds, even if some hang."""
+    """Run all checks. Takes at most 30 seconds, even if some hang."""
     questions: dict[str, Callable[[], list[DoctorCheck]]] = {
         "python": machine.check_python,
         "packages": partial(machine.check_packages, project_file("constraints.txt")),

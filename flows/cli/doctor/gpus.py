@@ -176,7 +176,7 @@ def check_torch() -> list[DoctorCheck]:
         answer, problem = {}, "printed no valid JSON"
     if problem:
         remedy = "print the complete error: python -c 'import torch, torch.distributed'"
-        state: CheckState = "warning" if problem.startswith("no answer") else "missing"
+        state: CheckState = "warning" if problem.startswith("no response") else "missing"
         return [DoctorCheck("torch", state, problem, remedy)]
     build = next((name for name in _BUILD_OF.values() if answer[name]), None)
     built_for = f"built for {build} {answer[build]}" if build else "built for the CPU only"

@@ -25,7 +25,9 @@ _ROLES = {
 _TRAINER_RUNS_SHORT = (
     "--output_dir", "out", "--max_steps", "32", "--logging_steps", "1", "--save_strategy", "no", "--report_to", "none"
 )  # fmt: skip
-_NUMBER = r"[-+0-9.,eE]+"
+_NUMBER = r"[-+0-9.,eE]+|[-+]?(?:nan|inf)"
+_SUFFIX = re.compile(r"[kKMG](?![A-Za-z0-9])")
+"""Written right behind an inserted number: 8.1k. It belongs to the number."""
 _MAX_LINE = 200
 
 
@@ -55,6 +57,8 @@ class ScriptFacts:
     measure: str = "wall"
     pattern: str | None = None
     printed: str | None = None
+    unit: str = "s"
+    """Of the time of a step in that line."""
     fixed: tuple[str, ...] = ()
     """Arguments without which the script would not start, or would do more than is measured."""
 
@@ -87,7 +91,7 @@ def script_facts(path: Path) -> ScriptFacts:
     else:
         found = next(_printed(tree), None)
         if found is not None:
-            facts.measure, (facts.printed, facts.pattern) = "lines", found
+            facts.measure, (facts.printed, facts.pattern, facts.unit) = "lines", found
     return facts
 
 
@@ -130,8 +134,8 @@ def _role(flag: str) -> str | None:
     return next((role for role, pattern in _ROLES.items() if re.fullmatch(pattern, name)), None)
 
 
-def _printed(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """(line as written, pattern) of each f-string that is printed or logged and shows a step, a time or a rate."""
+def _printed(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """(line as written, pattern, unit of its time) of each printed or logged f-string with a step, a time or a rate."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.JoinedStr):
             continue
@@ -139,17 +143,23 @@ def _printed(tree: ast.AST) -> Iterator[tuple[str, str]]:
         if name not in ("print", "info", "write", "log", "echo", "print_rank_0", "log_dist"):
             continue
         pattern, groups = _pattern(call.args[0])
-        if {"step", "step_seconds", "units_per_second"} & groups:
-            yield ast.unparse(call.args[0])[2:-1][:_MAX_LINE], pattern
+        if {"step", "step_seconds", "units_per_second"} & groups.keys():
+            unit = "ms" if re.match(r"\s*ms\b", groups.get("step_seconds", "")) else "s"
+            yield ast.unparse(call.args[0])[2:-1][:_MAX_LINE], pattern, unit
 
 
-def _pattern(text: ast.JoinedStr) -> tuple[str, set[str]]:
-    """A pattern for an f-string: what is written stays, what is inserted becomes a group by the word before it."""
+def _pattern(text: ast.JoinedStr) -> tuple[str, dict[str, str]]:
+    """A pattern for an f-string: what is written stays, what is inserted becomes a group by the word before it.
+
+    Returns with it what follows each group.
+    """
     parts: list[str] = []
-    groups: set[str] = set()
+    groups: dict[str, str] = {}
+    suffix = ""
     for place, piece in enumerate(text.values):
         if isinstance(piece, ast.Constant):
-            parts.append(re.sub(r"(?:\\ )+", r"\\s+", re.escape(str(piece.value))))
+            written, suffix = str(piece.value).removeprefix(suffix), ""
+            parts.append(re.sub(r"(?:\\ )+", r"\\s+", re.escape(written)))
             continue
         earlier = text.values[place - 1] if place else None
         before = str(earlier.value) if isinstance(earlier, ast.Constant) else ""
@@ -159,9 +169,11 @@ def _pattern(text: ast.JoinedStr) -> tuple[str, set[str]]:
         if group is None or group in groups:
             parts.append(r".*?" if following is not None else r".*")
         else:
-            groups.add(group)
+            groups[group] = after
             gap = "" if parts and parts[-1].endswith(r"\s+") else r"\s*"
-            parts.append(rf"{gap}(?P<{group}>{_NUMBER})")
+            found = _SUFFIX.match(after)
+            suffix = found[0] if found else ""
+            parts.append(rf"{gap}(?P<{group}>(?:{_NUMBER}){suffix})" if suffix else rf"{gap}(?P<{group}>{_NUMBER})")
     return "".join(parts).strip(), groups
 
 
@@ -177,8 +189,3 @@ def _meaning(before: str, after: str, expression: str) -> str | None:
     if re.match(r"m?s\b(?!/)|sec", unit) and re.search(r"time|took|dt|elapsed|iter", word + expression.lower()):
         return "step_seconds"
     return None
-
-
-def time_unit(pattern_text: str) -> str:
-    """The unit that follows a time in a line: ms, else s."""
-    return "ms" if re.search(r"\}\s*ms\b", pattern_text) else "s"

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import WrongArgument, write_atomically
+from configs.common.files.reading import brief
 from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
-from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts, time_unit
+from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts
 
 Ask = Callable[[str, str], str]
 _FIELDS = ("micro_batch_size", "accumulation_steps", "sequence_length")
@@ -32,7 +33,10 @@ def init_study(script: Path | None, output: Path, ranks: int, ask: Ask | None) -
     facts = script_facts(script)
     if ask is not None:
         facts.launcher = ask("Launcher (torchrun, deepspeed, accelerate, mpirun, srun, none)", facts.launcher)
-        ranks = int(ask("Largest number of ranks", str(ranks)))
+        answer = ask("Largest number of ranks", str(ranks)).strip()
+        if not answer.isdecimal() or int(answer) < 1:
+            raise WrongArgument(f"Largest number of ranks: got {brief(answer)}, expected a whole number of at least 1")
+        ranks = int(answer)
     where = script.resolve().relative_to(output.resolve().parent) if _below(script, output) else script.resolve()
     study = first_study(facts, str(where), ranks)
     parse_study(study)  # what is written can be run
@@ -59,8 +63,8 @@ def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
     work["measure"] = facts.measure
     if facts.pattern:
         work["lines"] = {"pattern": facts.pattern}
-        if "(?P<step_seconds>" in facts.pattern and time_unit(facts.printed or "") == "ms":
-            work["lines"]["units"] = {"step_seconds": "ms"}
+        if "(?P<step_seconds>" in facts.pattern and facts.unit != "s":
+            work["lines"]["units"] = {"step_seconds": facts.unit}
     if facts.measure not in ("wall", "json"):
         work["stop_after"] = {"steps": 30}
     experiments: dict[str, Any] = {"repeats": {"kind": "sweep", "over": {"cores_per_rank": [1]}}}

@@ -62,9 +62,10 @@ def compose(
             write_atomically(folder / "rankwise_key", secrets.token_urlsafe(32) + "\n", mode=0o644)
         else:
             assert study is not None
+            from slurm.manifests.serving import dns_name
             from slurm.sbatch_bundle.scripts import multi_node_example
 
-            files = compose_of_study(study.study.lower(), nodes, max(1, gpus), gpus)
+            files = compose_of_study(dns_name(study.study, "study"), nodes, max(1, gpus), gpus)
             write_atomically(folder / "train.py", multi_node_example())
         write_files(folder, files)
         write_atomically(folder / "Dockerfile", text_of(served, "cuda" if gpus else "cpu"))
@@ -96,7 +97,7 @@ def k8s(
             if nodes > 1:
                 files = kubernetes_of_script(name, image, nodes, max(1, gpus))
             else:
-                files = kubernetes_of_study(name, image)
+                files = kubernetes_of_study(name, image, max(1, gpus))
         write_files(folder, files)
         return _said(folder, f"kubectl apply -k {folder}/overlays/{'gpu' if gpus else 'cpu'}")
 

@@ -76,10 +76,10 @@ def study_cost(plan: Plan) -> StudyCost:
             launches[measuring_pass, pack] = 1
             measurements += 1
             busy[pack] += taken
-        if cell.engine == "transformers" and launches["timed", pack] == repeats:
-            busy[pack] += repeats * TRANSFORMERS_SECONDS
-    for (_, pack), count in launches.items():
+    for (measuring_pass, pack), count in launches.items():
         busy[pack] += count * LAUNCH_SECONDS
+        if measuring_pass == "timed" and cells[pack].engine == "transformers":
+            busy[pack] += count * TRANSFORMERS_SECONDS
     usd = plan.usd_per_hour
     if usd is not None:
         usd = (

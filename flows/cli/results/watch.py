@@ -6,6 +6,7 @@ here), and of the run folder only records are served.
 """
 
 import re
+import sys
 import threading
 import time
 from http import HTTPStatus
@@ -98,6 +99,8 @@ def live_server(run: RunPaths, port: int) -> ThreadingHTTPServer:
                 return self._answer(HTTPStatus.FORBIDDEN, b"open the address that rankwise watch printed", "text/plain")
             try:
                 self._serve(self.path.partition("?")[0])
+            except ConnectionError:
+                raise  # nobody is there to be answered
             except (OSError, ValueError) as error:
                 self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error).encode(), "text/plain")
 
@@ -131,7 +134,15 @@ def live_server(run: RunPaths, port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Nothing: a request every two seconds is no news."""
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return _Server(("127.0.0.1", port), Handler)
+
+
+class _Server(ThreadingHTTPServer):
+    """Says nothing of a browser that has left before it was answered."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def serve_page(folder: Path, port: int) -> int:

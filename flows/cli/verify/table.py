@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from configs.common.execution import Layout
 from configs.common.files.reading import PLAN_BYTES, read_model
@@ -80,6 +81,8 @@ def run_table(
         print("interrupted: all launches ended", file=sys.stderr)
         return OTHER_ERROR
     except (TransientFetchError, OSError) as error:
+        if rows:
+            _print(rows, as_json)
         print(error, file=sys.stderr)
         return OTHER_ERROR
     finally:
@@ -153,7 +156,8 @@ def _print(rows: list[VerificationRow], as_json: bool) -> None:
     ):
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(row.model, row.kind or _UNKNOWN, row.layout, row.verdict, _worst(row), _difference(row))
+        cells = (row.model, row.kind or _UNKNOWN, row.layout, row.verdict, _worst(row), _difference(row))
+        table.add_row(*map(Text, cells))
     Console(width=_WIDTH).print(table)
     for row in rows:
         if row.verdict != AGREES:

@@ -464,6 +464,9 @@ def test_the_size_of_batches_is_measured_and_agreed_on(two: RankPool) -> None:
     alone = NCCLCommunicator()
     assert (alone.size, alone.transport, alone.optimize_for_bandwidth()) == (1, "none", {})
     assert alone.all_gather(torch.ones(3)).tolist() == [[1.0] * 3]
+    with alone.batch_operations():
+        found = [alone.all_gather(each) for each in (torch.ones(0), torch.ones(2), torch.ones(0))]
+    assert [each.tolist() for each in found] == [[[]], [[1.0, 1.0]], [[]]]
 
 
 # Layers.

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from engine.loading import cached_share, evict
 from engine.models.weights import build_model
 from engine.peers.compiled import need_compiler, static_cache
 from engine.peers.loading import touch
+from engine.peers.onnx import peer
 from engine.workloads.other_engines import run
 from tests.support.cluster.launches import part
 from tests.support.training.memory_models import save_model
@@ -194,3 +196,23 @@ def test_a_static_cache_is_no_constant_of_the_compiled_graph(manifest: ModelMani
     assert len(tensors) == 3 * json.loads((Path(manifest.folder) / "config.json").read_text())["num_hidden_layers"]
     assert not any(hasattr(tensor, "_dynamo_static_input_type") for tensor in tensors)
     assert tensors[0].shape == (2, 2, 16, 32)
+
+
+def test_a_rank_whose_export_is_ready_second_takes_the_first_ones(
+    manifest: ModelManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.rename
+
+    def late(self: Path, target: Path) -> Path:
+        target.mkdir()
+        (target / "decoder.onnx").write_text("of another rank")
+        return real(self, target)
+
+    monkeypatch.setattr(peer, "version", lambda name: "1")
+    monkeypatch.setattr(peer, "_export", lambda context, folder: (folder / "decoder.onnx").write_text("own"))
+    monkeypatch.setattr(Path, "rename", late)
+    cell = Cell(model=manifest.identity, workload=WORK, layout=Layout(), dtype="float32", engine="onnxruntime")
+    job: Any = SimpleNamespace(cache=str(tmp_path), cell=cell)
+    folder, _ = peer._exported(SimpleNamespace(job=job, manifest=manifest))  # type: ignore[arg-type]
+    assert (folder / "decoder.onnx").read_text() == "of another rank"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]

@@ -9,7 +9,7 @@ from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from configs.targets.target import LocalTarget
 from engine.planner.accelerators import LocalAccelerator
-from engine.rank.binding import bind, devices_of_ranks
+from engine.rank.binding import bind, devices_of_ranks, threads
 from engine.rank.processes import RankPlace
 from tasks.campaign.records import collect_job
 from tests.support.cluster.launches import launch, noop_measurement, part, write_job
@@ -103,6 +103,13 @@ def test_a_rank_sees_its_slice_alone(tmp_path: Path) -> None:
 def test_ranks_on_the_cpu_have_no_devices() -> None:
     place = RankPlace(0, 0, 1, 1, allowed=[0], cores=[0])
     assert devices_of_ranks(place, LocalTarget(device="cpu")) == ()
+
+
+def test_threads_are_those_of_the_environment_or_one_per_core() -> None:
+    assert [threads({"OMP_NUM_THREADS": text}, 4) for text in ("", "3", " 2,1")] == [4, 3, 2] and threads({}, 5) == 5
+    for wrong in ("all", "0", "-2", "2.5", ","):
+        with pytest.raises(ValueError, match=f"OMP_NUM_THREADS: got {wrong}, expected a number of threads"):
+            threads({"OMP_NUM_THREADS": wrong}, 4)
 
 
 def test_a_launch_that_cannot_use_the_gpus_leaves_records_that_say_so(

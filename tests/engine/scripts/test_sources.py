@@ -50,6 +50,19 @@ with step():
     assert probe_samples.ended_in_order(tmp_path, 0)
 
 
+def test_marks_of_long_names_and_of_numbers_keep_every_value(tmp_path: Path) -> None:
+    code = """
+from rankwise_probe import step, mark
+for value in (9.0, 1.0, 2.0):
+    mark("x" * 70, value)
+    mark(3, value)
+    step()
+"""
+    assert with_probe(tmp_path, code).returncode == 0
+    found = probe_samples.series_of_probe(tmp_path, 0).own_figures()
+    assert list(found.values()) == [2.0, 2.0] and "mark_3" in found
+
+
 def test_samples_survive_a_kill(tmp_path: Path) -> None:
     code = "import os, signal\nfrom rankwise_probe import step\nstep(); step()\nos.kill(os.getpid(), signal.SIGKILL)"
     assert with_probe(tmp_path, code).returncode == -9
@@ -111,6 +124,28 @@ def test_steps_between_lines_share_their_time() -> None:
     assert reader.series.seconds[31:] == pytest.approx([0.1] * 10)
 
 
+def test_lines_that_were_read_at_once_share_what_their_rates_made_of_the_time() -> None:
+    reader = LineReader(LinePattern(pattern=r"it (?P<step>\d+) (?P<units_per_second>\S+)"), 1)
+    for step, at in ((1, 1.0), (2, 2.0), (3, 3.0), (4, 3.0), (5, 3.0), (6, 3.0)):
+        reader.see(Line(0, False, f"it {step} 100", at))
+    assert reader.series.seconds[1:] == pytest.approx([1.0] + [0.25] * 4)
+    assert reader.series.units[1:] == pytest.approx([100.0] + [25.0] * 4)  # 100 a second, however they were read
+
+
+def test_lines_that_come_with_the_first_one_have_no_time() -> None:
+    reader = LineReader(LinePattern(pattern=r"it (?P<step>\d+)"), 1)
+    for step, at in ((1, 1.0), (2, 1.0), (3, 1.0), (4, 3.0), (5, 3.0)):
+        reader.see(Line(0, False, f"it {step}", at))
+    assert reader.series.seconds == [None, None, None, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("rate", ["inf", "nan", "-3"])
+def test_a_rate_that_is_no_number_is_a_broken_line(rate: str) -> None:
+    pattern = LinePattern(pattern=r"it (?P<step>\d+) (?P<units_per_second>\S+) (?P<step_seconds>\S+)")
+    reader = seen(pattern, [f"it 1 {rate} 0.5", "it 2 10 0.5"])
+    assert reader.broken == 1 and reader.series.units == [5.0]
+
+
 def test_lines_of_other_ranks_do_not_count() -> None:
     assert seen(LinePattern(pattern=r"(?P<loss>\d)", rank="last"), ["1"], ranks=4, rank=0).seen == 0
     assert seen(LinePattern(pattern=r"(?P<loss>\d)", rank="last"), ["1"], ranks=4, rank=3).seen == 1
@@ -169,6 +204,19 @@ writer.close()
     (tmp_path / "junk.tfevents.2").write_bytes(b"\xff" * 5000)
     os.mkfifo(tmp_path / "pipe.tfevents.3")
     assert len(event_files.scalars(tmp_path, "train/loss")) == 5
+
+
+@pytest.mark.parametrize("told", ['"12.5"', "-1", "true"])
+@pytest.mark.parametrize("name", ["step_seconds", "units_per_second"])
+def test_a_time_or_a_rate_that_is_no_number_fails_instead_of_being_replaced(name: str, told: str) -> None:
+    asked = JsonFigures(figures={name: "took"})
+    with pytest.raises(NoFiguresError, match=f"workload.json_figures.figures.{name}: expected a number"):
+        json_output.series_of_json(asked, Path(), f'{{"took": {told}}}'.encode(), 60.0)
+
+
+def test_a_time_of_zero_is_not_replaced_by_that_of_the_process() -> None:
+    with pytest.raises(NoFiguresError, match="step_seconds: expected a number above 0, got 0"):
+        json_output.series_of_json(JsonFigures(figures={"step_seconds": "took"}), Path(), b'{"took": 0}', 60.0)
 
 
 def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:

@@ -186,3 +186,19 @@ def test_probes_are_told_apart_by_name_and_all_are_above_nothing() -> None:
         wanted |= {f"{name}/{number}" for name in ("training", "training_element")}
         wanted |= {f"linear/{number}/{place}/{rows}" for place in ("cold", "cached") for rows in QUICK.rows}
     assert set(figures) == wanted
+
+
+def test_a_cache_of_which_only_the_level_is_told_is_of_a_typical_size(tmp_path: Path) -> None:
+    """As on ARM machines whose firmware does not describe the caches."""
+    for name, level in (("index0", "1"), ("index1", "2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "level").write_text(f"{level}\n")
+    assert engine_calibrate.private_cache_bytes(tmp_path) == 1 << 20
+    (tmp_path / "index1" / "size").write_text("512K\n")
+    assert engine_calibrate.private_cache_bytes(tmp_path) == 512 << 10
+
+
+def test_a_calibration_that_takes_too_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_calibrate, "LIMIT_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="did not end within 0 s"):
+        engine_calibrate._run_ranks(1, True, tmp_path)

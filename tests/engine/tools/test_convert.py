@@ -111,9 +111,14 @@ def test_what_is_not_a_table_of_tensors_is_refused(tmp_path: Path) -> None:
         read_pickled(path)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_nothing_is_written_over(source: Path, tmp_path: Path, name: str) -> None:
-    torch.save({"embed": torch.ones(2)}, source / "pytorch_model.bin")
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"],
+)
+def test_nothing_is_written_over(source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "-of-" in name or "index" in name:
+        monkeypatch.setattr("engine.tools.convert.SHARD_BYTES", 8)
+    torch.save({"embed": torch.ones(2), "head": torch.zeros(2)}, source / "pytorch_model.bin")
     out = tmp_path / "out"
     out.mkdir()
     (out / name).write_text("mine")

@@ -291,6 +291,11 @@ def test_a_checkpoint_becomes_a_model(pool: RankPool, tmp_path: Path, capsys: py
     np.testing.assert_allclose(ours["logits"], theirs, atol=1e-5)
     made = model.generate(torch.tensor(tokens), max_new_tokens=3, min_new_tokens=3, do_sample=False)
     assert ours["tokens"].tolist() == made[:, 6:].tolist()
+    indexed = tmp_path / "indexed"
+    indexed.mkdir()
+    (indexed / "model.safetensors.index.json").write_text("{}")
+    assert main([str(source), str(indexed)]) == 2
+    assert "names weights of another model" in capsys.readouterr().err and len(list(indexed.iterdir())) == 1
     _spoil(source, "short")
     assert main([str(source), str(folder)]) == 2
     assert "bytes instead of" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 import engine
 from engine.training.recipes import ClassifyRecipe, OptimizerSpec
 from engine.training.recipes.loaders import share_out
+from engine.training.recipes.loop import DataPosition, Loop
 from slurm.sbatch_bundle.scripts import setup_script
 from tests.support.cluster.two_hosts import TwoHosts, why_not
 from tests.support.rank_pool import RankPool
@@ -103,6 +105,26 @@ def test_a_run_goes_on_alone_where_two_ranks_left_off(tmp_path: Path, pool: Rank
     (newest / "progress.json").write_text("torn")
     seen = train(0, Run(ranks=2, epochs=3, checkpoints=str(tmp_path)))  # batches of 4, so that it accumulates
     follows(seen, whole)
+
+
+def test_a_place_behind_the_last_step_of_an_epoch_is_the_next_epochs_first() -> None:
+    """A checkpoint of two processes, whose padded epoch of 105 examples had a sixth step of 20; here it has five."""
+    begun: list[tuple[int, int]] = []
+
+    class Data:
+        batches = 11
+
+        def begin(self, epoch: int, examples: int = 0) -> None:
+            assert not begun, "no step is found, again and again"
+            begun.append((epoch, examples))
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            return iter([{"targets": [0] * 10}] * self.batches)
+
+    given: Any = SimpleNamespace(world_size=1, global_batch_size=20)
+    loop = Loop(given, given, given, given, Data(), None, dict, 2, 0.1, None, print, DataPosition(0, 100))  # type: ignore[arg-type]
+    assert [batch.sequences for batch in next(loop._groups())] == [10, 10]
+    assert begun == [(1, 0)] and loop.place == DataPosition(1, 20)
 
 
 def test_a_run_that_ended_is_not_made_again(tmp_path: Path, alone: dict[str, Any]) -> None:

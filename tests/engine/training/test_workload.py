@@ -1,5 +1,6 @@
 """The train workload, whole: two ranks follow one, losses fall, what is exported loads again."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TRAINING_PARTS, TrainWorkload
 from engine.context import Context, RankResult
+from engine.training import steps as training_steps
 from engine.training.schedule import learning_rate
 from engine.training.task_types import load_examples
 from engine.workloads import train
@@ -230,6 +232,25 @@ def test_checkpoints_are_no_part_of_a_step(make: MakeContext) -> None:
     assert [step for step, seconds in enumerate(blocked) if seconds > 0] == [1, 5, 9]  # after two steps of warm-up
     taken = blocked.sum() + outcome.samples["step_seconds"].sum()
     assert outcome.figures["tokens_per_second_with_checkpoints"] == pytest.approx(64 * 10 / taken)
+
+
+def test_a_checkpoint_keeps_the_time_of_the_step_after_which_it_is_made(make: MakeContext, tmp_path: Path) -> None:
+    outcome = train.run(*make(checkpoint_every=6, checkpoint_mode="sync"))
+    [progress] = tmp_path.rglob("step_00000006/progress.json")
+    steps = [*outcome.samples["warmup_step_seconds"], *outcome.samples["step_seconds"]]
+    assert json.loads(progress.read_text())["history"]["trained_seconds"] == pytest.approx(sum(steps))
+
+
+def test_bytes_of_an_evaluation_are_none_of_a_step(make: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = training_steps.evaluate
+
+    def gathering(trainer: Any, *rest: Any) -> dict[str, float]:
+        trainer.exposed.bytes += 1000  # as sharded weights do
+        return real(trainer, *rest)
+
+    monkeypatch.setattr(training_steps, "evaluate", gathering)
+    outcome = train.run(*make(heldout_share=0.1, evaluate_every=1))
+    assert outcome.figures["communication_bytes_per_step"] == 0
 
 
 def test_flops_are_those_that_torch_counts(make: MakeContext) -> None:

@@ -1,9 +1,11 @@
 """Repeats are added until they would settle nothing more of the decision, for real."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from flows.cli.until_decided import run_until_decided
 from tests.support.run_folders.studies import rankwise, status, write_study
 
 MEASURING = {"repeats": 1, "memory": False, "min_seconds": 0.0, "min_passes": 1, "cell_timeout_seconds": 60}
@@ -12,6 +14,24 @@ MEASURING = {"repeats": 1, "memory": False, "min_seconds": 0.0, "min_passes": 1,
 def scaling(seconds: float) -> dict[str, object]:
     """One rank against two, each of which sleeps so long for its items."""
     return {"kind": "strong", "grow": "dp", "to": 2, "base": {"items": 2, "seconds": seconds}}
+
+
+@pytest.mark.parametrize("given", [6, 10])
+def test_repeats_that_are_missing_because_they_failed_are_not_asked_for_for_ever(
+    given: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = write_study(tmp_path, measuring=MEASURING | {"repeats": given, "max_repeats": 20})
+    monkeypatch.setattr("reports.reading.devices.load_comparable", lambda run: run)
+    monkeypatch.setattr("reports.json_form.run_answers", lambda run: SimpleNamespace(repeats_to_decide=6))
+    rounds: list[list[str]] = []
+
+    def measure(assignments: list[str]) -> int:
+        assert not rounds, "measured again, and nothing was missing"
+        rounds.append(assignments)
+        return 3
+
+    assert run_until_decided(Path(study), [], tmp_path / "runs", measure) == 3
+    assert capsys.readouterr().out == f"Undecided after {given} repeats\n"
 
 
 @pytest.mark.slow

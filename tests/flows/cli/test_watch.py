@@ -1,5 +1,7 @@
 """The live page: a real server and a real browser see a run fill in; nothing else of the folder is served."""
 
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from configs.plans.paths import RunPaths
-from flows.cli.results.watch import live_server, progress
+from flows.cli.results.watch import LivePage, live_server, progress
 from tests.support.browser import SLOW, chromium, find_chromium
 from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan
 
@@ -56,6 +58,28 @@ def test_only_records_are_served_and_only_to_loopback(tmp_path: Path) -> None:
         for path in ("/secret.json", "/plan.json", "/records/../plan.json", "/records/%2e%2e/plan.json"):
             assert get(port, path)[0] == 404, path
         assert get(port, "/", host=f"rebound.example:{port}")[0] == 403
+
+
+def test_a_browser_that_leaves_before_its_answer_leaves_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_plan(tmp_path / "run", planned(STUDY))
+    asked, left = threading.Event(), threading.Event()
+
+    def slowly(_: LivePage) -> bytes:
+        asked.set()
+        left.wait(20)
+        return b"x" * (32 << 20)
+
+    monkeypatch.setattr(LivePage, "page", slowly)
+    with served(run) as port:
+        with socket.create_connection(("127.0.0.1", port)) as browser:
+            browser.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            assert asked.wait(20)
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset at its close
+        left.set()
+        assert get(port, "/version")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_how_far_a_run_is(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from configs.spec.cell import Cell
 from configs.workloads.communication import CommunicationWorkload
 from configs.workloads.generate import GenerateWorkload
 from engine.profiling.nsys import gpus
-from engine.profiling.perf import read_counters, read_functions
+from engine.profiling.perf import _Perf, read_counters, read_functions
 from flows.cli.doctor.checks import check_profilers
 from flows.server.local import lease_server
 from reports.reading.load import StudyResult, load_run
@@ -161,10 +161,30 @@ def test_a_launch_under_nsys_makes_one_measurement() -> None:
     assert [len(launch.measurements) for launch in pack_launches(measurements, "nsys", seed=0)] == [1, 1]
 
 
+PERF = """#!{python}
+import os, sys
+orders, answers = (int(number) for number in sys.argv[sys.argv.index("--control") + 1][3:].split(","))
+print(os.environ.get("LC_ALL"), flush=True)
+while os.read(orders, 64):
+    os.write(answers, b"ack\\n")
+"""
+
+
+def test_perf_writes_numbers_with_a_point_whatever_the_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "perf").write_text(PERF.format(python=sys.executable))
+    (tmp_path / "perf").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    with _Perf(["stat"]) as program:
+        program.say("enable")
+        assert program._said() == "C"
+
+
 def test_gpus_are_counted_by_their_device_files(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert [gpus(visible, tmp_path) for visible in (None, "1", "", "0,1,2")] == [2, 1, 0, 2]
+    assert [gpus(visible, tmp_path) for visible in ("-1", "0,-1,1")] == [0, 1]  # -1 hides what follows
 
 
 def test_functions_are_read_from_the_report_of_perf() -> None:

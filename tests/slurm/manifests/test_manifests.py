@@ -139,7 +139,7 @@ def test_kubernetes_files_follow_the_schemas(files: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "slug"), [("7B chat", "model-7b-chat"), ("a" * 49 + " b", "a" * 49), ("模型", "figure"), ("tiny", "tiny")]
+    ("name", "slug"), [("7B chat", "model-7b-chat"), ("a" * 49 + " b", "a" * 49), ("模型", "model"), ("tiny", "tiny")]
 )
 def test_names_are_those_that_a_service_may_have(name: str, slug: str) -> None:
     assert SERVED.model_copy(update={"name": name}).slug == slug

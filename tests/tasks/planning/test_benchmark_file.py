@@ -55,6 +55,23 @@ def test_nodes_become_targets(tmp_path: Path) -> None:
     assert isinstance(other, SshTarget) and other.hosts[0].host == "gpu-b"
 
 
+@pytest.mark.parametrize(
+    ("own", "defaults", "regions", "zones"),
+    [
+        ({"zone": "europe-west1-b"}, {"region": "us-central1"}, "europe-west1", ["europe-west1-b"]),
+        ({"region": "us-east1"}, {"zone": "us-central1-a"}, "us-east1", []),
+        ({"region": "us-central1"}, {"zone": "us-central1-a"}, "us-central1", ["us-central1-a"]),
+        ({}, {"region": "us-east1", "zone": "us-east1-b"}, "us-east1", ["us-east1-b"]),
+    ],
+)
+def test_a_node_elsewhere_keeps_no_default_of_another_region(
+    own: dict[str, str], defaults: dict[str, str], regions: str, zones: list[str], tmp_path: Path
+) -> None:
+    node = {"id": "x", "type": "gcp", "machine_type": "n1-standard-4"} | own
+    target = read(tmp_path, nodes=[node], cloud_defaults={"gcp": defaults}).target("x")
+    assert isinstance(target, RentedTarget) and (target.regions, target.zones) == ([regions], zones)
+
+
 def test_unknown_nodes_and_keys_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a provider and an instance"):
         read(tmp_path).target("nowhere")

@@ -239,6 +239,12 @@ def test_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.Monke
     assert check.state == "missing" and "libcudart.so.99" in check.detail and check.remedy is not None
 
 
+def test_torch_whose_import_takes_long_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_TORCH_SECONDS", 0.01)
+    (check,) = gpus.check_torch()
+    assert check.state == "warning" and check.detail == "no response within 0.01 s"
+
+
 def test_the_torch_of_this_environment(machine: Any) -> None:
     check = only(gpus.check_torch(), "torch")
     import torch

@@ -51,6 +51,33 @@ def test_a_script_with_options_and_lines(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
+    ("printed", "line", "groups", "unit"),
+    [
+        ("step {i} loss {loss:.2f}", "step 7 loss nan", {"step": "7", "loss": "nan"}, None),
+        ("step {i} tok/s {rate:.1f}k", "step 7 tok/s 8.1k", {"step": "7", "units_per_second": "8.1k"}, None),
+        ("step {i} data {d:.1f} ms time {t:.2f} s", "step 7 data 20.0 ms time 0.50 s", {"step_seconds": "0.50"}, None),
+        ("step {i} data {d:.1f} s time {t:.0f} ms", "step 7 data 0.1 s time 500 ms", {"step_seconds": "500"}, "ms"),
+    ],
+)
+def test_numbers_of_lines_are_read_as_they_are_printed(
+    printed: str, line: str, groups: dict[str, str], unit: str | None, tmp_path: Path
+) -> None:
+    """A loss that is no number, a thousand as `k`, and a time whose unit is not that of another one of the line."""
+    init_study(written(tmp_path, f"import torch\nprint(f{printed!r})"), tmp_path / "study.yaml", 2, None)
+    lines = load_study(tmp_path / "study.yaml").workload.model_dump()["lines"]
+    found = re.search(lines["pattern"], line)
+    assert found and groups.items() <= found.groupdict().items()
+    assert lines["units"].get("step_seconds") == unit
+
+
+@pytest.mark.parametrize("answer", ["two", "0", "-1", ""])
+def test_an_answer_that_is_no_number_of_ranks_is_named(answer: str, tmp_path: Path) -> None:
+    script = written(tmp_path, PLAIN)
+    with pytest.raises(ValueError, match=r"Largest number of ranks: got .*, expected a whole number of at least 1"):
+        init_study(script, tmp_path / "s.yaml", 2, lambda question, default: answer if "Larg" in question else default)
+
+
+@pytest.mark.parametrize(
     ("source", "launcher", "measure"),
     [
         ("import torch\nfrom rankwise_probe import step", "torchrun", "probe"),

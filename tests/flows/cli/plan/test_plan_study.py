@@ -20,7 +20,13 @@ from configs.spec.study import StudyError, load_study
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.local import this_fingerprint
-from flows.cli.plan.cost import LAUNCH_SECONDS, duration_text, measurement_seconds, study_cost
+from flows.cli.plan.cost import (
+    LAUNCH_SECONDS,
+    TRANSFORMERS_SECONDS,
+    duration_text,
+    measurement_seconds,
+    study_cost,
+)
 from flows.cli.plan.model import run_plan
 from flows.cli.plan.request import PlanRequest
 from flows.cli.plan.study import plan_study, planned
@@ -191,6 +197,14 @@ def test_a_study_costs_its_launches_too(calibrated: Path, tmp_path: Path) -> Non
     assert found.cost.usd == pytest.approx(found.cost.seconds * 0.001)
     alone = found.plan.model_copy(update={"pack": False})
     assert study_cost(alone).launches == 3 * 3 + 3
+
+
+def test_transformers_is_imported_once_in_a_launch_of_several_cells(calibrated: Path, tmp_path: Path) -> None:
+    plan = planned(load_study(write(tmp_path)), tmp_path, calibrated).plan
+    cells = {key: cell.model_copy(update={"engine": "transformers"}) for key, cell in plan.cells.items()}
+    ours, theirs = study_cost(plan), study_cost(plan.model_copy(update={"cells": cells}))
+    assert len(cells) == 3 and ours.launches == theirs.launches == 3 + 1
+    assert theirs.seconds - ours.seconds == pytest.approx(3 * TRANSFORMERS_SECONDS)
 
 
 @pytest.mark.parametrize(

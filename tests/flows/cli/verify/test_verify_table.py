@@ -65,6 +65,24 @@ def test_what_cannot_be_verified_is_a_row_and_sets_the_exit_code(
     assert "unknown architecture 'no-such'" in rows[2]["reason"]
 
 
+def test_rows_before_a_model_that_cannot_be_fetched_are_printed_as_they_are_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.checks.verification_inputs import VerificationSpec
+    from tasks.models.sources import TransientFetchError
+
+    def of_model(asked: VerificationSpec, *_: object) -> list[verify_table.VerificationRow]:
+        if asked.model == "two":
+            raise TransientFetchError("two: the hub does not answer")
+        return [verify_table.VerificationRow(asked.model, "decoder", "tp=2", "agrees", "")]
+
+    monkeypatch.setattr(verify_table, "_of_model", of_model)
+    models = ["/models/[old]/[/b]one", "two"]
+    assert verify_table.run_table(models, [Layout(tp=2)], VerificationSpec(""), tmp_path / "kept", as_json=False) == 1
+    printed = capsys.readouterr()
+    assert "/models/[old]/[/b]one  decoder  tp=2" in printed.out and "the hub does not answer" in printed.err
+
+
 @pytest.mark.parametrize(
     ("activation", "reason"),
     [("tanh", "hidden_act 'tanh' is not implemented"), ("nonsense", "hidden_act 'nonsense' is not implemented")],

@@ -1,0 +1,59 @@
+"""`rankwise manifest` of a study: names that Compose and Kubernetes take, and the GPUs that were asked for."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from flows.cli.main import app
+from slurm.manifests.serving import ContainedServer
+
+_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+"""RFC 1035: what the name of a Service must be."""
+_PROJECT = re.compile(r"[a-z0-9][a-z0-9_-]*")
+"""Compose specification: name."""
+
+
+def written(tmp_path: Path, study: str, *words: str) -> dict[str, Any]:
+    path, out = tmp_path / "study.yaml", tmp_path / "out"
+    experiments = {"one": {"kind": "sweep", "over": {"dtype": ["float32"]}}}
+    told = {"study": study, "workload": {"kind": "noop"}, "experiments": experiments}
+    path.write_text(yaml.safe_dump(told))
+    kind, *options = words
+    done = CliRunner().invoke(app, ["manifest", kind, str(path), "--out", str(out), *options])
+    assert done.exit_code == 0, done.output
+    return {str(each.relative_to(out)): yaml.safe_load(each.read_text()) for each in out.rglob("*.yaml")}
+
+
+@pytest.mark.parametrize("study", ["7B_strong.v1.2", "a" * 49 + "-b", "Strong", "2026"])
+def test_names_are_those_that_kubernetes_and_compose_take(study: str, tmp_path: Path) -> None:
+    for place, nodes in enumerate(("1", "2")):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        for name, content in written(folder, study, "k8s", "--nodes", nodes).items():
+            if "metadata" in content:
+                assert _LABEL.fullmatch(content["metadata"]["name"]), (name, content["metadata"])
+    folder = tmp_path / "compose"
+    folder.mkdir()
+    assert _PROJECT.fullmatch(written(folder, study, "compose")["compose.yaml"]["name"])
+
+
+def test_the_job_of_a_study_gets_the_gpus_that_were_asked_for(tmp_path: Path) -> None:
+    patch = written(tmp_path, "strong", "k8s", "--gpus", "4")["overlays/gpu/gpus.yaml"]
+    [container] = patch["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [("7B-chat", "model-7b-chat"), ("a" * 49 + "-b", "a" * 49), ("Llama 3.1", "llama-3-1"), ("_", "model")],
+)
+def test_a_server_has_such_a_name_too(name: str, slug: str) -> None:
+    served = ContainedServer(
+        name=name, model="synthetic:llama-1m@0", model_in_image=False, kind="decoder", tp=1, pp=1, dp=1,
+        dtype="float32", compression=None, max_sequences=4, max_length=None,
+    )  # fmt: skip
+    assert served.slug == slug
