@@ -21,7 +21,7 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
 from tasks.providers.leases import is_dead, open_ledger, read_entries
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest, Resource
-from tasks.providers.renting import extend_run, give_back_run
+from tasks.providers.renting import Limits, RentalOffer, extend_run, give_back_run, rent
 from tasks.providers.study_nodes import StudyNodes
 
 REGION = "us-east-1"
@@ -101,8 +101,15 @@ def test_a_run_of_another_machine_that_rents_anew_is_not_taken_for_dead(tmp_path
     assert reap(cloud, tmp_path).removed == [] and len(cloud.there) == 1
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def full_disk(monkeypatch: pytest.MonkeyPatch, begins_with: bytes = b"") -> None:
+    """Nothing can be written any more, from the first line that holds these bytes on."""
+    full = False
+
     def refuse(handle: int, data: bytes) -> int:
+        nonlocal full
+        full = full or begins_with in data
+        if not full:
+            return os.write(handle, data)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(leases, "os", SimpleNamespace(**vars(os) | {"write": refuse}))
@@ -112,6 +119,23 @@ def test_nodes_are_given_back_on_a_full_disk(tmp_path: Path, monkeypatch: pytest
     lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Cloud(resource("instance"), resource("disk"))
     full_disk(monkeypatch)
     assert give_back_run(cast(Provider, cloud), lease, tmp_path / "r", lambda _: None, Teardown()) == 2
+    assert cloud.there == []
+
+
+def test_nodes_are_given_back_where_the_disk_is_full_when_they_are_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = Cloud(resource("instance"))
+
+    def climb(renting_: Any, rungs: Any) -> list[Node]:
+        renting_.ledger.write("prepare", region=REGION)
+        return NODES
+
+    monkeypatch.setattr(renting._Renting, "climb", climb)
+    full_disk(monkeypatch, b'"ready"')
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(time.time()) + 60, request=REQUEST)
+    with pytest.raises(OSError, match="No space left"):
+        rent(cast(Provider, cloud), lease, RentalOffer([], []), tmp_path / "r", lambda _: None, Limits())
     assert cloud.there == []
 
 
