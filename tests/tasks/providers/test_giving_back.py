@@ -208,7 +208,11 @@ def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, mo
     assert cloud.there == [] and read_entries(nodes._folder / "ledger.jsonl")[-1]["event"] == "given_back"
 
 
-def test_a_lease_is_extended_as_soon_as_this_machine_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("left", "asleep"), [(3600, 1801), (600, 0)])
+def test_a_lease_is_extended_when_half_of_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, asleep: float
+) -> None:
+    """Also where this machine slept meanwhile, and where renting took most of it."""
     extended, clock = threading.Event(), [0.0]
     monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
     monkeypatch.setattr(study_nodes, "extend_run", lambda *_: extended.set())
@@ -216,11 +220,11 @@ def test_a_lease_is_extended_as_soon_as_this_machine_wakes_up(tmp_path: Path, mo
     monkeypatch.setattr(study_nodes, "_asleep_too", lambda: clock[0])
     target = RentedTarget.model_validate({"kind": "aws", "instance": "g4dn.xlarge", "regions": [REGION]})
     nodes = StudyNodes(target, "s", tmp_path, tmp_path, lambda _: None, lambda: None)
-    rental(nodes._folder, int(time.time()) + 3600)
+    rental(nodes._folder, int(time.time()) + left)
     nodes._keeper = threading.Thread(target=nodes._keep, daemon=True)
     nodes._keeper.start()
-    assert not extended.wait(0.2)
-    clock[0] = 1801
+    assert not asleep or not extended.wait(0.2)
+    clock[0] = asleep
     assert extended.wait(10)
     nodes._end_extending()
 
