@@ -51,6 +51,7 @@ def obey(argv: Sequence[str], extra: Mapping[str, str] = {}, limit_seconds: floa
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=limit_seconds,
         )
     except subprocess.TimeoutExpired as error:

@@ -64,7 +64,7 @@ def submit_many(folders: Sequence[Path]) -> None:
 
 def _submit_group(folders: list[Path]) -> None:
     """One submission. A group that was not taken before is looked for first: sbatch may have timed out too early."""
-    if all(JobPaths(folder).submitting.exists() and _found_by_name(JobPaths(folder)) for folder in folders):
+    if all(JobPaths(folder).submitting.exists() and _found_by_name(JobPaths(folder), sure=True) for folder in folders):
         return
     run_folder = folders[0].parents[1].absolute()
     prefix = cluster_target(job_in(folders[0])).job_name or "rw"
@@ -275,14 +275,20 @@ def _none_of_that_name(paths: JobPaths) -> bool:
     return _queue_of(paths.folder).end_named(intent.name)
 
 
-def _found_by_name(paths: JobPaths) -> str | None:
-    """The id of a job whose submitter did not come to write it down; kept in the folder. None: nobody knows it."""
+def _found_by_name(paths: JobPaths, sure: bool = False) -> str | None:
+    """The id of a job whose submitter did not come to write it down; kept in the folder. None: nobody knows it.
+
+    sure: raise Unavailable where the scheduler does not answer: what it may have taken is not submitted again.
+    """
     try:
         intent = read_model(paths.submitting, Submitting)
     except (FileNotFoundError, ValueError):
         return None
     queue = _queue_of(paths.folder)
     ids = queue.find(intent.name, datetime.fromtimestamp(paths.submitting.stat().st_mtime))
+    if ids is None and sure:
+        scheduler = cluster_target(job_in(paths.folder)).scheduler
+        raise Unavailable(f"{scheduler} does not respond; whether it took {paths.folder.name} is unknown")
     if not ids:
         return None
     # A task of an array whose end was forgotten has siblings by which its id is known.

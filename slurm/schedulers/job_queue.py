@@ -122,8 +122,8 @@ class JobQueue(ABC):
         """The same of whatever bears a name."""
 
     @abstractmethod
-    def find(self, name: str, since: datetime) -> set[str]:
-        """Ids of jobs of a name, submitted after a moment of local time; none where the scheduler does not answer."""
+    def find(self, name: str, since: datetime) -> set[str] | None:
+        """Ids of jobs of a name, submitted after a moment of local time; None where the scheduler does not answer."""
 
     @abstractmethod
     def show_logs(self, paths: JobPaths, job_id: str) -> None:

@@ -201,14 +201,15 @@ class Queue(JobQueue):
         """The same of whatever bears a name."""
         return self.end([f"--name={name}"])
 
-    def find(self, name: str, since: datetime) -> set[str]:
-        """Ids of jobs of a name, by squeue, else by sacct: slurmctld may have forgotten them."""
-        ids = set(read_squeue(self.run(named_command(name), _SHORT_CALL_SECONDS).text))
+    def find(self, name: str, since: datetime) -> set[str] | None:
+        """Ids of jobs of a name, by squeue, else by sacct: slurmctld may have forgotten them. None: no answer."""
+        shown = self.run(named_command(name), _SHORT_CALL_SECONDS)
+        ids = set(read_squeue(shown.text))
         if not ids:
             answer = self.run(sacct_named_command(name, since), _SHORT_CALL_SECONDS)
             with suppress(ValueError):
                 ids = set(read_accounts(answer.text))
-        return ids
+        return None if shown.failed and not ids else ids
 
     def show_logs(self, paths: JobPaths, job_id: str) -> None:
         """Links to what Slurm's programs say on each node; every node has a task of submitit's."""

@@ -237,5 +237,5 @@ def _failed(job: Job, paths: JobPaths, collected: Collected) -> NodeCheck:
 def _node_of(paths: JobPaths, node_rank: int) -> str | None:
     try:
         return read_model(paths.node_launcher(node_rank), Launcher).host
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return None

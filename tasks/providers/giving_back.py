@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -180,7 +180,7 @@ def remove_expired(
         regions = list(dict.fromkeys(resource.region for resource in mine))
         try:
             # Giving back others takes minutes, in which a run may have extended these or taken them over.
-            there = _with_last_ends(by_name[name].tagged(regions, run))
+            there = _there_now(by_name[name], regions, run)
             if there and not any(why_doomed(resource, rented, everything, time.time()) for resource in there):
                 sweep.doomed = [item for item in sweep.doomed if item[0] not in mine]
                 sweep.kept += [(resource, _why_kept(resource)) for resource in there]
@@ -188,9 +188,18 @@ def remove_expired(
             with ExitStack() as stack:
                 ledger = stack.enter_context(open_ledger(rented / run))
                 sweep.removed += give_back(by_name[name], run, regions, ledger, say, patience)
-        except (LeftBehind, ValueError, ProviderError, OSError) as error:
+        except (LeftBehind, ValueError, OSError) as error:
             sweep.problems.append(redacted(str(error)))
     return sweep
+
+
+def _there_now(provider: Provider, regions: Sequence[str], run: str) -> list[Resource]:
+    """Return what is left of a run in the regions that answer."""
+    found: list[Resource] = []
+    for region in regions:
+        with suppress(ProviderError):
+            found += provider.tagged([region], run)
+    return _with_last_ends(found)
 
 
 def _with_last_ends(found: Sequence[Resource]) -> list[Resource]:

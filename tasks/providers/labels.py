@@ -1,6 +1,7 @@
 """Names that all three clouds accept in tags and resource names."""
 
 import getpass
+import os
 import re
 import socket
 
@@ -17,4 +18,8 @@ def label(text: str) -> str:
 
 def owner() -> str:
     """Return who rents: user and machine."""
-    return label(f"{getpass.getuser()}-{socket.gethostname()}")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user no file names
+        user = f"uid-{os.getuid()}"
+    return label(f"{user}-{socket.gethostname()}")

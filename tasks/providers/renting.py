@@ -118,6 +118,7 @@ def rent(
         ledger.write("opened", attempt=attempt, expires_at=lease.expires_at)
         try:
             nodes = _Renting(provider, lease, folder, ledger, say, limits, attempt).climb(offer.rungs)
+            ledger.write("ready", nodes=[node.model_dump() for node in nodes])
         except BaseException as error:
             ledger.note("failed", problem=redacted(str(error)) or type(error).__name__)
             give_back(provider, lease.run, regions_of(ledger), ledger, say, limits.teardown)
@@ -125,7 +126,6 @@ def rent(
             if isinstance(error, ProviderError):
                 raise RentalFailed(redacted(str(error))) from error
             raise
-        ledger.write("ready", nodes=[node.model_dump() for node in nodes])
         return nodes
 
 

@@ -253,10 +253,16 @@ class StudyNodes:
         if self._keeper is not None:
             self._keeper.join(_EXTENDING_SECONDS)
 
+    def _first_pause(self, pause: float) -> float:
+        """Until half of the lease is left: renting took a part of it, perhaps a long one where capacity was scarce."""
+        with suppress(OSError, ValueError):
+            return min(pause, read_lease(self._folder).expires_at - time.time() - pause)
+        return pause
+
     def _keep(self) -> None:
         """Note that the run lives, and extend the lease whenever half of it is over, until the run ends."""
         pause = 1800 * self.target.lease_hours
-        due = _asleep_too() + pause
+        due = _asleep_too() + self._first_pause(pause)
         while not self._ended.wait(min(_MARK_SECONDS, pause)):
             with suppress(OSError):  # a folder away for a moment must not end the extending
                 mark_used(self._folder)

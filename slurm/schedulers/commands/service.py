@@ -61,7 +61,7 @@ def submit_service(target: SlurmTarget, name: str, argv: Sequence[str], folder: 
 
 def service_job(name: str, target: SlurmTarget) -> ServiceJob | None:
     """Return the job of this name in the queue; None: there is none. Raises Unavailable."""
-    command = ["squeue", "--noheader", f"--name={name}", f"--user={getpass.getuser()}", "--format=%T|%N|%r"]
+    command = ["squeue", "--noheader", f"--name={name}", f"--user={_user()}", "--format=%T|%N|%r"]
     answer = run_slurm(command, os.environ, _LIMIT_SECONDS, target.cluster)
     if answer.failed:
         raise Unavailable("squeue: no answer")
@@ -87,11 +87,16 @@ def end_service(name: str, target: SlurmTarget) -> bool:
     deadline = time.monotonic() + _END_SECONDS
     while True:
         # Before the first look too: squeue has shown nothing while jobs ran.
-        run_slurm(
-            ["scancel", f"--name={name}", f"--user={getpass.getuser()}"], os.environ, _LIMIT_SECONDS, target.cluster
-        )
+        run_slurm(["scancel", f"--name={name}", f"--user={_user()}"], os.environ, _LIMIT_SECONDS, target.cluster)
         if service_job(name, target) is None:
             return True
         if time.monotonic() > deadline:
             return False
         time.sleep(_LOOK_SECONDS)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container whose user no file names
+        return str(os.getuid())

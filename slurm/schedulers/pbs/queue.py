@@ -65,9 +65,10 @@ class PbsQueue(JobQueue):
         answer = self.run(["qselect", "-N", name], _SHORT_CALL_SECONDS)
         return not answer.failed and (not answer.text.split() or self.end(answer.text.split()))
 
-    def find(self, name: str, since: datetime) -> set[str]:
-        """Ids of jobs of a name, those that ended included."""
-        return set(self.run(["qselect", "-x", "-N", name], _SHORT_CALL_SECONDS).text.split())
+    def find(self, name: str, since: datetime) -> set[str] | None:
+        """Ids of jobs of a name, those that ended included; None: no answer."""
+        answer = self.run(["qselect", "-x", "-N", name], _SHORT_CALL_SECONDS)
+        return None if answer.failed else set(answer.text.split())
 
     def show_logs(self, paths: JobPaths, job_id: str) -> None:
         """Nothing: the job's script writes into the folder itself."""

@@ -19,7 +19,7 @@ from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster, ending
 from slurm.schedulers.commands.calls import SchedulerAnswer
 from slurm.schedulers.queue import Queue
-from slurm.schedulers.refusals import REFUSED
+from slurm.schedulers.refusals import REFUSED, Unavailable
 from slurm.schedulers.waiting import read_waiting
 from tests.support.cluster.launches import read_end, wait_until
 from tests.support.cluster.slurm_jobs import begin, node_ends
@@ -269,3 +269,28 @@ def test_jobs_of_two_clusters_are_ended_each_on_its_own(
     cluster.cancel_many([paths.folder for paths in jobs])
     assert [read_end(paths).status for paths in jobs] == [Status.CANCELLED] * 2
     assert slurm.calls("scancel") == ["--clusters=a 7", "--clusters=b 7"]
+
+
+def test_what_the_scheduler_may_have_taken_is_not_submitted_again_while_it_does_not_answer(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch was not answered in time, and squeue is not now; the next sbatch might be."""
+    paths, submitted = made_job(tmp_path, job_id=None), []
+
+    def submit(queue: Queue, folders: Sequence[Path], name: str, run_folder: Path) -> list[str]:
+        submitted.append(name)
+        return ["8"]
+
+    monkeypatch.setattr(Queue, "submit", submit)
+    slurm.away("squeue")
+    slurm.away("sacct")
+    with pytest.raises(Unavailable, match="whether it took 0001-timed is unknown"):
+        cluster.submit(paths.folder)
+    assert submitted == []
+    slurm.says("squeue", "7|PENDING||Priority\n")
+    cluster.submit(paths.folder)
+    assert submitted == [] and '"7"' in paths.submission.read_text()
+    paths.submission.unlink()
+    slurm.says("squeue", "")
+    cluster.submit(paths.folder)
+    assert len(submitted) == 1

@@ -21,7 +21,7 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
 from tasks.providers.leases import is_dead, open_ledger, read_entries
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest, Resource
-from tasks.providers.renting import extend_run, give_back_run
+from tasks.providers.renting import Limits, RentalOffer, extend_run, give_back_run, rent
 from tasks.providers.study_nodes import StudyNodes
 
 REGION = "us-east-1"
@@ -101,8 +101,15 @@ def test_a_run_of_another_machine_that_rents_anew_is_not_taken_for_dead(tmp_path
     assert reap(cloud, tmp_path).removed == [] and len(cloud.there) == 1
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def full_disk(monkeypatch: pytest.MonkeyPatch, begins_with: bytes = b"") -> None:
+    """Nothing can be written any more, from the first line that holds these bytes on."""
+    full = False
+
     def refuse(handle: int, data: bytes) -> int:
+        nonlocal full
+        full = full or begins_with in data
+        if not full:
+            return os.write(handle, data)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(leases, "os", SimpleNamespace(**vars(os) | {"write": refuse}))
@@ -112,6 +119,23 @@ def test_nodes_are_given_back_on_a_full_disk(tmp_path: Path, monkeypatch: pytest
     lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Cloud(resource("instance"), resource("disk"))
     full_disk(monkeypatch)
     assert give_back_run(cast(Provider, cloud), lease, tmp_path / "r", lambda _: None, Teardown()) == 2
+    assert cloud.there == []
+
+
+def test_nodes_are_given_back_where_the_disk_is_full_when_they_are_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = Cloud(resource("instance"))
+
+    def climb(renting_: Any, rungs: Any) -> list[Node]:
+        renting_.ledger.write("prepare", region=REGION)
+        return NODES
+
+    monkeypatch.setattr(renting._Renting, "climb", climb)
+    full_disk(monkeypatch, b'"ready"')
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(time.time()) + 60, request=REQUEST)
+    with pytest.raises(OSError, match="No space left"):
+        rent(cast(Provider, cloud), lease, RentalOffer([], []), tmp_path / "r", lambda _: None, Limits())
     assert cloud.there == []
 
 
@@ -184,7 +208,11 @@ def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, mo
     assert cloud.there == [] and read_entries(nodes._folder / "ledger.jsonl")[-1]["event"] == "given_back"
 
 
-def test_a_lease_is_extended_as_soon_as_this_machine_wakes_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("left", "asleep"), [(3600, 1801), (600, 0)])
+def test_a_lease_is_extended_when_half_of_it_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, asleep: float
+) -> None:
+    """Also where this machine slept meanwhile, and where renting took most of it."""
     extended, clock = threading.Event(), [0.0]
     monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
     monkeypatch.setattr(study_nodes, "extend_run", lambda *_: extended.set())
@@ -192,13 +220,30 @@ def test_a_lease_is_extended_as_soon_as_this_machine_wakes_up(tmp_path: Path, mo
     monkeypatch.setattr(study_nodes, "_asleep_too", lambda: clock[0])
     target = RentedTarget.model_validate({"kind": "aws", "instance": "g4dn.xlarge", "regions": [REGION]})
     nodes = StudyNodes(target, "s", tmp_path, tmp_path, lambda _: None, lambda: None)
-    rental(nodes._folder, int(time.time()) + 3600)
+    rental(nodes._folder, int(time.time()) + left)
     nodes._keeper = threading.Thread(target=nodes._keep, daemon=True)
     nodes._keeper.start()
-    assert not extended.wait(0.2)
-    clock[0] = 1801
+    assert not asleep or not extended.wait(0.2)
+    clock[0] = asleep
     assert extended.wait(10)
     nodes._end_extending()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cost"),
+    [("aws", "for at most 2.00 USD: `rankwise"), ("azure", "for 2.00 USD and are billed until they are given back: `")],
+)
+def test_what_kept_nodes_cost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, cost: str) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
+    monkeypatch.setattr(study_nodes, "extend_run", lambda *_: None)
+    wanted = {"kind": kind, "instance": "x", "regions": [REGION], "keep": "1h", "nodes": 2}
+    nodes = StudyNodes(RentedTarget.model_validate(wanted), "s", tmp_path, tmp_path, said.append, lambda: None)
+    rental(nodes._folder, int(time.time()) + 3600)
+    with open_ledger(nodes._folder) as ledger:
+        ledger.write("create", region=REGION, market="spot", usd_per_hour=1.0)
+    assert nodes.keep()
+    assert cost in said[0] and time.strftime("until %Y-") in said[0]
 
 
 def test_machines_that_are_billed_when_off_cost_money_until_they_are_given_back() -> None:

@@ -12,7 +12,7 @@ from tasks.providers.attempts import attempts_of
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import why_doomed
-from tasks.providers.labels import label
+from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
 from tasks.providers.rental import RentalLease, RentalRequest, Resource, Rung
@@ -197,6 +197,14 @@ def test_a_rental_is_named_after_run_and_target() -> None:
     names = {rental_name("My study", Path(run), target) for run in ("/a", "/b") for target in ("x", "y")}
     assert len(names) == 4 and rental_name("My study", Path("/a"), "x") in names
     assert all(label(name) == name for name in names)
+
+
+def test_a_user_whom_no_file_names_is_told_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert owner().startswith(f"uid-{os.getuid()}-")
 
 
 def test_tags_name_study_run_owner_and_expiry() -> None:
