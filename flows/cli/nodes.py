@@ -12,7 +12,7 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -228,10 +228,13 @@ def reap(
         from flows.folders import rented_folder
         from tasks.providers.giving_back import remove_expired as sweep_all
 
-        left = reap_deployments(dry_run) if not provider else []
-        for problem in left:
-            typer.echo(problem, err=True)
-        providers = [each for each in _asked_providers() if not provider or each.name in provider]
+        if provider:
+            left, providers = [], _asked_providers(provider)
+        else:
+            left = reap_deployments(dry_run)
+            for problem in left:
+                typer.echo(problem, err=True)
+            providers = _asked_providers()
         sweep = sweep_all(providers, rented_folder(), everything, dry_run, typer.echo, _patience())
         verb = "would remove" if dry_run else "to remove"
         for resource, reason in sweep.doomed:
@@ -262,11 +265,24 @@ def providers_at_hand() -> "list[Provider]":
     return found
 
 
-def _asked_providers() -> "list[Provider]":
-    """Return the same. Raises ValueError: none, so nothing can be said about what is left."""
-    found = providers_at_hand()
-    if not found:
-        raise ValueError("no provider could be asked: credentials are missing or refused")
+def _asked_providers(named: Collection[str] = ()) -> "list[Provider]":
+    """Return the same, or those of them that are named.
+
+    Raises WrongArgument for an unknown name, ValueError where one that is named, or each, cannot be asked: then nothing
+    can be said about what is left.
+    """
+    from configs.common.base import WrongArgument
+    from tasks.providers.clouds import CLOUDS
+
+    for name in named:
+        if name not in CLOUDS:
+            raise WrongArgument(f"--provider: got {name}, expected one of: {', '.join(CLOUDS)}")
+    found = [each for each in providers_at_hand() if not named or each.name in named]
+    silent = [name for name in named if name not in {each.name for each in found}]
+    if silent or not found:
+        raise ValueError(
+            f"{silent[0] if silent else 'no provider'} could not be asked: credentials are missing or refused"
+        )
     return found
 
 
