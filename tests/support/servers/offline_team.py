@@ -22,6 +22,7 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from tests.support.run_folders.studies import RANKWISE, wait_until
 
@@ -152,7 +153,8 @@ class OfflineTeam:
 
     @cached_property
     def client(self) -> SyncPrefectClient:
-        """A client of the server, for `inside`."""
+        """A client of the server, for `inside`. Patient: beside other tests SQLite has been locked for six tries."""
+        self._open.enter_context(temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 20}))
         return self._open.enter_context(SyncPrefectClient(self.url))
 
     def flow_run(self, identifier: UUID) -> FlowRun:
