@@ -161,9 +161,8 @@ def is_dead(folder: Path) -> bool:
     if entries[-1]["event"] in ("ready", "extended"):
         return _is_abandoned(folder)
     if not any(entry["event"] == "opened" for entry in entries):
-        return (
-            False  # rented from another machine, which may have rented anew: `reap` removed something of it from here
-        )
+        # Rented from another machine, which may have rented anew: `reap` removed something of it from here.
+        return False
     try:
         with open_ledger(folder):
             return True
