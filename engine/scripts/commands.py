@@ -1,6 +1,6 @@
 """The command of one node that starts a script's ranks: torchrun, deepspeed, accelerate, mpirun, srun, or nothing.
 
-start = node_command(work, words, NodePlace(...))        # Start(argv, leads=True)
+command = node_command(work, words, NodePlace(...), folder)     # None: nothing to start on this node
 """
 
 import base64
@@ -8,9 +8,12 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.plans.job import Measurement
+from configs.workloads.placeholders import ParameterValue
 from configs.workloads.script import ScriptWorkload
 from engine.scripts.rank_start import LOCAL_RANK, NODES
 
@@ -159,3 +162,19 @@ def _mpirun(rank: list[str], place: NodePlace) -> list[str]:
 def _has_safe_path(work: ScriptWorkload) -> bool:
     """Whether the interpreter knows -P (3.11): ours does, another one may not."""
     return work.python is None
+
+
+def cell_values(measurement: Measurement, ranks_per_node: int) -> dict[str, ParameterValue | None]:
+    """Value of each placeholder of a cell."""
+    cell = measurement.cell
+    work = cell.workload
+    assert isinstance(work, ScriptWorkload)
+    more: Mapping[str, ParameterValue | None] = {
+        "dtype": cell.dtype,
+        "nodes": cell.nodes,
+        "ranks_per_node": ranks_per_node,
+        "cores_per_rank": cell.cores_per_rank,
+        "model": work.model or cell.model,
+        "repeat": measurement.repeat,
+    }
+    return work.values(cell.layout, dict(more))

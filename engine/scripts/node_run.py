@@ -26,13 +26,13 @@ from configs.common.system.proc import end_with_parent, read_fields
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
-from configs.spec.cell import Cell
-from configs.workloads.placeholders import ParameterValue, filled_text
+from configs.workloads.placeholders import filled_text
 from configs.workloads.script import ScriptWorkload
 from engine.planner.choice.script_files import planned_contents
 from engine.scripts import event_files, extension_locks, json_output, probe_samples
 from engine.scripts.commands import (
     NodePlace,
+    cell_values,
     node_command,
     program,
     rank_variables,
@@ -266,6 +266,8 @@ class NodeRun:
             found = rank_end(int(report["exit_code"]), bytes(self.outputs.tails[rank]))
             if found is not None and not self._only_teardown(rank, int(report["exit_code"])):
                 end.failures[rank] = found
+        for rank in [rank for rank in end.failures if rank in exits and self._ended_for_teardown(rank, exits[rank])]:
+            del end.failures[rank]
         times = {rank: float(exits[rank].get("ended_at", 0.0)) for rank in end.failures if rank in exits}
         end.first = min(times, key=lambda rank: times[rank], default=next(iter(end.failures), None))
         if not end.failures and code != 0 and not self.aborted:
@@ -275,11 +277,29 @@ class NodeRun:
 
     def _only_teardown(self, rank: int, code: int) -> bool:
         """Whether a rank's work was done when a library aborted in its teardown, as gloo's threads may at exit."""
-        if self.work.measure not in _BY_HOOKS or -code not in (signal.SIGABRT, signal.SIGSEGV):
+        if -code not in (signal.SIGABRT, signal.SIGSEGV) or b"Traceback (most" in self.outputs.tails[rank]:
             return False
-        done = probe_samples.ended_in_order(self.samples, rank) and b"Traceback (most" not in self.outputs.tails[rank]
+        done = self._came_to_its_end(rank)
         self.aborted |= {rank} if done else set()
         return done
+
+    def _came_to_its_end(self, rank: int) -> bool:
+        """Whether the rank's Python ended in order, so that only the teardown of libraries was left."""
+        if self.work.measure in _BY_HOOKS:
+            return probe_samples.ended_in_order(self.samples, rank)
+        pid = self._reports("rank").get(rank, {}).get("pid")
+        return (self.folder / f"end_{rank}.{pid}").exists()
+
+    def _ended_for_teardown(self, rank: int, report: Mapping[str, float]) -> bool:
+        """Whether a launcher ended a rank that had made all its steps, because another one aborted in its teardown."""
+        if not self.aborted or -int(report["exit_code"]) != signal.SIGTERM:
+            return False
+        if b"Traceback (most" in self.outputs.tails[rank]:
+            return False
+        if self.work.measure not in _BY_HOOKS:
+            return self._came_to_its_end(rank)
+        made = max(probe_samples.steps_so_far(self.samples, other) for other in self.aborted)
+        return probe_samples.steps_so_far(self.samples, rank) >= made > 0
 
     def _unreported(self, rank: int, code: int) -> RankEnd:
         if (self.folder / f"rank_{rank}.json").exists():
@@ -375,19 +395,3 @@ class NodeRun:
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # other nodes' folders are in it
             self.folder.parent.rmdir()
-
-
-def cell_values(measurement: Measurement, ranks_per_node: int) -> dict[str, ParameterValue | None]:
-    """Value of each placeholder of a cell."""
-    cell: Cell = measurement.cell
-    work = cell.workload
-    assert isinstance(work, ScriptWorkload)
-    more: Mapping[str, ParameterValue | None] = {
-        "dtype": cell.dtype,
-        "nodes": cell.nodes,
-        "ranks_per_node": ranks_per_node,
-        "cores_per_rank": cell.cores_per_rank,
-        "model": work.model or cell.model,
-        "repeat": measurement.repeat,
-    }
-    return work.values(cell.layout, dict(more))

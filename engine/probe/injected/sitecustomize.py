@@ -1,7 +1,8 @@
 """Started by Python itself in the ranks of a measured script, because Rankwise puts this folder on their PYTHONPATH.
 
-Registers a dump of all stacks for the agent's question after a hang, and adds the probe to HF Trainer or Lightning when
-the script imports them (RANKWISE_INSTRUMENT). Then runs the sitecustomize that would have been found without this one.
+Registers a dump of all stacks for the agent's question after a hang and a mark that the interpreter came to its end,
+and adds the probe to HF Trainer or Lightning when the script imports them (RANKWISE_INSTRUMENT). Then runs the
+sitecustomize that would have been found without this one.
 Nothing here may ever break a script: each part fails alone, and quietly but for one line.
 """
 
@@ -27,6 +28,17 @@ def _stacks():
         faulthandler.register(int(number), file=descriptor, all_threads=True)
 
 
+def _end():
+    """A file of this process once its interpreter ends in order: what a library aborts later is no failure."""
+    folder = os.environ.get("RANKWISE_STACKS")
+    if folder and "RANK" in os.environ:
+        import atexit
+
+        own = os.getpid()
+        path = os.path.join(folder, "end_%s.%d" % (os.environ["RANK"], own))
+        atexit.register(lambda: os.getpid() == own and os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)))
+
+
 def _instrument():
     """Watch for the import of the library that is to be measured."""
     wanted = os.environ.get("RANKWISE_INSTRUMENT")
@@ -48,7 +60,7 @@ def _next_one():
         found.loader.exec_module(importlib.util.module_from_spec(found))
 
 
-for _part in (_stacks, _instrument, _next_one):
+for _part in (_stacks, _end, _instrument, _next_one):
     try:
         _part()
     except Exception as _error:

@@ -107,6 +107,50 @@ def test_faults_of_scripts_are_told_apart_and_leave_nothing(fault: str, tmp_path
         assert end.rank == 1 and worst.rank == 1
 
 
+ABORTS = "import atexit, os\nif os.environ['RANK'] == '0': atexit.register(os.abort)\n"
+
+
+@pytest.mark.parametrize("steps", [5, 3])
+def test_a_rank_that_is_ended_because_another_aborted_in_its_teardown_is_complete(steps: int, tmp_path: Path) -> None:
+    """Gloo's threads may abort a process that has done its work; torchrun then ends its peers in theirs."""
+    made = f"steps(5 if rank == 0 else {steps})\nif rank == 1: time.sleep(60)"
+    paths, _, parts = run_script(tmp_path, ABORTS + STEPS + made)
+    end = read_end(paths)
+    assert parts[0].status is Status.COMPLETED and parts[0].figures["aborted_in_teardown"]
+    if steps == 5:
+        assert (end.status, parts[1].status, parts[1].figures["steps"]) == (Status.COMPLETED, Status.COMPLETED, 4), end
+    else:
+        assert (end.kind, parts[1].status) == ("PeerLost", Status.FAILED)
+    assert_nothing_left(tmp_path)
+
+
+LATE_ABORT = """
+import atexit, os, time
+rank = os.environ["RANK"]
+class Library:  # its objects are destroyed after the interpreter's atexit functions
+    def __del__(self):
+        os.abort() if rank == "0" else time.sleep(60)
+import builtins
+builtins.library = Library()
+"""
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_an_abort_after_the_interpreter_ended_fails_no_script_that_prints_its_figures(
+    early: bool, tmp_path: Path
+) -> None:
+    source = ("import os\nos.abort()\n" if early else LATE_ABORT) + "print('tokens/s 100')\n" * 5
+    paths, _, parts = run_script(tmp_path, source, measure="wall", items_per_step="8", unit="sample")
+    end = read_end(paths)
+    if early:
+        assert (end.status, end.kind) == (Status.FAILED, "SIGABRT"), end
+    else:
+        assert end.status is Status.COMPLETED, end
+        assert [part.status for part in parts] == [Status.COMPLETED] * 2
+        assert parts[0].figures["aborted_in_teardown"]
+    assert_nothing_left(tmp_path)
+
+
 def test_a_script_that_goes_on_is_ended_and_complete(tmp_path: Path) -> None:
     _, _, parts = run_script(tmp_path, STEPS + "steps(1_000_000)", stop_after={"steps": 20}, warmup_steps=5)
     assert [part.status for part in parts] == [Status.COMPLETED] * 2
