@@ -46,7 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tutorial" / "your-script.md")
     asked = parser.parse_args()
-    sections, failed, total = [], [], 0.0
+    sections, failed, total, load = [], [], 0.0, os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="rankwise-first-") as name:
         folder = Path(name)
         shutil.copy(SCRIPT, folder)
@@ -59,7 +59,7 @@ def main() -> int:
     print(f"{len(STEPS)} commands, {total:.0f} s")
     if failed or len(STEPS) > MAX_COMMANDS or total > MAX_SECONDS:
         return 1
-    asked.out.write_text(_page(sections, total))
+    asked.out.write_text(_page(sections, total, load))
     return 0
 
 
@@ -79,7 +79,7 @@ def _run(command: str, folder: Path) -> tuple[str, int, float]:
     return "\n".join(shown), done.returncode, seconds
 
 
-def _page(sections: list[str], total: float) -> str:
+def _page(sections: list[str], total: float, load: float) -> str:
     day = datetime.now(UTC).strftime("%Y-%m-%d")
     head = (
         "# Your script: from `rankwise init` to the first report\n\n"
@@ -87,8 +87,8 @@ def _page(sections: list[str], total: float) -> str:
         "page measures how the script scales from one rank to two. The script is\n"
         "[train.py](../examples/first_script/train.py): plain PyTorch that prints a line for each step, without\n"
         "a line for Rankwise.\n\n"
-        f"Written by `make first-report` on {day}, on a virtual machine with 2 cores that other programs were using:\n"
-        f"{len(STEPS)} commands took {total:.0f} s.\n\n"
+        f"Written by `make first-report` on {day}, on a machine with {os.cpu_count()} cores and a load average of\n"
+        f"{load:.1f} at the start: {len(STEPS)} commands took {total:.0f} s.\n\n"
     )
     tail = (
         "\nNext: [other ways to measure a script](../how-to/own-program.md), more ranks (`to: 8`), a sweep over\n"

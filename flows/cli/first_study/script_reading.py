@@ -25,7 +25,8 @@ _ROLES = {
 _TRAINER_RUNS_SHORT = (
     "--output_dir", "out", "--max_steps", "32", "--logging_steps", "1", "--save_strategy", "no", "--report_to", "none"
 )  # fmt: skip
-_NUMBER = r"[-+0-9.,eE]+|[-+]?(?:nan|inf)"
+_NUMBER = r"[-+0-9.,eE]+"
+_LOSS = _NUMBER + r"|[-+]?(?:nan|inf)"
 _SUFFIX = re.compile(r"[kKMG](?![A-Za-z0-9])")
 """Written right behind an inserted number: 8.1k. It belongs to the number."""
 _MAX_LINE = 200
@@ -173,7 +174,8 @@ def _pattern(text: ast.JoinedStr) -> tuple[str, dict[str, str]]:
             gap = "" if parts and parts[-1].endswith(r"\s+") else r"\s*"
             found = _SUFFIX.match(after)
             suffix = found[0] if found else ""
-            parts.append(rf"{gap}(?P<{group}>(?:{_NUMBER}){suffix})" if suffix else rf"{gap}(?P<{group}>{_NUMBER})")
+            number = _LOSS if group == "loss" else _NUMBER
+            parts.append(rf"{gap}(?P<{group}>(?:{number}){suffix})" if suffix else rf"{gap}(?P<{group}>{number})")
     return "".join(parts).strip(), groups
 
 
