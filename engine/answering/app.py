@@ -15,12 +15,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import Field
-from starlette.requests import ClientDisconnect
 
 from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
-from engine.serving.http.admission import Handler, authorise, read_body
-from engine.serving.http.errors import ApiError, answer_errors_in_this_form, other_model
+from engine.serving.http.admission import application, authorise, read_body
+from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.model import ServedModel
 from engine.serving.http.schema import ApiRequest, TokenId, read_request
 
@@ -88,27 +87,6 @@ class AnsweringServer:
 
 def answering_app(service: AnsweringServer) -> FastAPI:
     """Return the application."""
-    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
-
-    async def models(request: Request) -> Response:
-        authorise(request, service.api_key)
-        return JSONResponse({"object": "list", "data": [service.model.entry]})
-
-    async def model(request: Request) -> Response:
-        authorise(request, service.api_key)
-        return JSONResponse(service.model.entry_of(request.path_params["name"]))
-
-    async def metrics(request: Request) -> Response:
-        authorise(request, service.api_key)
-        return Response(service.figures.write(service.computing.waiting), media_type="text/plain; version=0.0.4")
-
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(request: Request) -> Response:
-        state = "draining" if service.draining else "ready" if service.computing.ready else "starting"
-        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
-
     path, work = ("/v1/embeddings", _embed) if service.encodes else ("/v1/completions", _complete)
 
     async def answer(request: Request) -> Response:
@@ -122,18 +100,13 @@ def answering_app(service: AnsweringServer) -> FastAPI:
         service.figures.finished(time.perf_counter() - began)
         return JSONResponse(found)
 
-    for method, route, handler in (
-        ("POST", path, answer),
-        ("GET", "/v1/models", models),
-        ("GET", "/v1/models/{name:path}", model),
-        ("GET", "/metrics", metrics),
-        ("GET", "/healthz", health),
-        ("GET", "/health", health),
-        ("GET", "/readyz", ready),
-    ):
-        app.add_api_route(route, _told(handler, service), methods=[method], response_model=None)
-    answer_errors_in_this_form(app)
-    return app
+    def metrics() -> bytes:
+        return service.figures.write(service.computing.waiting)
+
+    def readiness() -> dict[str, object]:
+        return {"status": "draining" if service.draining else "ready" if service.computing.ready else "starting"}
+
+    return application(service, {path: answer}, metrics, readiness, service.figures.refused)
 
 
 async def _embed(body: bytes, service: AnsweringServer) -> dict[str, object]:
@@ -199,19 +172,6 @@ def _prompts(
                 400, f"{field}: {len(ids)} tokens, and {new_tokens} new ones; up to {limit} are served", field
             )
     return found
-
-
-def _told(handler: Handler, service: AnsweringServer) -> Handler:
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ApiError as error:
-            service.figures.refused(error.status)
-            return JSONResponse(error.body, error.status, error.headers)
-        except ClientDisconnect:
-            return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
-
-    return answer
 
 
 async def _admitted(request: Request, service: AnsweringServer) -> bytes:

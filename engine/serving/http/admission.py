@@ -1,20 +1,79 @@
-"""What every server checks before it looks at a request: the token, and the size and time of the body.
+"""What every server has in common: its application, the token, and the size and time of a request's body.
 
+app = application(server, {"/v1/completions": complete}, metrics, readiness, refused)
 authorise(request, api_key)                       # ApiError 401
 body = await read_body(request, settings.limits)  # ApiError 408, 413
 """
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 from configs.serving.settings import ServingLimits
-from engine.serving.http.errors import ApiError
+from engine.serving.http.errors import ApiError, answer_errors_in_this_form
+from engine.serving.http.model import ServedModel
 
 Handler = Callable[[Request], Awaitable[Response]]
 """Answers a request."""
+
+
+class ServesModel(Protocol):
+    """A server with one model. api_key: the bearer token that requests need; None: none."""
+
+    model: ServedModel
+    api_key: str | None
+
+
+def application(
+    server: ServesModel,
+    answers: Mapping[str, Handler],
+    metrics: Callable[[], str | bytes],
+    readiness: Callable[[], dict[str, object]],
+    refused: Callable[[int], None],
+) -> FastAPI:
+    """Return an application with `answers` by POST, the endpoints of every server, and errors in the API's form.
+
+    metrics: in Prometheus' text format. readiness: what /readyz answers; another `status` than ready is an HTTP 503.
+    refused: counts refusals by their status.
+    """
+    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
+
+    async def models(request: Request) -> Response:
+        authorise(request, server.api_key)
+        return JSONResponse({"object": "list", "data": [server.model.entry]})
+
+    async def model(request: Request) -> Response:
+        authorise(request, server.api_key)
+        return JSONResponse(server.model.entry_of(request.path_params["name"]))
+
+    async def figures(request: Request) -> Response:
+        authorise(request, server.api_key)
+        return Response(metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def health(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        state = readiness()
+        return JSONResponse(state, 200 if state["status"] == "ready" else 503)
+
+    for path, handler in answers.items():
+        app.add_api_route(path, handler, methods=["POST"], response_model=None)
+    for path, handler in {
+        "/v1/models": models,
+        "/v1/models/{name:path}": model,
+        "/metrics": figures,
+        "/healthz": health,
+        "/health": health,  # as vLLM names it
+        "/readyz": ready,
+    }.items():
+        app.add_api_route(path, handler, methods=["GET"], response_model=None)
+    answer_errors_in_this_form(app, refused)
+    return app
 
 
 def authorise(request: Request, api_key: str | None) -> None:

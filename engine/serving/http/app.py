@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.requests import ClientDisconnect
 
 from configs.serving.settings import ServingSettings
-from engine.serving.http.admission import Handler, authorise, read_body
+from engine.serving.http.admission import application, authorise, read_body
 from engine.serving.http.endpoints import Generation, GrowingChoice, ResponseForm, events, whole
-from engine.serving.http.errors import ApiError, answer_errors_in_this_form
+from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
@@ -42,7 +41,6 @@ class Server:
 
 def serving_app(server: Server) -> FastAPI:
     """Return the application."""
-    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
     service = Generation(server.model, server.settings, server.router, server.metrics)
 
     async def completions(request: Request) -> Response:
@@ -53,56 +51,15 @@ def serving_app(server: Server) -> FastAPI:
         wanted = read_request(await _admitted(request, server), ChatRequest)
         return await _respond(request, server, service, wanted, *await service.chat(wanted))
 
-    async def models(request: Request) -> Response:
-        authorise(request, server.api_key)
-        return JSONResponse({"object": "list", "data": [server.model.entry]})
-
-    async def model(request: Request) -> Response:
-        authorise(request, server.api_key)
-        return JSONResponse(server.model.entry_of(request.path_params["name"]))
-
-    async def metrics(request: Request) -> Response:
-        authorise(request, server.api_key)
-        return Response(server.metrics.write(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(request: Request) -> Response:
+    def readiness() -> dict[str, object]:
         state = "draining" if server.draining else "ready" if server.router.ready else "starting"
         replicas = [
             {"replica": one.index, "ready": one.ready, "failed_starts": one.failures} for one in server.router.replicas
         ]
-        return JSONResponse({"status": state, "replicas": replicas}, 200 if state == "ready" else 503)
+        return {"status": state, "replicas": replicas}
 
-    for method, path, handler in (
-        ("POST", "/v1/completions", completions),
-        ("POST", "/v1/chat/completions", chat),
-        ("GET", "/v1/models", models),
-        ("GET", "/v1/models/{name:path}", model),
-        ("GET", "/metrics", metrics),
-        ("GET", "/healthz", health),
-        ("GET", "/health", health),  # as vLLM names it
-        ("GET", "/readyz", ready),
-    ):
-        app.add_api_route(path, _told(handler, server), methods=[method], response_model=None)
-    answer_errors_in_this_form(app)
-    return app
-
-
-def _told(handler: Handler, server: Server) -> Handler:
-    """Return the handler with its refusals in the form of the API."""
-
-    async def answer(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except ApiError as error:
-            server.metrics.refused(error.status)
-            return JSONResponse(error.body, error.status, error.headers)
-        except ClientDisconnect:
-            return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
-
-    return answer
+    answers = {"/v1/completions": completions, "/v1/chat/completions": chat}
+    return application(server, answers, server.metrics.write, readiness, server.metrics.refused)
 
 
 async def _admitted(request: Request, server: Server) -> bytes:

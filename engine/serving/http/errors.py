@@ -1,11 +1,12 @@
 """Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}."""
 
+from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 
 class ApiError(Exception):
@@ -44,10 +45,25 @@ def _kind(status: int) -> str:
     return names.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-def answer_errors_in_this_form(app: FastAPI) -> None:
-    """Requests that no endpoint takes, and errors of this program, whose traceback is in the server's log."""
+def answer_errors_in_this_form(app: FastAPI, refused: Callable[[int], None]) -> None:
+    """Refusals, requests that no endpoint takes, and errors of this program, whose traceback is in the server's log.
+
+    refused: counts the refusals by their status.
+    """
+
+    async def refusal(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        refused(error.status)
+        return JSONResponse(error.body, error.status, error.headers)
+
+    app.add_exception_handler(ApiError, refusal)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(HTTPException, _not_taken)
     app.add_exception_handler(Exception, _internal)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
 
 
 async def _not_taken(request: Request, error: Exception) -> JSONResponse:
