@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from configs.common.execution import Layout
 from configs.plans.answered import answering_drafts, kept_answers, used_workloads
-from configs.plans.plan import CellPoint, ConsideredLayout, Plan, PlannedExperiment, PlannedModel
+from configs.plans.plan import CellPoint, ConsideredLayout, Plan, PlannedExperiment, PlannedModel, empty_plan
 from configs.plans.points import CountPrompts, PointBuilder
 from configs.plans.prediction import Prediction
 from configs.plans.refusals import CHOICES, unmeasurable_reason, why_none
@@ -104,23 +104,6 @@ def expand(
                 for key, cell in builder.cells.items()
             },
         }
-    )
-
-
-def empty_plan(study: StudySpec, models: Sequence[PlannedModel]) -> Plan:
-    """Return the plan without experiments and cells: what a predictor must know before there are any."""
-    return Plan(
-        study=study.study,
-        models=tuple(models),
-        targets=tuple(study.targets),
-        measuring=study.measuring,
-        pack=study.pack,
-        experiments=(),
-        cells={},
-        repeats={},
-        objectives=study.objectives,
-        purpose=study.purpose,
-        engines=study.engines,
     )
 
 

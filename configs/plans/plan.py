@@ -4,6 +4,7 @@ Written to `plan.json` before anything runs; the report is rendered from the pla
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
+from configs.spec.study import StudySpec
 from configs.targets.target import Target
 from configs.workloads import descriptor_of
 
@@ -217,3 +219,20 @@ def _check_points(experiment: PlannedExperiment) -> None:
         raise ValueError(f"{where}: a point of answers has none that is timed")
     if experiment.points and not any(point.baseline for point in experiment.points):
         raise ValueError(f"{where}: no point is the baseline")
+
+
+def empty_plan(study: StudySpec, models: Sequence[PlannedModel]) -> Plan:
+    """Return the plan without experiments and cells: what a predictor must know before there are any."""
+    return Plan(
+        study=study.study,
+        models=tuple(models),
+        targets=tuple(study.targets),
+        measuring=study.measuring,
+        pack=study.pack,
+        experiments=(),
+        cells={},
+        repeats={},
+        objectives=study.objectives,
+        purpose=study.purpose,
+        engines=study.engines,
+    )
