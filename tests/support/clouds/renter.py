@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest
-from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
+from tasks.providers.renting import Limits, extend_run, give_back_run, plan_rental, rent
 from tests.support.clouds.faults import Fault
 
 PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
@@ -53,6 +53,18 @@ class Renter:
         return RentalLease(
             study="faults", run=run, owner="tester", expires_at=int(time.time() + 3600 * hours), request=request
         )
+
+    def switched_off(self, lease: RentalLease) -> None:
+        """Let the lease run out in seconds, and wait until it has and the nodes have powered themselves off.
+
+        They count uptime in whole seconds, so they may do so shortly before.
+        """
+        expires_at = int(time.time()) + 4
+        extend_run(self.provider, lease, self.rented / lease.run, expires_at)
+        deadline = time.monotonic() + 30
+        while self.cloud.hosts.running() or time.time() <= expires_at:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
 
     def rent(self, lease: RentalLease, limits: Limits = LIMITS, cap: float | None = None) -> list[Node]:
         """Climb the ladder."""
