@@ -81,16 +81,29 @@ def _write(source: Path, name: str, file: Any, shown: str) -> str:
 
 
 def _files(source: Path, name: str) -> Iterator[tuple[Path, str]]:
-    """(path, name in the archive) of every regular file, in order of name."""
+    """(path, name in the archive) of every regular file, in order of name. Links are followed, as the script would.
+
+    Raises ValueError for a link to a folder that it lies in.
+    """
     if not source.is_dir():
         yield source, name
         return
-    for folder, folders, files in os.walk(source):
+    for folder, folders, files in os.walk(source, followlinks=True):
         folders[:] = sorted(each for each in folders if each not in _SKIPPED)
+        for path in (Path(folder) / each for each in folders):
+            if path.is_symlink() and path.resolve() in _around(Path(folder), source):
+                inside = PurePosixPath(name) / path.relative_to(source).as_posix()
+                raise ValueError(f"{printable(str(inside), 200)}: a link to a folder that it lies in")
         for each in sorted(files):
             path = Path(folder) / each
             inside = PurePosixPath(name) / path.relative_to(source).as_posix()
             yield path, str(inside)
+
+
+def _around(folder: Path, source: Path) -> set[Path]:
+    """Every folder that a folder of the source lies in, by the path on which it was reached and by its own."""
+    on_the_way = [folder, *(up for up in folder.parents if up.is_relative_to(source))]
+    return {outer for each in on_the_way for outer in (each.resolve(), *each.resolve().parents)}
 
 
 class _Hashed(io.RawIOBase):

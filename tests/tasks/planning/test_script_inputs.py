@@ -1,11 +1,13 @@
 """Studies of scripts that would measure nothing, or something else than is asked for, are refused before they start."""
 
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.spec.study import parse_study
-from tasks.planning.script_inputs import misplaced
+from tasks.planning.script_inputs import misplaced, pack
 
 SLURM = {"kind": "slurm", "name": "cluster", "partition": "p", "nodes": 2, "ranks_per_node": 1}
 WEAK = {"weak": {"kind": "weak", "grow": "dp", "to": 2}}
@@ -37,3 +39,25 @@ def test_misplaced_launchers_and_units(
     found = misplaced(parse_study(study))
     assert len(found) == bool(problem)
     assert all(text.startswith(problem) for text in found)
+
+
+def test_linked_folders_are_packed_with_what_lies_in_them(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "part").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "part" / "a.txt").write_text("a")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "again").symlink_to(tmp_path / "elsewhere")
+    digest = pack(tmp_path, "data", tmp_path)
+    with tarfile.open(tmp_path / f"{digest}.tar") as archive:
+        assert archive.getnames() == ["data/again/part/a.txt", "data/linked/part/a.txt"]
+
+
+@pytest.mark.parametrize("to", [".", "data", "elsewhere"])
+def test_a_link_to_a_folder_around_it_is_refused(to: str, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / to)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("a")
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="data/linked/back: a link to a folder that it lies in"):
+        pack(tmp_path, "data", tmp_path)
