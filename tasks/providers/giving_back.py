@@ -33,10 +33,12 @@ _REFUSALS = 3
 
 
 class LeftBehind(Exception):
-    """Resources that may go on costing money, each named, with the last error."""
+    """Resources that may go on costing money, each named, with the last error. removed: those that are gone."""
 
-    def __init__(self, run: str, left: Sequence[str], problems: Sequence[str]) -> None:
-        self.left = list(left)
+    def __init__(
+        self, run: str, left: Sequence[str], problems: Sequence[str], removed: Sequence[Resource] = ()
+    ) -> None:
+        self.left, self.removed = list(left), list(removed)
         named = [f"  {words}" for words in left] or ["  unknown: the provider could not be asked"]
         lines = [f"NOT given back of run {run}:", *named, *problems]
         super().__init__("\n".join([*lines, "Run `rankwise reap` once the provider answers."]))
@@ -68,16 +70,17 @@ def give_back(
     wait = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
     settled_at = time.monotonic() + min(wait, patience.settle_seconds)
     while True:
-        left, problems, hopeless = _remove_once(provider, run, regions, removed)
+        left, problems, hopeless, unasked = _remove_once(provider, run, regions, removed)
         refusals = refusals + 1 if hopeless else 0
         open_seconds = settled_at - time.monotonic()
         if not left and not problems and open_seconds <= 0:
             ledger.note("given_back", removed=sorted(removed))
             return list(removed.values())
         if time.monotonic() > deadline or refusals >= _REFUSALS:
-            named = [resource.words for resource in left] or _made_and_not_given_back(provider, ledger)
+            named = [resource.words for resource in left] + _made_and_not_given_back(provider, ledger, unasked)
             ledger.note("left", resources=named, problems=problems)
-            raise LeftBehind(run, named, problems)
+            gone = [resource for words, resource in removed.items() if words not in named]
+            raise LeftBehind(run, named, problems, gone)
         for problem in problems:
             say(f"giving back: {problem}; trying again")
         patience.sleep(pause if left or problems else min(pause, open_seconds))
@@ -86,16 +89,21 @@ def give_back(
 
 def _remove_once(
     provider: Provider, run: str, regions: Sequence[str], removed: dict[str, Resource]
-) -> tuple[list[Resource], list[str], bool]:
-    """Ask once for the end of what can end now; returns what is left, what went wrong, and whether that is hopeless."""
+) -> tuple[list[Resource], list[str], bool, list[str]]:
+    """Ask once for the end of what can end now.
+
+    Returns what is left, what went wrong, whether that is hopeless, and the regions that did not answer.
+    """
     left: list[Resource] = []
     problems: list[str] = []
+    unasked: list[str] = []
     hopeless = False
     for region in regions:  # one that does not answer must not keep the others
         try:
             left += provider.tagged([region], run)
         except ProviderError as error:
             hopeless = hopeless or error.problem == "auth"
+            unasked.append(region)
             problems.append(f"{provider.name} {region}: {redacted(str(error))}")
     machines = [resource for resource in left if resource.kind == "instance"]
     # The rest is in use until the machines are really gone.
@@ -106,16 +114,16 @@ def _remove_once(
         except ProviderError as error:
             hopeless = hopeless or error.problem == "auth"
             problems.append(f"{resource.words}: {redacted(str(error))}")
-    return left, problems, hopeless
+    return left, problems, hopeless, unasked
 
 
-def _made_and_not_given_back(provider: Provider, ledger: RentalLedger) -> list[str]:
-    """Return the machines that the ledger knows, where the provider cannot be asked for what is there."""
+def _made_and_not_given_back(provider: Provider, ledger: RentalLedger, regions: Sequence[str]) -> list[str]:
+    """Return the machines that the ledger knows in these regions, which cannot be asked for what is there."""
     named: list[str] = []
     for entry in ledger.entries:
         if entry["event"] == "given_back":
             named = []
-        elif entry["event"] == "created":
+        elif entry["event"] == "created" and entry["region"] in regions:
             named += [f"{provider.name} instance {id} in {entry['region']}" for id in entry["ids"]]
     return named
 
@@ -187,8 +195,11 @@ def remove_expired(
                 continue
             with ExitStack() as stack:
                 ledger = stack.enter_context(open_ledger(rented / run))
+                # A region that did not answer, too: "given back" must be true of the whole run.
+                regions = list(dict.fromkeys([*regions, *regions_of(ledger)]))
                 sweep.removed += give_back(by_name[name], run, regions, ledger, say, patience)
         except (LeftBehind, ValueError, OSError) as error:
+            sweep.removed += error.removed if isinstance(error, LeftBehind) else []
             sweep.problems.append(redacted(str(error)))
     return sweep
 

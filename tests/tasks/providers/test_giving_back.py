@@ -20,7 +20,7 @@ from tasks.providers.aws.provider import Aws
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
 from tasks.providers.leases import is_dead, open_ledger, read_entries
-from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest, Resource
+from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource
 from tasks.providers.renting import Limits, RentalOffer, extend_run, give_back_run, rent
 from tasks.providers.study_nodes import StudyNodes
 
@@ -99,6 +99,34 @@ def test_a_run_of_another_machine_that_rents_anew_is_not_taken_for_dead(tmp_path
     assert not is_dead(tmp_path / "r")
     cloud.there = [resource("instance")]  # it goes on under the same name
     assert reap(cloud, tmp_path).removed == [] and len(cloud.there) == 1
+
+
+def test_a_run_is_not_called_given_back_while_one_of_its_regions_does_not_answer(tmp_path: Path) -> None:
+    class Silent(Cloud):
+        silent = True
+
+        def regions(self) -> list[str]:
+            return [REGION, "eu-west-1"]
+
+        def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
+            if self.silent and "eu-west-1" in regions:
+                raise ProviderError("unreachable", "", "no answer")
+            return super().tagged(regions, run)
+
+    far = resource("instance", left=-5).model_copy(update={"region": "eu-west-1", "id": "i-far"})
+    cloud = Silent(resource("instance", left=-5), far)
+    with open_ledger(tmp_path / "r") as ledger:
+        for region, name in ((REGION, "instance-r"), ("eu-west-1", "i-far")):
+            ledger.write("prepare", region=region)
+            ledger.write("created", region=region, ids=[name])
+    swept = reap(cloud, tmp_path)
+    assert [each.id for each in swept.removed] == ["instance-r"] and [each.id for each in cloud.there] == ["i-far"]
+    assert "aws instance i-far in eu-west-1" in swept.problems[-1] and "instance-r" not in swept.problems[-1]
+    entries = tmp_path / "r" / "ledger.jsonl"
+    assert "given_back" not in {entry["event"] for entry in read_entries(entries)}
+    cloud.silent = False
+    assert [each.id for each in reap(cloud, tmp_path).removed] == ["i-far"]
+    assert read_entries(entries)[-1]["event"] == "given_back"
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, begins_with: bytes = b"") -> None:
