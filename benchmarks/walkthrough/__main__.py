@@ -84,6 +84,7 @@ class Walk:
         self.results: dict[str, Result] = {}
         self.surroundings = ExitStack()
         self._clouds: list[Any] = []
+        self._without_clouds = dict(os.environ)
         self._environment = {
             "RANKWISE_DATA": str(folder / "data"),
             "RANKWISE_CACHE": str(folder / "cache"),
@@ -175,7 +176,8 @@ class Walk:
         return None
 
     def _run(self, step: Step) -> Result:
-        environment = os.environ | self._environment
+        # The clouds here put their credentials into this process's environment.
+        environment = (os.environ if "clouds" in step.needs else self._without_clouds) | self._environment
         began = time.monotonic()
         with subprocess.Popen(
             ["bash", "-o", "pipefail", "-c", step.run], cwd=self.work, env=environment, text=True,

@@ -52,12 +52,33 @@ def _folder(name: str) -> Path:
 
 
 def _add(name: str, again: bool) -> int:
-    """Make the environment in its place, as scripts of a venv hold its path. Raises ValueError where there is one."""
+    """Make the environment in its place, as scripts of a venv hold its path. Raises ValueError where there is one.
+
+    The one that was there lies beside it meanwhile, and comes back where the new one cannot be installed.
+    """
     folder = _folder(name)
+    before = folder.with_name(f".{name}.before")
+    if before.exists():  # an installation was killed
+        shutil.rmtree(folder, ignore_errors=True)
+        before.rename(folder)
     if folder.exists() and not again:
         raise ValueError(f"{name}: installed already in {folder}. Use --again to replace it")
-    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        folder.rename(before)
+    try:
+        _install(name, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # a part of an environment is worse than none
+        if before.exists():
+            before.rename(folder)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+    print(folder / "bin" / "python")
+    return 0
+
+
+def _install(name: str, folder: Path) -> None:
     python = str(folder / "bin" / "python")
     steps = [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *PINNED[name]]]
     if name in UNWANTED:
@@ -65,7 +86,4 @@ def _add(name: str, again: bool) -> int:
     print(f"installing {' '.join(PINNED[name])} into {folder}", file=sys.stderr)
     for step in steps:
         if subprocess.run(step, check=False, stdin=subprocess.DEVNULL).returncode != 0:
-            shutil.rmtree(folder, ignore_errors=True)  # a part of an environment is worse than none
             raise OSError(f"{name}: could not be installed; see above")
-    print(python)
-    return 0
