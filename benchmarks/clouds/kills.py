@@ -1,9 +1,9 @@
 """Kill a study on rented nodes again and again: python -m benchmarks.clouds.kills [--kills 20] [--minutes 6]
 
 `rankwise run` of a study on two rented nodes is ended with SIGKILL and resumed each time; in the end it finishes. Every
-other kill comes at a random moment after the start (seeded), the rest at one after a measurement has begun. Kills that
-do not fit into --minutes are left to the next call, which makes them on a study and nodes of its own; what each study
-came to is in --results. Exit code 0 only if in every study each measurement has exactly one completed record, none was
+other kill comes at a random moment after the start (seeded), the rest at one after a measurement has begun. Where a study
+has ended before all kills are made, another follows on nodes of its own; kills that do not fit into --minutes are left to
+the next call. What each study came to is in --results. Exit code 0 only if in every study each measurement has exactly one completed record, none was
 made twice, and nothing was left in the provider; 2 where kills are left for a call.
 """
 
@@ -170,9 +170,9 @@ def main() -> int:
     lines = asked.results.read_text().splitlines() if asked.results.exists() else []
     studies = [each for each in map(KilledStudy.model_validate_json, lines) if each.cloud == asked.cloud]
     done = sum(len(each.killed) for each in studies)
-    if done < asked.kills:
+    while done < asked.kills and time.monotonic() < until:
         with tempfile.TemporaryDirectory(prefix="rankwise-kills-") as scratch:
-            runs = asked.keep or Path(scratch) / "runs"
+            runs = (asked.keep or Path(scratch) / "runs") / str(len(studies) + 1)
             runs.mkdir(parents=True, exist_ok=True)
             made = _killed_study(asked.cloud, runs, Path(scratch), done + 1, asked.kills, asked.seed, until)
         with asked.results.open("a") as file:
