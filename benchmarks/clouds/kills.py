@@ -1,10 +1,10 @@
 """Kill a study on rented nodes again and again: python -m benchmarks.clouds.kills [--kills 20] [--minutes 6]
 
 `rankwise run` of a study on two rented nodes is ended with SIGKILL and resumed each time; in the end it finishes. Every
-other kill comes at a random moment after the start (seeded), the rest at one after a measurement has begun. Where a study
-has ended before all kills are made, another follows on nodes of its own; kills that do not fit into --minutes are left to
-the next call. What each study came to is in --results. Exit code 0 only if in every study each measurement has exactly one completed record, none was
-made twice, and nothing was left in the provider; 2 where kills are left for a call.
+other kill comes at a random moment after the start (seeded), the rest at one after a measurement has begun. Where a
+study has ended before all kills are made, another follows on nodes of its own; kills that do not fit into --minutes are
+left to the next call. What each study came to is in --results. Exit code 0 only if in every study each measurement has
+exactly one completed record, none was made twice, and nothing was left in the provider; 2 where kills are left.
 """
 
 import argparse
