@@ -1,6 +1,7 @@
 """TensorBoard event files: the scalars of one tag, read by the format itself and within bounds.
 
     scalars(folder, "train/loss")          # [(step, wall_time, value), ...]
+    last = LastStep(folder, "train/loss"); last.look()    # while it is written: only what is new is read
 
 An event file is a sequence of records (length, CRC, bytes, CRC; https://www.tensorflow.org/tutorials/load_data/tfrecord)
 of the protocol buffer Event (tensorflow/core/util/event.proto): wall_time 1, step 2, summary 5; Summary.Value has
@@ -28,13 +29,35 @@ LoggedScalar = tuple[int, float, float]
 def scalars(folder: Path, tag: str) -> list[LoggedScalar]:
     """(step, seconds since the epoch, value) of a tag in all event files below a folder, in order of step."""
     found: dict[int, LoggedScalar] = {}
-    files = sorted(path for path in folder.rglob("*tfevents*") if not path.is_symlink())
-    for path in files[:_MAX_FILES]:
+    for path in _event_files(folder):
         with suppress(OSError, ValueError, struct.error, IndexError):
-            for step, at, name, value in _events(path):
-                if name == tag:
-                    found.setdefault(step, (step, at, value))
+            for _, written in _events(path):
+                for step, at, name, value in written:
+                    if name == tag:
+                        found.setdefault(step, (step, at, value))
     return [found[step] for step in sorted(found)]
+
+
+class LastStep:
+    """The last step of a tag in event files that are being written. Each look reads on where the one before ended."""
+
+    def __init__(self, folder: Path, tag: str) -> None:
+        self._folder, self._tag = folder, tag
+        self._read: dict[Path, int] = {}
+        self._last = 0
+
+    def look(self) -> int:
+        """Return the last step so far; 0: none."""
+        for path in _event_files(self._folder):
+            with suppress(OSError, ValueError, struct.error, IndexError):
+                for end, written in _events(path, self._read.get(path, 0)):
+                    self._read[path] = end
+                    self._last = max([self._last, *(step for step, _, name, _ in written if name == self._tag)])
+        return self._last
+
+
+def _event_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*tfevents*") if not path.is_symlink())[:_MAX_FILES]
 
 
 def series_of_events(folder: Path, tag: str, loss_tag: str | None) -> StepSeries:
@@ -51,8 +74,10 @@ def series_of_events(folder: Path, tag: str, loss_tag: str | None) -> StepSeries
     return series
 
 
-def _events(path: Path) -> Iterator[tuple[int, float, str, float]]:
+def _events(path: Path, start: int = 0) -> Iterator[tuple[int, list[tuple[int, float, str, float]]]]:
+    """(where the event ends in the file, its scalars) of each event that is whole, from byte `start` on."""
     with open_regular(path, MAX_BYTES) as file:
+        file.seek(start)
         while len(head := file.read(12)) == 12:
             (size,) = struct.unpack_from("<Q", head)
             if size > _MAX_RECORD:
@@ -60,7 +85,7 @@ def _events(path: Path) -> Iterator[tuple[int, float, str, float]]:
             data = file.read(size)
             if len(data) < size or len(file.read(4)) < 4:
                 return  # it is being written
-            yield from _scalars_of(data)
+            yield file.tell(), list(_scalars_of(data))
 
 
 def _scalars_of(event: bytes) -> Iterator[tuple[int, float, str, float]]:

@@ -90,6 +90,7 @@ class NodeRun:
         self.peaks: dict[int, int] = {}
         self.processor: dict[int, float] = {}
         self.aborted: set[int] = set()
+        self._last_event = event_files.LastStep(self.workdir / work.tensorboard.folder, work.tensorboard.tag)
         self._stepped_at = time.monotonic()
         self._steps = 0
         self._first_step_at: float | None = None
@@ -178,8 +179,7 @@ class NodeRun:
         if self.lines is not None:
             return self.lines.steps
         if self.work.measure == "tensorboard":
-            points = event_files.scalars(self.workdir / self.work.tensorboard.folder, self.work.tensorboard.tag)
-            return max((step for step, _, _ in points), default=0)
+            return self._last_event.look()
         return 0
 
     def _count(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -198,8 +199,17 @@ writer.close()
     assert [value for _, _, value in event_files.scalars(tmp_path, "new")] == [0, 10, 20, 30, 40]
     series = event_files.series_of_events(tmp_path, "train/loss", None)
     assert series.seconds == [0.5] * 40 and series.losses[0] == 4.0
-    # Damaged, endless and foreign files are no scalars.
     whole = next(tmp_path.glob("*tfevents*"))
+    growing = tmp_path / "growing"
+    growing.mkdir()
+    last, seen, content = event_files.LastStep(growing, "train/loss"), [], whole.read_bytes()
+    for place in range(0, len(content), 7):
+        with (growing / "events.out.tfevents.1").open("ab") as file:
+            file.write(content[place : place + 7])
+        seen.append(last.look())
+    assert seen == sorted(seen) and set(seen) == {0, 10, 20, 30, 40}
+    shutil.rmtree(growing)
+    # Damaged, endless and foreign files are no scalars.
     (tmp_path / "cut.tfevents.1").write_bytes(whole.read_bytes()[:100])
     (tmp_path / "junk.tfevents.2").write_bytes(b"\xff" * 5000)
     os.mkfifo(tmp_path / "pipe.tfevents.3")
