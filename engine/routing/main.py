@@ -15,6 +15,7 @@ import uvicorn
 from configs.common.files.reading import read_model
 from configs.serving.deployment import FrontConfig
 from engine.routing.front import Front
+from engine.serving.http.protocol import ApiProtocol
 
 _DRAIN_SECONDS = 30
 
@@ -38,6 +39,7 @@ async def serve(front: Front, host: str, port: int) -> int:
             access_log=False,
             lifespan="off",
             ws="none",
+            http=ApiProtocol,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
             timeout_keep_alive=30,
         )
