@@ -40,6 +40,10 @@ class PlaceError(OSError):
     """A target could not do what it was asked for; the message names it."""
 
 
+class PlaceAway(PlaceError):
+    """A machine that cannot be reached now; it may be later."""
+
+
 class Place(Protocol):
     """One machine on which services run. root: folder of this deployment there."""
 
@@ -123,7 +127,9 @@ class SshPlace:
     def _wait(self, work: Any) -> Any:
         try:
             return wait_for(work)
-        except (HostAway, HostError) as error:
+        except HostAway as error:
+            raise PlaceAway(error.errno, error.strerror or str(error)) from error
+        except HostError as error:
             raise PlaceError(error.errno, error.strerror or str(error)) from error
         except HostRefused as error:
             raise PlaceError(None, str(error)) from error

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
@@ -18,11 +19,14 @@ from configs.serving.deployment import ServiceState, ServingBundle, SupervisedPr
 from configs.serving.settings import BLOCK_POSITIONS, ServerRendezvous, ServingSettings
 from engine.planner.families import read_architecture
 from engine.planner.serving import block_bytes
-from tasks.deployment.places import Place, is_supervised, read, start_supervisor, state, write
+from tasks.deployment.places import Place, PlaceAway, is_supervised, read, start_supervisor, state, write
 from tasks.models.sources import load_manifest
 
+T = TypeVar("T")
 READY_SECONDS = 600.0
 _LOOK_SECONDS, _START_SECONDS = 0.2, 30.0
+_AWAY_SECONDS = 60.0
+"""As long as a connection may be lost while a server starts."""
 _CACHE_SHARE = 0.5
 _FAILED_STARTS = 3
 _STEP_TOKENS = {"cpu": 128, "gpu": 2048}
@@ -115,7 +119,7 @@ def wait_for_port(place: Place, folder: str) -> int:
     """Return the port that the supervisor has chosen. Raises ServerNotReady, PlaceError."""
     deadline = time.monotonic() + _START_SECONDS
     while True:
-        told = state(place, folder)
+        told = _asked(lambda: state(place, folder), deadline)
         if told is not None and told.port:
             return told.port
         if time.monotonic() > deadline:
@@ -130,18 +134,30 @@ def wait_until_ready(place: Place, folder: str, url: str, key: str, seconds: flo
         check()
         if is_ready(url, key):
             return
-        told = state(place, folder)
+        told = _asked(lambda: state(place, folder), deadline)
         if told is not None and (told.state == "ended" or told.starts > _FAILED_STARTS):
             raise ServerNotReady(None, f"{place.name}: the server does not start: {_reason(told, place, folder)}")
         if told is not None and told.starts > 1 and "cannot be listened on" in told.reason:
             raise ServerNotReady(None, f"{place.name}: {printable(told.reason, 300)}. Use another --port")
-        if not is_supervised(place, folder):
+        if not _asked(lambda: is_supervised(place, folder), deadline):
             raise ServerNotReady(None, f"{place.name}: the supervisor is gone: {last_lines(place, folder)}")
         if time.monotonic() > deadline:
             raise ServerNotReady(
                 None, f"{place.name}: not ready within {seconds:.0f} s: {last_lines(place, folder) or 'no message'}"
             )
         time.sleep(_LOOK_SECONDS)
+
+
+def _asked(question: Callable[[], T], deadline: float) -> T:
+    """Return a machine's answer. One that cannot be reached is asked again for a while. Raises PlaceError."""
+    until = min(deadline, time.monotonic() + _AWAY_SECONDS)
+    while True:
+        try:
+            return question()
+        except PlaceAway:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_SECONDS)
 
 
 def is_ready(url: str, key: str | None) -> bool:

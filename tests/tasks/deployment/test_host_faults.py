@@ -1,6 +1,7 @@
 """Hosts that fail while a bundle is placed on them: a disk that is full, a host that loses its power."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,33 @@ def is_undeployed(store: Store, name: str) -> bool:
         return take_down(store, name, print) == 0.0
     except PlaceError:
         return False
+
+
+def test_a_connection_that_is_lost_while_the_server_starts_is_made_again(hosts: SshTestHosts, store: Store) -> None:
+    host, placed = hosts["a"], hosts["a"].disk / "deployments" / "dropped" / "servers" / "1" / "state.json"
+    ended: list[BaseException | None] = []
+
+    def deploy() -> None:
+        try:
+            Deploying(store, wanted(hosts, "dropped", "synthetic:bert-1m@0"), print, None).deploy()
+            ended.append(None)
+        except (PlaceError, ServerNotReady) as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=deploy)
+    thread.start()
+    try:
+        wait_until(lambda: placed.exists() or ended, 180, "the server")
+        host.kill_sshd()
+        time.sleep(4)
+        host.start_sshd()
+        thread.join(180)
+        assert ended == [None]
+    finally:
+        thread.join()
+        hosts.restore()
+        if ended == [None]:
+            wait_until(lambda: is_undeployed(store, "dropped"), 60, "undeploy")
 
 
 def test_a_full_disk_is_named_and_nothing_is_left(hosts: SshTestHosts, store: Store) -> None:
