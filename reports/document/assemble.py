@@ -6,9 +6,11 @@ What says nothing has no section. The order is that of reading: decision, experi
 resources, failures, how it was measured.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from configs.plans.passes import passes_of
 from reports.charts.chart import Chart
 from reports.decisions.nodes import NodeTable
 from reports.document.methods import METHODS, QUESTIONS
@@ -64,11 +66,15 @@ def assemble(context: TemplateContext, charts: Mapping[str, tuple[Chart, ...]]) 
 
 
 def counts_text(context: TemplateContext) -> str:
-    """How many measurements were planned, and how they ended."""
+    """How many measurements were planned and how they ended, and the further passes, which measure a cell once."""
     ended = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in context["statuses"].items()) or "none"
     cells = plural(len(context["study"].cells), "cell")
     left = f" {context['leftover']}" if context["leftover"] else ""
-    return f"{plural(context['measurements'], 'measurement')} of {cells} planned: {ended}.{left}"
+    plan = context["study"].plan
+    passes = Counter(name for key in plan.cells for name in passes_of(plan, key))
+    further = ", ".join(f"{count:,} {name}" for name, count in passes.items())
+    more = f" Further passes planned: {further}." if further else ""
+    return f"{plural(context['measurements'], 'measurement')} of {cells} planned: {ended}.{more}{left}"
 
 
 def _tables(*pairs: tuple[str, Table | None]) -> NamedTables:

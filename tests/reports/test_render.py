@@ -144,6 +144,7 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
     assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text
     assert "| 4 | 3.00 | 1.50 | 1.50 | 4.482 | 2,048 |" in text
     assert summary.statuses == {"completed": 21, "out_of_memory": 3, "memory pass missing": 3}
+    assert "missing. Further passes planned: 8 memory." in text
     assert summary.cells_without_measurement == 1
     assert summary.path == quick.report
 
