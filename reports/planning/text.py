@@ -128,12 +128,17 @@ def error_table(groups: list[ErrorGroup]) -> Table:
     return first_rows(Table(columns, rows, text_columns=2).without_empty_columns())
 
 
-def cell_table(study: StudyResult, judged: list[JudgedPrediction]) -> Table:
-    """One row for each cell: rate and memory as predicted and as measured."""
+def cell_table(study: StudyResult, judged: list[JudgedPrediction]) -> Table | None:
+    """One row for each cell of which something was predicted: rate and memory, as predicted and as measured.
+
+    None: no such cell. Why the others have no prediction is told once for all of them (`prediction_lines`).
+    """
     by_cell: dict[str, dict[PredictedFigure, JudgedPrediction]] = {}
     for item in judged:
         by_cell.setdefault(item.result.key, {})[item.figure] = item
-    predicted = [result for result in study.cells.values() if result.kind.compared]
+    predicted = [result for result in study.cells.values() if result.kind.compared and _is_predicted(study, result)]
+    if not predicted:
+        return None
     rows = [_row(study, result, by_cell.get(result.key, {})) for result in predicted]
     columns = (
         "model",
@@ -150,6 +155,13 @@ def cell_table(study: StudyResult, judged: list[JudgedPrediction]) -> Table:
         "why not",
     )
     return first_rows(Table(columns, tuple(rows), text_columns=3).without_empty_columns())
+
+
+def _is_predicted(study: StudyResult, result: CellResult) -> bool:
+    prediction = study.plan.predictions.get(result.key)
+    if prediction is None:
+        return False
+    return getattr(prediction, result.kind.throughput) is not None or prediction.peak_memory_bytes is not None
 
 
 def _row(study: StudyResult, result: CellResult, found: dict[PredictedFigure, JudgedPrediction]) -> tuple[str, ...]:
