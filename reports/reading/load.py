@@ -8,6 +8,7 @@ Samples are reduced to rates as they are read (`reports.reading.read`), so that 
 little memory; `study.samples` reads those of one record again.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ NO_MODEL = "no model"
 
 MISSING = "missing"
 """Stands where a repeat has left no record at all."""
+
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -310,17 +313,28 @@ def cell_names(plan: Plan) -> dict[str, str]:
         fields = {key: _flat(plan.cells[key].model_dump(mode="json")) for key in keys}
         every = sorted({name for flat in fields.values() for name in flat})
         telling = [name for name in every if len({repr(flat.get(name)) for flat in fields.values()}) > 1]
+        # A file's hash says nothing to a reader, who needs it where nothing else tells the cells apart.
+        words = [name for name in telling if not any(_is_hash(flat.get(name)) for flat in fields.values())]
+        apart = {repr([flat.get(name) for name in words]) for flat in fields.values()}
         for key in keys:
             # A label has the target's name and texts of the workload.
-            extra = [_field_text(name, fields[key].get(name)) for name in telling]
+            extra = [
+                _field_text(name, fields[key].get(name)) for name in (words if len(apart) == len(keys) else telling)
+            ]
             names[key] = printable(", ".join([label, *extra]))
     return names
 
 
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
+
+
 def _field_text(name: str, value: Any) -> str:
-    """`8 prompts`, `env.OMP_NUM_THREADS` as `OMP_NUM_THREADS 2`."""
+    """`8 prompts`, `no variant`, `env.OMP_NUM_THREADS` as `OMP_NUM_THREADS 2`, a file by the start of its hash."""
     word = name.rpartition(".")[2]
-    return f"{value} prompts" if word == "num_prompts" and value not in (None, 1) else f"{word} {value}"
+    if word == "num_prompts" and value not in (None, 1):
+        return f"{value} prompts"
+    return f"no {word}" if value is None else f"{word} {value[:12] if _is_hash(value) else value}"
 
 
 def _label(cell: Cell) -> str:

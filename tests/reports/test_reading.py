@@ -4,6 +4,7 @@ import io
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
 from reports.numbers.stopping import confidence
 from reports.reading import readers
-from reports.reading.load import StudyResult, load_run
+from reports.reading.load import StudyResult, cell_names, load_run
 from reports.tables import MOST_ROWS, first_rows
 from reports.text import Table
 from tasks.campaign.ledger import read_ledger, set_aside_damaged
@@ -260,3 +261,20 @@ def test_long_tables_say_where_the_rest_is() -> None:
     assert first_rows(short, 1000, "records.parquet").rows[-1] == (
         "… and 800 more: all of them are in records.parquet",
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ([{"num_prompts": 20, "prompts": "a" * 64, "variant": "2k"}, {"num_prompts": 22, "prompts": "b" * 64}],
+         ["20 prompts, variant 2k", "22 prompts, no variant"]),
+        ([{"num_prompts": 4, "prompts": "a" * 64}, {"num_prompts": 4, "prompts": "b" * 64}],
+         ["prompts aaaaaaaaaaaa", "prompts bbbbbbbbbbbb"]),
+    ],
+)  # fmt: skip
+def test_cells_of_one_label_are_named_by_what_a_reader_knows(fields: list[dict[str, Any]], expected: list[str]) -> None:
+    """A file's hash tells cells apart where nothing else does."""
+    cells = [generate(**each) for each in fields]
+    plan = plan_of(cells, [])
+    found = cell_names(plan)
+    assert [found[cell.key].removeprefix(f"{cell.label}, ") for cell in cells] == expected
