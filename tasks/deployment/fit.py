@@ -8,7 +8,7 @@ The key-value cache counts for one sequence of the greatest length: less cannot 
 from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
-from configs.hardware.catalog import catalog, instance
+from configs.hardware.catalog import catalog
 from configs.hardware.hardware_filter import HardwareFilter, matching
 from engine.planner.architecture import Architecture
 from engine.planner.local import local_machine
@@ -26,7 +26,7 @@ def needed_bytes(
     """Return the predicted peak of the fullest rank. name: instance of the catalog; None: this machine."""
     setup = InferenceSetup(
         architecture=architecture,
-        machine=local_machine(cache).estimate if name is None else instance(name),
+        machine=local_machine(cache).estimate if name is None else catalog().listed_instance(name),
         layout=layout.model_copy(update={"dp": 1}),
         prompt_tokens=max_length,
         new_tokens=0,
@@ -38,7 +38,7 @@ def needed_bytes(
 
 def memory_of_rank(name: str, ranks_per_node: int) -> int | None:
     """Return what an instance has for each rank: of its accelerator, or its share of the host's; None: unknown."""
-    machine = instance(name)
+    machine = catalog().listed_instance(name)
     if machine.accelerator.kind != "cpu":
         return int(machine.accelerator.memory_bytes)
     return None if machine.host_memory_bytes is None else machine.host_memory_bytes // ranks_per_node

@@ -13,7 +13,7 @@ from configs.common.base import WrongArgument
 from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug
 from configs.common.secrets import redacted
-from configs.hardware.catalog import HOME_REGIONS, instance
+from configs.hardware.catalog import HOME_REGIONS, catalog
 from configs.serving.deployment import OptimizationLevel
 from configs.targets.rented import RentedTarget
 from configs.targets.target import SlurmTarget, SshTarget
@@ -152,7 +152,7 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
 def _devices(target: ParsedTarget) -> int:
     if target.instance is None:
         return 1
-    machine = instance(f"{target.kind}/{target.instance}")
+    machine = catalog().listed_instance(f"{target.kind}/{target.instance}")  # renting refuses a retired one
     return machine.accelerators if machine.accelerator.kind != "cpu" else 1
 
 

@@ -7,7 +7,7 @@ import base64
 import json
 from typing import Any
 
-from configs.hardware.catalog import catalog, instance
+from configs.hardware.catalog import catalog
 from tasks.providers.rental import ProviderError, RentalLease, Rung
 
 _GPU_IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
@@ -88,7 +88,7 @@ def _image(image: str | None, size: str) -> dict[str, str]:
     """Return an image of our own by its id, or one of the marketplace: publisher:offer:sku:version."""
     if image is not None and image.startswith("/"):
         return {"id": image}
-    cpu = image is None and instance(f"azure/{size}").accelerator.kind == "cpu"
+    cpu = image is None and catalog().listed_instance(f"azure/{size}").accelerator.kind == "cpu"
     urn = image or (_CPU_IMAGE if cpu else _GPU_IMAGE)
     if urn.count(":") != 3:
         raise ProviderError("invalid", "", f"azure: image {urn!r}: expected publisher:offer:sku:version or an id")
