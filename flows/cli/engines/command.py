@@ -73,9 +73,18 @@ def _add(name: str, again: bool) -> int:
         if before.exists():
             before.rename(folder)
         raise
-    shutil.rmtree(before, ignore_errors=True)
+    _remove(before)
     print(folder / "bin" / "python")
     return 0
+
+
+def _remove(before: Path) -> None:
+    """Remove the environment of before, under another name: one that is half removed must never come back."""
+    gone = before.with_suffix(".gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if before.exists():
+        before.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _install(name: str, folder: Path) -> None:

@@ -37,3 +37,16 @@ def test_an_installation_that_was_killed_gives_way_to_the_environment_of_before(
     with pytest.raises(ValueError, match="installed already"):
         command._add("transformers", again=False)
     assert there.read_text() == "of before"
+
+
+def test_an_environment_that_was_half_removed_does_not_come_back(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def install(name: str, folder: Path) -> None:
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").write_text("new")
+
+    monkeypatch.setattr(command, "_install", install)
+    monkeypatch.setattr("shutil.rmtree", lambda path, **_: None)  # killed while it removes
+    assert command._add("transformers", again=True) == 0
+    with pytest.raises(ValueError, match="installed already"):
+        command._add("transformers", again=False)
+    assert there.read_text() == "new"
