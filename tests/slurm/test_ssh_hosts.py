@@ -21,6 +21,7 @@ from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import members_of, stage_hosts
 from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
+from tests.support.processes import command_line
 
 LIMIT_SECONDS = 60.0
 
@@ -86,7 +87,7 @@ def test_no_variable_of_this_machine_reaches_a_host(
     monkeypatch.setenv("HF_TOKEN", canary)
     for host in hosts_of(lab(hosts)):
         facts(host)
-    agents = [process for process in hosts["a"].processes() if "python" in process.name()]
+    agents = [process for process in hosts["a"].processes() if "python" in command_line(process)]
     assert agents
     for process in agents:
         assert canary not in str(process.environ()) and "SSH_AUTH_SOCK" not in process.environ()

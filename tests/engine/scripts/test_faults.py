@@ -113,7 +113,15 @@ ABORTS = "import atexit, os\nif os.environ['RANK'] == '0': atexit.register(os.ab
 @pytest.mark.parametrize("steps", [5, 3])
 def test_a_rank_that_is_ended_because_another_aborted_in_its_teardown_is_complete(steps: int, tmp_path: Path) -> None:
     """Gloo's threads may abort a process that has done its work; torchrun then ends its peers in theirs."""
-    made = f"steps(5 if rank == 0 else {steps})\nif rank == 1: time.sleep(60)"
+    made = f"""
+steps(5 if rank == 0 else {steps})
+done = {str(tmp_path / "done")!r}
+if rank == 1:
+    open(done, "w").close()
+    time.sleep(60)
+while not os.path.exists(done):  # as a last collective would make it wait
+    time.sleep(0.01)
+"""
     paths, _, parts = run_script(tmp_path, ABORTS + STEPS + made)
     end = read_end(paths)
     assert parts[0].status is Status.COMPLETED and parts[0].figures["aborted_in_teardown"]

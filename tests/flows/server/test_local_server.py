@@ -31,6 +31,7 @@ from flows.server.settings import (
     server_environment,
     ui_url,
 )
+from tests.support.processes import runs
 
 SETTINGS = ("PREFECT_", "RANKWISE_", "XDG_DATA_HOME")
 
@@ -81,13 +82,6 @@ def wait_for(condition: Callable[[], object], seconds: float, what: str) -> None
 
 def process_of(server: LocalServer) -> psutil.Process:
     return psutil.Process(server.pid)
-
-
-def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; a zombie has."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def wait_until_gone(process: psutil.Process, folder: Path) -> None:

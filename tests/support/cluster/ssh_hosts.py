@@ -117,8 +117,9 @@ class SshTestHost:
     def kill_sshd(self) -> None:
         """Kill the SSH server and all that serves connections; nobody can connect."""
         for process in self.processes():
-            if process.name().startswith("sshd"):
-                process.kill()
+            with suppress(psutil.NoSuchProcess):  # one that serves a connection may end meanwhile
+                if process.name().startswith("sshd"):
+                    process.kill()
 
     def processes(self) -> list[psutil.Process]:
         """All processes of the host but its first."""

@@ -15,7 +15,7 @@ from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
 from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
-from tests.support.processes import processes_of
+from tests.support.processes import command_line, processes_of
 from tests.support.run_folders.studies import wait_until
 
 pytestmark = pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_full_disk_is_named_and_nothing_is_left(hosts: SshTestHosts, store: St
     try:
         with pytest.raises(PlaceError, match=r"gpu-a.*No space left on device"):
             Deploying(store, wanted(hosts, "full", "synthetic:llama-40m@0"), print, None).deploy()
-        left = [line for one in host.processes() if "supervisor" in (line := " ".join(one.cmdline()))]
+        left = [line for one in host.processes() if "supervisor" in (line := command_line(one))]
         assert left == [] and not store.folder("full").exists() and processes_of(store.folder("full")) == []
     finally:
         hosts.restore()

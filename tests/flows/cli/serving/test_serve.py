@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.processes import runs
 from tests.support.run_folders.studies import RANKWISE
 from tests.support.servers.inference_server import TINY, running_server, wait_until
 
@@ -53,7 +54,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
+    return not any(runs(one) for one in processes)
 
 
 @pytest.mark.slow
