@@ -45,7 +45,7 @@ def script_interpreter(work: ScriptWorkload) -> str:
     return work.python or sys.executable
 
 
-def program(work: ScriptWorkload, words: list[str]) -> list[str]:
+def program_line(work: ScriptWorkload, words: list[str]) -> list[str]:
     """The command of one rank: a .py file is run by the interpreter, `python` means that interpreter."""
     if words[0].endswith(".py"):
         inserted = [f"--local_rank={LOCAL_RANK}"] if work.launcher == "deepspeed" else []
@@ -66,7 +66,7 @@ def node_command(work: ScriptWorkload, words: list[str], place: NodePlace, folde
     folder: this node's, beside those of the others, which are named by their numbers. Raises ValueError naming the
     field where the launcher is not there or cannot start these ranks.
     """
-    rank = [sys.executable, "-I", str(RANK_START), *program(work, words)]
+    rank = [sys.executable, "-I", str(RANK_START), *program_line(work, words)]
     python = [script_interpreter(work), "-P"] if _has_safe_path(work) else [script_interpreter(work)]
     if work.launcher == "torchrun":
         return [

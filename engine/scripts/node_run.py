@@ -34,7 +34,7 @@ from engine.scripts.commands import (
     NodePlace,
     cell_values,
     node_command,
-    program,
+    program_line,
     rank_variables,
     started_from_first_node,
     started_ranks,
@@ -108,7 +108,7 @@ class NodeRun:
         words = work.argv(self.values)
         command = node_command(work, words, self.place, self.folder)
         if started_from_first_node(work):
-            own = {"command": program(work, words), "environment": environment, "folder": str(self.workdir)}
+            own = {"command": program_line(work, words), "environment": environment, "folder": str(self.workdir)}
             write_atomically(self.folder / START_FILE, json.dumps(own), mode=0o600)
         if command is None:
             return

@@ -183,15 +183,15 @@ def _register(panel: str, **commands: Callable[..., None] | typer.Typer) -> None
 
 _register(
     "Studies", init=first_study.init, examples=examples, validate=validate, run=run, benchmark=benchmark.benchmark,
-    status=results.status, watch=results.watch, logs=results.logs, schema=first_study.schema,
+    status=results.status_command, watch=results.watch, logs=results.logs, schema=first_study.schema,
 )  # fmt: skip
 _register(
-    "Results", report=results.report, compare=results.compare, site=history.site, export_run=results.export_run,
-    publish=results.publish, fit=results.fit, history=history.app,
+    "Results", report=results.report_command, compare=results.compare_command, site=history.site,
+    export_run=results.export_run, publish=results.publish_command, fit=results.fit, history=history.app,
 )  # fmt: skip
 _register(
-    "Planning", plan=plan.plan, plan_check=plan.plan_check, forecast=plan.forecast, list_nodes=list_nodes.list_nodes,
-    catalog=catalog.app,
+    "Planning", plan=plan.plan, plan_check=plan.plan_check_command, forecast=plan.forecast_command,
+    list_nodes=list_nodes.list_nodes, catalog=catalog.app,
 )  # fmt: skip
 _register("Models", verify=verify.verify, generate=serving.generate, convert=convert, export=export.export)
 _register("Serving", serve=serving.serve, load=load.measure_server, engine=engines.app)
@@ -200,7 +200,7 @@ _register(
     route=deploy.route, undeploy=deploy.undeploy, manifest=manifest.app,
 )  # fmt: skip
 _register(
-    "Machines", doctor=doctor, reap=nodes.reap, push=cluster.push, collect=cluster.collect, nodes=nodes.app,
-    bundle=bundle.app, lab=lab.app,
+    "Machines", doctor=doctor, reap=nodes.reap, push=cluster.push_command, collect=cluster.collect_command,
+    nodes=nodes.app, bundle=bundle.app, lab=lab.app,
 )  # fmt: skip
 _register("Prefect", ui=ui, deploy_flows=deploy_flows, team=team.app)

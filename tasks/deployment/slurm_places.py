@@ -24,7 +24,7 @@ from configs.targets.ssh_host import SshHost
 from configs.targets.target import SlurmTarget, SshTarget
 from slurm.schedulers.commands.partitions import ClusterError, read_cluster
 from slurm.schedulers.commands.pending import field_to_correct, is_ordinary
-from slurm.schedulers.commands.service import end_service, node_address, service_job, submit_service
+from slurm.schedulers.commands.service import end_service, service_job, slurm_node_address, submit_service
 from slurm.schedulers.refusals import Refused, Unavailable
 from slurm.staging.packages import run_digest, run_root, stage_interpreter
 from tasks.campaign.launches.staging import stage_target
@@ -64,7 +64,7 @@ class SlurmPartition(Frozen):
 
     def node(self, name: str) -> tuple[SshTarget, SshHost]:
         """Return a node as a host that is reached by SSH."""
-        host = SshHost(host=node_address(name, self.target), name=name)
+        host = SshHost(host=slurm_node_address(name, self.target), name=name)
         kind = "ssh"
         target = SshTarget.model_validate(
             {"kind": kind, "name": self.target.name, "hosts": [host], "user": self.user, "key": self.key,

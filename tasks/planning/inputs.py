@@ -29,7 +29,7 @@ from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
-from tasks.planning.script_inputs import misplaced, pack, unexpressed, unreached
+from tasks.planning.script_inputs import misplaced, pack_input, unexpressed, unreached
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -292,7 +292,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
     if learnt and written.startswith(HUB_PREFIX):
         return write_dataset(written, base, folder)
     if field == _PACKED:
-        return pack(base, written, folder)
+        return pack_input(base, written, folder)
     source = base / written
     _check_source(source, written)
     if learnt and source.suffix == ".parquet":

@@ -1,6 +1,6 @@
 """Files and folders of the user's scripts: packed, hashed, and looked through for what reaches the script.
 
-    digest = pack(Path("study"), "data/", run.inputs)                # inputs/<digest>.tar
+    digest = pack_input(Path("study"), "data/", run.inputs)                # inputs/<digest>.tar
     problems = unreached(study, template_variables(study, inputs, run.inputs))
 
 An archive holds names, contents and whether a file may be executed; times and owners are left out, so that equal files
@@ -33,7 +33,7 @@ _BY_NATURE = {"nodes", "cores_per_rank", "dp", *STARTED}
 """Fields whose values reach the script without a placeholder: by what is started, how often and where."""
 
 
-def pack(base: Path, written: str, folder: Path) -> str:
+def pack_input(base: Path, written: str, folder: Path) -> str:
     """Pack a file or folder into `folder/<sha256>.tar` and return the hash. Raises ValueError naming what is wrong."""
     source = base / written
     shown = printable(written, 200)

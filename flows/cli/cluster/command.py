@@ -8,7 +8,7 @@ import typer
 from flows.cli.options import Assignments
 
 
-def push(
+def push_command(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="a Slurm target of the study")],
     study: Annotated[Path, typer.Option("--study", metavar="STUDY.yaml", help="study file")],
@@ -21,7 +21,7 @@ def push(
     raise typer.Exit(guarded(lambda: push_to(target, study, assignments or []), study, context.obj["debug"]))
 
 
-def collect(
+def collect_command(
     context: typer.Context,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="folder written by `rankwise bundle sbatch`, after its job")

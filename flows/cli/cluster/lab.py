@@ -85,8 +85,8 @@ def down(context: typer.Context, name: LabName = "lab", folder: LabFolder = None
     _exit(context, work)
 
 
-@app.command()
-def status(context: typer.Context, name: LabName = "lab", folder: LabFolder = None) -> None:
+@app.command("status")
+def status_command(context: typer.Context, name: LabName = "lab", folder: LabFolder = None) -> None:
     """Show daemons, nodes and links; exit code 0 if all of them work."""
 
     def work() -> int:

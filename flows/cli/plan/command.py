@@ -110,7 +110,7 @@ def plan(
     raise typer.Exit(guarded(work, subject, context.obj["debug"], wrong_value=WRONG_STUDY))
 
 
-def plan_check(
+def plan_check_command(
     context: typer.Context,
     predict: Annotated[Path, typer.Option(metavar="B.csv", help="rows to predict")],
     fit: Annotated[Path | None, typer.Option(metavar="A.csv", help="measured rows to calibrate with")] = None,
@@ -132,7 +132,7 @@ def plan_check(
     )
 
 
-def forecast(
+def forecast_command(
     context: typer.Context,
     folder: RunFolder,
     to: Annotated[int | None, typer.Option(metavar="N", help="maximum number of ranks, up to 4096")] = None,

@@ -13,7 +13,7 @@ from flows.cli.options import AsJson, RunFolder
 from flows.cli.results.history import Form, HistoryFile
 
 
-def status(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -> None:
+def status_command(context: typer.Context, folder: RunFolder, as_json: AsJson = False) -> None:
     """Show every cell and repeat of a run."""
     from flows.cli.results.inspect import print_status
     from flows.cli.run import guarded
@@ -55,7 +55,7 @@ def logs(
     )
 
 
-def report(
+def report_command(
     context: typer.Context,
     folders: Annotated[
         list[str] | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
@@ -112,14 +112,14 @@ def export_run(
     raise typer.Exit(guarded(lambda: plainly(lambda: export_figures(folder, to, out)), folder, context.obj["debug"]))
 
 
-def publish(context: typer.Context, folder: RunFolder) -> None:
+def publish_command(context: typer.Context, folder: RunFolder) -> None:
     """Copy the report of a run to Prefect's UI, after a run without a Prefect server."""
     from flows.cli.run import guarded, publish_folder
 
     raise typer.Exit(guarded(lambda: publish_folder(folder), folder, context.obj["debug"]))
 
 
-def compare(
+def compare_command(
     context: typer.Context,
     first: RunFolder,
     second: Annotated[Path | None, typer.Argument(metavar="RUN_B", help="the newer run")] = None,

@@ -38,8 +38,8 @@ def up(
     _exit(context, lambda: start_team(setup, background), where)
 
 
-@app.command()
-def status(context: typer.Context, folder: TeamFolder = None) -> None:
+@app.command("status")
+def status_command(context: typer.Context, folder: TeamFolder = None) -> None:
     """Show the state of server and worker; exit code 0 if both run."""
     from flows.team.up import print_team_status
 

@@ -75,7 +75,7 @@ def service_job(name: str, target: SlurmTarget) -> ServiceJob | None:
     return None
 
 
-def node_address(node: str, target: SlurmTarget) -> str:
+def slurm_node_address(node: str, target: SlurmTarget) -> str:
     """Return the address by which Slurm itself reaches a node; its name where it does not say."""
     answer = run_slurm(["scontrol", "show", "node", node, "--oneliner"], os.environ, _LIMIT_SECONDS, target.cluster)
     found = re.search(r"\bNodeAddr=(\S+)", answer.text)

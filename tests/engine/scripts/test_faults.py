@@ -13,7 +13,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload
 from engine.scripts.outputs import HEAD_BYTES, TAIL_BYTES
-from tasks.planning.script_inputs import pack
+from tasks.planning.script_inputs import pack_input
 from tests.support.cluster.launches import assert_nothing_left, launch, read_end
 
 STEPS = """
@@ -60,7 +60,12 @@ def run_script(
     inputs = folder / "inputs"
     inputs.mkdir()
     (folder / "fault.py").write_text(source)
-    work = {"command": ("fault.py",), "inputs": (pack(folder, "fault.py", inputs),), "hang_seconds": 30.0, **fields}
+    work = {
+        "command": ("fault.py",),
+        "inputs": (pack_input(folder, "fault.py", inputs),),
+        "hang_seconds": 30.0,
+        **fields,
+    }
     cell = Cell(workload=ScriptWorkload(**work), layout={"dp": ranks})  # type: ignore[arg-type]
     measurement = Measurement(cell=cell, repeat=0, attempt=1)
     paths = JobPaths(folder / "jobs" / "0001")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from configs.spec.study import parse_study
-from tasks.planning.script_inputs import misplaced, pack
+from tasks.planning.script_inputs import misplaced, pack_input
 
 SLURM = {"kind": "slurm", "name": "cluster", "partition": "p", "nodes": 2, "ranks_per_node": 1}
 WEAK = {"weak": {"kind": "weak", "grow": "dp", "to": 2}}
@@ -47,7 +47,7 @@ def test_linked_folders_are_packed_with_what_lies_in_them(tmp_path: Path) -> Non
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data" / "again").symlink_to(tmp_path / "elsewhere")
-    digest = pack(tmp_path, "data", tmp_path)
+    digest = pack_input(tmp_path, "data", tmp_path)
     with tarfile.open(tmp_path / f"{digest}.tar") as archive:
         assert archive.getnames() == ["data/again/part/a.txt", "data/linked/part/a.txt"]
 
@@ -60,4 +60,4 @@ def test_a_link_to_a_folder_around_it_is_refused(to: str, tmp_path: Path) -> Non
     (tmp_path / "data" / "a.txt").write_text("a")
     (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="data/linked/back: a link to a folder that it lies in"):
-        pack(tmp_path, "data", tmp_path)
+        pack_input(tmp_path, "data", tmp_path)

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from engine.serving.http.listening import address_of, listen
+from engine.serving.http.listening import listen, url_of
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -45,4 +45,4 @@ def test_the_address_of_a_server_can_be_asked(host: str, shown: str) -> None:
     except ValueError as error:
         pytest.skip(str(error))
     with listener:
-        assert address_of(listener) == f"http://{shown}:{listener.getsockname()[1]}"
+        assert url_of(listener) == f"http://{shown}:{listener.getsockname()[1]}"
