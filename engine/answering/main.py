@@ -24,7 +24,7 @@ from configs.serving.settings import ServingSettings
 from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes
-from engine.serving.http.listening import listen, url_of
+from engine.serving.http.listening import listen, listener_url
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
 
@@ -54,7 +54,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
             print(f"the model cannot be loaded; see {computing.log}", file=sys.stderr)
             code = 1
         if not told and computing.ready and http.started:
-            print(json.dumps({"ready": {"url": url_of(listener), "replicas": []}}), flush=True)
+            print(json.dumps({"ready": {"url": listener_url(listener), "replicas": []}}), flush=True)
             told = True
         await asyncio.sleep(_LOOK_SECONDS)
     service.draining = True

@@ -24,7 +24,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.serving.settings import ServingSettings
 from engine.serving.http.app import Server, serving_app
-from engine.serving.http.listening import listen, url_of
+from engine.serving.http.listening import listen, listener_url
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
@@ -111,7 +111,7 @@ async def _until_stopped(server: Server, http: uvicorn.Server, listener: socket.
 
 def _tell_ready(server: Server, listener: socket.socket) -> None:
     about = [replica.about for replica in server.router.replicas]
-    print(json.dumps({"ready": {"url": url_of(listener), "replicas": about}}), flush=True)
+    print(json.dumps({"ready": {"url": listener_url(listener), "replicas": about}}), flush=True)
 
 
 async def _drain(server: Server, signals: _Signals) -> None:

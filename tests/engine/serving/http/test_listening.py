@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from engine.serving.http.listening import listen, url_of
+from engine.serving.http.listening import listen, listener_url
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -45,4 +45,4 @@ def test_the_address_of_a_server_can_be_asked(host: str, shown: str) -> None:
     except ValueError as error:
         pytest.skip(str(error))
     with listener:
-        assert url_of(listener) == f"http://{shown}:{listener.getsockname()[1]}"
+        assert listener_url(listener) == f"http://{shown}:{listener.getsockname()[1]}"
