@@ -17,6 +17,9 @@ from reports.decisions.scaling_end import ScalingEnd, scaling_lead
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.kernels import different_kernels
+from reports.experiments.load.choice import choose_server
+from reports.experiments.load.choice_text import server_body, server_lead
+from reports.experiments.load.experiment import load_experiment
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
@@ -53,9 +56,11 @@ def answer(
     scaled = _scalings(study, shown_decisions(decisions))
     correct = [_correctness(judged)] if judged else []
     lost = _lost(study)
-    told = [*_damaged(study), *_apart(study), *decided, *scaled, *_experiments(study, judged), *correct, lost]
+    served = _servers(study)
+    told = [*_damaged(study), *_apart(study), *decided, *served, *scaled, *_experiments(study, judged), *correct, lost]
     # What is left out stands in the section of its experiment too.
-    order = [*_damaged(study), *decided[:1], *correct, lost, *_apart(study), *decided[1:], *scaled]
+    first = [*decided[:1], *served[:1]]
+    order = [*_damaged(study), *first, *correct, lost, *_apart(study), *decided[1:], *served[1:], *scaled]
     kept = [*order, *(one for one in told if one not in order)][:MAX_SENTENCES]
     return [one for one in told if one in kept]
 
@@ -69,6 +74,20 @@ def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
         body = f"{last.body[:-1]}; {plural(more, 'more kind')} of work under recommendations."
         found[-1] = Sentence(last.lead, body, RECOMMENDATIONS)
     return found
+
+
+def _servers(study: StudyResult) -> list[Sentence]:
+    """Which server each load experiment decides for, or what the one that it tried carries."""
+    told = []
+    for experiment in study.plan.experiments:
+        if experiment.kind != "load" or not experiment.points:
+            continue
+        found = load_experiment(study, experiment)
+        choice = choose_server(found)
+        if choice is not None:
+            lead, body = server_lead(found, choice), server_body(found, choice)
+            told.append(Sentence(f"{lead}:", f"{body}.", study.title(experiment)))
+    return told
 
 
 def _scalings(study: StudyResult, decisions: Sequence[Decision]) -> list[Sentence]:

@@ -20,6 +20,8 @@ from reports.decisions.decision import Basis, Decision, decide
 from reports.decisions.next_measurement import next_lines, repeats_to_decide
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.wrong_answers import cells_with_wrong_answers
+from reports.experiments.load.choice import FIGURES, Server, choose_server
+from reports.experiments.load.experiment import load_experiment
 from reports.experiments.scaling import scaling
 from reports.numbers.statistics import Estimate, Ratio
 from reports.reading.load import CellResult, StudyResult
@@ -89,6 +91,32 @@ class ScalingAnswer(Frozen):
     points: tuple[ScalingPointAnswer, ...]
 
 
+class ServerAnswer(Frozen):
+    """One way to serve, at the point that speaks for it."""
+
+    label: str
+    key: str
+    load: float | None = Field(description="users, or requests a second asked for; null: the experiment has one load")
+    carries: Value = Field(description="in the unit of the experiment")
+    ttft_p99_seconds: Value | None
+    tpot_p99_seconds: Value | None
+    usd_per_hour: float | None
+    usd_per_million_tokens: Value | None
+
+
+class ServingAnswer(Frozen):
+    """Which server a load experiment decides for."""
+
+    experiment: str
+    model: str | None
+    compared: Literal["limit", "goodput", "tokens"]
+    unit: str
+    chosen: ServerAnswer
+    others: tuple[ServerAnswer, ...]
+    over_next: Value | None = Field(description="ratio of what the chosen one carries to what the best other does")
+    left_out: dict[str, str] = Field(description="servers that were no candidates, with the reason")
+
+
 class VerdictAnswer(Frozen):
     """Whether a cell's answers are those of the reference."""
 
@@ -114,6 +142,7 @@ class OpeningAnswers(Frozen):
     version: int = ANSWERS_VERSION
     study: str
     decisions: tuple[DecisionAnswer, ...]
+    serving: tuple[ServingAnswer, ...] = ()
     scaling: tuple[ScalingAnswer, ...]
     correctness: tuple[VerdictAnswer, ...]
     without_figure: tuple[MissingCell, ...]
@@ -134,6 +163,9 @@ def run_answers(study: StudyResult) -> OpeningAnswers:
     return OpeningAnswers(
         study=study.plan.study,
         decisions=tuple(_decision(study.folder, one) for one in decisions),
+        serving=tuple(
+            found for one in experiments if one.kind == "load" if (found := _serving(study, one)) is not None
+        ),
         scaling=tuple(_scaling(study, one) for one in experiments if one.kind in ("strong", "weak")),
         correctness=tuple(_verdict(model, item) for model, item in judged),
         without_figure=tuple(_missing(one) for one in study.cells.values() if not one.completed),
@@ -198,6 +230,37 @@ def _scaling(study: StudyResult, experiment: PlannedExperiment) -> ScalingAnswer
             )
             for point in found.points
         ),
+    )
+
+
+def _serving(study: StudyResult, experiment: PlannedExperiment) -> ServingAnswer | None:
+    choice = choose_server(load_experiment(study, experiment))
+    if choice is None:
+        return None
+    compared: Literal["limit", "goodput", "tokens"] = choice.figure
+    return ServingAnswer(
+        experiment=experiment.name,
+        model=experiment.model,
+        compared=compared,
+        unit=FIGURES[compared],
+        chosen=_server(choice.chosen),
+        others=tuple(_server(one) for one in choice.servers if one is not choice.chosen),
+        over_next=_ratio(choice.ratio),
+        left_out=dict(choice.left_out),
+    )
+
+
+def _server(found: Server) -> ServerAnswer:
+    point = found.point
+    return ServerAnswer(
+        label=found.label,
+        key=point.result.key,
+        load=found.at,
+        carries=_bounded(found.value.median, found.value),
+        ttft_p99_seconds=_value(point.value("ttft_p99")),
+        tpot_p99_seconds=_value(point.value("tpot_p99")),
+        usd_per_hour=point.usd_per_hour,
+        usd_per_million_tokens=_value(point.usd_per_million_tokens),
     )
 
 

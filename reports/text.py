@@ -136,6 +136,11 @@ def ratio_text(value: Ratio, noun: str) -> str:
     return f"{text} ({low} to {high}, {kind})"
 
 
+def pairs_text(value: Ratio) -> str:
+    """For an opening: `1.67 times (1.43 to 1.79, 95 % interval, 8 pairs)`, whatever it is corrected for."""
+    return ratio_text(value, "pair").replace(f", corrected for {value.comparisons} comparisons", "")
+
+
 def mebibytes(value: float | None) -> str:
     """Bytes as MiB, without the unit."""
     return number(None if value is None else value / MIB)

@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.plans.paths import RunPaths
 from flows.cli.engines.command import PINNED
 from flows.folders import cache_folder
-from reports.experiments.load import load_experiment
+from reports.experiments.load.experiment import load_experiment
 from reports.reading.load import load_run
 
 ROOT = Path(__file__).parents[2]

@@ -229,4 +229,4 @@ DESCRIPTOR = Descriptor(
     unpredicted="load on a server is not predicted",
     verb="Serve",
 )
-"""Its figures are those of single requests: `reports.experiments.load` has its tables."""
+"""Its figures are those of single requests: `reports.experiments.load.text` has its tables."""

@@ -9,7 +9,7 @@ from reports.charts.chart import MAX_ROWS, Chart, ChartForm, ChartPoint, ChartSe
 from reports.experiments.comparison import Gain, SweepPoint
 from reports.experiments.compression import CompressionResult
 from reports.experiments.latency import LatencyCurves
-from reports.experiments.load import LoadExperiment, LoadPoint
+from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.experiments.scaling import Scaling
 from reports.experiments.targets import SideBySide
 from reports.laws.laws import TITLES

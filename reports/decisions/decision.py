@@ -18,7 +18,7 @@ from reports.decisions.nodes import batch_of, longest, work_key, work_title
 from reports.decisions.objectives import Judgement
 from reports.numbers.statistics import Ratio, min_repeats
 from reports.reading.load import CellResult, StudyResult, unaltered
-from reports.text import estimate_text, joined, number, percent, plural, ratio_text
+from reports.text import estimate_text, joined, number, pairs_text, percent, plural
 
 Basis = Literal["dollar", "rank", "latency"]
 
@@ -156,7 +156,7 @@ def decision_body(found: Decision) -> str:
     parts = [_gives(found)]
     if found.choice.gain is not None:
         simplest = found.members[found.choice.simplest]
-        parts.append(f"{_times(found.choice.gain)} the simplest ({simplest.name})")
+        parts.append(f"{pairs_text(found.choice.gain)} the simplest ({simplest.name})")
     larger = _larger(found)
     text = ", ".join(parts) + (f"; {larger}" if larger else "")
     return text + (f" (left out: {_left_out(found.left_out)})" if found.left_out else "")
@@ -184,7 +184,7 @@ def _larger(found: Decision) -> str:
     if choice.larger is None or choice.more is None:
         return ""
     other = found.members[choice.larger]
-    text = f"{other.name} does {_times(choice.more)} as much {_for_what(found, other)}"
+    text = f"{other.name} does {pairs_text(choice.more)} as much {_for_what(found, other)}"
     if choice.per_size is None or found.basis == "latency":
         return text
     size = "per rank" if found.basis == "rank" else "per dollar"
@@ -205,11 +205,6 @@ def _for_what(found: Decision, other: CellResult) -> str:
 def _usd_per_hour(found: Decision, result: CellResult) -> float | None:
     cost = found.costs.get(result.key)
     return None if cost is None else cost.usd_per_hour
-
-
-def _times(ratio: Ratio) -> str:
-    """`1.67 times (1.43 to 1.79, 95 % interval, 8 pairs)`."""
-    return ratio_text(ratio, "pair").replace(f", corrected for {ratio.comparisons} comparisons", "")
 
 
 def _left_out(reasons: Mapping[str, int]) -> str:

@@ -66,7 +66,8 @@ class LoadFigures:
     """Of the steady part of a run.
 
     latencies: by ttft, tpot, tpot_with_first, itl, e2e; without those that nothing is known of. due: requests.
-    requested_rate: None of a closed loop; the other rates: None where all requests were due at once.
+    requested_rate: None of a closed loop; the other rates: None where all requests were due at once, and the achieved
+    one where none ended in the steady part.
     lengths_held: share of answers as long as asked for.
     counts_agree: share of answers with as many chunks as the server counted tokens; None without usage.
     chunks_above_usage: answers with more chunks than tokens, which no server can have.
@@ -107,7 +108,7 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
         outcomes={one.name.lower(): int((outcomes == one).sum()) for one in RequestOutcome if (outcomes == one).any()},
         requested_rate=run.facts.job.requested_rate,
         offered_rate=_rate(len(kept), window),
-        achieved_rate=_rate(int((window.holds(run.columns["ended_seconds"]) & run.completed).sum()), window),
+        achieved_rate=_achieved(run, window),
         tokens_per_second=_rate(tokens_within(run, window), window),
         prompt_tokens_per_second=_prompt_rate(run, completed, window),
         goodput=None if objectives is None else _goodput(scores(run, objectives)[due], window),
@@ -175,6 +176,12 @@ def tokens_within(run: LoadRun, window: Window) -> float:
     """Tokens that arrived in the window; a chunk stands for the mean number of tokens of its answer's chunks."""
     per_chunk = run.tokens / np.maximum(run.columns["chunks"], 1)
     return float(per_chunk[run.chunk_request[window.holds(run.chunk_seconds)]].sum())
+
+
+def _achieved(run: LoadRun, window: Window) -> float | None:
+    """Completed requests a second. None where all ended later: a part shorter than an answer says nothing of it."""
+    inside = int((window.holds(run.columns["ended_seconds"]) & run.completed).sum())
+    return None if not inside and run.completed.any() else _rate(inside, window)
 
 
 def _prompt_rate(run: LoadRun, completed: NDArray[np.bool_], window: Window) -> float | None:

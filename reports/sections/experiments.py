@@ -36,8 +36,8 @@ from reports.experiments.compression import (
 )
 from reports.experiments.engines import engines, engines_lines, engines_sentence, engines_table
 from reports.experiments.latency import latency, latency_curves, latency_sentence, latency_table
-from reports.experiments.load import load_experiment
-from reports.experiments.load_text import (
+from reports.experiments.load.experiment import load_experiment
+from reports.experiments.load.text import (
     latencies_table,
     limits_table,
     load_lines,

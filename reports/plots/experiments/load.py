@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from reports.experiments.load import LoadExperiment, LoadPoint
+from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.plots.style import COLOURS, LINES, MARKERS
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ OWN = {
     "engine/peers/": "the kinds that take prompts",
     "engine/serving/rank.py": "generate",
     "flows/cli/serving/command.py": "generate",
-    "reports/experiments/load.py": "serve",
+    "reports/experiments/load/experiment.py": "serve",
     "reports/load/records.py": "serve",
     "engine/training/": "train",
     "engine/planner/trained_cells.py": "train",

@@ -10,7 +10,7 @@ from configs.plans.paths import RunPaths
 from configs.records.samples import DamagedSamplesError, read_archive
 from configs.spec.study import StudyError, parse_study
 from flows.cli.main import app
-from reports.experiments.load import answers_of, load_experiment
+from reports.experiments.load.experiment import answers_of, load_experiment
 from reports.load.records import runs_of
 from reports.reading.load import load_run
 from tests.support.servers.inference_server import TINY, running_server

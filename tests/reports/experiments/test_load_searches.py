@@ -4,7 +4,7 @@ from typing import Any
 
 from configs.load.arrivals import PoissonArrivals
 from configs.load.job import Contents
-from reports.experiments.load import _nearest
+from reports.experiments.load.experiment import _nearest
 from reports.load.search import FoundRate
 from tests.support.run_folders.load_runs import made_run
 

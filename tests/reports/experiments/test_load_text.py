@@ -6,8 +6,8 @@ from configs.load.objectives import RequestObjectives
 from configs.plans.plan import CellPoint, PlannedExperiment
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
-from reports.experiments.load import LoadExperiment, LoadPoint, LoadRepeat
-from reports.experiments.load_text import latencies_table, load_sentence, load_table
+from reports.experiments.load.experiment import LoadExperiment, LoadPoint, LoadRepeat
+from reports.experiments.load.text import latencies_table, load_sentence, load_table
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
 from reports.load.verdict import judged

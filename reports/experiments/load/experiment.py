@@ -61,6 +61,27 @@ class LoadRepeat:
     waiting: float | None
     memory_bytes: float | None
 
+    def figure(self, name: str) -> float | None:
+        """`achieved`, `tokens`, `limit`, `ttft_p99`, `e2e_mean`...; None where it is not known."""
+        figures = self.figures
+        plain: dict[str, float | None] = {
+            "asked": figures.requested_rate,
+            "achieved": figures.achieved_rate,
+            "tokens": figures.tokens_per_second,
+            "goodput": None if figures.goodput is None else figures.goodput.requests_per_second,
+            "goodput_share": None if figures.goodput is None else figures.goodput.share,
+            "waiting": self.waiting,
+            "memory": self.memory_bytes,
+            "limit": None if self.search is None else self.search.estimate,
+        }
+        if name in plain:
+            return plain[name]
+        kind, _, which = name.rpartition("_")
+        latency = figures.latencies.get(kind)
+        if latency is None:
+            return None
+        return latency.mean if which == "mean" else float(getattr(latency, which).value)
+
 
 @dataclass(frozen=True)
 class LoadPoint:
@@ -97,7 +118,7 @@ class LoadPoint:
     def value(self, name: str) -> Estimate | None:
         """Median and interval over the repeats of a figure: `ttft_p99`, `achieved`, `tokens`, `goodput`, `limit`..."""
         if name not in self._estimates:
-            self._estimates[name] = estimate([_figure(one, name) for one in self.valid])
+            self._estimates[name] = estimate([one.figure(name) for one in self.valid])
         return self._estimates[name]
 
     @property
@@ -259,24 +280,3 @@ def _nearest(runs: list[LoadRun], found: FoundRate) -> LoadRun:
 def _highest(values: np.ndarray) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.max()) if len(known) else None
-
-
-def _figure(one: LoadRepeat, name: str) -> float | None:
-    figures = one.figures
-    plain: dict[str, float | None] = {
-        "asked": figures.requested_rate,
-        "achieved": figures.achieved_rate,
-        "tokens": figures.tokens_per_second,
-        "goodput": None if figures.goodput is None else figures.goodput.requests_per_second,
-        "goodput_share": None if figures.goodput is None else figures.goodput.share,
-        "waiting": one.waiting,
-        "memory": one.memory_bytes,
-        "limit": None if one.search is None else one.search.estimate,
-    }
-    if name in plain:
-        return plain[name]
-    kind, _, which = name.rpartition("_")
-    latency = figures.latencies.get(kind)
-    if latency is None:
-        return None
-    return latency.mean if which == "mean" else float(getattr(latency, which).value)

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from statistics import median
 
-from reports.experiments.load import LoadExperiment, LoadPoint
+from reports.experiments.load.choice import choose_server
+from reports.experiments.load.choice_text import bounds_text, load_text, server_body, server_lead
+from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.load.text import search_table
 from reports.numbers.statistics import Estimate
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, number, percent
@@ -130,8 +132,11 @@ def servers_table(found: LoadExperiment) -> Table:
 
 
 def load_sentence(found: LoadExperiment) -> str:
-    """The answer: the limits found, else the knee, else the largest throughput."""
-    parts = [*_limit_sentences(found), *_knee_sentences(found)]
+    """The answer: which server, the limits found, the knee, and the largest throughput."""
+    choice = choose_server(found)
+    decided = choice is not None and choice.choice is not None
+    parts = [f"{server_lead(found, choice)}: {server_body(found, choice)}."] if choice is not None and decided else []
+    parts += [*_limit_sentences(found), *_knee_sentences(found)]
     best = [(point.value("tokens"), point) for point in found.points if point.value("tokens") and not point.work.find]
     if best:
         value, point = max(best, key=lambda one: one[0].median if one[0] else 0.0)
@@ -151,8 +156,7 @@ def _limit_sentences(found: LoadExperiment) -> Iterator[str]:
         highs = [one.high for one in searches if one.high is not None]
         objectives = point.work.objectives
         assert objectives is not None
-        names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end latency"}
-        bounds = " and ".join(f"{names[name]} up to {number(bound)} s" for name, bound in objectives.bounds.items())
+        bounds = bounds_text(objectives.bounds)
         where = "" if point.label == "max_rate" else f"{point.label}: "
         if estimates:
             cost = point.usd_per_million_tokens
@@ -170,12 +174,12 @@ def _limit_sentences(found: LoadExperiment) -> Iterator[str]:
 
 
 def _knee_sentences(found: LoadExperiment) -> Iterator[str]:
-    unit = {"rate": " requests/s", "users": " users"}.get(found.axis or "", "")
     for title, (at, below, above) in found.knees().items():
         where = f"{title}: the" if title else "The"
-        between = [number(one) for one in (below, above) if one is not None]
-        side = f"between {' and '.join(between)}" if len(between) == 2 else f"near the end of the curve, {number(at)}"
-        yield f"{where} knee (throughput over latency is largest) is at {number(at)}{unit}, {side}."
+        between = [load_text(found.axis, one) for one in (below, above) if one is not None]
+        end = "lowest" if below is None else "highest"
+        side = f"between {' and '.join(between)}" if len(between) == 2 else f"the {end} load measured"
+        yield f"{where} knee (throughput over latency is largest) is at {load_text(found.axis, at)}, {side}."
 
 
 def load_lines(found: LoadExperiment) -> list[str]:

@@ -1,0 +1,1 @@
+"""Load experiments: points judged, what they say in words, and which server to run."""

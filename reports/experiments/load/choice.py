@@ -1,0 +1,195 @@
+"""Which server a load experiment decides for: the layout, engine or place that carries most for what it costs.
+
+    found = choose_server(load_experiment(study, experiment))
+    found.chosen.label, found.value, found.ratio
+
+A candidate is everything that tells points apart but the load. What it carries is, in this order of what was asked:
+the rate that a search found; with objectives the goodput at the load at which it is largest; else the tokens of a
+second, all at the highest load that every one was measured at. At a rate that all of them keep up with, tokens say
+nothing: the sooner answer decides (`reports.decisions.choice` has the rule). One whose answers are wrong, or of other
+lengths than asked for, is none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from reports.decisions.choice import Candidate, Choice, choose_candidate
+from reports.experiments.load.experiment import LoadExperiment, LoadPoint
+from reports.numbers.statistics import Estimate, Ratio, estimate, paired_ratio
+
+ServerFigure = Literal["limit", "goodput", "tokens"]
+FIGURES: dict[ServerFigure, str] = {
+    "limit": "requests/s",
+    "goodput": "requests/s that meet the objectives",
+    "tokens": "tokens/s",
+}
+"""What is compared, by the name of a point's figure, with its unit."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One way to serve, at the point that speaks for it. at: the load there; None where the experiment has one alone.
+
+    values: what it carries, by repeat.
+    """
+
+    label: str
+    point: LoadPoint
+    at: float | None
+    values: Mapping[int, float]
+
+    @property
+    def value(self) -> Estimate:
+        found = estimate(self.values.values())
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True)
+class ServerChoice:
+    """What to run of `servers`; `choice` None: there is only one, and what it carries is the finding.
+
+    figure: a key of FIGURES. left_out: candidates that are none, with the reason. others_win: loads at which another
+    one carries more.
+    """
+
+    figure: ServerFigure
+    servers: tuple[Server, ...]
+    choice: Choice | None
+    left_out: Mapping[str, str]
+    others_win: Mapping[float, str]
+
+    @property
+    def chosen(self) -> Server:
+        return self.servers[0 if self.choice is None else self.choice.chosen]
+
+    @property
+    def next_best(self) -> Server | None:
+        """The other one that carries most."""
+        others = [one for one in self.servers if one is not self.chosen]
+        return max(others, key=lambda one: one.value.median, default=None)
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """What the chosen one carries over what the next best does, corrected for as many comparisons."""
+        other = self.next_best
+        if other is None:
+            return None
+        return paired_ratio(self.chosen.values, other.values, max(1, len(self.servers) - 1))
+
+
+def choose_server(found: LoadExperiment) -> ServerChoice | None:
+    """Choose; None where no candidate has a result."""
+    figure = _figure_of(found)
+    if figure is None:
+        return None
+    series, engines = _candidates(found), {point.result.cell.engine for point in found.points}
+    left_out, usable = dict[str, str](), dict[str, dict[float | None, LoadPoint]]()
+    for label, points in series.items():
+        known = {at: point for at, point in points.items() if figure_values(point, figure)}
+        why = _why_not(known, several_engines=len(engines) > 1)
+        if why is None:
+            usable[label] = known
+        else:
+            left_out[label] = why
+    servers = _speakers(usable, figure)
+    if not servers:
+        return None
+    if len(servers) == 1:
+        return ServerChoice(figure, tuple(servers), None, left_out, {})
+    sizes = _sizes(servers)
+    candidates = [
+        Candidate(one.label, sizes[one.label], one.values, figure_values(one.point, "e2e_p50")) for one in servers
+    ]
+    choice = choose_candidate(candidates, _kept_up(servers, figure), servers[0].point.result.confidence)
+    chosen = servers[choice.chosen].label
+    same = {label: points for label, points in usable.items() if sizes.get(label) == sizes[chosen]}
+    return ServerChoice(figure, tuple(servers), choice, left_out, _others_win(same, figure, chosen))
+
+
+def _sizes(servers: list[Server]) -> dict[str, float]:
+    """Dollars an hour where all have a price, else ranks."""
+    prices = {one.label: one.point.usd_per_hour for one in servers}
+    known = {label: price for label, price in prices.items() if price is not None}
+    return known if len(known) == len(prices) else {one.label: one.point.result.cell.layout.ranks for one in servers}
+
+
+def figure_values(point: LoadPoint, figure: str) -> dict[int, float]:
+    """A figure by repeat, of the repeats that are results and have more than nothing."""
+    known = {repeat: one.figure(figure) for repeat, one in point.repeats.items() if one.judgement.is_result}
+    return {repeat: value for repeat, value in known.items() if value}
+
+
+def _figure_of(found: LoadExperiment) -> ServerFigure | None:
+    if not found.points:
+        return None
+    if all(point.work.find for point in found.points):
+        return "limit"
+    return "goodput" if all(point.work.objectives for point in found.points) else "tokens"
+
+
+def _candidates(found: LoadExperiment) -> dict[str, dict[float | None, LoadPoint]]:
+    """Points by what tells them apart but the load, and by the load."""
+    if found.axis is None:
+        return {point.label: {None: point} for point in found.points}
+    return {title: dict(points) for title, points in found.series().items()}
+
+
+def _why_not(known: Mapping[float | None, LoadPoint], several_engines: bool) -> str | None:
+    if not known:
+        return "no result"
+    if not all(point.correct for point in known.values()):
+        return "wrong answers under load"
+    # One engine ends its answers alike in every layout.
+    uneven = several_engines and not all(point.comparable for point in known.values())
+    return "answers of other lengths than asked for" if uneven else None
+
+
+def _speakers(usable: Mapping[str, Mapping[float | None, LoadPoint]], figure: str) -> list[Server]:
+    """The point that speaks for each candidate."""
+    shared = set.intersection(*(set(points) for points in usable.values())) if usable else set()
+    servers = []
+    for label, points in usable.items():
+        if figure == "goodput":
+            at = max(points, key=lambda one: _median(points[one], figure))
+        elif shared:
+            at = max(shared, key=lambda one: one or 0.0)
+        else:
+            continue
+        servers.append(Server(label, points[at], at, figure_values(points[at], figure)))
+    return servers
+
+
+def _kept_up(servers: list[Server], figure: str) -> bool:
+    """Whether all of them do what an open loop asks, so that only the latency tells them apart."""
+    asked = [one.point.value("asked") for one in servers]
+    achieved = [one.point.value("achieved") for one in servers]
+    return figure == "tokens" and all(
+        rate is not None and done is not None and done.median >= 0.9 * rate.median
+        for rate, done in zip(asked, achieved, strict=True)
+    )
+
+
+def _others_win(
+    same_size: Mapping[str, Mapping[float | None, LoadPoint]], figure: str, chosen: str
+) -> dict[float, str]:
+    """Loads at which another one of the same size surely carries more, with its label."""
+    if figure != "tokens":
+        return {}
+    found = {}
+    for at, point in same_size[chosen].items():
+        mine = figure_values(point, figure)
+        for label, points in same_size.items():
+            other = points.get(at)
+            if at is None or label == chosen or other is None:
+                continue
+            ratio = paired_ratio(figure_values(other, figure), mine, max(1, len(same_size) - 1))
+            if ratio is not None and ratio.is_above(1):
+                found[at] = label
+    return found
+
+
+def _median(point: LoadPoint, figure: str) -> float:
+    value = estimate(figure_values(point, figure).values())
+    return 0.0 if value is None else value.median

@@ -1,0 +1,98 @@
+"""The decision of a load experiment in words: plain text, for the opening of a report and a terminal."""
+
+from reports.experiments.load.choice import FIGURES, Server, ServerChoice
+from reports.experiments.load.experiment import LoadExperiment, LoadPoint
+from reports.numbers.statistics import Ratio
+from reports.text import estimate_text, joined, number, pairs_text, percent, plural
+
+_UNNAMED = ("", "max_rate")
+"""Labels of points that no field tells apart."""
+
+
+def server_lead(found: LoadExperiment, choice: ServerChoice) -> str:
+    """`Serve llama-200m with tp 1`, `llama-200m serves`, without a stop."""
+    model = found.experiment.model or "the model"
+    if choice.choice is None:
+        where = "" if choice.chosen.label in _UNNAMED else f" with {choice.chosen.label}"
+        return f"{model}{where} serves"
+    return f"Serve {model} with {choice.chosen.label}"
+
+
+def server_body(found: LoadExperiment, choice: ServerChoice) -> str:
+    """What it carries, at which load and latency and for how much, against the others; without a stop."""
+    chosen = choice.chosen
+    parts = [f"{estimate_text(chosen.value, FIGURES[choice.figure])}{_load(found, choice)}{_latencies(chosen.point)}"]
+    cost = chosen.point.usd_per_million_tokens
+    if cost is not None:
+        parts.append(f"${number(cost.median)} per million tokens")
+    other = choice.next_best
+    if other is not None and choice.ratio is not None:
+        parts.append(_against(choice, other, choice.ratio))
+    text = ", ".join(parts)
+    if choice.others_win:
+        loads = (f"{load_text(found.axis, at)} ({label})" for at, label in sorted(choice.others_win.items()))
+        text += f"; another carries more at {joined(loads)}"
+    if choice.left_out:
+        text += f" (left out: {joined(f'{label}, {why}' for label, why in choice.left_out.items())})"
+    return text
+
+
+def _load(found: LoadExperiment, choice: ServerChoice) -> str:
+    """` at 32 users`, ` within TTFT up to 1.00 s for 99 % of the requests`."""
+    at = choice.chosen.at
+    if choice.figure == "tokens":
+        if at is None:
+            work = choice.chosen.point.work
+            given = {"users": work.users, "rate": work.rate}
+            return next((f" at {load_text(axis, value)}" for axis, value in given.items() if value), "")
+        return f" at {load_text(found.axis, at)}"
+    objectives = choice.chosen.point.work.objectives
+    assert objectives is not None
+    within = bounds_text(objectives.bounds)
+    if choice.figure == "limit":
+        return f" within {within} for {percent(objectives.share)} of the requests"
+    load = "" if at is None else f" at {load_text(found.axis, at)}" + (" asked" if found.axis == "rate" else "")
+    share = choice.chosen.point.value("goodput_share")
+    return f"{load} within {within}" + ("" if share is None else f", {percent(share.median)} of all")
+
+
+def load_text(axis: str | None, at: float) -> str:
+    """`32 users`, `2.50 requests/s`."""
+    return plural(int(at), "user") if axis == "users" else f"{number(at)} requests/s"
+
+
+def bounds_text(bounds: dict[str, float]) -> str:
+    """`TTFT up to 1.00 s and TPOT up to 0.100 s`."""
+    names = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end latency"}
+    return " and ".join(f"{names[name]} up to {number(bound)} s" for name, bound in bounds.items())
+
+
+def _latencies(point: LoadPoint) -> str:
+    """`, TTFT P99 412 ms and TPOT P99 31.0 ms`."""
+    found = {name: point.value(f"{name.lower()}_p99") for name in ("TTFT", "TPOT")}
+    told = [f"{name} P99 {number(value.median * 1000)} ms" for name, value in found.items() if value is not None]
+    return f", {joined(told)}" if told else ""
+
+
+def _against(choice: ServerChoice, other: Server, ratio: Ratio) -> str:
+    """Against the next best: of one size how many times as much, of a larger one also for what it costs."""
+    assert choice.choice is not None
+    more, per_size = choice.choice.more, choice.choice.per_size
+    if choice.choice.larger is None or choice.servers[choice.choice.larger] is not other or more is None:
+        low, high = ratio.bounds
+        apart = low > 1 or high < 1
+        return (
+            f"{pairs_text(ratio)} what {other.label} does"
+            if apart
+            else f"not told apart from {other.label} ({pairs_text(ratio)})"
+        )
+    mine, its = (one.point.usd_per_hour for one in (choice.chosen, other))
+    ranks = [one.point.result.cell.layout.ranks for one in (choice.chosen, other)]
+    priced = all(one.point.usd_per_hour for one in choice.servers)
+    size = (
+        f"for {number(its / mine)} times the price"
+        if priced and its and mine
+        else f"on {plural(ranks[1], 'rank')} instead of {ranks[0]:,}"
+    )
+    per = "" if per_size is None else f", {percent(per_size.value)} as much per {'dollar' if priced else 'rank'}"
+    return f"{other.label} carries {pairs_text(more)} as much {size}{per}"

@@ -1,0 +1,181 @@
+"""Which server a load experiment decides for, and its sentence, from runs whose every moment is known."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from configs.common.execution import Layout
+from configs.load.objectives import RequestObjectives
+from configs.plans.plan import CellPoint, PlannedExperiment
+from configs.spec.cell import Cell
+from configs.workloads.serve import ServeWorkload
+from reports.experiments.load.choice import ServerChoice, choose_server
+from reports.experiments.load.choice_text import server_body, server_lead
+from reports.experiments.load.experiment import LoadAnswers, LoadExperiment, LoadPoint, LoadRepeat
+from reports.load.metrics import serving_metrics
+from reports.load.search import FoundRate
+from reports.load.verdict import judged
+from reports.reading.load import CellResult
+from tests.support.run_folders.load_runs import made_run
+
+SECONDS = 40.0
+WITHIN = RequestObjectives(ttft_seconds=0.5, share=0.9)
+RIGHT, WRONG = LoadAnswers(2, 2, 0), LoadAnswers(2, 1, 0)
+
+
+def point(
+    label: str,
+    rates: list[float],
+    values: Mapping[str, float | int | str] | None = None,
+    *,
+    ttft: float = 0.1,
+    open_loop: bool = False,
+    objectives: RequestObjectives | None = None,
+    limits: list[float] | None = None,
+    answers: LoadAnswers = RIGHT,
+    usd: float | None = None,
+    ranks: int = 1,
+    lengths: float = 1.0,
+) -> tuple[CellPoint, LoadPoint]:
+    """A point; a repeat for each rate of requests a second, answered in `ttft` and 0.1 s more."""
+    find = None if limits is None else "max_rate"
+    work = ServeWorkload(find=find, objectives=objectives, rate=rates[0] if open_loop else None)
+    engine = "vllm" if lengths < 1 else "rankwise"
+    cell = Cell(model=f"folder:{label}", workload=work, layout=Layout(tp=ranks), engine=engine)
+    repeats = {}
+    for repeat, rate in enumerate(rates):
+        figures = serving_metrics(made_run(np.arange(0, SECONDS, 1 / rate), ttft), objectives)
+        figures = replace(figures, lengths_held=lengths)
+        if not open_loop:
+            figures = replace(figures, requested_rate=None)
+        found = None if limits is None else FoundRate(limits[repeat], 1.0, 9.0, True, "it is settled", ())
+        repeats[repeat] = LoadRepeat(
+            figures, judged(made_run(np.arange(0, SECONDS, 1 / rate), ttft), figures), found, None, None
+        )
+    result = CellResult(cell.key, cell, label, "tiny", len(rates), {}, None)
+    planned = CellPoint(cell=cell.key, values=dict(values or {}), label=label, baseline=False)
+    return planned, LoadPoint(label, result, repeats, answers, usd)
+
+
+def experiment(*points: tuple[CellPoint, LoadPoint]) -> LoadExperiment:
+    planned = PlannedExperiment(name="load", kind="load", model="tiny", points=tuple(one for one, _ in points))
+    return LoadExperiment(planned, tuple(one for _, one in points))
+
+
+def chosen(found: LoadExperiment) -> tuple[ServerChoice, str]:
+    choice = choose_server(found)
+    assert choice is not None
+    return choice, f"{server_lead(found, choice)}: {server_body(found, choice)}."
+
+
+def layouts(many: dict[str, tuple[list[float], list[float]]], **more: object) -> LoadExperiment:
+    """Layouts at 8 and 32 users of one price."""
+    return experiment(
+        *(
+            point(f"tp {tp}, users {users}", rates, {"tp": tp, "workload.users": users}, usd=0.1, **more)  # type: ignore[arg-type]
+            for tp, both in many.items()
+            for users, rates in zip((8, 32), both, strict=True)
+        )
+    )
+
+
+def test_of_one_price_the_one_that_carries_more_at_the_highest_load() -> None:
+    found = layouts(
+        {"1": ([4.0] * 6, [9.0, 9.1, 9.2, 9.0, 9.1, 9.3]), "2": ([5.0] * 6, [8.0, 8.1, 8.0, 8.0, 8.1, 8.0])}
+    )
+    choice, text = chosen(found)
+    assert choice.figure == "tokens" and choice.chosen.label == "tp 1" and choice.chosen.at == 32
+    assert choice.ratio is not None and choice.ratio.value == pytest.approx(1.13, abs=0.02) and choice.ratio.differs
+    assert choice.others_win == {8.0: "tp 2"}
+    assert text.startswith("Serve tiny with tp 1: ") and "tokens/s" in text and " at 32 users, TTFT P99 100 ms" in text
+    assert "times (" in text and "what tp 2 does" in text and "another carries more at 8 users (tp 2)" in text
+    assert "per million tokens" in text
+
+
+def test_what_is_not_told_apart_is_said_to_be_so() -> None:
+    noisy = {"1": ([4.0] * 6, [9.0, 7.0, 9.5, 8.0, 9.1, 7.3]), "2": ([4.0] * 6, [8.0, 9.1, 7.0, 9.0, 8.1, 9.0])}
+    _, text = chosen(layouts(noisy))
+    assert "not told apart from tp " in text
+
+
+def test_a_dearer_one_is_taken_only_if_it_carries_more_for_its_price() -> None:
+    few, most = [10.0] * 6, [18.0] * 6
+    found = experiment(
+        point("tp 1", few, {"tp": 1}, usd=1.0), point("tp 2", most, {"tp": 2}, usd=2.0, ranks=2)
+    )  # fmt: skip
+    choice, text = chosen(found)
+    assert choice.chosen.label == "tp 1"
+    assert "tp 2 carries 1.80 times (1.80 to 1.80, 95 % interval, 6 pairs) as much for 2.00 times the price" in text
+    assert "89.9 % as much per dollar" in text
+    dear = experiment(point("tp 1", few, {"tp": 1}, usd=1.0), point("tp 2", most, {"tp": 2}, usd=1.5, ranks=2))
+    assert chosen(dear)[0].chosen.label == "tp 2"
+
+
+def test_without_prices_ranks_are_the_size() -> None:
+    found = experiment(point("tp 1", [10.0] * 6, {"tp": 1}), point("tp 2", [18.0] * 6, {"tp": 2}, ranks=2))
+    choice, text = chosen(found)
+    assert choice.chosen.label == "tp 1" and "on 2 ranks instead of 1" in text and "as much per rank" in text
+
+
+def test_wrong_answers_and_other_lengths_are_no_candidates() -> None:
+    found = experiment(
+        point("engine a", [9.0] * 3, {"engine": "a"}, usd=0.1),
+        point("engine b", [12.0] * 3, {"engine": "b"}, usd=0.1, answers=WRONG),
+        point("engine c", [15.0] * 3, {"engine": "c"}, usd=0.1, lengths=0.5),
+        point("engine d", [8.0] * 3, {"engine": "d"}, usd=0.1),
+    )
+    choice, text = chosen(found)
+    assert choice.chosen.label == "engine a" and set(choice.left_out) == {"engine b", "engine c"}
+    assert (
+        "(left out: engine b, wrong answers under load and engine c, answers of other lengths than asked for)" in text
+    )
+
+
+def test_rates_that_all_keep_up_with_are_decided_by_the_sooner_answer() -> None:
+    found = experiment(
+        point("tp 1", [2.0] * 6, {"tp": 1}, ttft=0.4, open_loop=True, usd=0.1),
+        point("tp 2", [2.0] * 6, {"tp": 2}, ttft=0.2, open_loop=True, usd=0.1),
+    )
+    assert chosen(found)[0].chosen.label == "tp 2"
+
+
+def test_with_objectives_it_is_the_requests_that_meet_them() -> None:
+    found = experiment(
+        *(
+            point(
+                f"tp {tp}, rate {rate}",
+                [rate] * 3,
+                {"tp": tp, "workload.rate": rate},
+                ttft=0.9 if (tp, rate) == (1, 4.0) else 0.1,
+                open_loop=True,
+                objectives=WITHIN,
+                usd=0.1,
+            )
+            for tp in (1, 2)
+            for rate in (2.0, 4.0)
+        )
+    )
+    choice, text = chosen(found)
+    assert choice.figure == "goodput" and choice.chosen.label == "tp 2" and choice.chosen.at == 4.0
+    assert "at 4.00 requests/s asked within TTFT up to 0.500 s, 100 % of all" in text
+
+
+def test_of_searches_the_highest_rate_wins_and_one_alone_is_told() -> None:
+    slow = point("tp 1", [2.0] * 3, {"tp": 1}, objectives=WITHIN, limits=[2.0, 2.1, 2.2], usd=0.1)
+    fast = point("tp 2", [2.0] * 3, {"tp": 2}, objectives=WITHIN, limits=[4.0, 4.1, 4.2], usd=0.1)
+    choice, text = chosen(experiment(slow, fast))
+    assert choice.figure == "limit" and choice.chosen.label == "tp 2"
+    assert "4.10 requests/s" in text and "within TTFT up to 0.500 s for 90 % of the requests" in text.replace(
+        "90.0", "90"
+    )
+    alone = point("max_rate", [2.0] * 3, {}, objectives=WITHIN, limits=[2.0, 2.1, 2.2])
+    choice, text = chosen(experiment(alone))
+    assert choice.choice is None and text.startswith("tiny serves: 2.10 requests/s")
+
+
+def test_without_a_result_nothing_is_chosen() -> None:
+    planned, empty = point("tp 1", [1.0], {"tp": 1})
+    assert choose_server(experiment((planned, replace(empty, repeats={})))) is None
+    assert choose_server(experiment()) is None
