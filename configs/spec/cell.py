@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from configs.common.base import SCHEMA_VERSION, Frozen, content_hash
 from configs.common.execution import LEVELS, Compression, Dtype, Engine, EngineMode, Layout, PageCache
-from configs.spec.engines import check_engine_layout
+from configs.spec.engines import check_engine_layout, check_engine_prompts
 from configs.workloads import STUDIED, AnyWorkload, descriptor_of, kinds_with
 
 
@@ -66,6 +66,7 @@ class Cell(Frozen):
             return
         if known.starts_server:
             check_engine_layout(self.engine, layout)
+            check_engine_prompts(self.engine, getattr(self.workload, "prompts", None))
             return
         if known.axes == ("dp",) and (layout.tp > 1 or layout.pp > 1):
             raise ValueError(f"layout: a {known.kind} workload does not support tp and pp. Use dp")

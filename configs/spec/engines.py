@@ -26,6 +26,10 @@ AXES: dict[Engine, tuple[str, ...]] = {
 """Degrees of a layout that each server can have above 1."""
 
 
+TEXT_ONLY: tuple[Engine, ...] = ("transformers",)
+"""Servers that refuse token ids, which random prompts are."""
+
+
 class EngineEnvironment(Frozen):
     """Where an engine is installed. None of the fields: the environment made by `rankwise engine add`."""
 
@@ -47,3 +51,12 @@ def check_engine_layout(engine: Engine, layout: Layout) -> None:
     if axes is not None and wrong:
         allowed = ", ".join(axes) or "one rank"
         raise ValueError(f"layout: a server of {engine} supports {allowed} only, got {layout}. Use `engine: rankwise`")
+
+
+def check_engine_prompts(engine: Engine, prompts: str | None) -> None:
+    """Raise ValueError for random prompts to a server that takes texts only."""
+    if engine in TEXT_ONLY and prompts is None:
+        raise ValueError(
+            f"prompts: a server of {engine} takes texts only, and random prompts are token ids. "
+            "Give a file, `workload.prompts: FILE.jsonl`, or use `engine: rankwise`"
+        )
