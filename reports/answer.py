@@ -20,6 +20,7 @@ from reports.experiments.kernels import different_kernels
 from reports.experiments.load.choice import choose_server
 from reports.experiments.load.choice_text import server_body, server_lead
 from reports.experiments.load.experiment import load_experiment
+from reports.experiments.load.text import limit_sentences
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
@@ -87,6 +88,8 @@ def _servers(study: StudyResult) -> list[Sentence]:
         if choice is not None:
             lead, body = server_lead(found, choice), server_body(found, choice)
             told.append(Sentence(f"{lead}:", f"{body}.", study.title(experiment)))
+        elif searched := list(limit_sentences(found)):
+            told.append(Sentence(f"{experiment.model or 'The server'}:", " ".join(searched), study.title(experiment)))
     return told
 
 

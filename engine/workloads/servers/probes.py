@@ -10,7 +10,7 @@ Where the server tells log-probabilities, the gap between the two most likely to
 
 import threading
 from dataclasses import dataclass, field
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -101,17 +101,24 @@ def answered(data: Any) -> Answered | None:
     try:
         choice = data["choices"][0]
         told = choice.get("logprobs") or {}
-        tokens = choice.get("token_ids") or told.get("tokens") or list(choice["text"])
+        content = told.get("content") or []  # llama.cpp answers completions in the form of chats
+        tokens = choice.get("token_ids") or told.get("tokens") or [one["token"] for one in content]
+        tokens = tokens or list(choice["text"])
         tops = [sorted((top or {}).values(), reverse=True) for top in told.get("top_logprobs") or []]
+        tops = tops or [sorted((top["logprob"] for top in one["top_logprobs"]), reverse=True) for one in content]
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
     return Answered(list(tokens), [top[0] - top[1] if len(top) > 1 else nan for top in tops])
 
 
 def compared(alone: Answered, loaded: Answered) -> tuple[float, float, float]:
-    """Tokens of the answer alone, equal ones up to the first that differs, and the gap at that one."""
+    """Tokens of the answer alone, equal ones up to the first that differs, and the gap at that one.
+
+    The gap is unknown where the server tells none; where the other answer only goes on, no tie explains it.
+    """
     pairs = list(zip(alone.tokens, loaded.tokens, strict=False))
     same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs))
     differs = same < max(len(alone.tokens), len(loaded.tokens))
-    gap = alone.gaps[same] if differs and same < len(alone.gaps) else nan
+    beyond = inf if alone.gaps else nan
+    gap = (alone.gaps[same] if same < len(alone.gaps) else beyond) if differs else nan
     return float(len(alone.tokens)), float(same if differs else len(alone.tokens)), gap

@@ -1,6 +1,6 @@
 """The decision of a load experiment in words: plain text, for the opening of a report and a terminal."""
 
-from reports.experiments.load.choice import FIGURES, Server, ServerChoice
+from reports.experiments.load.choice import Server, ServerChoice
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.numbers.statistics import Ratio
 from reports.text import estimate_text, joined, number, pairs_text, percent, plural
@@ -21,7 +21,8 @@ def server_lead(found: LoadExperiment, choice: ServerChoice) -> str:
 def server_body(found: LoadExperiment, choice: ServerChoice) -> str:
     """What it carries, at which load and latency and for how much, against the others; without a stop."""
     chosen = choice.chosen
-    parts = [f"{estimate_text(chosen.value, FIGURES[choice.figure])}{_load(found, choice)}{_latencies(chosen.point)}"]
+    unit = "tokens/s" if choice.figure == "tokens" else "requests/s"
+    parts = [f"{estimate_text(chosen.value, unit)}{_load(found, choice)}{_latencies(chosen.point)}"]
     cost = chosen.point.usd_per_million_tokens
     if cost is not None:
         parts.append(f"${number(cost.median)} per million tokens")
@@ -33,12 +34,12 @@ def server_body(found: LoadExperiment, choice: ServerChoice) -> str:
         loads = (f"{load_text(found.axis, at)} ({label})" for at, label in sorted(choice.others_win.items()))
         text += f"; another carries more at {joined(loads)}"
     if choice.left_out:
-        text += f" (left out: {joined(f'{label}, {why}' for label, why in choice.left_out.items())})"
+        text += f" (left out: {'; '.join(f'{label}: {why}' for label, why in choice.left_out.items())})"
     return text
 
 
 def _load(found: LoadExperiment, choice: ServerChoice) -> str:
-    """` at 32 users`, ` within TTFT up to 1.00 s for 99 % of the requests`."""
+    """` at 32 users`, ` meet TTFT up to 1.00 s, 100 % of all, at 8.00 requests/s asked`."""
     at = choice.chosen.at
     if choice.figure == "tokens":
         if at is None:
@@ -51,9 +52,9 @@ def _load(found: LoadExperiment, choice: ServerChoice) -> str:
     within = bounds_text(objectives.bounds)
     if choice.figure == "limit":
         return f" within {within} for {percent(objectives.share)} of the requests"
-    load = "" if at is None else f" at {load_text(found.axis, at)}" + (" asked" if found.axis == "rate" else "")
+    load = "" if at is None else f", at {load_text(found.axis, at)}" + (" asked" if found.axis == "rate" else "")
     share = choice.chosen.point.value("goodput_share")
-    return f"{load} within {within}" + ("" if share is None else f", {percent(share.median)} of all")
+    return f" meet {within}" + ("" if share is None else f", {percent(share.median)} of all") + load
 
 
 def load_text(axis: str | None, at: float) -> str:

@@ -39,16 +39,21 @@ to 2^-4 (bfloat16) and 2^-7 (float16), and two of them are compared; in float32 
 
 @dataclass(frozen=True)
 class LoadAnswers:
-    """Answers under load against the same requests alone."""
+    """Answers under load against the same requests alone.
+
+    ties: first differ at a near-tie of two tokens. untold: differ where the server gave no log-probabilities, so that
+    noise and a defect cannot be told apart.
+    """
 
     compared: int
     equal: int
     ties: int
+    untold: int = 0
 
     @property
     def different(self) -> int:
         """Those that no near-tie explains."""
-        return self.compared - self.equal - self.ties
+        return self.compared - self.equal - self.ties - self.untold
 
 
 @dataclass(frozen=True)
@@ -237,8 +242,9 @@ def answers_of(rows: np.ndarray, dtype: Dtype) -> LoadAnswers | None:
     if not len(rows):
         return None
     equal = rows[:, 0] == rows[:, 1]
+    unknown = np.isnan(rows[:, 2])
     near = rows[:, 2] <= TIE_NATS[dtype]  # False where the gap is unknown
-    return LoadAnswers(len(rows), int(equal.sum()), int((~equal & near).sum()))
+    return LoadAnswers(len(rows), int(equal.sum()), int((~equal & near).sum()), int((~equal & unknown).sum()))
 
 
 def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[LoadRepeat, np.ndarray]:

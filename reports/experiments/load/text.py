@@ -65,7 +65,8 @@ def _answers(point: LoadPoint) -> str:
     if found.different:
         return f"{found.different} of {found.compared} differ"
     ties = f", {found.ties} at ties" if found.ties else ""
-    return f"{found.equal} of {found.compared} equal{ties}"
+    untold = f", {found.untold} differ, why is not told" if found.untold else ""
+    return f"{found.equal} of {found.compared} equal{ties}{untold}"
 
 
 def latencies_table(found: LoadExperiment) -> Table:
@@ -136,9 +137,9 @@ def load_sentence(found: LoadExperiment) -> str:
     choice = choose_server(found)
     decided = choice is not None and choice.choice is not None
     parts = [f"{server_lead(found, choice)}: {server_body(found, choice)}."] if choice is not None and decided else []
-    parts += [*_limit_sentences(found), *_knee_sentences(found)]
+    parts += [*limit_sentences(found), *_knee_sentences(found)]
     best = [(point.value("tokens"), point) for point in found.points if point.value("tokens") and not point.work.find]
-    if best:
+    if best and not decided:
         value, point = max(best, key=lambda one: one[0].median if one[0] else 0.0)
         parts.append(f"Most tokens: {_cell(value)} tokens/s at {point.label}.")
     if not parts:
@@ -146,7 +147,7 @@ def load_sentence(found: LoadExperiment) -> str:
     return " ".join(parts)
 
 
-def _limit_sentences(found: LoadExperiment) -> Iterator[str]:
+def limit_sentences(found: LoadExperiment) -> Iterator[str]:
     for point in found.points:
         searches = [one.search for one in point.valid if one.search is not None]
         if not searches:
@@ -204,6 +205,12 @@ def load_lines(found: LoadExperiment) -> list[str]:
     wrong = [point.label for point in found.points if not point.correct]
     if wrong:
         lines.append(f"Answers under load differ from those of the same requests alone: {joined(wrong)}.")
+    untold = [point.label for point in found.points if point.answers is not None and point.answers.untold]
+    if untold:
+        lines.append(
+            "Answers under load differ from those of the same requests alone, and the server tells no "
+            f"log-probabilities, so that noise and a defect cannot be told apart: {joined(untold)}."
+        )
     lines += _overheads(found)
     notes = {note for point in found.points for one in point.repeats.values() for note in one.judgement.notes}
     lines += sorted(f"{note[:1].upper()}{note[1:]}." for note in notes)[:6]

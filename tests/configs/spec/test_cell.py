@@ -1,5 +1,7 @@
 """Keys name a measurement for ever; launches hold what may share a process."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -115,3 +117,10 @@ def test_one_stage_has_no_balance() -> None:
     assert cell(layout=Layout(stage_balance="speed")).key == cell().key, "a sweep over pp measures it once"
     staged = cell(layout=Layout(pp=2, stage_balance="speed"))
     assert staged.key != cell(layout=Layout(pp=2)).key and str(staged.layout) == "pp=2 by speed"
+
+
+def test_random_prompts_are_refused_for_a_server_that_takes_texts_only() -> None:
+    served: dict[str, Any] = {"kind": "serve", "users": 2}
+    with pytest.raises(ValidationError, match=r"prompts: a server of transformers takes texts only.*prompts: FILE"):
+        Cell(model="m", engine="transformers", workload=served)
+    assert Cell(model="m", engine="transformers", workload={**served, "prompts": "p.jsonl"}).engine == "transformers"

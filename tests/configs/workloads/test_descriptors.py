@@ -16,6 +16,7 @@ from configs.common.execution import Engine, Layout
 from configs.plans.prediction import Prediction
 from configs.records.rates import Rates
 from configs.spec.cell import Cell
+from configs.spec.engines import TEXT_ONLY
 from configs.workloads import DESCRIPTORS, STUDIED, AnyWorkload, descriptor_of, kinds_with
 from configs.workloads.descriptor import Axis, Descriptor
 from configs.workloads.prompted import PromptedWorkload
@@ -215,6 +216,8 @@ def _valid(known: Descriptor, **fields: Any) -> bool:
     work: dict[str, Any] = {"kind": known.kind, **FEWEST.get(known.kind, {})}
     if known.takes_prompts:
         work["num_prompts"] = 2
+    if known.starts_server and fields.get("engine") in TEXT_ONLY:
+        work["prompts"] = "prompts.jsonl"
     try:
         Cell(workload=work, model="m", **fields)
     except ValidationError:

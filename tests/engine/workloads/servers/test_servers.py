@@ -1,6 +1,6 @@
 """Commands of other projects' servers, comparisons of answers, and what a metrics page says."""
 
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 from configs.common.base import SCHEMA_VERSION
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
-from configs.spec.engines import EngineEnvironment
+from configs.spec.engines import TEXT_ONLY, EngineEnvironment
 from engine.workloads.servers.commands import Wanted, child_environment, command_of
 from engine.workloads.servers.probes import Answered, answered, compared
 from engine.workloads.servers.watching import read_metrics
@@ -17,12 +17,13 @@ from engine.workloads.servers.watching import read_metrics
 
 def wanted(engine: str, given: EngineEnvironment, source: Any = "folder", **work: Any) -> Wanted:
     layout = work.pop("layout", {})
+    prompts = {"prompts": "prompts.jsonl"} if engine in TEXT_ONLY else {}
     cell = Cell(
         model="m",
         engine=engine,  # type: ignore[arg-type]
         layout=layout,
         dtype="bfloat16",
-        workload={"kind": "serve", "prompt_tokens": 100, "new_tokens": 28, **work},  # type: ignore[arg-type]
+        workload={"kind": "serve", "prompt_tokens": 100, "new_tokens": 28, **prompts, **work},  # type: ignore[arg-type]
     )
     manifest = ModelManifest(
         schema_version=SCHEMA_VERSION, identity="folder:abc", source=source, folder="/models/m", files={},
@@ -82,6 +83,7 @@ def test_answers_are_compared_up_to_the_first_difference() -> None:
     assert compared(alone, Answered([1, 2, 9, 4], [])) == (4.0, 2.0, 0.01)
     assert compared(alone, Answered([1, 2], []))[1] == 2.0  # a shorter answer differs
     assert isnan(compared(Answered(["a"], []), Answered(["b"], []))[2])
+    assert compared(alone, Answered([1, 2, 3, 4, 5], []))[1:] == (4.0, inf)  # a longer one too, and no tie explains it
 
 
 def test_an_answer_is_read_with_what_it_tells() -> None:
@@ -89,6 +91,9 @@ def test_an_answer_is_read_with_what_it_tells() -> None:
     found = answered({"choices": [{"text": "ab", "logprobs": told}]})
     assert found is not None and found.tokens == ["a", "b"] and found.gaps[0] == 1.0 and isnan(found.gaps[1])
     assert answered({"choices": [{"text": "ab", "logprobs": None}]}) == Answered(["a", "b"], [])
+    tops = [{"token": "a", "logprob": -0.5}, {"token": "c", "logprob": -1.5}]
+    chat = {"content": [{"token": "a", "logprob": -0.5, "top_logprobs": tops}]}  # llama.cpp's, of a completion
+    assert answered({"choices": [{"text": "a", "logprobs": chat}]}) == Answered(["a"], [1.0])
     assert answered({"error": "no"}) is None and answered([]) is None
     assert answered({"choices": [{"text": "ab", "token_ids": [7, 8]}]}) == Answered([7, 8], [])
 
