@@ -80,12 +80,14 @@ def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
 def _servers(study: StudyResult) -> list[Sentence]:
     """Which server each load experiment decides for, or what the one that it tried carries."""
     told = []
-    for experiment in study.plan.experiments:
-        if experiment.kind != "load" or not experiment.points:
-            continue
-        found = load_experiment(study, experiment)
+    loads = [one for one in study.plan.experiments if one.kind == "load" and one.points]
+    read = [(one, load_experiment(study, one)) for one in loads]
+    searched_models = {one.model for one, found in read if any(limit_sentences(found))}
+    for experiment, found in read:
         choice = choose_server(found)
         if choice is not None:
+            if choice.choice is None and choice.figure != "limit" and experiment.model in searched_models:
+                continue  # a search says more than one measured rate
             lead, body = server_lead(found, choice), server_body(found, choice)
             told.append(Sentence(f"{lead}:", f"{body}.", study.title(experiment)))
         elif searched := list(limit_sentences(found)):

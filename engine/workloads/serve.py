@@ -117,7 +117,9 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
     shown = " ".join(command.shown or command.argv)
     figures: dict[str, Figure] = {
         "server_command": _shown(shown, context)[:_MAX_TEXT],
-        "server_environment": " ".join(f"{name}={value}" for name, value in command.environment.items())[:400],
+        "server_environment": _shown(
+            " ".join(f"{name}={value}" for name, value in command.environment.items()), context
+        )[:400],
         "server_unmapped": ", ".join(command.about),
         "server_ready_seconds": ready_seconds,
     }

@@ -1,5 +1,7 @@
 """The decision of a load experiment in words: plain text, for the opening of a report and a terminal."""
 
+from statistics import median
+
 from reports.experiments.load.choice import Server, ServerChoice
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.numbers.statistics import Ratio
@@ -22,7 +24,8 @@ def server_body(found: LoadExperiment, choice: ServerChoice) -> str:
     """What it carries, at which load and latency and for how much, against the others; without a stop."""
     chosen = choice.chosen
     unit = "tokens/s" if choice.figure == "tokens" else "requests/s"
-    parts = [f"{estimate_text(chosen.value, unit)}{_load(found, choice)}{_latencies(chosen.point)}"]
+    value = limit_text(chosen.point) if choice.figure == "limit" else estimate_text(chosen.value, unit)
+    parts = [f"{value}{_load(found, choice)}{_latencies(chosen.point)}"]
     cost = chosen.point.usd_per_million_tokens
     if cost is not None:
         parts.append(f"${number(cost.median)} per million tokens")
@@ -55,6 +58,15 @@ def _load(found: LoadExperiment, choice: ServerChoice) -> str:
     load = "" if at is None else f", at {load_text(found.axis, at)}" + (" asked" if found.axis == "rate" else "")
     share = choice.chosen.point.value("goodput_share")
     return f" meet {within}" + ("" if share is None else f", {percent(share.median)} of all") + load
+
+
+def limit_text(point: LoadPoint) -> str:
+    """`12.8 requests/s (8.00 to 16.0, 2 searches)`: the median, and from the lowest bound of all to the highest."""
+    searches = [one.search for one in point.valid if one.search is not None and one.search.estimate is not None]
+    rates = [one.estimate for one in searches if one.estimate is not None]
+    bounds = [bound for one in searches for bound in (one.low, one.high) if bound is not None]
+    runs = "1 search" if len(searches) == 1 else f"{len(searches)} searches"
+    return f"{number(median(rates))} requests/s ({number(min(bounds))} to {number(max(bounds))}, {runs})"
 
 
 def load_text(axis: str | None, at: float) -> str:

@@ -1,14 +1,15 @@
 """Load experiments in words and tables: the answer, the points, their latencies, the search, the servers."""
 
 from collections.abc import Iterator
-from statistics import median
 
 from reports.experiments.load.choice import choose_server
-from reports.experiments.load.choice_text import bounds_text, load_text, server_body, server_lead
+from reports.experiments.load.choice_text import bounds_text, limit_text, load_text, server_body, server_lead
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.load.text import search_table
 from reports.numbers.statistics import Estimate
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, number, percent
+
+_MOST_NOTES = 6
 
 
 def load_table(found: LoadExperiment) -> Table:
@@ -17,14 +18,14 @@ def load_table(found: LoadExperiment) -> Table:
         "point",
         "verdict",
         "asked, requests/s",
-        "achieved",
+        "achieved, requests/s",
         "tokens/s",
         "goodput",
         "queue",
         "answers",
         "USD/M tokens",
     )
-    return Table(columns, tuple(_row(point) for point in found.points), text_columns=2)
+    return Table(columns, tuple(_row(point) for point in found.points), text_columns=2).without_empty_columns()
 
 
 def _row(point: LoadPoint) -> tuple[str, ...]:
@@ -162,8 +163,7 @@ def limit_sentences(found: LoadExperiment) -> Iterator[str]:
         if estimates:
             cost = point.usd_per_million_tokens
             price = "" if cost is None else f", at ${number(cost.median)} per million tokens"
-            runs = "1 search" if len(searches) == 1 else f"{len(searches)} searches"
-            text = f"{number(median(estimates))} requests/s ({number(min(lows))} to {number(max(highs))}, {runs})"
+            text = limit_text(point)
             of_all = f"for {percent(objectives.share)} of the requests"
             yield f"{where}{text} is the highest rate with {bounds} {of_all}{price}."
         elif lows:
@@ -175,8 +175,12 @@ def limit_sentences(found: LoadExperiment) -> Iterator[str]:
 
 
 def _knee_sentences(found: LoadExperiment) -> Iterator[str]:
-    for title, (at, below, above) in found.knees().items():
-        where = f"{title}: the" if title else "The"
+    """Series with the same knee share a sentence."""
+    titles: dict[tuple[float, float | None, float | None], list[str]] = {}
+    for title, knee in found.knees().items():
+        titles.setdefault(knee, []).append(title)
+    for (at, below, above), named in titles.items():
+        where = f"{joined(named)}: the" if all(named) else "The"
         between = [load_text(found.axis, one) for one in (below, above) if one is not None]
         end = "lowest" if below is None else "highest"
         side = f"between {' and '.join(between)}" if len(between) == 2 else f"the {end} load measured"
@@ -212,10 +216,24 @@ def load_lines(found: LoadExperiment) -> list[str]:
             f"log-probabilities, so that noise and a defect cannot be told apart: {joined(untold)}."
         )
     lines += _overheads(found)
-    notes = {note for point in found.points for one in point.repeats.values() for note in one.judgement.notes}
-    lines += sorted(f"{note[:1].upper()}{note[1:]}." for note in notes)[:6]
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in _notes(found)[:_MOST_NOTES]]
     lines += [f"{point.label}: {text}." for point in found.points for text in point.damaged]
     return lines
+
+
+def _notes(found: LoadExperiment) -> list[str]:
+    """What the verdicts note, each once: those that differ in their share alone are one, with the range of shares."""
+    told = {note for point in found.points for one in point.repeats.values() for note in one.judgement.notes}
+    shares: dict[str, list[str]] = {}
+    for note in sorted(told):
+        share, of, rest = note.partition(" % of ")
+        shares.setdefault(f"{of}{rest}" if of else note, []).append(share if of else "")
+    notes = []
+    for rest, known in shares.items():
+        ordered = sorted((share for share in known if share), key=float)
+        ends = [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered
+        notes.append(" to ".join(ends) + rest)
+    return notes
 
 
 def _overheads(found: LoadExperiment) -> Iterator[str]:
