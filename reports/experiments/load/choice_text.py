@@ -25,10 +25,11 @@ def server_body(found: LoadExperiment, choice: ServerChoice) -> str:
     chosen = choice.chosen
     unit = "tokens/s" if choice.figure == "tokens" else "requests/s"
     value = limit_text(chosen.point) if choice.figure == "limit" else estimate_text(chosen.value, unit)
-    parts = [f"{value}{_load(found, choice)}{_latencies(chosen.point)}"]
+    searched = choice.figure == "limit"  # its latencies and tokens are those of the highest rate that passed
+    parts = [f"{value}{_load(found, choice)}{'' if searched else _latencies(chosen.point)}"]
     cost = chosen.point.usd_per_million_tokens
     if cost is not None:
-        parts.append(f"${number(cost.median)} per million tokens")
+        parts.append(f"{'at most ' if searched else ''}${number(cost.median)} per million tokens")
     other = choice.next_best
     if other is not None and choice.ratio is not None:
         parts.append(_against(choice, other, choice.ratio))

@@ -162,7 +162,7 @@ def limit_sentences(found: LoadExperiment) -> Iterator[str]:
         where = "" if point.label == "max_rate" else f"{point.label}: "
         if estimates:
             cost = point.usd_per_million_tokens
-            price = "" if cost is None else f", at ${number(cost.median)} per million tokens"
+            price = "" if cost is None else f", at most ${number(cost.median)} per million tokens"
             text = limit_text(point)
             of_all = f"for {percent(objectives.share)} of the requests"
             yield f"{where}{text} is the highest rate with {bounds} {of_all}{price}."
