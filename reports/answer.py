@@ -17,9 +17,8 @@ from reports.decisions.scaling_end import ScalingEnd, scaling_lead
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.kernels import different_kernels
-from reports.experiments.load.choice import choose_server
+from reports.experiments.load.choice import server_choices
 from reports.experiments.load.choice_text import server_body, server_lead
-from reports.experiments.load.experiment import load_experiment
 from reports.experiments.load.text import limit_sentences
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
@@ -80,11 +79,9 @@ def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:
 def _servers(study: StudyResult) -> list[Sentence]:
     """Which server each load experiment decides for, or what the one that it tried carries."""
     told = []
-    loads = [one for one in study.plan.experiments if one.kind == "load" and one.points]
-    read = [(one, load_experiment(study, one)) for one in loads]
-    searched_models = {one.model for one, found in read if any(limit_sentences(found))}
-    for experiment, found in read:
-        choice = choose_server(found)
+    read = server_choices(study)
+    searched_models = {one.model for one, found, _ in read if any(limit_sentences(found))}
+    for experiment, found, choice in read:
         if choice is not None:
             if choice.choice is None and choice.figure != "limit" and experiment.model in searched_models:
                 continue  # a search says more than one measured rate

@@ -20,8 +20,8 @@ from reports.decisions.decision import Basis, Decision, decide
 from reports.decisions.next_measurement import next_lines, repeats_to_decide
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.wrong_answers import cells_with_wrong_answers
-from reports.experiments.load.choice import FIGURES, Server, choose_server
-from reports.experiments.load.experiment import load_experiment
+from reports.experiments.load.choice import FIGURES, Server, ServerChoice, server_choices
+from reports.experiments.load.choice_text import next_server_lines
 from reports.experiments.scaling import scaling
 from reports.numbers.statistics import Estimate, Ratio
 from reports.reading.load import CellResult, StudyResult
@@ -160,18 +160,18 @@ def run_answers(study: StudyResult) -> OpeningAnswers:
             base, items = judge_experiment(study, experiment)
             judged += [(base.model, item) for item in items]
     decisions = decide(study, cell_costs(study), judge_objectives(study), cells_with_wrong_answers(study, judged))
+    served = server_choices(study)
+    needed = [repeats_to_decide(decisions), *(one.repeats_needed for *_, one in served if one is not None)]
     return OpeningAnswers(
         study=study.plan.study,
         decisions=tuple(_decision(study.folder, one) for one in decisions),
-        serving=tuple(
-            found for one in experiments if one.kind == "load" if (found := _serving(study, one)) is not None
-        ),
+        serving=tuple(_serving(one, choice) for one, _, choice in served if choice is not None),
         scaling=tuple(_scaling(study, one) for one in experiments if one.kind in ("strong", "weak")),
         correctness=tuple(_verdict(model, item) for model, item in judged),
         without_figure=tuple(_missing(one) for one in study.cells.values() if not one.completed),
         unreadable=tuple(one.path for one in study.unreadable),
-        repeats_to_decide=repeats_to_decide(decisions),
-        next=tuple(next_lines(decisions)),
+        repeats_to_decide=max((count for count in needed if count is not None), default=None),
+        next=(*next_lines(decisions), *next_server_lines(served)),
     )
 
 
@@ -233,10 +233,7 @@ def _scaling(study: StudyResult, experiment: PlannedExperiment) -> ScalingAnswer
     )
 
 
-def _serving(study: StudyResult, experiment: PlannedExperiment) -> ServingAnswer | None:
-    choice = choose_server(load_experiment(study, experiment))
-    if choice is None:
-        return None
+def _serving(experiment: PlannedExperiment, choice: ServerChoice) -> ServingAnswer:
     compared: Literal["limit", "goodput", "tokens"] = choice.figure
     return ServingAnswer(
         experiment=experiment.name,

@@ -38,6 +38,8 @@ from reports.decisions.spending import study_costs
 from reports.decisions.wrong_answers import cells_with_wrong_answers
 from reports.document.album import Album
 from reports.document.structure import Section
+from reports.experiments.load.choice import server_choices
+from reports.experiments.load.choice_text import next_server_lines
 from reports.plots.decisions.cost import cheapest_first, cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
 from reports.plots.style import MOST_BARS
@@ -58,7 +60,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
     measured = any(cell.result.completed for cell in cells)
     return {
         "decisions": decisions,
-        "next_lines": next_lines(decisions),
+        "next_lines": [*next_lines(decisions), *next_server_lines(server_choices(study))],
         "recommendations": recommendation_table(found),
         "recommendation_lines": open_questions(study, found, judgements, wrong),
         "savings": savings_table(saved) if measured else None,

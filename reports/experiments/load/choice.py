@@ -14,9 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from configs.plans.plan import PlannedExperiment
 from reports.decisions.choice import Candidate, Choice, choose_candidate
-from reports.experiments.load.experiment import LoadExperiment, LoadPoint
-from reports.numbers.statistics import Estimate, Ratio, estimate, paired_ratio
+from reports.experiments.load.experiment import LoadExperiment, LoadPoint, load_experiment
+from reports.numbers.statistics import Estimate, Ratio, estimate, min_repeats, paired_ratio
+from reports.reading.load import StudyResult
 
 ServerFigure = Literal["limit", "goodput", "tokens"]
 FIGURES: dict[ServerFigure, str] = {
@@ -77,6 +79,28 @@ class ServerChoice:
         if other is None:
             return None
         return paired_ratio(self.chosen.values, other.values, max(1, len(self.servers) - 1))
+
+    @property
+    def repeats_needed(self) -> int | None:
+        """Repeats that would settle the choice against the next best: for an interval, or for half of one that leaves
+        it open, which takes four times as many. None where it is settled."""
+        other = self.next_best
+        if self.choice is None or other is None:
+            return None
+        larger = self.choice.larger is not None and self.servers[self.choice.larger] is other
+        ratio = self.choice.per_size if larger else self.ratio
+        if ratio is None or (larger and ratio.bounds[1] <= 1):
+            return None
+        if ratio.interval is None:
+            return min_repeats(ratio.comparisons, self.chosen.point.result.confidence)
+        return None if ratio.differs else 4 * ratio.count
+
+
+def server_choices(study: StudyResult) -> list[tuple[PlannedExperiment, LoadExperiment, ServerChoice | None]]:
+    """Every load experiment of a study, with what it decides."""
+    loads = [one for one in study.plan.experiments if one.kind == "load" and one.points]
+    read = [(one, load_experiment(study, one)) for one in loads]
+    return [(one, found, choose_server(found)) for one, found in read]
 
 
 def choose_server(found: LoadExperiment) -> ServerChoice | None:

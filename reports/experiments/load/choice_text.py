@@ -1,7 +1,9 @@
 """The decision of a load experiment in words: plain text, for the opening of a report and a terminal."""
 
+from collections.abc import Iterable
 from statistics import median
 
+from configs.plans.plan import PlannedExperiment
 from reports.experiments.load.choice import Server, ServerChoice
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.numbers.statistics import Ratio
@@ -68,6 +70,23 @@ def limit_text(point: LoadPoint) -> str:
     bounds = [bound for one in searches for bound in (one.low, one.high) if bound is not None]
     runs = "1 search" if len(searches) == 1 else f"{len(searches)} searches"
     return f"{number(median(rates))} requests/s ({number(min(bounds))} to {number(max(bounds))}, {runs})"
+
+
+def next_server_lines(
+    choices: Iterable[tuple[PlannedExperiment, LoadExperiment, ServerChoice | None]],
+) -> list[str]:
+    """What more repeats would settle of the choices that are open."""
+    lines = []
+    for experiment, _, choice in choices:
+        needed = None if choice is None else choice.repeats_needed
+        if choice is None or needed is None or choice.next_best is None or choice.ratio is None:
+            continue
+        why = "for an interval" if choice.ratio.interval is None else "for half the interval"
+        lines.append(
+            f"Whether {choice.chosen.label} is surely ahead of {choice.next_best.label} in {experiment.name}: "
+            f"{plural(needed, 'repeat')} instead of {choice.ratio.count} {why} (--set measuring.repeats={needed})."
+        )
+    return lines
 
 
 def load_text(axis: str | None, at: float) -> str:

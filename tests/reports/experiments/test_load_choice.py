@@ -12,7 +12,7 @@ from configs.plans.plan import CellPoint, PlannedExperiment
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
 from reports.experiments.load.choice import ServerChoice, choose_server
-from reports.experiments.load.choice_text import server_body, server_lead
+from reports.experiments.load.choice_text import next_server_lines, server_body, server_lead
 from reports.experiments.load.experiment import LoadAnswers, LoadExperiment, LoadPoint, LoadRepeat
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
@@ -177,3 +177,23 @@ def test_without_a_result_nothing_is_chosen() -> None:
     planned, empty = point("tp 1", [1.0], {"tp": 1})
     assert choose_server(experiment((planned, replace(empty, repeats={})))) is None
     assert choose_server(experiment()) is None
+
+
+def test_repeats_that_would_settle_it_are_asked_for_while_it_is_open() -> None:
+    def of(first: list[float], second: list[float]) -> ServerChoice:
+        return chosen(experiment(point("tp 1", first, {"tp": 1}, usd=0.1), point("tp 2", second, {"tp": 2}, usd=0.1)))[
+            0
+        ]
+
+    assert of([9.0] * 3, [5.0] * 3).repeats_needed == 6, "three repeats have no interval"
+    assert of([9.0] * 6, [5.0] * 6).repeats_needed is None
+    noise = [9.0, 8.0, 9.5, 8.5, 9.0, 8.0]
+    assert of(noise, noise[::-1]).repeats_needed == 24, "the interval holds 1: half of it takes four times as many"
+    alone = chosen(experiment(point("tp 1", [9.0] * 3, {"tp": 1})))[0]
+    assert alone.repeats_needed is None and next_server_lines([]) == []
+    found = experiment(point("tp 1", [9.0] * 3, {"tp": 1}, usd=0.1), point("tp 2", [5.0] * 3, {"tp": 2}, usd=0.1))
+    (line,) = next_server_lines([(found.experiment, found, choose_server(found))])
+    assert line == (
+        "Whether tp 1 is surely ahead of tp 2 in load: 6 repeats instead of 3 for an interval "
+        "(--set measuring.repeats=6)."
+    )
