@@ -4,10 +4,10 @@
     found.chosen.label, found.value, found.ratio
 
 A candidate is everything that tells points apart but the load. What it carries is, in this order of what was asked:
-the rate that a search found; with objectives the goodput at the load at which it is largest; else the tokens of a
-second, all at the highest load that every one was measured at. At a rate that all of them keep up with, tokens say
-nothing: the sooner answer decides (`reports.decisions.choice` has the rule). One whose answers are wrong, or of other
-lengths than asked for, is none.
+the rate that a search found; with objectives the goodput, of the loads at which enough requests meet them, where it is
+largest; else the tokens of a second, all at the highest load that every one was measured at. At a rate that all of them
+keep up with, tokens say nothing: the sooner answer decides (`reports.decisions.choice` has the rule). One whose answers
+are wrong, or of other lengths than asked for, is none.
 """
 
 from collections.abc import Mapping
@@ -117,6 +117,9 @@ def choose_server(found: LoadExperiment) -> ServerChoice | None:
             usable[label] = known
         else:
             left_out[label] = why
+    if figure == "goodput":
+        usable, missed = _holding(usable)
+        left_out |= missed
     servers = _speakers(usable, figure)
     if not servers:
         return None
@@ -140,9 +143,10 @@ def _sizes(servers: list[Server]) -> dict[str, float]:
 
 
 def figure_values(point: LoadPoint, figure: str) -> dict[int, float]:
-    """A figure by repeat, of the repeats that are results and have more than nothing."""
+    """A figure by repeat, of the repeats that are results; of a point that carried nothing in one of them, none."""
     known = {repeat: one.figure(figure) for repeat, one in point.repeats.items() if one.judgement.is_result}
-    return {repeat: value for repeat, value in known.items() if value}
+    values = {repeat: value for repeat, value in known.items() if value is not None}
+    return values if all(values.values()) else {}
 
 
 def _figure_of(found: LoadExperiment) -> ServerFigure | None:
@@ -168,6 +172,23 @@ def _why_not(known: Mapping[float | None, LoadPoint], several_engines: bool) -> 
     # One engine ends its answers alike in every layout.
     uneven = several_engines and not all(point.comparable for point in known.values())
     return "answers of other lengths than asked for" if uneven else None
+
+
+def _holding(
+    usable: Mapping[str, Mapping[float | None, LoadPoint]],
+) -> tuple[dict[str, dict[float | None, LoadPoint]], dict[str, str]]:
+    """The loads at which as many requests as asked meet the objectives, and candidates without one; all loads where no
+    candidate has one, since the largest goodput then says how far it is."""
+    held = {label: {at: one for at, one in points.items() if _holds(one)} for label, points in usable.items()}
+    if not any(held.values()):
+        return {label: dict(points) for label, points in usable.items()}, {}
+    missed = {label: "misses the objectives at every load" for label, points in held.items() if not points}
+    return {label: points for label, points in held.items() if points}, missed
+
+
+def _holds(point: LoadPoint) -> bool:
+    share, objectives = point.value("goodput_share"), point.work.objectives
+    return share is not None and objectives is not None and share.median >= objectives.share
 
 
 def _speakers(usable: Mapping[str, Mapping[float | None, LoadPoint]], figure: str) -> list[Server]:

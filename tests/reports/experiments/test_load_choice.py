@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def point(
     rates: list[float],
     values: Mapping[str, float | int | str] | None = None,
     *,
-    ttft: float = 0.1,
+    ttft: Any = 0.1,
     open_loop: bool = False,
     objectives: RequestObjectives | None = None,
     limits: list[float] | None = None,
@@ -158,6 +159,23 @@ def test_with_objectives_it_is_the_requests_that_meet_them() -> None:
     choice, text = chosen(found)
     assert choice.figure == "goodput" and choice.chosen.label == "tp 2" and choice.chosen.at == 4.0
     assert "meet TTFT up to 0.500 s, 100 % of all, at 4.00 requests/s asked" in text
+
+
+def test_a_load_at_which_too_few_requests_meet_the_objectives_does_not_count() -> None:
+    def of(tp: int, rate: float, slow: float) -> tuple[CellPoint, LoadPoint]:
+        """A share of `slow` of the requests is answered too late."""
+        count = int(SECONDS * rate)
+        late = np.where(np.arange(count) % 10 < 10 * slow, 0.9, 0.1)
+        values = {"tp": tp, "workload.rate": rate}
+        return point(f"{tp}", [rate] * 3, values, ttft=late, open_loop=True, objectives=WITHIN, usd=0.1)
+
+    choice, text = chosen(experiment(of(1, 2.0, 0.0), of(1, 4.0, 0.3), of(2, 2.0, 0.3), of(2, 4.0, 0.3)))
+    assert choice.chosen.label == "tp 1" and choice.chosen.at == 2.0, "4 requests/s have more goodput, 70 % of all"
+    assert choice.left_out == {"tp 2": "misses the objectives at every load"} and "100 % of all" in text
+    choice, text = chosen(experiment(of(1, 2.0, 0.5), of(1, 4.0, 0.3)))
+    assert choice.chosen.at == 4.0 and "70.0 % of all" in text, "where none holds them, how far it is"
+    planned, nothing = of(1, 4.0, 1.0)
+    assert choose_server(experiment((planned, nothing))) is None
 
 
 def test_of_searches_the_highest_rate_wins_and_one_alone_is_told() -> None:
