@@ -110,10 +110,11 @@ class ServingAnswer(Frozen):
     experiment: str
     model: str | None
     compared: Literal["limit", "goodput", "tokens"]
+    by_latency: bool = Field(description="all keep up with the rate asked for: the sooner answer decides")
     unit: str
     chosen: ServerAnswer
     others: tuple[ServerAnswer, ...]
-    over_next: Value | None = Field(description="ratio of what the chosen one carries to what the best other does")
+    over_next: Value | None = Field(description="ratio of what it carries, or of the speed of its answers, to the next")
     left_out: dict[str, str] = Field(description="servers that were no candidates, with the reason")
 
 
@@ -239,6 +240,7 @@ def _serving(experiment: PlannedExperiment, choice: ServerChoice) -> ServingAnsw
         experiment=experiment.name,
         model=experiment.model,
         compared=compared,
+        by_latency=choice.by_latency,
         unit=FIGURES[compared],
         chosen=_server(choice.chosen),
         others=tuple(_server(one) for one in choice.servers if one is not choice.chosen),

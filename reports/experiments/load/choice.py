@@ -12,6 +12,7 @@ are wrong, or of other lengths than asked for, is none.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from configs.plans.plan import PlannedExperiment
@@ -42,6 +43,11 @@ class Server:
     values: Mapping[int, float]
 
     @property
+    def seconds(self) -> dict[int, float]:
+        """Time of a whole answer at P50, by repeat."""
+        return figure_values(self.point, "e2e_p50")
+
+    @property
     def value(self) -> Estimate:
         found = estimate(self.values.values())
         assert found is not None
@@ -53,7 +59,7 @@ class ServerChoice:
     """What to run of `servers`; `choice` None: there is only one, and what it carries is the finding.
 
     figure: a key of FIGURES. left_out: candidates that are none, with the reason. others_win: loads at which another
-    one carries more.
+    one carries more. by_latency: all keep up with what is asked, and the sooner answer decides.
     """
 
     figure: ServerFigure
@@ -61,6 +67,7 @@ class ServerChoice:
     choice: Choice | None
     left_out: Mapping[str, str]
     others_win: Mapping[float, str]
+    by_latency: bool = False
 
     @property
     def chosen(self) -> Server:
@@ -68,17 +75,23 @@ class ServerChoice:
 
     @property
     def next_best(self) -> Server | None:
-        """The other one that carries most."""
+        """The other one that carries most, or answers soonest."""
         others = [one for one in self.servers if one is not self.chosen]
+        if self.by_latency:
+            return min(
+                (one for one in others if one.seconds), key=lambda one: median(one.seconds.values()), default=None
+            )
         return max(others, key=lambda one: one.value.median, default=None)
 
     @property
     def ratio(self) -> Ratio | None:
-        """What the chosen one carries over what the next best does, corrected for as many comparisons."""
+        """What the chosen one carries over what the next best does, or how many times as fast it answers; corrected for
+        as many comparisons as there are others."""
         other = self.next_best
         if other is None:
             return None
-        return paired_ratio(self.chosen.values, other.values, max(1, len(self.servers) - 1))
+        better, worse = (other.seconds, self.chosen.seconds) if self.by_latency else (self.chosen.values, other.values)
+        return paired_ratio(better, worse, max(1, len(self.servers) - 1))
 
     @property
     def repeats_needed(self) -> int | None:
@@ -87,7 +100,8 @@ class ServerChoice:
         other = self.next_best
         if self.choice is None or other is None:
             return None
-        larger = self.choice.larger is not None and self.servers[self.choice.larger] is other
+        by_size = self.choice.larger is not None and not self.by_latency
+        larger = by_size and self.servers[self.choice.larger or 0] is other
         ratio = self.choice.per_size if larger else self.ratio
         if ratio is None or (larger and ratio.bounds[1] <= 1):
             return None
@@ -126,13 +140,12 @@ def choose_server(found: LoadExperiment) -> ServerChoice | None:
     if len(servers) == 1:
         return ServerChoice(figure, tuple(servers), None, left_out, {})
     sizes = _sizes(servers)
-    candidates = [
-        Candidate(one.label, sizes[one.label], one.values, figure_values(one.point, "e2e_p50")) for one in servers
-    ]
-    choice = choose_candidate(candidates, _kept_up(servers, figure), servers[0].point.result.confidence)
+    candidates = [Candidate(one.label, sizes[one.label], one.values, one.seconds) for one in servers]
+    by_latency = _kept_up(servers, figure)
+    choice = choose_candidate(candidates, by_latency, servers[0].point.result.confidence)
     chosen = servers[choice.chosen].label
     same = {label: points for label, points in usable.items() if sizes.get(label) == sizes[chosen]}
-    return ServerChoice(figure, tuple(servers), choice, left_out, _others_win(same, figure, chosen))
+    return ServerChoice(figure, tuple(servers), choice, left_out, _others_win(same, figure, chosen), by_latency)
 
 
 def _sizes(servers: list[Server]) -> dict[str, float]:

@@ -110,6 +110,8 @@ def _latencies(point: LoadPoint) -> str:
 def _against(choice: ServerChoice, other: Server, ratio: Ratio) -> str:
     """Against the next best: of one size how many times as much, of a larger one also for what it costs."""
     assert choice.choice is not None
+    if choice.by_latency:
+        return f"answering {pairs_text(ratio)} as fast as {other.label}"
     more, per_size = choice.choice.more, choice.choice.per_size
     if choice.choice.larger is None or choice.servers[choice.choice.larger] is not other or more is None:
         low, high = ratio.bounds

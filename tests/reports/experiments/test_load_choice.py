@@ -137,7 +137,11 @@ def test_rates_that_all_keep_up_with_are_decided_by_the_sooner_answer() -> None:
         point("tp 1", [2.0] * 6, {"tp": 1}, ttft=0.4, open_loop=True, usd=0.1),
         point("tp 2", [2.0] * 6, {"tp": 2}, ttft=0.2, open_loop=True, usd=0.1),
     )
-    assert chosen(found)[0].chosen.label == "tp 2"
+    choice, text = chosen(found)
+    assert choice.chosen.label == "tp 2" and choice.by_latency
+    assert choice.ratio is not None and choice.ratio.value == pytest.approx(0.5 / 0.3, rel=0.01)
+    assert "answering 1.67 times" in text and "as fast as tp 1" in text
+    assert choice.repeats_needed is None, "equal tokens leave nothing open"
 
 
 def test_with_objectives_it_is_the_requests_that_meet_them() -> None:
