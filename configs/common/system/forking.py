@@ -81,23 +81,40 @@ def fork(run: Callable[[], int]) -> Forked:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    pid = os.fork()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Forked(pid)
     code = 1
+    # Handlers of this child may raise at any line, of the outer blocks too: only the innermost `finally` is certain.
+    try:
+        try:
+            code = _result(run, before)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):
+                    stream.flush()
+    finally:
+        os._exit(code)
+
+
+def _result(run: Callable[[], int], mask: set[signal.Signals]) -> int:
+    """The exit code of a child's program, as the interpreter would choose it. mask: blocked signals of the parent."""
     try:
         _reset_signals()
-        code = run()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return run()
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         with suppress(OSError):
             traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        return 1
 
 
 def _reset_signals() -> None:

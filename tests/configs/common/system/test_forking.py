@@ -80,6 +80,44 @@ def test_exit_codes_are_those_of_popen(body: str, expected: int) -> None:
     assert ("ZeroDivisionError" in done.stderr) is ("//" in body)
 
 
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "os.register_at_fork(after_in_child=told)",
+        "sys.stdout.flush = told",
+        "sys.stderr.flush = told",
+        "import traceback; traceback.print_exc = told",
+    ],
+    ids=["before its program", "after its program", "after its output", "while it says what failed"],
+)
+def test_a_child_whose_handler_raises_never_returns_to_the_callers_code(moment: str) -> None:
+    """torchrun's handler of SIGTERM raises wherever its process is; the callers of `fork` would run a second time."""
+    script = f"""
+import os, signal, sys
+from configs.common.system.forking import fork
+
+def handler(number, frame):
+    raise RuntimeError("signalled")
+
+def told(*_):
+    if os.getpid() != parent:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+def program():
+    signal.signal(signal.SIGTERM, handler)
+    return 1 // 0
+
+parent = os.getpid()
+signal.signal(signal.SIGTERM, handler)
+{moment}
+try:
+    code = fork(program).wait(30)
+finally:
+    os.write(1, b"reached by " + (b"the parent" if os.getpid() == parent else b"the child") + b"\\n")
+"""
+    assert run_script(script).stdout == "reached by the parent\n"
+
+
 def test_waiting_ends_at_the_limit_or_with_the_process() -> None:
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     child = Forked(sleeper.pid)
