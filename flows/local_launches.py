@@ -12,7 +12,6 @@ from collections.abc import Iterable
 
 from configs.plans.packing import Launch
 from flows.outcomes import collect, leave_out, resolve_retries
-from slurm.forking.parents import end_parents
 from slurm.schedulers.local import cancel
 from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.progress import ProgressRow
@@ -27,15 +26,11 @@ from tasks.wait import wait_for_launch
 def run_on_this_machine(
     session: Session, launches: Iterable[tuple[Launch, ProgressRow]], retries: Retries, budget: Budget
 ) -> None:
-    """Make the launches; what the budget no longer pays for gets a record that says so."""
+    """Make the launches; what the budget no longer pays for gets a record that says so.
+
+    The processes that launchers are forked from (`slurm.forking.parents`) are left to the next launches.
+    """
     queue = deque(launches)
-    try:
-        _run_launches(session, queue, retries, budget)
-    finally:
-        end_parents()
-
-
-def _run_launches(session: Session, queue: deque[tuple[Launch, ProgressRow]], retries: Retries, budget: Budget) -> None:
     while queue:
         launch, row = queue.popleft()
         ended_by = budget.spent()

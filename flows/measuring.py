@@ -24,6 +24,7 @@ from flows.cluster_launches import run_on_clusters
 from flows.local_launches import run_on_this_machine
 from flows.outcomes import collect, row_of
 from reports.render import preload_reports
+from slurm.forking.parents import end_parents
 from tasks.adopt import adopt_jobs
 from tasks.campaign.graph import RunGraph
 from tasks.campaign.ledger import missing_measurements, planned_repeats, set_aside_damaged
@@ -128,11 +129,14 @@ def _run_launches(session: Session, launches: list[Launch], retries: Retries, bu
         )
     else:
         run_on_clusters(session, there, retries, budget)
-    if len(here) <= MAX_UNGROUPED:
-        run_on_this_machine(session, here, retries, budget)
-        return
-    for title, group in in_groups(here):
-        with_group(session, title, partial(run_on_this_machine, session, group, retries, budget))
+    try:
+        if len(here) <= MAX_UNGROUPED:
+            run_on_this_machine(session, here, retries, budget)
+            return
+        for title, group in in_groups(here):
+            with_group(session, title, partial(run_on_this_machine, session, group, retries, budget))
+    finally:
+        end_parents()  # once: the parts of a block share one, which takes a second to start
 
 
 def in_groups(rows: list[Made]) -> Iterator[tuple[str, list[Made]]]:

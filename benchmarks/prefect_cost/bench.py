@@ -41,7 +41,6 @@ from configs.records.record import Status
 from flows.server.local import lease_server
 from flows.server.process import prefect_version, read_server
 from flows.server.settings import api_named_by_environment, data_folder
-from tasks.campaign.ledger import read_ledger
 from tasks.checks.machine import machine_fingerprint
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "studies" / "bench_noop.yaml"
@@ -125,7 +124,7 @@ def time_launches(repeats: int, scratch: Path, against: Path | None) -> Samples:
     `.venv`, that is measured too, with the same server.
     """
     samples: Samples = {}
-    kinds = ("with", "without") if against is None else ("with", "without", "before")
+    kinds = ["with", "without", *(("before", "before_without") if against else ())]
     for repeat in range(repeats):
         arms = [(count, arm) for count in LAUNCHES for arm in kinds]
         random.Random(repeat).shuffle(arms)
@@ -159,21 +158,26 @@ def time_run(arm: str, count: int, runs: Path, assignments: Sequence[str], again
     commands = {
         "with": [str(Path(sys.executable).with_name("rankwise"))],
         "without": [sys.executable, "-m", "benchmarks.prefect_cost.parts", "without"],
-        "before": [str(against / ".venv" / "bin" / "rankwise")] if against else [],
     }
+    if against:
+        python = against / ".venv" / "bin" / "python"
+        commands["before"] = [str(python.with_name("rankwise"))]
+        commands["before_without"] = [str(python), "-m", "benchmarks.prefect_cost.parts", "without"]
     command = [*commands[arm], "run", str(STUDY), "--runs", str(runs)]
     for assignment in assignments:
         command += ["--set", assignment]
     runs.mkdir()
     _say(f"{count} cells, {arm}")
     began = time.monotonic()
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_PART_SECONDS)
+    folder = against if arm == "before_without" else None  # its own `benchmarks` are found there
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_PART_SECONDS, cwd=folder)
     wall = time.monotonic() - began
-    ledger = read_ledger(RunPaths(runs / "bench-noop"))
-    measured = [entry for found in ledger.entries.values() for entry in found if entry.status is Status.COMPLETED]
-    if finished.returncode != 0 or len(measured) != count:
+    # Read as plain JSON: another checkout's records may have another schema.
+    records = [json.loads(path.read_bytes()) for path in RunPaths(runs / "bench-noop").records.rglob("*.json")]
+    measured = sum(record["status"] == Status.COMPLETED for record in records)
+    if finished.returncode != 0 or measured != count:
         output = finished.stdout + finished.stderr
-        raise RuntimeError(f"{count} cells {arm}: {len(measured)} measured, {finished.returncode=}\n{output}")
+        raise RuntimeError(f"{count} cells {arm}: {measured} measured, {finished.returncode=}\n{output}")
     return wall
 
 

@@ -190,6 +190,10 @@ def run_api_server(sockets: list[socket.socket] | None, yields: bool, **settings
     import uvicorn
     from prefect.server.api.server import create_app
 
+    from flows.server.sqlite import use_patient_sqlite
+
+    use_patient_sqlite()
+
     class QuietServer(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)

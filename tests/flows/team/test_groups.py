@@ -22,9 +22,17 @@ from tests.support.run_folders.studies import RANKWISE, status, write_study
 
 BROKEN_SUBFLOWS = """
 import sys
+import flows.measuring
 import prefect.flow_engine as engine
 from flows.cli.main import app
+from slurm.forking import parents
 made = engine.FlowRunEngine.create_flow_run
+start = parents._submit
+flows.measuring.MAX_GROUP = 3
+
+def counted(folder):
+    print("a parent of launches started")
+    return start(folder)
 
 def create(self, client):
     if self.flow.name == "launches":
@@ -32,6 +40,7 @@ def create(self, client):
     return made(self, client)
 
 engine.FlowRunEngine.create_flow_run = create
+parents._submit = counted
 sys.argv[0] = "rankwise"
 app()
 """
@@ -170,3 +179,5 @@ def test_a_group_that_the_api_does_not_take_is_measured_all_the_same(
     assert done.returncode == 0, done.stdout + done.stderr
     statuses = [row["status"] for row in status(tmp_path / "runs" / "ungrouped")]
     assert statuses == ["completed"] * (2 * (MAX_UNGROUPED // 2 + 1)), json.dumps(statuses)
+    parents = done.stdout.count("a parent of launches started")
+    assert parents == 2, "one for each repeat: the three parts of a block share one"
