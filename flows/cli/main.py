@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli import benchmark, catalog, export, list_nodes, nodes
+from flows.cli import benchmark, catalog, export
 from flows.cli.cluster import bundle, lab
 from flows.cli.cluster import command as cluster
 from flows.cli.deploy import command as deploy
@@ -20,6 +20,8 @@ from flows.cli.engines import command as engines
 from flows.cli.first_study import command as first_study
 from flows.cli.load import command as load
 from flows.cli.manifest import command as manifest
+from flows.cli.nodes import command as nodes
+from flows.cli.nodes import listing
 from flows.cli.options import AsJson, Assignments, Runs, StudyFile
 from flows.cli.plan import command as plan
 from flows.cli.results import command as results
@@ -191,7 +193,7 @@ _register(
 )  # fmt: skip
 _register(
     "Planning", plan=plan.plan, plan_check=plan.plan_check_command, forecast=plan.forecast_command,
-    list_nodes=list_nodes.list_nodes, catalog=catalog.app,
+    list_nodes=listing.list_nodes, catalog=catalog.app,
 )  # fmt: skip
 _register("Models", verify=verify.verify, generate=serving.generate, convert=convert, export=export.export)
 _register("Serving", serve=serving.serve, load=load.measure_server, engine=engines.app)

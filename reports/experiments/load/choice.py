@@ -31,7 +31,7 @@ FIGURES: dict[ServerFigure, str] = {
 
 
 @dataclass(frozen=True)
-class Server:
+class MeasuredServer:
     """One way to serve, at the point that speaks for it. at: the load there; None where the experiment has one alone.
 
     values: what it carries, by repeat.
@@ -63,18 +63,18 @@ class ServerChoice:
     """
 
     figure: ServerFigure
-    servers: tuple[Server, ...]
+    servers: tuple[MeasuredServer, ...]
     choice: Choice | None
     left_out: Mapping[str, str]
     others_win: Mapping[float, str]
     by_latency: bool = False
 
     @property
-    def chosen(self) -> Server:
+    def chosen(self) -> MeasuredServer:
         return self.servers[0 if self.choice is None else self.choice.chosen]
 
     @property
-    def next_best(self) -> Server | None:
+    def next_best(self) -> MeasuredServer | None:
         """The other one that carries most, or answers soonest."""
         others = [one for one in self.servers if one is not self.chosen]
         if self.by_latency:
@@ -148,7 +148,7 @@ def choose_server(found: LoadExperiment) -> ServerChoice | None:
     return ServerChoice(figure, tuple(servers), choice, left_out, _others_win(same, figure, chosen), by_latency)
 
 
-def _sizes(servers: list[Server]) -> dict[str, float]:
+def _sizes(servers: list[MeasuredServer]) -> dict[str, float]:
     """Dollars an hour where all have a price, else ranks."""
     prices = {one.label: one.point.usd_per_hour for one in servers}
     known = {label: price for label, price in prices.items() if price is not None}
@@ -204,7 +204,7 @@ def _holds(point: LoadPoint) -> bool:
     return share is not None and objectives is not None and share.median >= objectives.share
 
 
-def _speakers(usable: Mapping[str, Mapping[float | None, LoadPoint]], figure: str) -> list[Server]:
+def _speakers(usable: Mapping[str, Mapping[float | None, LoadPoint]], figure: str) -> list[MeasuredServer]:
     """The point that speaks for each candidate."""
     shared = set.intersection(*(set(points) for points in usable.values())) if usable else set()
     servers = []
@@ -215,11 +215,11 @@ def _speakers(usable: Mapping[str, Mapping[float | None, LoadPoint]], figure: st
             at = max(shared, key=lambda one: one or 0.0)
         else:
             continue
-        servers.append(Server(label, points[at], at, figure_values(points[at], figure)))
+        servers.append(MeasuredServer(label, points[at], at, figure_values(points[at], figure)))
     return servers
 
 
-def _kept_up(servers: list[Server], figure: str) -> bool:
+def _kept_up(servers: list[MeasuredServer], figure: str) -> bool:
     """Whether all of them do what an open loop asks, so that only the latency tells them apart."""
     asked = [one.point.value("asked") for one in servers]
     achieved = [one.point.value("achieved") for one in servers]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from configs.plans.plan import PlannedExperiment
-from reports.experiments.load.choice import Server, ServerChoice
+from reports.experiments.load.choice import MeasuredServer, ServerChoice
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.numbers.statistics import Ratio
 from reports.text import estimate_text, joined, number, pairs_text, percent, plural
@@ -107,7 +107,7 @@ def _latencies(point: LoadPoint) -> str:
     return f", {joined(told)}" if told else ""
 
 
-def _against(choice: ServerChoice, other: Server, ratio: Ratio) -> str:
+def _against(choice: ServerChoice, other: MeasuredServer, ratio: Ratio) -> str:
     """Against the next best: of one size how many times as much, of a larger one also for what it costs."""
     assert choice.choice is not None
     if choice.by_latency:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import nodes
 from flows.cli.main import app
+from flows.cli.nodes import command as nodes
 
 
 @pytest.mark.parametrize(

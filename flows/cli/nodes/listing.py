@@ -127,7 +127,7 @@ def _instances(hardware_filter: str | None) -> list[ListedNode]:
 
 def _rented() -> list[ListedNode]:
     """Return the rented machines of all providers whose credentials are at hand; the others are named on stderr."""
-    from flows.cli.nodes import providers_at_hand
+    from flows.cli.nodes.command import providers_at_hand
     from tasks.providers.giving_back import find_everything
 
     found, problems = find_everything(providers_at_hand())

@@ -1,0 +1,1 @@
+"""Commands for machines: list-nodes, nodes, reap."""
