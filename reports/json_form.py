@@ -20,7 +20,7 @@ from reports.decisions.decision import Basis, Decision, decide
 from reports.decisions.next_measurement import next_lines, repeats_to_decide
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.wrong_answers import cells_with_wrong_answers
-from reports.experiments.load.choice import FIGURES, Server, ServerChoice, server_choices
+from reports.experiments.load.choice import FIGURES, MeasuredServer, ServerChoice, server_choices
 from reports.experiments.load.choice_text import next_server_lines
 from reports.experiments.scaling import scaling
 from reports.numbers.statistics import Estimate, Ratio
@@ -249,7 +249,7 @@ def _serving(experiment: PlannedExperiment, choice: ServerChoice) -> ServingAnsw
     )
 
 
-def _server(found: Server) -> ServerAnswer:
+def _server(found: MeasuredServer) -> ServerAnswer:
     point = found.point
     return ServerAnswer(
         label=found.label,

@@ -24,9 +24,6 @@ class PatientSqlite(AioSqliteConfiguration):
     async def begin_transaction(self, session: Any, with_for_update: bool = False) -> AsyncGenerator[Any, None]:
         """Begin a transaction, as Prefect's interface of databases asks for it."""
         outermost = SQLITE_BEGIN_MODE.get() is None
-        if not outermost:
-            import traceback
-
         async with super().begin_transaction(session, with_for_update=with_for_update or outermost) as transaction:
             yield transaction
 

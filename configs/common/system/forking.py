@@ -103,7 +103,7 @@ def fork(run: Callable[[], int]) -> Forked:
         os._exit(code)
 
 
-def _result(run: Callable[[], int], mask: set[signal.Signals]) -> int:
+def _result(run: Callable[[], int], mask: set[int | signal.Signals]) -> int:
     """The exit code of a child's program, as the interpreter would choose it. mask: blocked signals of the parent."""
     try:
         _reset_signals()
