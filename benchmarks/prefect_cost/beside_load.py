@@ -134,7 +134,8 @@ def timed(what: str, call: Callable[[], subprocess.CompletedProcess[str]], expec
         row(what, f"not ended within {time.monotonic() - began:.0f} s")
         return
     fine = done.returncode == 0 and expected in done.stdout
-    row(what, f"{'done' if fine else f'FAILED ({done.returncode})'} in {time.monotonic() - began:.1f} s")
+    alone = ", without Prefect" if "without Prefect" in done.stdout + done.stderr else ""
+    row(what, f"{'done' if fine else f'FAILED ({done.returncode})'} in {time.monotonic() - began:.1f} s{alone}")
     if not fine:
         print(done.stdout[-1500:], done.stderr[-1500:], file=sys.stderr)
 
