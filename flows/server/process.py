@@ -124,16 +124,22 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _end_when_idle(folder: Path) -> None:
-    """End this process when no run has held the lease for a while."""
+    """End this process when no run has held the lease for a while, or when its folder is gone: no run finds it then."""
     idle_since: float | None = None
     while True:
         time.sleep(SERVER_POLL_SECONDS)
-        if is_leased(folder):
-            idle_since = None
-            continue
-        idle_since = idle_since or time.monotonic()
-        if time.monotonic() - idle_since >= LINGER_SECONDS:
-            _end_unless_leased(folder)
+        try:
+            if is_leased(folder):
+                idle_since = None
+                continue
+            idle_since = idle_since or time.monotonic()
+            if time.monotonic() - idle_since >= LINGER_SECONDS:
+                _end_unless_leased(folder)
+        except FileNotFoundError:
+            if not folder.exists():
+                _end()
+        except OSError as error:  # such as too many open files: it passes
+            print(f"{folder}: {error.strerror}", file=sys.stderr, flush=True)
 
 
 def _end_unless_leased(folder: Path) -> None:
@@ -147,6 +153,10 @@ def _end_unless_leased(folder: Path) -> None:
         os.close(lock)
         return
     (folder / "server.json").unlink(missing_ok=True)
+    _end()
+
+
+def _end() -> NoReturn:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(END_SECONDS)
     os._exit(1)

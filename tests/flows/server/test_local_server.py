@@ -224,6 +224,17 @@ def test_a_server_stays_for_a_run_that_is_about_to_take_it(data: Path) -> None:
         assert server.alive
 
 
+def test_a_server_whose_folder_was_removed_ends(data: Path) -> None:
+    """No run can find it, or end it: it would stay until the machine is switched off."""
+    with lease_server() as lease:
+        lease.wait_until_healthy()
+        server = read_server(data_folder())
+        assert server is not None
+        shutil.rmtree(data)
+    wait_for(lambda: not server.alive, 60, "the end of a server without a folder")
+    (data / "prefect").mkdir(parents=True)
+
+
 def test_what_is_left_of_a_dead_or_older_server_is_replaced(data: Path) -> None:
     folder = data / "prefect"
     dead = LocalServer("", network_namespace(), 1, 0, 1, "http://127.0.0.1:1/api", "", "3.0.0")
