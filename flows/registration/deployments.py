@@ -59,7 +59,7 @@ def deploy_flows(folder: Path, switch: dict[str, bool] | None = None) -> Registe
     folder.mkdir(parents=True, exist_ok=True)
     registered = Registered()
     try:
-        # A server that has just started may answer 503: SQLite is locked while others register, too.
+        # A server that others started, on SQLite, may answer 503 while others register, too.
         with quick_client(retries=5, answer_seconds=60) as client:
             registered.lines += [_ensure_work_pool(client), *ensure_automations(client)]
             targets = [THIS_MACHINE, *(name for name in sorted(read_targets(client)) if name != THIS_MACHINE)]

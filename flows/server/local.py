@@ -205,7 +205,7 @@ class ApiLease:
     def environment(self) -> dict[str, str]:
         """Variables to set before Prefect is imported, or with `apply_environment` at any time."""
         # A run whose API went away ends sooner than with Prefect's 5 retries and 60 s. The local server answers in a
-        # second even on a busy machine, or not at all; once it is asked again, since a locked database is a 503.
+        # second even on a busy machine, or not at all; it is asked once again, for a connection may break.
         # Prefect drops the state of a task whose event it could not complete within them: who wants all of them from
         # an overloaded server sets longer limits.
         local = self.home is not None
