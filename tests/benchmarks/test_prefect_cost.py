@@ -54,7 +54,9 @@ def made_up() -> dict[str, list[float]]:
         samples |= {f"launches/{count}/with/server_cpu": [2.0 + 0.05 * count]}
         samples |= {f"launches/{count}/before/wall": [8.05 + 1.005 * count]}
         samples |= {f"launches/{count}/before/server_cpu": [2.0 + 0.04 * count]}
-        samples |= {f"launches/{count}/{arm}/run_cpu": [1.0] for arm in ("without", "before")}
+        samples |= {f"launches/{count}/before_without/wall": [4.5 + count]}
+        samples |= {f"launches/{count}/before_without/server_cpu": [1.0]}
+        samples |= {f"launches/{count}/{arm}/run_cpu": [1.0] for arm in ("without", "before", "before_without")}
         samples |= {f"launches/{count}/with/run_cpu": [3.0 + 0.002 * count]}
     return samples | {f"seams/{name}": [0.01, 0.02, 0.09] for name in ("artifact", "poll")}
 
@@ -88,10 +90,11 @@ def test_shares_are_of_a_cell_of_one_second() -> None:
 
 def test_a_launch_is_what_sixty_cost_more_than_ten() -> None:
     lines = launches_table(made_up()).splitlines()
-    assert "| each launch more, without Prefect |  |  | 10 ms | 2 ms | 50 ms |" in lines
-    assert "| each launch more, before |  |  | 5 ms | 2 ms | 10 ms |" in lines
-    assert "| 10 launches, before | 19.1 | 18.1 | 1.00 | 2.02 | 0.10 |" in lines
-    alone = {name: values for name, values in made_up().items() if "/before/" not in name}
+    assert "| Prefect, now: each launch more |  |  | 10 ms | 2 ms | 50 ms |" in lines
+    assert "| Prefect, now: 10 launches | 19.1 | 15.0 | 4.10 | 2.02 | 1.50 |" in lines
+    assert "| Prefect, before: each launch more |  |  | 5 ms | 0 ms | 40 ms |" in lines
+    assert "| launches without Prefect, now and before: 60 launches | 65.0 | 64.5 | 0.50 | 0.00 | 0.00 |" in lines
+    alone = {name: values for name, values in made_up().items() if "/before" not in name}
     assert "before" not in launches_table(alone)
 
 

@@ -226,9 +226,10 @@ def test_it_starts_without_torch_or_prefect(calibrated: Path, tmp_path: Path) ->
 
 
 def test_the_benchmark_times_a_small_study(capsys: pytest.CaptureFixture[str]) -> None:
-    assert time_planning(cells=500, times=1) == 0
+    assert time_planning(cells=500, times=1, limit_seconds=3600) == 0
     lines = said(capsys)
     assert len(lines) == 2 and all("rankwise plan, 500 cells" in line for line in lines)
+    assert time_planning(cells=50, times=1, limit_seconds=0) == 1
 
 
 def test_layouts_are_ranked_on_the_machine_that_is_named(
