@@ -30,8 +30,8 @@ GRID = {
 
 
 @contextmanager
-def slowed(pid: int, share: float = 0.15) -> Iterator[None]:
-    """A process that runs for this share of the time only, whatever else the machine does."""
+def slowed(pid: int, share: float = 0.05) -> Iterator[None]:
+    """A process that runs for this share of the time only: less than other work leaves to those beside it."""
     over = threading.Event()
 
     def hold_back() -> None:

@@ -35,7 +35,7 @@ class Lab:
 
     def on_node(self, node: str, *argv: str) -> "subprocess.CompletedProcess[str]":
         """Run a command on a node, as root, beside the jobs."""
-        return subprocess.run([*nodes.inside(self.plan.name, node), *argv], capture_output=True, text=True, timeout=60)
+        return subprocess.run([*nodes.inside(self.plan.name, node), *argv], capture_output=True, text=True, timeout=240)
 
     def add_qos(self, name: str, *limits: str) -> None:
         """A QOS for root. Returns when slurmctld knows it, which the database tells it."""
