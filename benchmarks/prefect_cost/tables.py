@@ -102,9 +102,9 @@ def run_table(samples: Samples) -> str:
     )
 
 
-def added_by(samples: Samples, count: int, dear: str, cheap: str, kind: str) -> list[float]:
+def added_by(samples: Samples, count: int, arm: str, reference: str, kind: str) -> list[float]:
     """What runs of one arm take more than those of another, repetition by repetition. kind: one of _KINDS."""
-    found = (samples[f"launches/{count}/{of}/{kind}"] for of in (dear, cheap))
+    found = (samples[f"launches/{count}/{of}/{kind}"] for of in (arm, reference))
     return [a - b for a, b in zip(*found, strict=True)]
 
 
@@ -112,22 +112,22 @@ def launches_table(samples: Samples) -> str:
     """The price of a launch: as shipped less without Prefect, and before, if that was measured too."""
     few, _ = LAUNCHES
     rows = []
-    for name, (dear, cheap) in PAIRS.items():
-        if f"launches/{few}/{dear}/wall" not in samples or f"launches/{few}/{cheap}/wall" not in samples:
+    for name, (arm, reference) in PAIRS.items():
+        if f"launches/{few}/{arm}/wall" not in samples or f"launches/{few}/{reference}/wall" not in samples:
             continue
         for count in LAUNCHES:
-            walls = [figure(samples[f"launches/{count}/{of}/wall"]) for of in (dear, cheap)]
-            more = [figure(added_by(samples, count, dear, cheap, kind), 1.0, 2) for kind in _KINDS]
+            walls = [figure(samples[f"launches/{count}/{of}/wall"]) for of in (arm, reference)]
+            more = [figure(added_by(samples, count, arm, reference, kind), 1.0, 2) for kind in _KINDS]
             rows.append([f"{name}: {count} launches", *walls, *more])
-        per_launch = [figure(_each_more(samples, dear, cheap, kind), 1000.0, 0) for kind in _KINDS]
+        per_launch = [figure(_each_more(samples, arm, reference, kind), 1000.0, 0) for kind in _KINDS]
         rows.append([f"{name}: each launch more", "", "", *(f"{each} ms" for each in per_launch)])
     return table("run | with, s | without, s | difference, s | its CPU, s | the server's CPU, s", rows)
 
 
-def _each_more(samples: Samples, dear: str, cheap: str, kind: str) -> list[float]:
+def _each_more(samples: Samples, arm: str, reference: str, kind: str) -> list[float]:
     """Seconds that a launch more costs, by repetition."""
     few, many = LAUNCHES
-    both = (added_by(samples, count, dear, cheap, kind) for count in (few, many))
+    both = (added_by(samples, count, arm, reference, kind) for count in (few, many))
     return [(b - a) / (many - few) for a, b in zip(*both, strict=True)]
 
 

@@ -138,8 +138,8 @@ def _end_when_idle(folder: Path) -> None:
         except FileNotFoundError:
             if not folder.exists():
                 _end()
-        except OSError as error:  # such as too many open files: it passes
-            print(f"{folder}: {error.strerror}", file=sys.stderr, flush=True)
+        except OSError:  # such as too many open files: it passes
+            continue
 
 
 def _end_unless_leased(folder: Path) -> None:
