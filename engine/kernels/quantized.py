@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from engine.kernels.build import load_library
 from engine.kernels.linear import NativeLinear, PackedLinear, Packing, aligned_bytes, into_huge_pages
-from engine.kernels.quantized_gpu import FLOAT8, LARGEST_FLOAT8, SMALLEST_SCALE, GpuQuantized
+from engine.kernels.quantized_gpu import FLOAT8, LARGEST_FLOAT8, SMALLEST_SCALE, GpuQuantized, divided
 
 Scheme = Literal["int8", "int8_dynamic", "int4", "float8"]
 SCHEMES: tuple[Scheme, ...] = ("int8", "int8_dynamic", "int4", "float8")
@@ -47,7 +47,7 @@ def rounded_to_8_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     weight has a non-finite scale.
     """
     wide = weight.float()
-    scales = wide.abs().amax(dim=1, keepdim=True) / 127
+    scales = divided(wide.abs().amax(dim=1, keepdim=True), 127)
     return (wide * _inverse(scales)).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
@@ -63,7 +63,7 @@ def rounded_to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     largest = torch.where(-least > most, least, most)
     best = scales = torch.empty(0)
     for steps in _LARGEST:
-        tried = (largest / steps).bfloat16()
+        tried = divided(largest, steps).bfloat16()
         step = tried.float()
         error = torch.mul(wide, _inverse(step)).round_().clamp_(-8, 7).mul_(step).sub_(wide)
         squares = error.square_().sum(dim=2, keepdim=True)
@@ -78,7 +78,7 @@ def rounded_to_4_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
 def rounded_to_float8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return float8 (e4m3) [out, in] and float32 scales [out, 1]: one for each output, its largest weight over 448."""
     wide = weight.float()
-    scales = wide.abs().amax(dim=1, keepdim=True) / LARGEST_FLOAT8
+    scales = divided(wide.abs().amax(dim=1, keepdim=True), LARGEST_FLOAT8)
     return (wide * _inverse(scales)).clamp_(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(FLOAT8), scales
 
 
@@ -282,8 +282,11 @@ class _TorchQuantized(PackedLinear):
         inputs = x.float()
         if self._scheme in ("int8_dynamic", "float8"):
             most = 127 if self._scheme == "int8_dynamic" else LARGEST_FLOAT8
-            steps = inputs.abs().amax(dim=-1, keepdim=True) / most
-            numbers = inputs * _inverse(steps)
-            inputs = (numbers.round_() if most == 127 else numbers.clamp_(-most, most).to(FLOAT8).float()) * steps
+            steps = divided(inputs.abs().amax(dim=-1, keepdim=True), most)
+            if self._scheme == "int8_dynamic":
+                inputs = (inputs * _inverse(steps)).round_() * steps
+            else:  # divided, as on a GPU
+                numbers = (inputs / steps.clamp(min=SMALLEST_SCALE)).clamp_(-most, most)
+                inputs = numbers.to(FLOAT8).float() * steps
         bias = None if self._bias is None else self._bias.float()
         return functional.linear(inputs, self._widened(), bias).to(x.dtype)

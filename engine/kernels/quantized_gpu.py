@@ -23,6 +23,8 @@ _LEAST_ROWS = 32  # more than 16, a multiple of 8
 _INNER_TILES = 8  # of 16 inputs, in a tile of packed int4 weights
 FLOAT8 = torch.float8_e4m3fn
 LARGEST_FLOAT8 = torch.finfo(FLOAT8).max
+_MOST = {"int8": float(_WORD_STEPS), "int8_dynamic": float(_BYTE_STEPS), "float8": LARGEST_FLOAT8}
+"""That the largest input of a row becomes; a tensor of the layer, for the reason of `divided`."""
 SMALLEST_SCALE = 1e-36  # below, a scale has no inverse in float32
 
 
@@ -53,6 +55,7 @@ class GpuQuantized(PackedLinear):
             self._values = functional.pad(values, (0, -inputs % 16, 0, -outputs % 16))
             self._scales = functional.pad(scales, (0, 0, 0, -outputs % 16)).t().contiguous()  # [1, out]
             self._width = self._values.shape[1]
+        self._most = torch.full((), _MOST.get(scheme, 1.0), device=self._values.device)
         kept = [tensor for tensor in (self._values, self._scales, bias) if tensor is not None]
         super().__init__(shape, dtype, f"torch_{scheme}", sum(tensor.nbytes for tensor in kept), self._values)
 
@@ -75,13 +78,13 @@ class GpuQuantized(PackedLinear):
         return shaped
 
     def _bytes(self, rows: Tensor) -> Tensor:
-        steps = _steps(rows, _BYTE_STEPS)
+        steps = _steps(rows, self._most)
         sums: Tensor = self._products((rows / steps).round_().to(torch.int8)) * steps * self._scales
         return sums
 
     def _words(self, rows: Tensor) -> Tensor:
         """Return products of inputs of 16 bits: value = 256 x high + low, each byte a row of its own."""
-        steps = _steps(rows, _WORD_STEPS)
+        steps = _steps(rows, self._most)
         words = (rows / steps).round_()
         high = torch.div(words + 128, 256, rounding_mode="floor")  # -127..127, so that the lower byte is -128..127
         low = torch.sub(words, high, alpha=256)
@@ -96,7 +99,7 @@ class GpuQuantized(PackedLinear):
         return torch._int_mm(padded, self._values.t()).narrow(0, 0, count)
 
     def _float8(self, rows: Tensor) -> Tensor:
-        steps = _steps(rows, LARGEST_FLOAT8)
+        steps = _steps(rows, self._most)
         rounded = (rows / steps).clamp_(-LARGEST_FLOAT8, LARGEST_FLOAT8).to(FLOAT8)
         return torch._scaled_mm(rounded, self._values.t(), scale_a=steps, scale_b=self._scales, out_dtype=self.dtype)
 
@@ -115,8 +118,18 @@ def int4_operands(values: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return first << 4 | second, torch.stack((padded, torch.zeros_like(padded)), dim=-1)
 
 
-def _steps(rows: Tensor, most: float) -> Tensor:
+def _steps(rows: Tensor, most: Tensor) -> Tensor:
     """Return the scale of each row [rows, 1] float32, with which its largest value becomes `most`; never zero."""
     largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=-1, keepdim=True, dtype=torch.float32)
     steps: Tensor = (largest / most).clamp_(min=SMALLEST_SCALE)
     return steps
+
+
+def divided(values: Tensor, by: float) -> Tensor:
+    """Return float32 values / by with the same bits on every device.
+
+    torch divides by a number on a GPU as it multiplies by the number's inverse, which is off by a bit now and then: a
+    scale of weights, and thus a weight that is nearly between two steps, would be another than on a CPU. It divides by
+    a tensor as IEEE 754 says.
+    """
+    return values / torch.full((), by, dtype=values.dtype, device=values.device)
