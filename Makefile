@@ -6,7 +6,7 @@ STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
+.PHONY: study team test test-slow test-slurm test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -24,7 +24,14 @@ test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser,
 test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow"
 
-test-nightly: $(VENV)/.installed-dev  ## tests that CI leaves out: grids of options, compilers, benchmarks; about 20 minutes
+TRITON := 3.6.0
+$(VENV)/triton-$(TRITON): $(VENV)/.installed-dev  # apart: with it, other packages would take this machine for one with a GPU
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ triton==$(TRITON)
+
+test-gpu-kernels: $(VENV)/triton-$(TRITON)  ## our kernels for GPUs by Triton's interpreter, on a CPU; a minute and a half
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$< $(BIN)/python -m pytest --numprocesses 2 -m gpu tests/engine/kernels/test_gpu_kernels.py
+
+test-nightly: $(VENV)/.installed-dev test-gpu-kernels  ## tests that CI leaves out: grids of options, compilers, benchmarks; about 20 minutes
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m nightly
 
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
@@ -147,8 +154,8 @@ bench-probe: $(VENV)/.installed  ## cost of a call of the probe, and its figures
 bench-gate: $(VENV)/.installed  ## the performance gate: 20 scripts slowed by 10 %, 40 equal ones; half an hour; MINUTES=7 for a part, RESULTS=gate.jsonl
 	$(BIN)/python -m benchmarks.scripts.gate --results $(or $(RESULTS),gate.jsonl) $(if $(MINUTES),--minutes $(MINUTES))
 
-gpu-check:  ## on a machine with a GPU, from a bare checkout: every check that needs one; OUT=folder MINUTES=8 ONLY=check
-	PYTHONPATH=.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu --out $(or $(OUT),gpu-results) --budget-minutes $(or $(MINUTES),8) $(if $(ONLY),--only $(ONLY))
+gpu-check:  ## on a machine with a GPU, from a bare checkout: every check that needs one; OUT=folder MINUTES=14 ONLY=check
+	PYTHONPATH=.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m benchmarks.gpu --out $(or $(OUT),gpu-results) --budget-minutes $(or $(MINUTES),14) $(if $(ONLY),--only $(ONLY))
 
 gpu-rehearsal: $(VENV)/.installed-dev  ## the same code on the CPU with tiny shapes, some minutes; OUT=folder
 	PYTHONPATH=. $(BIN)/python -m benchmarks.gpu --rehearse --out $(or $(OUT),gpu-rehearsal)

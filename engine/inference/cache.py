@@ -11,7 +11,7 @@ looks them up instead of computing them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,14 @@ from configs.families.config import ModelConfig
 from engine.inference.positions import biased, table_rows
 from engine.inference.source import Source
 from engine.kernels.attention import DecodeAttention, bias_table, has_decode_attention, stored_width
+from engine.kernels.gpu import has_gpu_attention
 from engine.kernels.linear import PackedLinear
 from engine.kernels.paged import PagedAttention
 from engine.models.llama import visible
 from engine.models.sharding import Share
+
+if TYPE_CHECKING:  # they need Triton
+    from engine.kernels.attention_gpu import GpuAttention, StepPlaces
 
 
 @dataclass(slots=True)
@@ -77,6 +81,26 @@ class KernelStep:
     windows: list[int]
     rows: Tensor | None
     source: DecodeAttention | None
+
+
+@dataclass(slots=True)
+class GpuStep:
+    """New tokens with attention by the kernels for GPUs. windows: by layer, 0 for none. rows: as of a `KernelStep`."""
+
+    attention: "GpuAttention"
+    places: "StepPlaces"
+    windows: list[int]
+    rows: Tensor | None
+
+    def attend(self, place: int, turned: Tensor, values: Tensor, queries: int, scale: float | None) -> Tensor:
+        """Keep new keys and values of layer `place`, and attend: [batch, length, queries x head_dim].
+
+        turned [batch, length, queries + kv_heads, head_dim] before rotation; values [batch, length, kv_heads,
+        head_dim]. The attention has its own numbers of queries and scale.
+        """
+        batch, length = turned.shape[:2]
+        heads, kept = turned.flatten(0, 1), values.flatten(0, 1)
+        return self.attention.run(place, heads, kept, self.windows[place], self.places).view(batch, length, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +159,10 @@ class KeyValueCache:
         self._rows = torch.zeros((batch, 1), dtype=torch.int64) if config.positions == "learned" else None
         self._padding: Tensor | None = None
         self._filled: Tensor | None = None
+        self._on_gpu: GpuAttention | None = None
+        if self._by_distance is None and self.source is None and has_gpu_attention(self.store):
+            tables = torch.arange(batch, dtype=torch.int32, device=like.device)[:, None]  # each row is one block
+            self._on_gpu = gpu_attention(self.store, share, config, self.angles, tables)
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +211,7 @@ class KeyValueCache:
             source=self._source_views(batch),
         )
 
-    def static_step(self, batch: int, position: Tensor, padding: Tensor | None) -> CacheStep:
+    def static_step(self, batch: int, position: Tensor, padding: Tensor | None) -> CacheStep | GpuStep:
         """Return a step of one more position of the first `batch` sequences, at `position` [1], with
         position-independent operations.
 
@@ -191,12 +219,17 @@ class KeyValueCache:
         finite.
         """
         store = self._heads[:, :, :batch]
-        places = torch.arange(self.capacity, device=store.device)
         own = position if padding is None else (position - padding).clamp_(min=0)
+        rows = None if self._rows is None else (own + self._config.position_offset)[:, None].expand(batch, 1)
+        if self._on_gpu is not None:
+            first = torch.zeros_like(position) if padding is None else padding
+            sequences = torch.arange(batch, device=store.device)
+            each = [one.expand(batch).to(torch.int32) for one in (sequences, position, own, first)]
+            return GpuStep(self._on_gpu, self._on_gpu.decode_places(*each), self._kernel_windows, rows)
+        places = torch.arange(self.capacity, device=store.device)
         angles = None
         if self.angles is not None:
             angles = self.angles[0][own][:, None, None], self.angles[1][own][:, None, None]
-        rows = None if self._rows is None else (own + self._config.position_offset)[:, None].expand(batch, 1)
         bias = None
         if self._by_distance is not None:
             bias = self._by_distance[:, (position - places).clamp_(min=0)][None, :, None]
@@ -280,6 +313,15 @@ class KeyValueCache:
             self._padding = padding
             positions = torch.arange(self.capacity, device=padding.device)
             self._filled = (positions >= padding[:, None])[:, None, None]
+
+
+def gpu_attention(
+    store: Tensor, share: Share, config: ModelConfig, angles: tuple[Tensor, Tensor] | None, tables: Tensor
+) -> "GpuAttention":
+    """Return the attention of the kernels for GPUs over a cache."""
+    from engine.kernels.attention_gpu import GpuAttention
+
+    return GpuAttention(store, len(share.heads), config.attention_scale, angles, tables)
 
 
 def position_angles(frequencies: Tensor, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,29 @@
 """Decode steps on a GPU as CUDA graphs: one launch a token instead of about a hundred.
 
     hidden = static_decode(shard, cache, inputs, padding)     # the first call records, later ones repeat
+    hidden = static_paged_step(shard, cache, inputs, sequences, positions)
 
-A graph repeats the same kernels on the same addresses. Therefore the inputs, the position and the padding are in
-buffers that are overwritten before each step; keys and values are written at the position by index, and attention
-covers the whole capacity with a mask. Only the recording needs a GPU. A listener of the communicator receives the
-operations of the recording, not of its repetitions.
+A graph repeats the same kernels on the same addresses. Therefore the inputs, the positions and the padding are in
+buffers that are overwritten before each step, and keys and values are written at a position by index. Our kernels for
+GPUs read what is visible; without them, attention covers the whole capacity with a mask. Only the recording needs a
+GPU. A listener of the communicator receives the operations of the recording, not of its repetitions.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from configs.families.config import ModelConfig
-from engine.inference.cache import CacheStep, KeyValueCache
+from engine.inference.cache import CacheStep, GpuStep, KeyValueCache
+from engine.inference.paged import PagedCache
 
 _WARM_UP_STEPS = 2
+RECORDED_SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 257, 32))
+"""Tokens of the steps of a paged cache that are recorded: answers alone, or with a piece of a prompt."""
+MAX_RECORDED_TOKENS = RECORDED_SIZES[-1]
+"""A larger step keeps a GPU busy for longer than its kernels take to launch."""
 
 
 class StepModel(Protocol):
@@ -27,7 +34,7 @@ class StepModel(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def compute(self, inputs: Tensor, step: CacheStep, last_only: bool) -> Tensor:
+    def compute(self, inputs: Tensor, step: CacheStep | GpuStep, last_only: bool) -> Tensor:
         """Hidden states of the layers; on the last stage of the last position alone where `last_only`."""
 
 
@@ -44,8 +51,7 @@ class StaticStep:
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._padding = torch.zeros(batch, dtype=torch.int64, device=device) if padded else None
         self._given: Tensor | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._output: Tensor | None = None
+        self._recorded: Recorded | None = None
 
     def __call__(self, cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
         """Return hidden states [batch, 1, hidden]; on a GPU they are valid until the next call.
@@ -59,31 +65,76 @@ class StaticStep:
             self._given = padding
         if self._shard.device.type != "cuda":
             return self._compute(cache)
-        if self._graph is None:
-            self._record(cache)
-        assert self._graph is not None and self._output is not None
-        self._graph.replay()
-        return self._output
+        if self._recorded is None:
+            self._recorded = Recorded(lambda: self._compute(cache))
+        return self._recorded.replay()
 
     def _compute(self, cache: KeyValueCache) -> Tensor:
         step = cache.static_step(self._batch, self._position, self._padding)
         return self._shard.compute(self._inputs, step, last_only=True)
 
-    def _record(self, cache: KeyValueCache) -> None:
+
+class StaticPagedStep:
+    """One step of `count` tokens of any sequences of a paged cache over static buffers, recorded on a GPU."""
+
+    def __init__(self, shard: StepModel, cache: PagedCache, count: int) -> None:
+        self._shard, self._cache, device = shard, cache, shard.device
+        if shard.first:
+            self._inputs = torch.zeros((1, count), dtype=torch.int64, device=device)
+        else:
+            self._inputs = torch.zeros((1, count, shard.config.hidden), dtype=shard.dtype, device=device)
+        self._sequences = torch.zeros(count, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(count, dtype=torch.int32, device=device)
+        self._recorded: Recorded | None = None
+
+    def __call__(self, inputs: Tensor, sequences: Tensor, positions: Tensor) -> Tensor:
+        """Return hidden states [1, count, hidden] of up to `count` tokens; on a GPU valid until the next call.
+
+        Buffers that are left over repeat the last token: they compute and keep the same once more.
+        """
+        given, room = inputs.shape[1], self._inputs.shape[1]
+        for buffer, values, axis in (
+            (self._inputs, inputs, 1),
+            (self._sequences, sequences, 0),
+            (self._positions, positions, 0),
+        ):
+            buffer.narrow(axis, 0, given).copy_(values, non_blocking=True)
+            if given < room:
+                buffer.narrow(axis, given, room - given).copy_(buffer.narrow(axis, given - 1, 1))
+        if self._shard.device.type != "cuda":
+            return self._compute()
+        if self._recorded is None:
+            self._recorded = Recorded(self._compute)
+        return self._recorded.replay()
+
+    def _compute(self) -> Tensor:
+        step = self._cache.static_step(self._sequences, self._positions)
+        return self._shard.compute(self._inputs, step, last_only=False)
+
+
+class Recorded:
+    """A computation as a CUDA graph."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
         """Record after warm-up steps on a separate stream, in which libraries choose kernels and connect.
 
-        All write the same position, so that the cache is the same as after one step.
+        All write the same positions, so that the cache is the same as after one step.
         """
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP_STEPS):
-                self._compute(cache)
+                compute()
         torch.cuda.current_stream().wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         # Only this thread's calls: NCCL's watchdog asks for events from a thread of its own meanwhile.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._output = self._compute(cache)
+            self._output = compute()
+
+    def replay(self) -> Tensor:
+        """Return the result, valid until the next call."""
+        self._graph.replay()
+        return self._output
 
 
 def static_decode(shard: StepModel, cache: KeyValueCache, inputs: Tensor, padding: Tensor | None) -> Tensor:
@@ -96,3 +147,19 @@ def static_decode(shard: StepModel, cache: KeyValueCache, inputs: Tensor, paddin
         cache.store[..., cache.length :, :] = 0
     hidden: Tensor = step(cache, inputs, padding)
     return hidden
+
+
+def static_paged_step(
+    shard: StepModel, cache: PagedCache, inputs: Tensor, sequences: Tensor, positions: Tensor
+) -> Tensor:
+    """Hidden states [1, tokens, hidden] of new tokens of any sequences, at most MAX_RECORDED_TOKENS.
+
+    inputs [1, tokens] or [1, tokens, hidden] on the device; sequences and positions int32 on any. Few sizes are
+    recorded, and a step takes the next larger one, so that its time is nearly that of its own.
+    """
+    count = inputs.shape[1]
+    size = next(one for one in RECORDED_SIZES if one >= count)
+    step = cache.static_steps.get(size)
+    if step is None:
+        step = cache.static_steps[size] = StaticPagedStep(shard, cache, size)
+    return step(inputs, sequences, positions)[:, :count]

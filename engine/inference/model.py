@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from configs.families.config import ModelConfig
-from engine.inference.cache import CachePositions, CacheStep, KernelStep, KeyValueCache
+from engine.inference.cache import CachePositions, CacheStep, GpuStep, KernelStep, KeyValueCache
 from engine.inference.encoding import EncoderStep
 from engine.inference.graphs import static_decode
 from engine.inference.layer import LayerWeights, Norm, StackWeights
@@ -34,7 +34,7 @@ from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 from engine.parallel.transports import graph_obstacle
 
-AnyStep = CacheStep | KernelStep | PagedStep | EncoderStep
+AnyStep = CacheStep | GpuStep | KernelStep | PagedStep | EncoderStep
 
 
 class Shard:
@@ -270,7 +270,7 @@ class Shard:
         if isinstance(step, KernelStep):
             values = merged.data_ptr() + self._values_offset
             return step.attention.run(place, turned.data_ptr(), values, step.windows[place])
-        if isinstance(step, PagedStep):
+        if isinstance(step, PagedStep | GpuStep):
             return step.attend(place, turned, heads[:, :, self._turned :], self._queries, self._scale)
         if step.angles is not None:
             turned = rotate(turned, *step.angles)

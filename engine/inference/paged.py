@@ -9,19 +9,24 @@ The tokens of a step form one row [1, tokens]: one token of each sequence that d
 attends to its own sequence only, whose earlier positions lie in the blocks of the table.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from configs.families.config import ModelConfig
-from engine.inference.cache import KernelStep, position_angles
+from engine.inference.cache import GpuStep, KernelStep, gpu_attention, position_angles
 from engine.kernels.attention import stored_width
+from engine.kernels.gpu import has_gpu_attention
 from engine.kernels.operators import rotate
 from engine.kernels.paged import PagedAttention, has_paged_attention
 from engine.models.llama import attend
 from engine.models.sharding import Share
+
+if TYPE_CHECKING:  # it needs Triton
+    from engine.kernels.attention_gpu import GpuAttention
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,7 @@ class PagedCache:
         learned = config.positions == "learned"
         self._rows = torch.zeros((1, sizes.max_tokens), dtype=torch.int64, device=like.device) if learned else None
         self.recordings: dict[int, Any] = {}  # for `engine.inference.recorded`
+        self.static_steps: dict[int, Callable[..., Tensor]] = {}  # for `engine.inference.graphs`
         self._kernel: PagedAttention | None = None
         if has_paged_attention(self.store):
             queries, kv_heads = len(share.heads), len(share.kv_heads)
@@ -129,6 +135,11 @@ class PagedCache:
                 self.tables,
                 config.head_dim,
             )
+        self._on_gpu: GpuAttention | None = None
+        if has_gpu_attention(self.store):
+            # A copy, which steps read there.
+            self._device_tables = self.tables.to(like.device)
+            self._on_gpu = gpu_attention(self.store, share, config, self._angles, self._device_tables)
 
     @property
     def batch_invariant(self) -> bool:
@@ -143,8 +154,28 @@ class PagedCache:
     def assign(self, sequences: Tensor, places: Tensor, blocks: Tensor) -> None:
         """Set the numbers of blocks at places of the tables of sequences, int32 [n] each."""
         self.tables[sequences.long(), places.long()] = blocks
+        if self._on_gpu is not None:
+            moved = torch.stack((sequences, places, blocks)).to(self.store.device)
+            self._device_tables[moved[0].long(), moved[1].long()] = moved[2]
 
-    def step(self, sequences: Tensor, positions: Tensor) -> "KernelStep | PagedStep":
+    @property
+    def has_static_steps(self) -> bool:
+        """Whether `static_step` is there."""
+        return self._on_gpu is not None
+
+    def static_step(self, sequences: Tensor, positions: Tensor) -> GpuStep:
+        """Return a step of one new token for each of `sequences`, with operations that depend on no value.
+
+        Both int32 [tokens], on the device: for recorded steps, as `KeyValueCache.static_step`.
+        """
+        assert self._on_gpu is not None
+        rows = None
+        if self._rows is not None:
+            rows = (positions.long() + self._config.position_offset)[None]
+        places = self._on_gpu.decode_places(sequences, positions, positions, torch.zeros_like(positions))
+        return GpuStep(self._on_gpu, places, self.windows, rows)
+
+    def step(self, sequences: Tensor, positions: Tensor) -> "KernelStep | GpuStep | PagedStep":
         """Return a step of one new token for each of `sequences`, at `positions`, int32 [tokens].
 
         Tokens of one sequence are consecutive, in order.
@@ -156,6 +187,8 @@ class PagedCache:
         if self._kernel is not None:
             self._kernel.begin(sequences, positions)
             return KernelStep(self._kernel, self.windows, rows, None)
+        if self._on_gpu is not None:
+            return GpuStep(self._on_gpu, self._on_gpu.step_places(sequences, positions), self.windows, rows)
         own = positions.long().to(self.store.device)
         angles = None
         if self._angles is not None:

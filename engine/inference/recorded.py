@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
-from engine.inference.cache import CacheStep, KernelStep, KeyValueCache
+from engine.inference.cache import CacheStep, GpuStep, KernelStep, KeyValueCache
 from engine.inference.paged import PagedCache, PagedStep
 from engine.kernels.program import KernelProgram, Recording
 from engine.parallel.shared_memory import raise_for
@@ -27,7 +27,7 @@ from engine.parallel.transports import SharedTransport
 if TYPE_CHECKING:
     from engine.inference.model import Shard
 
-RecordableStep = CacheStep | KernelStep | PagedStep
+RecordableStep = CacheStep | GpuStep | KernelStep | PagedStep
 DecodePath = Literal["recorded", "steps"]
 
 _CHECKED_STEPS = 2

@@ -37,7 +37,7 @@ MOST_ALIKE = 60
 milliseconds if the libraries use one thread.
 """
 _FOLDS = 16
-_SHRINKAGE = 2.0
+LEARNING_SHRINKAGE = 2.0
 """The mean of n log errors is weighted n / (n + 2), as if two further records had no error."""
 _SIGMA_BEFORE = 0.2
 _NINE_OF_TEN = 1.645
@@ -160,7 +160,7 @@ class _Taught:
 
     def __init__(self, rows: Sequence[tuple[list[float], float]]) -> None:
         self.records = len(rows)
-        self.mean = sum(error for _, error in rows) / (len(rows) + _SHRINKAGE)
+        self.mean = sum(error for _, error in rows) / (len(rows) + LEARNING_SHRINKAGE)
         newest = rows[-MOST_ALIKE:]
         points, errors = np.array([point for point, _ in newest]), np.array([error for _, error in newest])
         folds = [place % _FOLDS for place in range(len(newest))]
@@ -169,7 +169,7 @@ class _Taught:
     def learned(self, point: Sequence[float]) -> Learned:
         times, sigma = self.rest.at(point)
         # Remaining uncertainty of the mean, as if two records were unseen.
-        sigma = math.hypot(sigma, _SIGMA_BEFORE / math.sqrt(self.records + _SHRINKAGE))
+        sigma = math.hypot(sigma, _SIGMA_BEFORE / math.sqrt(self.records + LEARNING_SHRINKAGE))
         factor = max(_LEAST_FACTOR, math.exp(_NINE_OF_TEN * sigma))
         return Learned(times=math.exp(self.mean) * times, factor=factor, records=self.records)
 

@@ -75,9 +75,13 @@ def sizes_of(settings: "ServingSettings") -> "PagedSizes":
 class FirstRank:
     """The loop of the first rank: requests in, steps, tokens out."""
 
-    def __init__(self, channel: "Channel", scheduler: "Scheduler", message: "StepMessage", idle_seconds: float) -> None:
+    def __init__(
+        self, channel: "Channel", scheduler: "Scheduler", message: "StepMessage", idle_seconds: float, defers: bool
+    ) -> None:
+        """defers: a step's tokens are kept until `send_unsent`, so that a GPU can compute the next meanwhile."""
         self._channel, self._scheduler, self._message = channel, scheduler, message
-        self._idle_seconds = idle_seconds
+        self._idle_seconds, self._defers = idle_seconds, defers
+        self._unsent: StepReport | None = None
         self._wanted: dict[str, WantedAnswer] = {}
         self._answers: dict[str, list[int]] = {}
         self._started: set[str] = set()
@@ -92,8 +96,10 @@ class FirstRank:
         self._take(0.0)
         batch = self._scheduler.next_batch()
         if batch is None:
+            self.send_unsent()
             if self._cancelled:  # no step tells the state after it
                 self._report((), 0, 0.0, {})
+                self.send_unsent()
             self._take(self._idle_seconds)
             self._ended = time.perf_counter()
             batch = self._scheduler.next_batch()
@@ -127,22 +133,28 @@ class FirstRank:
         self, tokens: tuple[NewToken, ...], computed_tokens: int, compute_seconds: float, cached: dict[str, int]
     ) -> None:
         counts, now = self._scheduler.counts, time.perf_counter()
-        self._channel.send(
-            StepReport(
-                tokens=tokens,
-                running=self._scheduler.running,
-                waiting=self._scheduler.waiting,
-                free_blocks=self._scheduler.pool.free,
-                preemptions=counts.preemptions,
-                prefix_tokens=counts.prefix_tokens,
-                cached_tokens=counts.cached_tokens,
-                computed_tokens=computed_tokens,
-                compute_seconds=compute_seconds,
-                other_seconds=max(0.0, now - self._ended - compute_seconds) if computed_tokens else 0.0,
-                cached=cached,
-            ).message()
+        self._unsent = StepReport(
+            tokens=tokens,
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            free_blocks=self._scheduler.pool.free,
+            preemptions=counts.preemptions,
+            prefix_tokens=counts.prefix_tokens,
+            cached_tokens=counts.cached_tokens,
+            computed_tokens=computed_tokens,
+            compute_seconds=compute_seconds,
+            other_seconds=max(0.0, now - self._ended - compute_seconds) if computed_tokens else 0.0,
+            cached=cached,
         )
         self._ended, self._cancelled = now, False
+        if not self._defers:
+            self.send_unsent()
+
+    def send_unsent(self) -> None:
+        """Send the report that was kept. Raises ChannelClosedError when the HTTP process is gone."""
+        report, self._unsent = self._unsent, None
+        if report is not None:
+            self._channel.send(report.message())
 
     def _newly_started(self, batch: "ScheduledStep") -> dict[str, int]:
         """Return how many tokens of a prompt were in the cache, for the answers that begin with this step."""
@@ -195,11 +207,14 @@ class FirstRank:
         self._started.discard(key)
 
     def _refuse(self, key: str, message: str) -> None:
+        self.send_unsent()  # it may hold earlier tokens of this answer
         self._channel.send({"refused": {"key": key, "message": message}})
 
 
 def serve(settings: "ServingSettings", place: RankPlace, context: "Context", socket_path: Path) -> int:
     """Compute steps until the server ends. Returns the exit code."""
+    import torch
+
     from engine.inference.weights import finalize_weights, load_shard
     from engine.models.weights import DTYPES, check_kind
     from engine.rank.agreement import raise_on_all_ranks
@@ -214,9 +229,9 @@ def serve(settings: "ServingSettings", place: RankPlace, context: "Context", soc
     if settings.batch_invariant and obstacle is not None:
         raise ValueError(f"--batch-invariant: {obstacle}")
     runner = StepRunner(shard, context.communicators.pipeline, cache)
-    message = StepMessage(
-        settings.max_step_tokens, settings.max_sequences, settings.max_length, settings.block, context.device
-    )
+    # One rank alone reads what it wrote.
+    device = context.device if context.communicators.world.size > 1 else torch.device("cpu")
+    message = StepMessage(settings.max_step_tokens, settings.max_sequences, settings.max_length, settings.block, device)
     runner.warm_up()
     context.barrier()
     if place.rank:
@@ -267,7 +282,11 @@ def _lead(
     limits = SchedulerLimits(settings.max_sequences, settings.max_step_tokens, settings.max_length)
     pool = BlockPool(settings.blocks, settings.block, settings.prefix_caching)
     first = FirstRank(
-        channel, Scheduler(limits, pool), message, idle_seconds=_IDLE_SHARE * settings.group_timeout_seconds
+        channel,
+        Scheduler(limits, pool),
+        message,
+        idle_seconds=_IDLE_SHARE * settings.group_timeout_seconds,
+        defers=context.device.type == "cuda",
     )
     world = context.communicators.world
     channel.send({"ready": ready})
@@ -286,6 +305,8 @@ def _lead(
         assert step is not None
         found = runner.run(step)
         try:
+            first.send_unsent()
+            found = None if found is None else found.cpu()  # waits for a GPU
             first.finish(batch, found, time.perf_counter() - began)
         except ChannelClosedError:
             continue  # the next step finds that out too, and ends the others

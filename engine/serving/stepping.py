@@ -7,6 +7,7 @@ found = runner.run(step)        # on the first rank: token ids [rows], or logits
 import torch
 from torch import Tensor
 
+from engine.inference.graphs import MAX_RECORDED_TOKENS, RECORDED_SIZES, static_paged_step
 from engine.inference.model import Shard
 from engine.inference.paged import PagedCache
 from engine.inference.pipeline import PipelineStage
@@ -23,10 +24,14 @@ class StepRunner:
     def __init__(self, shard: Shard, pipeline: Communicator, cache: PagedCache) -> None:
         self._shard, self._pipeline, self._cache = shard, pipeline, cache
         self._stage = PipelineStage(shard, pipeline)
+        self._records = shard.uses_graphs and cache.has_static_steps
 
     @torch.inference_mode()
     def run(self, step: TokenStep) -> Tensor | None:
-        """Compute a step; return what the rows chose on the first stage, None on others and where none chooses."""
+        """Compute a step; return what the rows chose on the first stage, None on others and where none chooses.
+
+        On a GPU the step may still be running then.
+        """
         shard, cache = self._shard, self._cache
         if step.assigned.shape[1]:
             cache.assign(*step.assigned)
@@ -35,11 +40,16 @@ class StepRunner:
         if count == len(step.tokens) and not step.full_logits and shard.device.type == "cpu":
             made = paged_decode_step(shard, cache, inputs, step.slots, step.positions)
         else:
-            hidden = shard.compute(inputs, cache.step(step.slots, step.positions), last_only=False)
+            if self._records and len(step.tokens) <= MAX_RECORDED_TOKENS:
+                hidden = static_paged_step(shard, cache, inputs, step.slots, step.positions)
+            else:
+                hidden = shard.compute(inputs, cache.step(step.slots, step.positions), last_only=False)
             made = self._choices(hidden, step) if shard.last else hidden
         chosen = self._stage.passed_on(made)
-        if not count or self._pipeline.size == 1:
-            return chosen if count else None
+        if not count:
+            return None
+        if self._pipeline.size == 1:
+            return chosen
         if chosen is not None:
             self._pipeline.send(chosen, 0)
             return None
@@ -53,6 +63,14 @@ class StepRunner:
         All ranks call it together, before the first request. What it leaves in the cache is never read.
         """
         sizes = self._cache.sizes
+        if self._shard.device.type == "cuda":
+            recorded = [size for size in RECORDED_SIZES if self._records and size <= sizes.max_tokens]
+            for length in (*recorded, sizes.max_tokens):  # the largest compiles the kernels for prompts
+                places = torch.arange(length, dtype=torch.int32) % sizes.max_length
+                nowhere = torch.zeros(length, dtype=torch.int32)
+                nothing = torch.zeros((3, 0), dtype=torch.int32)
+                self.run(TokenStep(nowhere, nowhere, places, nowhere[:1], nothing, False))
+            return
         for count in range(1, min(sizes.sequences, sizes.blocks, _MAX_WARM_SIZES) + 1):
             numbers = torch.arange(count, dtype=torch.int32)
             places = torch.zeros(count, dtype=torch.int32)

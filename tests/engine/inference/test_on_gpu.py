@@ -8,7 +8,7 @@ from configs.hardware.architectures import ARCHITECTURES
 from engine.inference.graphs import static_decode
 from engine.inference.model import Shard
 from engine.inference.weights import shard_of
-from engine.models.llama import Llama
+from engine.models.weights import synthetic_tensor
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 
@@ -20,9 +20,10 @@ pytestmark = [
 
 def shard(dtype: torch.dtype) -> tuple[Shard, Shard]:
     """The same tiny model on the CPU and on the GPU."""
-    torch.manual_seed(3)
     config = ModelConfig.parse(ARCHITECTURES["llama-1m"] | {"initializer_range": 0.3})
-    tensors = {name: tensor.detach().to(dtype) for name, tensor in Llama(config).named_parameters()}
+    tensors = {
+        name: synthetic_tensor(config, name, shape, 3).to(dtype) for name, shape in config.tensor_shapes().items()
+    }
     one, group = Grid(1, 1, 1, 0), Communicator((0,), 0)
     on_gpu = {name: tensor.cuda() for name, tensor in tensors.items()}
     return shard_of(config, one, group, tensors), shard_of(config, one, group, on_gpu)
