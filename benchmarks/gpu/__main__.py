@@ -1,6 +1,6 @@
 """Command line of the checks; prints the table and what to do about what was not reached.
 
-    python -m benchmarks.gpu --budget-minutes 8 --out results/ [--only decode --only prefill] [--rehearse]
+    python -m benchmarks.gpu --budget-minutes 14 --out results/ [--only decode --only prefill] [--rehearse]
 
 Exit status 0: every check finished and no bar is missed; 1 otherwise. A second call with the same --out runs what has
 not finished.
@@ -21,7 +21,7 @@ from benchmarks.gpu.running.runner import Settings, run_checks
 def main() -> int:
     """Run the checks that were asked for. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--budget-minutes", type=float, default=8.0)
+    parser.add_argument("--budget-minutes", type=float, default=14.0)
     parser.add_argument("--out", type=Path, required=True, help="folder of the results, one JSON file for each check")
     parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="may be repeated")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")

@@ -13,7 +13,8 @@ _PEER = (*ENGINE, "transformers")
 
 @dataclass(frozen=True)
 class Check:
-    """One check. share: weight of its time in the budget; least_seconds: below that it is not begun.
+    """One check. share: weight of its time in the budget, about its seconds on
+    an H100; least_seconds: below that it is not begun.
 
     needs: packages without which it cannot run; wants: those without which some of its figures are missing.
     """
@@ -32,21 +33,27 @@ class Check:
 
 
 CHECKS = (
-    Check("parity", "answers against transformers, CUDA graphs against eager steps", 2.0, needs=_PEER),
-    Check("decode", "decode of an 8B shape in bfloat16", 0.8),
-    Check("prefill", "prefill of an 8B shape in bfloat16", 0.5),
-    Check("training", "training step of a 1B shape", 1.6, wants=("deepspeed",)),
-    Check("planning", "the planner before and after calibration, against the figures above", 0.9, needs=_PEER),
-    Check("two-ranks", "two ranks on one GPU: launch, out of memory, a hung kernel, memory returned", 1.0),
+    Check("parity", "answers against transformers, CUDA graphs against eager steps", 55.0, needs=_PEER),
+    Check("decode", "decode of an 8B shape in bfloat16", 25.0),
+    Check("prefill", "prefill of an 8B shape in bfloat16", 18.0),
+    Check("training", "training step of a 1B shape", 100.0, wants=("deepspeed",)),
+    Check("planning", "the planner before and after calibration, against the figures above", 30.0, needs=_PEER),
+    Check("two-ranks", "two ranks on one GPU: launch, out of memory, a hung kernel, memory returned", 50.0),
+    Check(
+        "serving",
+        "our server under load, beside the engine's own rate",
+        55.0,
+        needs=(*ENGINE, "fastapi", "uvicorn", "prometheus_client", "psutil", "jinja2", "httpx", "yaml"),
+    ),
     Check(
         "study",
         "a whole study through slurm.launch, without Prefect",
-        1.2,
+        110.0,
         needs=(*_PEER, "submitit", "psutil", "yaml"),
     ),
-    Check("decode-peers", "the same decode by transformers, static and compiled", 1.2, needs=_PEER),
-    Check("decode-quantised", "the same decode with int8, int4 and float8 weights", 0.8, wants=("torchao",)),
-    Check("loading", "load from disk and page cache, pinned and mapped", 0.6),
-    Check("power", "power, clocks, throttling and energy a token", 0.3, wants=("pynvml",)),
-    Check("tests", "every test marked gpu", 0.5, needs=(*ENGINE, "pytest", "pytest_timeout", "hypothesis", "yaml")),
+    Check("decode-peers", "the same decode by transformers, static and compiled", 140.0, needs=_PEER),
+    Check("decode-quantised", "the same decode with int8, int4 and float8 weights", 40.0, wants=("torchao",)),
+    Check("loading", "load from disk and page cache, pinned and mapped", 40.0),
+    Check("power", "power, clocks, throttling and energy a token", 22.0, wants=("pynvml",)),
+    Check("tests", "every test marked gpu", 110.0, needs=(*ENGINE, "pytest", "pytest_timeout", "hypothesis", "yaml")),
 )

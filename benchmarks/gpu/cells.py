@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.shapes import Sized
 from configs.common.execution import Layout, Strategy
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -33,7 +34,7 @@ def generate_cell(batch: int, prompt: int, new_tokens: int) -> Cell:
 
 
 def training_cell(
-    bench: Bench,
+    bench: Sized,
     strategy: Strategy = "none",
     checkpointing: ActivationCheckpointing = "none",
     compiled: bool = False,

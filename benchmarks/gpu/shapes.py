@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -66,12 +66,20 @@ TINY = _COMMON | {
 }
 
 
-def large_model(bench: Bench) -> dict[str, Any]:
+class Sized(Protocol):
+    """What knows whether shapes are tiny: a `Bench`."""
+
+    @property
+    def rehearsal(self) -> bool:
+        """On a CPU, with tiny shapes."""
+
+
+def large_model(bench: Sized) -> dict[str, Any]:
     """Return the configuration of the model to generate with."""
     return TINY if bench.rehearsal else LLAMA_8B
 
 
-def training_model(bench: Bench) -> dict[str, Any]:
+def training_model(bench: Sized) -> dict[str, Any]:
     """Return the configuration of the model to train."""
     return TINY if bench.rehearsal else LLAMA_1B
 
@@ -90,12 +98,12 @@ class DecodeSizes:
         return (self.samples + 3) * STEPS
 
 
-def decode_sizes(bench: Bench) -> DecodeSizes:
+def decode_sizes(bench: Sized) -> DecodeSizes:
     """Return the sizes of the decode check, which the planner is asked about too."""
     return DecodeSizes((1, 2, 4), 16, 5) if bench.rehearsal else DecodeSizes((1, 8, 64), 512, 25)
 
 
-def prefill_lengths(bench: Bench) -> tuple[int, ...]:
+def prefill_lengths(bench: Sized) -> tuple[int, ...]:
     """Return the prompts of the prefill check, in tokens."""
     return (32, 64) if bench.rehearsal else (2048, 8192)
 

@@ -15,6 +15,7 @@ from engine.inference.model import Shard
 
 _LEAST_SHARE = 0.65
 """Of the copy bandwidth, at batch 1."""
+_KERNELS_TOLD = 8
 
 
 def run(bench: Bench) -> None:
@@ -31,8 +32,7 @@ def measure(bench: Bench, shard: Shard, batch: int, bandwidth: float) -> None:
     capacity = sizes.prompt + sizes.new_tokens
     cache = shard.new_cache(batch, capacity)
     seconds = decode_seconds(bench, shard, cache, batch, sizes.prompt, sizes.samples)
-    # On a GPU attention covers the whole capacity; elsewhere what is filled, half of the new tokens on average.
-    positions = capacity if bench.device.type == "cuda" else sizes.prompt + sizes.new_tokens // 2
+    positions = sizes.prompt + sizes.new_tokens // 2  # what is filled, half of the new tokens on average
     moved = decode_bytes(shard, batch, positions)
     name = f"batch {batch}"
     bench.figure(f"{name}: a token", [one * 1e3 for one in seconds], "ms")
@@ -42,6 +42,24 @@ def measure(bench: Bench, shard: Shard, batch: int, bandwidth: float) -> None:
         bar=_LEAST_SHARE if batch == 1 else None,
         note=f"{moved / 1e9:.3g} GB a step",
     )
+    if bench.device.type == "cuda":
+        bench.attempt(f"{name}: kernels", lambda: _kernels(bench, shard, cache, batch))
+
+
+@torch.inference_mode()
+def _kernels(bench: Bench, shard: Shard, cache: KeyValueCache, batch: int) -> None:
+    """Report where the time of a token goes, by the names of kernels."""
+    cache.length -= STEPS
+    chosen = torch.zeros((batch, 1), dtype=torch.int64, device=bench.device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(STEPS):
+            next_token(shard, chosen, cache)
+        bench.clock.synchronise()
+    rows = [(row.key, row.self_device_time_total / STEPS, row.count / STEPS) for row in profile.key_averages()]
+    rows.sort(key=lambda row: -row[1])
+    bench.seen(f"batch {batch}: kernels of a token", sum(row[2] for row in rows), note=f"{len(rows)} different")
+    for key, taken, count in rows[:_KERNELS_TOLD]:
+        bench.seen(f"batch {batch}: {key[:60]}", taken, "us", note=f"{count:g} a token")
 
 
 @torch.inference_mode()

@@ -18,6 +18,7 @@ from torch import Tensor
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.tiny_models import DECODERS, ENCODER_DECODERS, ENCODERS, VOCABULARY, make_model, manifest_of
 from configs.common.execution import Dtype
+from configs.hardware.quantised_products import why_not_multiplied
 from engine.correctness.answers import collect_answers, columns, read_prefill, sequences_of
 from engine.correctness.noise import converted, measure_noise
 from engine.correctness.scoring import ModelScorer
@@ -183,6 +184,10 @@ def _quantised(bench: Bench) -> None:
     drawn = [torch.randn(shape, generator=generator) for shape in ((192, 256), (8, 256))]
     for scheme in SCHEMES:
         for dtype in _DTYPES:
+            capability = torch.cuda.get_device_capability(bench.device) if bench.device.type == "cuda" else None
+            if refusal := why_not_multiplied(scheme, dtype, bench.device.type, capability):
+                bench.seen(f"{scheme} {dtype}: product", "refused", note=refusal)
+                continue
             weight, inputs = (tensor.to(DTYPES[dtype]) for tensor in drawn)
             wanted = quantize_linear(weight.float(), None, scheme)(inputs.float())
             layer = quantize_linear(weight.to(bench.device), None, scheme)

@@ -17,6 +17,8 @@ from benchmarks.gpu.reporting.table import markdown, summary
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "measurements" / "gpu.md"
 RESULTS = ROOT / "docs" / "measurements" / "gpu"
+READING = RESULTS / "reading.md"
+"""What the results say, in a person's words; part of the page."""
 
 _HEAD = """# GPUs: seen and not seen
 
@@ -38,6 +40,8 @@ def page(runs: Mapping[str, Sequence[CheckResult]]) -> str:
     parts = [_HEAD, "## Seen\n"]
     if not runs:
         parts.append("Nothing. No part of Rankwise has run on a GPU yet.\n")
+    elif READING.exists():
+        parts.append(READING.read_text())
     parts += [_run_section(name, results) for name, results in sorted(runs.items())]
     finished = {result.check for results in runs.values() for result in results if result.state == "finished"}
     missing = [f"- `{check.name}`: {check.title}\n" for check in CHECKS if check.name not in finished]
