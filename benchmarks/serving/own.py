@@ -31,8 +31,10 @@ STUDY = Path(__file__).parents[1] / "studies" / "bench_serving_bound.yaml"
 END_TO_END_BAR, STEPS_BAR, OVERHEAD_BAR, BOUND_BAR = 1.55, 1.75, 0.02, 0.75
 PREFIX_REQUESTS = 64
 PREFIX_BAR, INVARIANT_REQUESTS, COST_BAR = 8.0, 200, 0.15
-SHARE, SEARCH_RUNS, SEARCH_SECONDS = 0.9, 16, 5.0
-"""Of each search for the limit of the real server: bounds that 90 % of the requests meet, within so many short runs."""
+SHARE, SEARCH_RUNS, SEARCH_SECONDS = 0.9, 16, 15.0
+"""Of each search for the limit of the real server: bounds that 90 % of the requests meet, within so many runs. A run is
+so long that a rate a tenth above what the server can do makes its requests wait for longer than the bound.
+"""
 _COMPUTE, _BETWEEN = "rankwise:compute_seconds_total", "rankwise:between_steps_seconds_total"
 _TOKENS = "vllm:generation_tokens_total"
 
@@ -185,12 +187,12 @@ def limit_row(files: ModelFiles, folder: Path, searches: int = 5) -> tuple[list[
     with running([Variant("rankwise", "rankwise", 2, 2)], files, None, folder / "logs") as servers:
         server = servers["rankwise"]
         for turn in range(searches):
-            search = RateSearch(SearchGoal(share=SHARE, first_rate=4.0, max_rate=200.0, max_runs=SEARCH_RUNS))
+            search = RateSearch(SearchGoal(share=SHARE, first_rate=10.0, max_rate=200.0, max_runs=SEARCH_RUNS))
             while (rate := search.next_rate()) is not None:
                 run = sender.send(server, SEARCH_SECONDS, rate=rate)
                 search.add(rate, scores_after_warm_up(run, objectives))
             found.append(search.result())
-            print(f"  search {turn}: {found[-1].estimate}", file=sys.stderr, flush=True)
+            _print_search(turn, found[-1])
     pairs = [(one, other) for place, one in enumerate(found) for other in found[place + 1 :]]
     overlap = sum(_overlap(one, other) for one, other in pairs)
     rows = tuple(
@@ -199,6 +201,15 @@ def limit_row(files: ModelFiles, folder: Path, searches: int = 5) -> tuple[list[
     )
     print(f"intervals that overlap: {overlap} of {len(pairs)} pairs")
     return [Table(("search", "requests/s", "from", "to"), rows)], overlap == len(pairs)
+
+
+def _print_search(turn: int, found: FoundRate) -> None:
+    said = {True: "passes", False: "fails", None: "undecided"}
+    probes = ", ".join(
+        f"{probe.rate:.3g} {said[probe.passes]} ({len(probe.runs)} runs, {probe.quantile:.2f} of the bound)"
+        for probe in found.probes
+    )
+    print(f"  search {turn}: {found.estimate}; {found.reason}: {probes}", file=sys.stderr, flush=True)
 
 
 def _overlap(one: FoundRate, other: FoundRate) -> bool:

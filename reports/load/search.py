@@ -28,6 +28,8 @@ from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, correc
 DECISIONS = 20
 _FACTOR = 2.0
 _TINY = 1e-9
+_FIRST_RUNS = 8
+"""Of a rate that stays undecided while no rate above it fails or none below it passes."""
 _FEW_RUNS_MARGIN = 1.5
 """Parts of one run share its queue, and their interval is too short: it must then stay this far from 1."""
 
@@ -112,7 +114,13 @@ class RateSearch:
             return None
         undecided = [probe for probe in self.probes.values() if probe.passes is None]
         waiting = [probe for probe in undecided if len(probe.runs) < self.goal.max_runs_per_rate]
-        return waiting[0].rate if waiting else self._new_rate()
+        # A rate at the limit may take all runs and stay undecided: a bound that is missing is looked for first.
+        has_bounds = None not in self._bracket
+        begun = [probe for probe in waiting if has_bounds or len(probe.runs) < _FIRST_RUNS]
+        if begun:
+            return begun[0].rate
+        new = self._new_rate()
+        return new if new is not None or not waiting else waiting[0].rate
 
     def result(self) -> FoundRate:
         """The best answer so far."""

@@ -34,6 +34,17 @@ def test_a_known_limit_is_found_and_held(ttft_seconds: float) -> None:
         assert abs(result.estimate / limit - 1) < 0.05, (seed, result.estimate, limit)
 
 
+@pytest.mark.parametrize("ttft_seconds", [0.7, 1.5, 5.0])
+def test_few_runs_give_both_bounds(ttft_seconds: float) -> None:
+    """Also where the second rate, 16 requests/s, is so near the limit that it stays undecided."""
+    server = SingleServer(20.0)
+    limit = server.limit(ttft_seconds, 0.9)
+    for seed in range(SEEDS):
+        result = found(server, SearchGoal(share=0.9, first_rate=8.0, max_runs=16), seed, 120.0, ttft_seconds)
+        assert result.low is not None and result.high is not None, (seed, result)
+        assert result.low <= limit <= result.high, (seed, result)
+
+
 def test_another_share_and_a_start_above_the_limit() -> None:
     server = SingleServer(20.0)
     goal = SearchGoal(share=0.9, first_rate=300.0, tolerance=0.1)
