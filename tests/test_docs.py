@@ -7,6 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import typer
+
+from flows.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -49,6 +52,27 @@ def test_named_source_files_exist(document: Path) -> None:
     paths = re.findall(rf"`((?:{packages})/[\w/.-]+\.\w+)`", text)
     paths += [name.replace(".", "/") + ".py" for name in re.findall(rf"python -m ((?:{packages})[\w.]*)", text)]
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_command_lines_have_the_options_that_they_name(document: Path) -> None:
+    text = re.sub(r"\\\n\s*", " ", document.read_text())
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [command for block in blocks for line in block.splitlines() for command in re.split(r"[;|&]+ ?", line)]
+    found = [re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*rankwise ([a-z].*)", line) for line in lines]
+    assert [words[1] for words in found if words and unknown_options(words[1].split())] == []
+
+
+def unknown_options(words: list[str]) -> set[str]:
+    """Options of a command line that its command does not have."""
+    command = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words[0]]  # type: ignore[attr-defined]
+        words = words[1:]
+    known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    if "--help" in words or "--version" in words:
+        return set()
+    return {word.strip("[]").split("=")[0] for word in words if word.strip("[]").startswith("--")} - known
 
 
 def test_the_index_links_every_page_once() -> None:

@@ -160,6 +160,13 @@ def test_planted_crashes_cost_their_own_figures_and_a_second_call_makes_them(tmp
 
 
 @pytest.mark.slow
+def test_checks_that_lean_on_most_of_the_code_pass_in_a_rehearsal(tmp_path: Path) -> None:
+    done = gpu_check(tmp_path, "--budget-minutes", "6", "--only", "training", "--only", "serving", "--only", "study")
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert {result.state for result in read_results(tmp_path).values()} == {"finished"}
+
+
+@pytest.mark.nightly
 def test_the_whole_rehearsal_passes(tmp_path: Path) -> None:
     # The budget's shares are limits of single checks, against hangs; all of them end within `gpu_check`'s time.
     done = gpu_check(tmp_path, "--budget-minutes", "12")

@@ -66,7 +66,7 @@ def test_steps_are_what_they_should_be() -> None:
     assert len(parts) == 5 and [one.part for one in steps] == sorted((one.part for one in steps), key=parts.index)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quick_command_lines_print_what_they_should(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     quick = [one for one in all_steps() if one.quick]
     code = Walk(tmp_path).run(quick, None)

@@ -17,7 +17,7 @@ from benchmarks.gpu.reporting.table import markdown, summary
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "measurements" / "gpu.md"
 RESULTS = ROOT / "docs" / "measurements" / "gpu"
-READING = RESULTS / "reading.md"
+READING = RESULTS / "reading.txt"
 """What the results say, in a person's words; part of the page."""
 
 _HEAD = """# GPUs: seen and not seen
