@@ -160,7 +160,7 @@ class KeyValueCache:
         self._padding: Tensor | None = None
         self._filled: Tensor | None = None
         self._on_gpu: GpuAttention | None = None
-        if self._by_distance is None and self.source is None and has_gpu_attention(self.store):
+        if self._by_distance is None and self.source is None and has_gpu_attention(like.device, like.dtype, width):
             tables = torch.arange(batch, dtype=torch.int32, device=like.device)[:, None]  # each row is one block
             self._on_gpu = gpu_attention(self.store, share, config, self.angles, tables)
 

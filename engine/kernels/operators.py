@@ -57,11 +57,11 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     library = _library_for(x)
     wide_weight = weight.dtype is not x.dtype
     same_rounding = not wide_weight or weight.dtype is torch.float32
-    on_gpu = gpu_operators(x)
-    if on_gpu is not None and same_rounding and weight.shape[0] <= on_gpu.MOST_WIDTH:
-        normed: Tensor = on_gpu.rms_norm(x, weight, epsilon)
-        return normed
     if library is None or not same_rounding:
+        on_gpu = gpu_operators(x) if same_rounding else None
+        if on_gpu is not None and weight.shape[0] <= on_gpu.MOST_WIDTH:
+            normed: Tensor = on_gpu.rms_norm(x, weight, epsilon)
+            return normed
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
         return (weight * wide).to(x.dtype) if wide_weight else weight * wide.to(x.dtype)
@@ -79,11 +79,11 @@ def add_rms_norm(hidden: Tensor, update: Tensor, weight: Tensor, epsilon: float)
     library = _library_for(hidden)
     wide_weight = weight.dtype is not hidden.dtype
     same_rounding = update.dtype is hidden.dtype and (not wide_weight or weight.dtype is torch.float32)
-    on_gpu = gpu_operators(hidden)
-    if on_gpu is not None and same_rounding and weight.shape[0] <= on_gpu.MOST_WIDTH:
-        both: tuple[Tensor, Tensor] = on_gpu.add_rms_norm(hidden, update, weight, epsilon)
-        return both
     if library is None or not same_rounding:
+        on_gpu = gpu_operators(hidden) if same_rounding else None
+        if on_gpu is not None and weight.shape[0] <= on_gpu.MOST_WIDTH:
+            both: tuple[Tensor, Tensor] = on_gpu.add_rms_norm(hidden, update, weight, epsilon)
+            return both
         hidden = hidden + update
         return hidden, rms_norm(hidden, weight, epsilon)
     return _add_and_norm(library.add_rms_norm, hidden, update, (weight,), epsilon, wide_weight)
@@ -191,11 +191,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `cos` and `sin` have four dimensions too, each as large as that of x or 1. The result is contiguous.
     """
     library = _library_for(x)
-    on_gpu = gpu_operators(x)
-    if on_gpu is not None and cos.dtype is x.dtype and x.stride(3) == 1:
-        turned: Tensor = on_gpu.rotate(x, cos, sin)
-        return turned
     if library is None or cos.dtype is not x.dtype:
+        on_gpu = gpu_operators(x)
+        if on_gpu is not None and cos.dtype is x.dtype and x.stride(3) == 1:
+            turned: Tensor = on_gpu.rotate(x, cos, sin)
+            return turned
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-second, first), dim=-1) * sin
     shape, angles, steps = x.shape, cos.shape, cos.stride()

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend
 from configs.families.config import ModelConfig
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
+from engine.kernels.gpu import has_gpu_attention, why_no_gpu_kernels
 from engine.parallel.transports import graph_obstacle
 from engine.rank.attention_rule import AttentionCall, Gpu, explain_attention
 
@@ -26,9 +27,9 @@ def computing_environment(
 ) -> dict[str, Any]:
     """Return settings that decide which kernels run, of rankwise's engine; on a GPU with the reason of each.
 
-    attention_prefill, attention_decode, attention_training: the kernel that torch chooses for this model (a decode step
-    on a GPU has a mask, because its graph covers the cache's whole capacity); None where the engine has its own kernel
-    or no such pass. transport: of the tensor-parallel group.
+    attention_prefill, attention_decode, attention_training: the kernel that torch chooses for this model (of a decode
+    step that its graph lets cover the cache's whole capacity, with a mask); None where the engine has its own kernel or
+    no such pass. gpu_kernels: whether it has its own there. transport: of the tensor-parallel group.
     """
     kind = descriptor_of(cell.workload)
     ours = cell.engine == "rankwise"
@@ -36,7 +37,7 @@ def computing_environment(
     why_no_graph = _why_no_graph(cell, device, transport)
     passes: dict[Pass, bool] = {
         "prefill": not kind.trains,
-        "decode": not kind.trains and on_gpu,
+        "decode": not kind.trains and on_gpu and not _has_own_attention(cell, device, config),
         "training": kind.trains,
     }
     said: dict[str, Any] = {
@@ -46,6 +47,9 @@ def computing_environment(
         "compiled": cell.engine_mode == "compiled" or bool(getattr(cell.workload, "compiled", False)),
         "tf32": torch.backends.cuda.matmul.allow_tf32 if on_gpu else None,
     }
+    if on_gpu and ours:
+        why_no_kernels = why_no_gpu_kernels(device)
+        said |= {"gpu_kernels": why_no_kernels is None, "gpu_kernels_why_not": why_no_kernels}
     for name, exists in passes.items():
         asked = ours and exists and config is not None
         chosen = attention_kernel(config, cell.dtype, device, name) if asked and config is not None else None
@@ -83,6 +87,13 @@ def attention_operands(
         return tensor(config.heads, _LENGTH), keys, None
     mask = torch.ones(1, 1, 1, _LENGTH, dtype=torch.bool, device=device)
     return tensor(config.kv_heads, groups), keys, mask
+
+
+def _has_own_attention(cell: Cell, device: torch.device, config: ModelConfig | None) -> bool:
+    """Whether decode steps attend by a kernel of ours; those of an encoder-decoder do not."""
+    if config is None or config.kind != "decoder":
+        return False
+    return has_gpu_attention(device, getattr(torch, cell.dtype), config.head_dim)
 
 
 def _why_no_graph(cell: Cell, device: torch.device, transport: str) -> str | None:

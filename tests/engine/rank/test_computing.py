@@ -1,5 +1,6 @@
 """What a record says of attention, graphs and compilation."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from configs.spec.cell import Cell
 from engine.inference import model
 from engine.inference.model import Shard
 from engine.inference.weights import shard_of
+from engine.kernels import gpu
+from engine.kernels.gpu import why_no_gpu_kernels
 from engine.models.llama import Llama
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
@@ -45,12 +48,19 @@ def test_a_gpu_is_asked_about_its_passes_and_says_why(monkeypatch: pytest.Monkey
         return "efficient_attention" if of == "decode" else "flash_attention"
 
     monkeypatch.setattr(computing, "attention_kernel", kernel)
+    monkeypatch.setattr(gpu, "_obstacle", lambda device: "Triton is not installed")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     said = computing_environment(cell(dtype="bfloat16"), GPU, CONFIG)
     assert asked == ["prefill", "decode"] and said["cuda_graphs"] is True
     assert (said["attention_prefill"], said["attention_decode"]) == ("flash_attention", "efficient_attention")
     assert "flash_attention takes no mask" in said["attention_decode_why"]
     assert {"flash_attention", "math"} <= set(said["attention_allowed"])
+    assert (said["gpu_kernels"], said["gpu_kernels_why_not"]) == (False, "Triton is not installed")
+    with monkeypatch.context() as patched:
+        patched.setattr(gpu, "_obstacle", lambda device: None)
+        own = computing_environment(cell(dtype="bfloat16"), GPU, CONFIG)
+    assert (own["gpu_kernels"], own["gpu_kernels_why_not"], own["attention_decode"]) == (True, None, None)
+    assert asked.pop() == "prefill"
     trained = computing_environment(cell("train", dtype="bfloat16"), GPU, CONFIG)
     assert asked[2:] == ["training"] and trained["attention_training"] == "flash_attention"
     assert (trained["cuda_graphs"], trained["cuda_graphs_why"]) == (False, "no decode steps")
@@ -58,6 +68,21 @@ def test_a_gpu_is_asked_about_its_passes_and_says_why(monkeypatch: pytest.Monkey
     peer = computing_environment(cell(engine="transformers", engine_mode="compiled"), GPU, CONFIG)
     assert (peer["compiled"], peer["cuda_graphs"], peer["attention_prefill"]) == (True, False, None)
     assert peer["cuda_graphs_why"] == "transformers decides for itself"
+
+
+def test_a_gpu_on_which_our_kernels_fail_is_computed_on_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+
+    monkeypatch.setattr(gpu, "_operators", lambda: SimpleNamespace(rms_norm=compiled))
+    monkeypatch.setattr(gpu, "_DEVICES", ["cpu"])
+    gpu._obstacle.cache_clear()
+    try:
+        reason = why_no_gpu_kernels(CPU)
+        assert reason == "RuntimeError: Failed to find C compiler. Please specify via CC"
+        assert gpu.gpu_operators(torch.ones(1, 4)) is None and not gpu.has_gpu_attention(CPU, torch.float32, 64)
+    finally:
+        gpu._obstacle.cache_clear()
 
 
 def test_why_there_are_no_graphs_is_said() -> None:
