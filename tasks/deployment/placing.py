@@ -5,6 +5,8 @@ server = placer.place(bundle, 1, 1, ready_seconds, check)
 placer.backend(server), url_of(server), placer.end(server)
 """
 
+import re
+import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,12 +29,23 @@ from tasks.deployment.bundles import bundle_name
 from tasks.deployment.first_answers import first_answers
 from tasks.deployment.fronts import open_tunnel
 from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, state, stop
-from tasks.deployment.servers import ServerNotReady, ServerSpec, place_server, wait_for_port, wait_until_ready
+from tasks.deployment.servers import (
+    AWAY_SECONDS,
+    ServerNotReady,
+    ServerSpec,
+    place_server,
+    wait_for_port,
+    wait_until_ready,
+)
 from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace, partition_place
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import Say
 
 _FAILED_TUNNELS = 4
+_CONNECT_SECONDS = 15.0
+"""A tunnel that has run for so long is connected: ssh gives up after 10 s."""
+_NOBODY = re.compile("refused|reset|closed|timed out|unreachable|no route|broken pipe|temporary failure", re.IGNORECASE)
+"""What ssh says of a machine, or a way to it, that is away and may come back."""
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Where the ranks of a server on several nodes meet: below the ports that Linux gives out by itself."""
 
@@ -49,6 +62,37 @@ def stage_on_hosts(hosts: SshTarget, manifests: list[Path], say: Say) -> None:
         raise PlaceError(error.errno, error.strerror or str(error)) from error
     except HostRefused as error:
         raise PlaceError(None, str(error)) from error
+
+
+class TunnelWatch:
+    """Looks whether a tunnel comes up while its server starts.
+
+    One that is refused is given up after a few starts. One that finds nobody is tried for as long as a connection may
+    be lost meanwhile, however often that is: the first starts follow within three seconds.
+    """
+
+    def __init__(self, place: Place, folder: str) -> None:
+        self._place, self._folder = place, folder
+        self._lost: float | None = None
+
+    def check(self) -> None:
+        """Raise ServerNotReady where it does not."""
+        told = state(self._place, self._folder)
+        if told is None or told.starts <= _FAILED_TUNNELS:
+            return
+        if told.state == "running" and time.time() - told.since > _CONNECT_SECONDS:
+            self._lost = None  # it stands
+            return
+        now = time.monotonic()
+        self._lost = now if self._lost is None else self._lost
+        if now - self._lost > AWAY_SECONDS or not _NOBODY.search(told.reason):
+            raise ServerNotReady(None, f"no SSH tunnel to the server's machine: {printable(told.reason, 300)}")
+
+
+def _check(tunnel: TunnelWatch | None, check: Callable[[], None]) -> None:
+    check()
+    if tunnel is not None:
+        tunnel.check()
 
 
 class Placer:
@@ -119,9 +163,8 @@ class Placer:
                 generation=generation, bundle=bundle_name(bundle), node=node, folder=folder, port=port, tunnel=tunnel,
                 local_port=local_port, peers=peers,
             )  # fmt: skip
-            wait_until_ready(
-                place, folder, url_of(server), self._key, ready_seconds, partial(self._check, server, check)
-            )
+            watch = None if tunnel is None else TunnelWatch(self.here, tunnel)
+            wait_until_ready(place, folder, url_of(server), self._key, ready_seconds, partial(_check, watch, check))
             self._test(server, bundle)
         except BaseException:
             others = [(self.place_of(other), path) for other, path in enumerate(peers, 1)]
@@ -138,13 +181,6 @@ class Placer:
             assert isinstance(place, SlurmPlace)
             return self.partition.node(place.node_of(folder, seconds))
         return self.hosts, self.hosts.hosts[node] if self.hosts is not None else None
-
-    def _check(self, server: PlacedServer, check: Callable[[], None]) -> None:
-        """Raise ServerNotReady where the tunnel to a server does not come up, and what `check` raises."""
-        check()
-        told = None if server.tunnel is None else state(self.here, server.tunnel)
-        if told is not None and told.starts > _FAILED_TUNNELS:
-            raise ServerNotReady(None, f"no SSH tunnel to the server's machine: {printable(told.reason, 300)}")
 
     def _meetings(self, nodes: int, generation: int) -> list[ServerRendezvous | None]:
         """Return where the ranks of each node meet; None: all are on one."""

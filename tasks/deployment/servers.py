@@ -25,7 +25,7 @@ from tasks.models.sources import load_manifest
 T = TypeVar("T")
 READY_SECONDS = 600.0
 _LOOK_SECONDS, _START_SECONDS = 0.2, 30.0
-_AWAY_SECONDS = 60.0
+AWAY_SECONDS = 60.0
 """As long as a connection may be lost while a server starts."""
 _CACHE_SHARE = 0.5
 _FAILED_STARTS = 3
@@ -150,7 +150,7 @@ def wait_until_ready(place: Place, folder: str, url: str, key: str, seconds: flo
 
 def _asked(question: Callable[[], T], deadline: float) -> T:
     """Return a machine's answer. One that cannot be reached is asked again for a while. Raises PlaceError."""
-    until = min(deadline, time.monotonic() + _AWAY_SECONDS)
+    until = min(deadline, time.monotonic() + AWAY_SECONDS)
     while True:
         try:
             return question()
