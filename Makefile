@@ -25,7 +25,7 @@ test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow"
 
 TRITON := 3.6.0
-$(VENV)/triton-$(TRITON): $(VENV)/.installed-dev  # apart: with it, other packages would take this machine for one with a GPU
+$(VENV)/triton-$(TRITON): | $(VENV)/.installed-dev  # apart: with it, other packages would take this machine for one with a GPU
 	$(BIN)/python -m pip install --quiet --no-deps --target $@ triton==$(TRITON)
 
 test-gpu-kernels: $(VENV)/triton-$(TRITON)  ## our kernels for GPUs by Triton's interpreter, on a CPU; a minute and a half

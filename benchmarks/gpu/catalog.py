@@ -13,10 +13,10 @@ _PEER = (*ENGINE, "transformers")
 
 @dataclass(frozen=True)
 class Check:
-    """One check. share: weight of its time in the budget, about its seconds on
-    an H100; least_seconds: below that it is not begun.
+    """One check. share: weight of its time in the budget, about its seconds on an H100.
 
-    needs: packages without which it cannot run; wants: those without which some of its figures are missing.
+    least_seconds: below that it is not begun. needs: packages without which it cannot run; wants: those without which
+    some of its figures are missing.
     """
 
     name: str
@@ -37,7 +37,7 @@ CHECKS = (
     Check("decode", "decode of an 8B shape in bfloat16", 25.0),
     Check("prefill", "prefill of an 8B shape in bfloat16", 18.0),
     Check("training", "training step of a 1B shape", 100.0, wants=("deepspeed",)),
-    Check("planning", "the planner before and after calibration, against the figures above", 30.0, needs=_PEER),
+    Check("planning", "the planner before and after it has learned, against the figures above", 30.0, needs=_PEER),
     Check("two-ranks", "two ranks on one GPU: launch, out of memory, a hung kernel, memory returned", 50.0),
     Check(
         "serving",

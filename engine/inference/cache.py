@@ -160,7 +160,9 @@ class KeyValueCache:
         self._padding: Tensor | None = None
         self._filled: Tensor | None = None
         self._on_gpu: GpuAttention | None = None
-        if self._by_distance is None and self.source is None and has_gpu_attention(like.device, like.dtype, width):
+        group = len(share.heads) // len(share.kv_heads)
+        own = has_gpu_attention(like.device, like.dtype, width, group)
+        if own and self._by_distance is None and self.source is None:
             tables = torch.arange(batch, dtype=torch.int32, device=like.device)[:, None]  # each row is one block
             self._on_gpu = gpu_attention(self.store, share, config, self.angles, tables)
 

@@ -1,4 +1,4 @@
-"""Decode steps on a GPU as CUDA graphs: one launch a token instead of about a hundred.
+"""Decode steps on a GPU as CUDA graphs: one launch a token instead of hundreds.
 
     hidden = static_decode(shard, cache, inputs, padding)     # the first call records, later ones repeat
     hidden = static_paged_step(shard, cache, inputs, sequences, positions)

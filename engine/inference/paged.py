@@ -136,7 +136,7 @@ class PagedCache:
                 config.head_dim,
             )
         self._on_gpu: GpuAttention | None = None
-        if has_gpu_attention(like.device, like.dtype, width):
+        if has_gpu_attention(like.device, like.dtype, width, len(share.heads) // len(share.kv_heads)):
             # A copy, which steps read there.
             self._device_tables = self.tables.to(like.device)
             self._on_gpu = gpu_attention(self.store, share, config, self._angles, self._device_tables)

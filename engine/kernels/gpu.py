@@ -1,7 +1,7 @@
 """Whether our kernels for GPUs can be used here.
 
     kernels = gpu_operators(x)                                      # engine.kernels.operators_gpu, or None
-    if has_gpu_attention(store.device, store.dtype, width): ...     # then engine.kernels.attention_gpu can be imported
+    if has_gpu_attention(device, dtype, width, group): ...          # then engine.kernels.attention_gpu can be imported
     why_no_gpu_kernels(device)                                      # the reason for None
 
 They need Triton, which torch's builds for GPUs bring along, and Triton a C compiler. `RANKWISE_KERNELS=off` turns them
@@ -33,10 +33,10 @@ def gpu_operators(x: Tensor) -> ModuleType | None:
     return _operators()
 
 
-def has_gpu_attention(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Return whether `GpuAttention` supports heads of a width."""
+def has_gpu_attention(device: torch.device, dtype: torch.dtype, width: int, group: int) -> bool:
+    """Return whether `GpuAttention` works for heads of a width, `group` query heads to a key head."""
     supported = device.type in _DEVICES and dtype in _DTYPES and width <= _MOST_WIDTH and width % 2 == 0
-    return supported and why_no_gpu_kernels(device) is None
+    return supported and why_no_gpu_kernels(device) is None and _attends(device, dtype, width, group)
 
 
 def why_no_gpu_kernels(device: torch.device) -> str | None:
@@ -61,6 +61,21 @@ def _obstacle(device: torch.device) -> str | None:
     except Exception as error:  # of Triton, of the C compiler that it runs, or of the driver
         return " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
     return None
+
+
+@functools.cache
+def _attends(device: torch.device, dtype: torch.dtype, width: int, group: int) -> bool:
+    """Try it on two tokens of a sequence: its tiles may need more shared memory than a smaller GPU has."""
+    attention = importlib.import_module("engine.kernels.attention_gpu")
+    store = torch.zeros((2, 1, 1, 1, 16, width), dtype=dtype, device=device)
+    heads = torch.zeros((2, group + 2, width), dtype=dtype, device=device)
+    tables, tokens = torch.zeros((1, 1), dtype=torch.int32, device=device), torch.arange(2, dtype=torch.int32)
+    try:
+        tried = attention.GpuAttention(store, group, 1.0, None, tables)
+        tried.run(0, heads[:, :-1], heads[:, -1:], 0, tried.step_places(torch.zeros_like(tokens), tokens))
+    except Exception:  # of Triton, which refuses what does not fit
+        return False
+    return True
 
 
 def _operators() -> ModuleType:

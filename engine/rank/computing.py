@@ -93,7 +93,7 @@ def _has_own_attention(cell: Cell, device: torch.device, config: ModelConfig | N
     """Whether decode steps attend by a kernel of ours; those of an encoder-decoder do not."""
     if config is None or config.kind != "decoder":
         return False
-    return has_gpu_attention(device, getattr(torch, cell.dtype), config.head_dim)
+    return has_gpu_attention(device, getattr(torch, cell.dtype), config.head_dim, config.heads // config.kv_heads)
 
 
 def _why_no_graph(cell: Cell, device: torch.device, transport: str) -> str | None:

@@ -64,8 +64,9 @@ class StepRunner:
         """
         sizes = self._cache.sizes
         if self._shard.device.type == "cuda":
-            recorded = [size for size in RECORDED_SIZES if self._records and size <= sizes.max_tokens]
-            for length in (*recorded, sizes.max_tokens):  # the largest compiles the kernels for prompts
+            # A step takes the next larger size that is recorded; the largest compiles the kernels for prompts.
+            recorded = {min(size, sizes.max_tokens) for size in RECORDED_SIZES} if self._records else set()
+            for length in sorted(recorded | {sizes.max_tokens}):
                 places = torch.arange(length, dtype=torch.int32) % sizes.max_length
                 nowhere = torch.zeros(length, dtype=torch.int32)
                 nothing = torch.zeros((3, 0), dtype=torch.int32)

@@ -32,6 +32,7 @@ from tasks.serving.process import ServerProcess
 from tasks.serving.settings import ServerRequest, make_settings
 
 TOKENS, USERS = 64, (1, 8, 32)
+_MAX_LENGTH = 4 * TOKENS
 _LEAST_SHARE, _MOST_BETWEEN = 0.75, 0.02
 _RAMP_SHARE = 0.25  # of a run, not counted: its users all begin together
 _COMPUTE, _BETWEEN = "rankwise:compute_seconds_total", "rankwise:between_steps_seconds_total"
@@ -54,7 +55,7 @@ def run(bench: Bench) -> None:
         cores_per_rank=1,
         name="model",
         port=0,
-        max_length=2 * TOKENS * 2,
+        max_length=_MAX_LENGTH,
         max_sequences=users[-1],
         kv_cache_gib=0.05 if bench.rehearsal else 8.0,
     )
@@ -72,7 +73,7 @@ def run(bench: Bench) -> None:
 def _engine(bench: Bench, config: dict[str, object], sequences: int) -> float:
     """Report and return tokens per second of decoding alone, with the positions that a request has on average."""
     shard = one_shard(bench, config, torch.bfloat16)
-    cache = shard.new_cache(sequences, 2 * TOKENS * 2)
+    cache = shard.new_cache(sequences, _MAX_LENGTH)
     seconds = decode_seconds(bench, shard, cache, sequences, TOKENS, 5)
     return bench.figure(
         f"the engine's decode of {sequences} sequences", [sequences / one for one in seconds], "tokens/s"

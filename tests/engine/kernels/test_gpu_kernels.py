@@ -196,3 +196,18 @@ def test_models(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
         hidden = static_decode(model, whole, shifted[:, place : place + 1], padding)[:, 0]
         check(hidden, [(row, place - int(by)) for row, by in enumerate(padding)])
         whole.length += 1
+
+
+def test_heads_that_do_not_fit_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.kernels import attention_gpu
+
+    def too_large(*_: object) -> None:
+        raise RuntimeError("out of resource: shared memory, Required: 139520, Hardware limit: 101376")
+
+    asked = (DEVICE, DTYPES[0], 256, 2)
+    gpu._attends.cache_clear()
+    assert gpu.has_gpu_attention(*asked)
+    gpu._attends.cache_clear()
+    monkeypatch.setattr(attention_gpu.GpuAttention, "run", too_large)
+    assert not gpu.has_gpu_attention(*asked)
+    gpu._attends.cache_clear()

@@ -58,6 +58,7 @@ def test_a_gpu_is_asked_about_its_passes_and_says_why(monkeypatch: pytest.Monkey
     assert (said["gpu_kernels"], said["gpu_kernels_why_not"]) == (False, "Triton is not installed")
     with monkeypatch.context() as patched:
         patched.setattr(gpu, "_obstacle", lambda device: None)
+        patched.setattr(gpu, "_attends", lambda *kind: kind == (GPU, torch.bfloat16, CONFIG.head_dim, 2))
         own = computing_environment(cell(dtype="bfloat16"), GPU, CONFIG)
     assert (own["gpu_kernels"], own["gpu_kernels_why_not"], own["attention_decode"]) == (True, None, None)
     assert asked.pop() == "prefill"
@@ -80,7 +81,7 @@ def test_a_gpu_on_which_our_kernels_fail_is_computed_on_by_torch(monkeypatch: py
     try:
         reason = why_no_gpu_kernels(CPU)
         assert reason == "RuntimeError: Failed to find C compiler. Please specify via CC"
-        assert gpu.gpu_operators(torch.ones(1, 4)) is None and not gpu.has_gpu_attention(CPU, torch.float32, 64)
+        assert gpu.gpu_operators(torch.ones(1, 4)) is None and not gpu.has_gpu_attention(CPU, torch.float32, 64, 1)
     finally:
         gpu._obstacle.cache_clear()
 
