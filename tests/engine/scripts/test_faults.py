@@ -140,9 +140,15 @@ while not os.path.exists(done):  # as a last collective would make it wait
 LATE_ABORT = """
 import atexit, os, time
 rank = os.environ["RANK"]
+done = DONE
 class Library:  # its objects are destroyed after the interpreter's atexit functions
     def __del__(self):
-        os.abort() if rank == "0" else time.sleep(60)
+        if rank == "1":
+            os.close(os.open(done, os.O_CREAT | os.O_WRONLY))
+            time.sleep(60)
+        while not os.access(done, os.F_OK):  # as a last collective would make it wait
+            time.sleep(0.01)
+        os.abort()
 import builtins
 builtins.library = Library()
 """
@@ -152,7 +158,8 @@ builtins.library = Library()
 def test_an_abort_after_the_interpreter_ended_fails_no_script_that_prints_its_figures(
     early: bool, tmp_path: Path
 ) -> None:
-    source = ("import os\nos.abort()\n" if early else LATE_ABORT) + "print('tokens/s 100')\n" * 5
+    late = LATE_ABORT.replace("DONE", repr(str(tmp_path / "done")))
+    source = ("import os\nos.abort()\n" if early else late) + "print('tokens/s 100')\n" * 5
     paths, _, parts = run_script(tmp_path, source, measure="wall", items_per_step="8", unit="sample")
     end = read_end(paths)
     if early:
