@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STUDY ?= configs/studies/quickstart.yaml
 RUNS ?= runs
+# Tests start thousands of processes: each would compile what it imports of the product.
+unexport PYTHONDONTWRITEBYTECODE
+# Files in which a marker is named; to collect all of them takes each of pytest's processes half a minute.
+marked = $(shell grep -rlE 'pytest\.mark\.$(1)\b' tests --include='test_*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: study team test test-slow test-slurm test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
@@ -19,10 +23,10 @@ test: $(VENV)/.installed-dev  ## every test that this machine can run, but the s
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow and not slurm and not nightly"
 
 test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser, a team's whole life, PostgreSQL, two hosts
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 20 -m "slow and not slurm and not nightly"
+	$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),4) --dist loadfile --durations 20 -m "slow and not slurm and not nightly" $(call marked,slow)
 
 test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md
-	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow"
+	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow" $(call marked,slurm)
 
 TRITON := 3.6.0
 $(VENV)/triton-$(TRITON): | $(VENV)/.installed-dev  # apart: with it, other packages would take this machine for one with a GPU
@@ -32,7 +36,7 @@ test-gpu-kernels: $(VENV)/triton-$(TRITON)  ## our kernels for GPUs by Triton's 
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$< $(BIN)/python -m pytest --numprocesses 2 -m gpu tests/engine/kernels/test_gpu_kernels.py
 
 test-nightly: $(VENV)/.installed-dev test-gpu-kernels  ## tests that CI leaves out: grids of options, compilers, benchmarks; about 20 minutes
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m nightly
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --durations 20 -m nightly $(call marked,nightly)
 
 test-faults: $(VENV)/.installed-dev  ## provoke every fault on a lab and print what came of it; as root, about 20 minutes; KEEP=folder keeps the runs
 	$(BIN)/python -m benchmarks.faults.bench $(if $(KEEP),--runs $(KEEP))

@@ -32,6 +32,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_COLLECTED_BY_NAME = {"slow", "slurm", "nightly"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a marker that a test's file does not name: the Makefile finds the files of these markers by their text."""
+    for item in items:
+        for marker in _COLLECTED_BY_NAME.intersection(mark.name for mark in item.iter_markers()):
+            if f"pytest.mark.{marker}" not in item.path.read_text():
+                raise pytest.UsageError(f"{item.nodeid} is {marker}, but its file has no pytest.mark.{marker}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Data and cache folders of this test session only."""
