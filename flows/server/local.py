@@ -18,6 +18,7 @@ happens to it); the server (`flows.server.process`) ends itself when there is no
 import contextlib
 import fcntl
 import http.client
+import math
 import os
 import signal
 import socket
@@ -45,6 +46,7 @@ from flows.server.settings import (
 
 HEALTHY_SECONDS = 90.0
 DRAIN_SECONDS = 15.0
+LINGER_VARIABLE = "RANKWISE_SERVER_LINGER"
 MAX_LOG_BYTES = 10_000_000
 
 
@@ -117,12 +119,13 @@ def _end(server: LocalServer) -> None:
 
 def _start(folder: Path) -> LocalServer:
     """Start a server in a session of its own; return when it has written server.json."""
+    linger = _linger_seconds()
     log = folder / "server.log"
     if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
         os.truncate(log, 0)
     with _listener() as listener, log.open("ab") as output:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
-        command = [sys.executable, "-P", "-m", "flows.server.process", str(folder), str(listener.fileno())]
+        command = [sys.executable, "-P", "-m", "flows.server.process", str(folder), str(listener.fileno()), str(linger)]
         try:
             process = subprocess.Popen(
                 command,
@@ -142,6 +145,18 @@ def _start(folder: Path) -> LocalServer:
     if server is None:
         raise LocalServerError(f"the local Prefect server did not start.\n{_end_of_log(log)}")
     return server
+
+
+def _linger_seconds() -> float:
+    """Seconds that a server stays after the last run. Raises LocalServerError for what is no number of seconds."""
+    given = os.environ.get(LINGER_VARIABLE, "").strip() or "3"
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise LocalServerError(f"{LINGER_VARIABLE}: got {given!r}, expected seconds, such as 60")
+    return seconds
 
 
 def _listener() -> socket.socket:
@@ -240,7 +255,7 @@ class ApiLease:
     def close(self) -> None:
         """Give the lease back, once the server has all that Prefect has to tell it.
 
-        The server ends a few seconds after the last lease.
+        The server ends a few seconds after the last lease, or as many as RANKWISE_SERVER_LINGER says.
         """
         try:
             drain_prefect(DRAIN_SECONDS if not self.lost and (self.home is None or self._alive()) else 0.0)

@@ -2,13 +2,13 @@
 
 A run cannot end the server: it may be killed, and others may share the server. Every run therefore holds a shared
 lock on `lease.lock`, which the kernel releases however the run ends, and the server ends itself when nobody has held
-one for a few seconds. `server.lock` serialises a run that starts or joins a server and a server that ends itself.
+one for a while. `server.lock` serialises a run that starts or joins a server and a server that ends itself.
 
 The process inherits a socket that already listens: the port is nobody else's from the first moment, and requests wait
 in the socket's queue until the server answers. A server that was killed is not started again: the runs that used it
 continue without one.
 
-    python -m flows.server.process FOLDER LISTENER     # by flows.server.local
+    python -m flows.server.process FOLDER LISTENER LINGER_SECONDS     # by flows.server.local
 """
 
 import contextlib
@@ -34,7 +34,6 @@ from configs.common.system.proc import is_alive, network_namespace, start_ticks
 NICE = 10
 """Of a server beside measured ranks. Two busy processes on 2 cores let a query wait 0.13 s at nice 10, 0.7 s and up to
 7 s at nice 19 (12 queries each, twice): a run's end, some thirty queries, would then take minutes."""
-LINGER_SECONDS = 3.0
 SERVER_POLL_SECONDS = 0.5
 END_SECONDS = 5.0
 
@@ -123,7 +122,7 @@ def locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _end_when_idle(folder: Path) -> None:
+def _end_when_idle(folder: Path, linger_seconds: float) -> None:
     """End this process when no run has held the lease for a while, or when its folder is gone: no run finds it then."""
     idle_since: float | None = None
     while True:
@@ -133,7 +132,7 @@ def _end_when_idle(folder: Path) -> None:
                 idle_since = None
                 continue
             idle_since = idle_since or time.monotonic()
-            if time.monotonic() - idle_since >= LINGER_SECONDS:
+            if time.monotonic() - idle_since >= linger_seconds:
                 _end_unless_leased(folder)
         except FileNotFoundError:
             if not folder.exists():
@@ -218,7 +217,7 @@ def run_api_server(sockets: list[socket.socket] | None, yields: bool, **settings
     sys.exit(0 if server.started else 1)
 
 
-def main(folder: Path, descriptor: int) -> None:
+def main(folder: Path, descriptor: int, linger_seconds: float) -> None:
     """Detach, write server.json, serve until SIGTERM or until nobody needs the server."""
     if os.fork():
         # The run that starts us waits only for this parent, so that no zombie of ours is left to it.
@@ -227,9 +226,9 @@ def main(folder: Path, descriptor: int) -> None:
     _announce(folder, listener.getsockname()[1])
     # Whoever reads our standard output to its end knows now that server.json is there.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    threading.Thread(target=_end_when_idle, args=(folder,), name="idle", daemon=True).start()
+    threading.Thread(target=_end_when_idle, args=(folder, linger_seconds), name="idle", daemon=True).start()
     run_api_server([listener], yields=True, access_log=False)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -211,6 +211,22 @@ def test_two_that_begin_at_once_get_one_server_and_their_death_ends_it(data: Pat
         wait_until_gone(process, data / "prefect")
 
 
+def test_a_server_stays_as_long_as_it_was_told(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_SERVER_LINGER", "60")
+    with lease_server() as lease:
+        server = server_of(lease)
+    time.sleep(4.5)
+    with lease_server() as later:
+        assert server_of(later) == server and server.alive
+
+
+@pytest.mark.parametrize("given", ["soon", "-1", "inf", "nan"])
+def test_a_time_to_stay_that_is_none_is_named(given: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_SERVER_LINGER", given)
+    with pytest.raises(LocalServerError, match=f"^RANKWISE_SERVER_LINGER: got '{given}', expected seconds"):
+        lease_server()
+
+
 def test_a_server_stays_for_a_run_that_is_about_to_take_it(data: Path) -> None:
     lease = lease_server()
     server = server_of(lease)
