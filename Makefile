@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 marked = $(shell grep -rlE 'pytest\.mark\.$(1)\b' tests --include='test_*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team test test-slow test-slurm test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
+.PHONY: study team dev test test-slow test-slurm test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -23,7 +23,7 @@ test: $(VENV)/.installed-dev  ## every test that this machine can run, but the s
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow and not slurm and not nightly"
 
 test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser, a team's whole life, PostgreSQL, two hosts
-	$(BIN)/python -m pytest --numprocesses $(or $(WORKERS),4) --dist loadfile --durations 20 -m "slow and not slurm and not nightly" $(call marked,slow)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --durations 20 -m "slow and not slurm and not nightly" $(call marked,slow)
 
 test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow" $(call marked,slurm)
@@ -69,6 +69,7 @@ lab-install:  ## packages that a lab needs: Slurm, munge, MariaDB, OpenSSH; none
 pbs-install:  ## OpenPBS from its sources into /opt/rankwise-pbs, for the tests of it; about 6 minutes, nothing is started
 	sh slurm/lab/install_pbs.sh
 
+dev: $(VENV)/.installed-dev  ## install what developers need
 check: $(VENV)/.installed-dev  ## format, lint, strict types, layer rules, every test can be imported
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

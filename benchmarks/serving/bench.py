@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.serving import clients, own, reliability, throughput
+from benchmarks.serving import clients, http_alone, own, reliability, throughput
 from benchmarks.serving.model import ModelFiles, write_model
 from benchmarks.serving.servers import installed
 from reports.text import Table, aligned
@@ -59,6 +59,10 @@ ROWS: dict[str, tuple[str, Callable[[Given], tuple[list[Table], bool]]]] = {
     "layout": (
         "tp=2 1.55 times one rank, 1.75 in steps alone; at most 2 % between steps; 75 % of the engine alone",
         lambda given: own.layout_row(given.files, given.folder, given.rounds),
+    ),
+    "http": (
+        "95 % of what ranks offer that cost nothing and step every 5 ms, 32 users",
+        lambda given: http_alone.http_row(given.files, given.folder, given.rounds),
     ),
     "prefix": ("at least 8 times shorter", lambda given: own.prefix_row(given.files, given.folder, given.rounds)),
     "invariant": (

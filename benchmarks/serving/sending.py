@@ -11,11 +11,11 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
 from benchmarks.serving.model import ModelFiles
-from benchmarks.serving.servers import MeasuredServer
 from configs.load.arrivals import ClosedLoop, PoissonArrivals
 from configs.load.job import Contents, Endpoint, LoadJob
 from configs.load.samples import JOB_FILE
@@ -28,6 +28,15 @@ RAMP_SHARE = 0.25
 _NICE = -10
 
 
+class Answering(Protocol):
+    """What is sent to: `model` at `url`. exact: answers are as long as asked for. name: in what is printed."""
+
+    url: str
+    model: str
+    exact: bool
+    name: str
+
+
 @dataclass
 class Sender:
     """Sends slices; the seed of each slice is its own, so that no prompt comes again within 20,000."""
@@ -38,7 +47,7 @@ class Sender:
 
     def send(
         self,
-        server: MeasuredServer,
+        server: Answering,
         seconds: float | None,
         users: int | None = None,
         rate: float | None = None,
@@ -71,12 +80,12 @@ class Sender:
                     os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
                 code = process.wait()
             if code:
-                raise RuntimeError(f"{server.variant.name}: the generator ended with {code}")
+                raise RuntimeError(f"{server.name}: the generator ended with {code}")
             run = read_load_run(Path(name))
         if not run.completed.any():
-            raise RuntimeError(f"{server.variant.name}: no request was answered: {run.facts.errors}")
+            raise RuntimeError(f"{server.name}: no request was answered: {run.facts.errors}")
         if not run.completed.all():
-            print(f"  {server.variant.name}: {run.facts.errors}", file=sys.stderr, flush=True)
+            print(f"  {server.name}: {run.facts.errors}", file=sys.stderr, flush=True)
         return run
 
     def _prompts(self) -> Path:

@@ -67,7 +67,7 @@ class MeasuredServer:
     """A server that takes requests, and can be held."""
 
     def __init__(self, variant: Variant, command: ServerCommand, url: str, log: Path) -> None:
-        self.variant, self.url, self.model = variant, url, command.name
+        self.variant, self.url, self.model, self.name = variant, url, command.name, variant.name
         self.exact = command.exact
         self.server = RunningServer(command, url, log)
 

@@ -5,7 +5,7 @@ From the rank:  {"ready": {...}}  {"step": {...}}  {"refused": {"key": ..., "mes
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.serving.sampling import Sampling
 from engine.serving.scheduling import Request
@@ -47,9 +47,11 @@ class WantedAnswer:
         return Request(self.key, self.prompt, self.max_tokens, frozenset(self.stop_tokens), self.min_tokens, self.done)
 
 
-@dataclass(frozen=True)
-class NewToken:
-    """A token of an answer. reason: why the answer ends with it. top: the most likely words, of those asked for."""
+class NewToken(NamedTuple):
+    """A token of an answer. reason: why the answer ends with it. top: the most likely words, of those asked for.
+
+    A named tuple, as a server makes tens of thousands a second.
+    """
 
     key: str
     token: int
@@ -80,14 +82,13 @@ class StepReport:
     def message(self) -> dict[str, Any]:
         """Return it as JSON data."""
         fields = {name: value for name, value in vars(self).items() if name != "tokens"}
-        tokens = [[one.key, one.token, one.reason, one.logprob, one.top] for one in self.tokens]
-        return {"step": {**fields, "tokens": tokens}}
+        return {"step": {**fields, "tokens": self.tokens}}
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> "StepReport":
         """Read what `message` wrote."""
         tokens = tuple(
-            NewToken(key, token, reason, logprob, tuple((word, value) for word, value in top))
+            NewToken(key, token, reason, logprob, tuple((word, value) for word, value in top) if top else ())
             for key, token, reason, logprob, top in data["tokens"]
         )
         return cls(**{**data, "tokens": tokens})

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.serving.settings import ServingSettings
@@ -29,6 +29,9 @@ from engine.serving.sampling import Sampling
 _LONG_TEXT = 20_000
 """Characters from which a text is tokenised in another thread, as it would delay other requests."""
 _RETRY_SECONDS = 5
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_MARK = "\x00text\x00"
+"""Stands for the text of an event."""
 
 
 @dataclass
@@ -61,6 +64,7 @@ class ResponseForm:
         self._model, self._wanted, self._chat = model, wanted, chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self._created = int(time.time())
+        self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def whole(self, choices: Sequence[GrowingChoice], pieces: Sequence[list[ChoicePiece]]) -> dict[str, Any]:
         """Return the complete response."""
@@ -86,6 +90,22 @@ class ResponseForm:
         body = body if self._chat else {"text": piece.text}
         part = self._choice(piece.choice, body, [piece.token], piece.reason)
         return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
+
+    def encoded(self, piece: ChoicePiece) -> bytes:
+        """Return the event of a piece as bytes: the same as all others of its choice, but for the text."""
+        if (
+            not piece.text
+            or piece.reason is not None
+            or piece.token.logprob is not None
+            or self._wanted.return_token_ids
+        ):
+            return _event(self.event(piece))
+        around = self._around.get(piece.choice.index)
+        if around is None:
+            whole = _event(self.event(replace(piece, text=_MARK)))
+            before, _, after = whole.rpartition(_ENCODER.encode(_MARK).encode())  # the text follows the model's name
+            around = self._around[piece.choice.index] = before, after
+        return around[0] + _ENCODER.encode(piece.text).encode() + around[1]
 
     def usage_event(self, choices: Sequence[GrowingChoice], generated: int) -> dict[str, Any]:
         """Return the event with the counts of tokens."""
@@ -199,22 +219,22 @@ class Generation:
             wanted, self._answers(wanted, [prompt], limit, logprobs)
         )
 
-    async def pieces(self, choices: Sequence[GrowingChoice]) -> AsyncGenerator[ChoicePiece, None]:
+    async def pieces(self, choices: Sequence[GrowingChoice]) -> AsyncGenerator[list[ChoicePiece], None]:
         """Yield what the choices gain, as it comes. Raises ApiError; ends all answers when it is closed."""
         source = self._followed(choices[0]) if len(choices) == 1 else self._merged(choices)
         try:
             async with asyncio.timeout(self._settings.limits.request_seconds):
-                async for piece in source:
-                    yield piece
+                async for pieces in source:
+                    yield pieces
         except TimeoutError:
             raise ApiError(504, f"no answer within {self._settings.limits.request_seconds:.0f} s") from None
         finally:
             await source.aclose()
             self.end(choices)
 
-    async def _merged(self, choices: Sequence[GrowingChoice]) -> AsyncGenerator[ChoicePiece, None]:
+    async def _merged(self, choices: Sequence[GrowingChoice]) -> AsyncGenerator[list[ChoicePiece], None]:
         """Yield the pieces of several choices, in the order in which they come."""
-        queue: asyncio.Queue[ChoicePiece | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[list[ChoicePiece] | Exception | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._queued(choice, queue)) for choice in choices]
         left = len(tasks)
         try:
@@ -235,37 +255,36 @@ class Generation:
         for choice in choices:
             self._router.finish(choice.answer)
 
-    async def _queued(self, choice: GrowingChoice, queue: "asyncio.Queue[ChoicePiece | Exception | None]") -> None:
+    async def _queued(
+        self, choice: GrowingChoice, queue: "asyncio.Queue[list[ChoicePiece] | Exception | None]"
+    ) -> None:
         try:
-            async for piece in self._followed(choice):
-                queue.put_nowait(piece)
+            async for pieces in self._followed(choice):
+                queue.put_nowait(pieces)
             queue.put_nowait(None)
         except Exception as error:  # whatever it is: the request would wait for this choice until its time limit
             queue.put_nowait(error)
 
-    async def _followed(self, choice: GrowingChoice) -> AsyncGenerator[ChoicePiece, None]:
+    async def _followed(self, choice: GrowingChoice) -> AsyncGenerator[list[ChoicePiece], None]:
         """Turn a choice's tokens into pieces."""
-        async for token in choice.answer:
-            self._note(choice)
-            # An end-of-text token has no text.
-            text = "" if token.reason == "stop" else choice.text.add(token.token)
-            if choice.text.stopped:
-                choice.reason = "stop"
-            elif token.reason is not None:
-                choice.reason, text = token.reason, text + choice.text.end()
-                choice.reason = "stop" if choice.text.stopped else choice.reason
-            # Also without text, so that its time can be seen.
-            yield ChoicePiece(choice, text, token, choice.reason)
+        async for tokens in choice.answer:
+            pieces = []
+            for token in tokens:
+                pieces.append(_piece(choice, token))
+                if choice.reason is not None:
+                    break
+            self._note(choice, len(pieces))
+            yield pieces
             if choice.reason is not None:
                 break
         self._router.finish(choice.answer)  # after a stop string, while others of the request go on
         self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
 
-    def _note(self, choice: GrowingChoice) -> None:
+    def _note(self, choice: GrowingChoice, tokens: int) -> None:
         now = time.perf_counter()
         if choice.last is None:
             self._metrics.first_token(now - choice.began)
-        self._metrics.token(None if choice.last is None else now - choice.last)
+        self._metrics.tokens(tokens, None if choice.last is None else now - choice.last)
         choice.last = now
 
     def _check(self, wanted: GenerationRequest) -> None:
@@ -352,6 +371,19 @@ class Generation:
         return choices
 
 
+def _piece(choice: GrowingChoice, token: NewToken) -> ChoicePiece:
+    """Add a token to a choice's text; return what may be sent now."""
+    # An end-of-text token has no text.
+    text = "" if token.reason == "stop" else choice.text.add(token.token)
+    if choice.text.stopped:
+        choice.reason = "stop"
+    elif token.reason is not None:
+        choice.reason, text = token.reason, text + choice.text.end()
+        choice.reason = "stop" if choice.text.stopped else choice.reason
+    # Also without text, so that its time can be seen.
+    return ChoicePiece(choice, text, token, choice.reason)
+
+
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
 
@@ -359,8 +391,8 @@ def _given(value: float | None, default: float) -> float:
 async def whole(service: Generation, form: ResponseForm, choices: Sequence[GrowingChoice]) -> dict[str, Any]:
     """Return the complete response."""
     pieces: list[list[ChoicePiece]] = [[] for _ in choices]
-    async for piece in service.pieces(choices):
-        pieces[piece.choice.index].append(piece)
+    async for gained in service.pieces(choices):
+        pieces[gained[0].choice.index] += gained
     return form.whole(choices, pieces)
 
 
@@ -371,7 +403,10 @@ async def events(
     options: StreamOptions | None,
     refused: Callable[[int], None],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+    """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+
+    Those of tokens that have come together are one piece of bytes.
+    """
     with_usage = options is not None and options.include_usage
     always = with_usage and options is not None and bool(options.continuous_usage_stats)
     generated = 0
@@ -381,9 +416,13 @@ async def events(
             opening = form.opening(choice)
             if opening is not None:
                 yield _event(opening | ({"usage": usage_of(choices, 0)} if always else {}))
-        async for piece in source:
-            generated += 1
-            yield _event(form.event(piece) | ({"usage": usage_of(choices, generated)} if always else {}))
+        async for pieces in source:
+            made = []
+            for piece in pieces:
+                generated += 1
+                usage = usage_of(choices, generated) if always else None
+                made.append(form.encoded(piece) if usage is None else _event(form.event(piece) | {"usage": usage}))
+            yield b"".join(made)
         if with_usage:
             yield _event(form.usage_event(choices, generated))
         yield b"data: [DONE]\n\n"
@@ -396,4 +435,4 @@ async def events(
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + _ENCODER.encode(data).encode() + b"\n\n"

@@ -88,11 +88,14 @@ class ServerMetrics:
         """Note the time to first token."""
         self._of(self._ttft).observe(seconds)
 
-    def token(self, gap_seconds: float | None) -> None:
-        """Note a generated token, and the time since the one before."""
-        self._of(self._generated).inc()
+    def tokens(self, count: int, gap_seconds: float | None) -> None:
+        """Note generated tokens that are sent together, and the time since the one before (None: there is none)."""
+        self._of(self._generated).inc(count)
+        gap = self._of(self._gap)
         if gap_seconds is not None:
-            self._of(self._gap).observe(gap_seconds)
+            gap.observe(gap_seconds)
+        for _ in range(count - 1):
+            gap.observe(0.0)
 
     def finished(self, reason: str, seconds: float) -> None:
         """Note a finished answer."""

@@ -30,6 +30,8 @@ from engine.serving.http.metrics import ServerMetrics
 from engine.serving.messages import StepReport
 from engine.serving.socket_folder import make_private, socket_folder
 
+RANK_PROGRAM = "engine.serving.rank"
+"""Module of the ranks."""
 _LINE_BYTES = 64 << 20
 _SILENCES = 3
 """Time limits of the group without a step, with work to do, after which the ranks count as hung."""
@@ -131,7 +133,7 @@ class ReplicaRanks:
         world = layout.tp * layout.pp
         ranks = world // meeting.nodes if meeting else world
         address, port = (meeting.address, meeting.port) if meeting else ("127.0.0.1", _free_port())
-        command = [sys.executable, "-m", "engine.serving.rank", str(self._settings_path), str(self._socket)]
+        command = [sys.executable, "-m", RANK_PROGRAM, str(self._settings_path), str(self._socket)]
         self._processes = []
         with self.log.open("ab") as log:
             for rank in range(ranks):

@@ -217,7 +217,7 @@ def test_logs_can_be_followed_while_a_run_goes_on(tmp_path: Path) -> None:
 def test_a_study_needs_no_network(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     script = f"ip link set lo up && exec {RANKWISE} run {study}"
-    env = os.environ | {"RANKWISE_DATA": str(tmp_path / "data")}
+    env = os.environ | {"RANKWISE_DATA": str(tmp_path / "data"), "RANKWISE_SERVER_LINGER": "0"}
     done = subprocess.run(
         ["unshare", "-n", "sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )

@@ -9,7 +9,7 @@ import pytest
 
 from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import load_tokenizer
-from engine.serving.http.endpoints import Generation, GrowingChoice, whole
+from engine.serving.http.endpoints import ChoicePiece, Generation, GrowingChoice, ResponseForm, events, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
@@ -105,3 +105,62 @@ def test_a_conversation_without_room_for_an_answer_is_refused_by_its_length(tmp_
 
     with pytest.raises(ApiError, match=r"^messages: 40 tokens leave no room"):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("name", ["m", 'a "model" é', "\x00text\x00"])
+def test_an_event_made_from_the_one_before_equals_one_made_anew(chat: bool, name: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        generation, _ = service(tmp_path)
+        _, choices = await generation.complete(completion(n=2))
+        object.__setattr__(generation._model, "name", name)
+        form = ResponseForm(generation._model, completion(), chat)
+        for text in ("a", 'quote " and \\', "é\u2028\n\x00", "\ufffd", "", "\x00text\x00"):
+            for choice in choices:
+                for token, reason in ((new(5), None), (new(5, "stop"), "stop"), (new(5, logprob=-1.0), None)):
+                    piece = ChoicePiece(choice, text, token, reason)
+                    made = form.encoded(piece)
+                    assert made.startswith(b"data: ") and made.endswith(b"\n\n")
+                    assert json.loads(made[6:]) == json.loads(json.dumps(form.event(piece)))
+
+    asyncio.run(scenario())
+
+
+def test_tokens_that_came_together_are_sent_together_each_with_its_event(tmp_path: Path) -> None:
+    async def scenario() -> tuple[list[bytes], str]:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(max_tokens=4))
+        sent: list[bytes] = []
+
+        async def read() -> None:
+            async for piece in events(generation, form, choices, None, lambda status: None):
+                sent.append(piece)
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        give(choices[0], new(5))
+        await asyncio.sleep(0.01)
+        give(choices[0], new(6), new(7), new(8, "length"))
+        await asyncio.wait_for(reading, 30)
+        return sent, generation._metrics.write().decode()
+
+    sent, metrics = asyncio.run(scenario())
+    assert [piece.count(b"data: ") for piece in sent] == [1, 3, 1] and sent[2] == b"data: [DONE]\n\n"
+    told = [json.loads(line[6:])["choices"][0] for line in b"".join(sent[:2]).splitlines() if line]
+    assert [one["text"] for one in told] == [" 5", " 6", " 7", " 8"]
+    assert [one["finish_reason"] for one in told] == [None, None, None, "length"]
+    assert 'vllm:generation_tokens_total{model_name="m"} 4.0' in metrics
+    assert 'vllm:inter_token_latency_seconds_count{model_name="m"} 3.0' in metrics
+
+
+def test_an_error_comes_after_the_tokens_before_it(tmp_path: Path) -> None:
+    async def scenario() -> list[bytes]:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion())
+        give(choices[0], new(5))
+        choices[0].answer.fail(ApiError(500, "the engine failed", code="engine_failed"))
+        return [piece async for piece in events(generation, form, choices, None, lambda status: None)]
+
+    token, error = asyncio.run(scenario())
+    assert json.loads(token[6:])["choices"][0]["text"] == " 5"
+    assert json.loads(error[6:])["error"]["code"] == "engine_failed"
