@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import asyncssh
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.common.files.reading import read_text
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
+
+if TYPE_CHECKING:
+    import asyncssh  # where it is used: every run imports this module, and few have SSH hosts
 
 OLDEST_PYTHON = (3, 11)
 CONNECT_SECONDS = 20.0
@@ -142,6 +143,8 @@ class Host:
         self, operation: str, body: bytes = b"", limit_seconds: float | None = ANSWER_SECONDS, **arguments: Any
     ) -> tuple[dict[str, Any], bytes]:
         """Have the host do something. Raises HostAway, HostRefused and HostError."""
+        import asyncssh
+
         line = await self._connected()
         try:
             said, content = await asyncio.wait_for(line.ask(operation, body, arguments), limit_seconds)
@@ -169,6 +172,8 @@ class Host:
         return Facts(said, 0.0 if late <= 0.0 <= early else min(early, late, key=abs))
 
     async def _connected(self) -> "_Line":
+        import asyncssh
+
         if self._connecting is None:
             self._connecting = asyncio.Lock()
         async with self._connecting:
@@ -204,6 +209,8 @@ _gate: asyncio.Semaphore | None = None
 
 async def connect(address: Address) -> "_Line":
     """Connect and start the program. Raises HostRefused, OSError, TimeoutError and what asyncssh raises."""
+    import asyncssh
+
     global _gate
     if _gate is None:
         _gate = asyncio.Semaphore(_AT_ONCE)
@@ -237,6 +244,8 @@ async def connect(address: Address) -> "_Line":
 
 def _options(address: Address) -> dict[str, Any]:
     """Arguments for asyncssh; what is left out comes from ~/.ssh/config. Raises HostRefused."""
+    import asyncssh
+
     given: dict[str, Any] = {
         "port": address.port,
         "username": address.user,
@@ -284,7 +293,7 @@ def _one_line(error: Exception) -> str:
 
 
 async def _begin(
-    address: Address, connection: asyncssh.SSHClientConnection, jump: asyncssh.SSHClientConnection | None
+    address: Address, connection: "asyncssh.SSHClientConnection", jump: "asyncssh.SSHClientConnection | None"
 ) -> "_Line":
     """Start the program on a host that was connected to. Raises HostRefused."""
     command = f"exec {shlex.quote(address.python)} -u -c {shlex.quote(_BOOT)}"
@@ -313,7 +322,7 @@ class _Line:
     """Requests to a host's program and its answers, over one connection."""
 
     def __init__(
-        self, connections: Sequence[asyncssh.SSHClientConnection], process: "asyncssh.SSHClientProcess[bytes]"
+        self, connections: "Sequence[asyncssh.SSHClientConnection]", process: "asyncssh.SSHClientProcess[bytes]"
     ) -> None:
         self._connections, self._process = connections, process
         self._numbers = itertools.count()
@@ -341,6 +350,8 @@ class _Line:
                 answer.exception()  # looked at, also where sending failed first
 
     async def _read(self) -> None:
+        import asyncssh
+
         try:
             while told := await self._process.stdout.readline():
                 said = json.loads(told)

@@ -27,10 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import pi, sqrt
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtri
 
 from configs.common.arrays import Floats
 from configs.hardware.hardware import Machine
@@ -211,7 +211,8 @@ class _Fit:
         count = np.array(ranks, dtype=np.float64)
         work = self.base / count if self.kind == "strong" else np.ones_like(count)
         full = (np.minimum(count, self.node) - 1) / max(1, self.node - 1)
-        largest = np.where(count > 1, ndtri((count - 0.375) / (count + 0.25)), 0.0)
+        expected = [NormalDist().inv_cdf((number - 0.375) / (number + 0.25)) for number in ranks]
+        largest = np.where(count > 1, expected, 0.0)
         sent = np.array([self._sent(number, over) for number in ranks])
         return np.vstack([work, full, largest, sent.T])
 
