@@ -92,7 +92,7 @@ def test_tensor_parallel_ranks_follow_one_process(pool: RankPool, case: Case, tm
     follows_one_process(pool, replace(case, dp=1, tp=2, folder=str(tmp_path)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tensor_and_data_parallel_ranks_follow_one_process(tmp_path: Path) -> None:
     with RankPool(4, timeout_seconds=300) as ranks:
         for strategy in STRATEGIES:

@@ -88,9 +88,10 @@ def test_an_eager_block_keeps_the_same_in_float8_as_in_bfloat16(float8: bool) ->
     assert predicted_bytes(said, "float8_mixed" if float8 else "bfloat16_mixed", False) == counted
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("float8", [False, True])
+@pytest.mark.parametrize(
+    "float8", [pytest.param(False, marks=pytest.mark.nightly), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_compiled_block_keeps_what_inductor_keeps(float8: bool) -> None:
     torch._dynamo.reset()
     said = config(160, 352)

@@ -109,18 +109,19 @@ def test_a_model_that_cannot_run_has_its_reason_in_every_row(
     assert (code, row["verdict"]) == (2, "not supported") and reason in row["reason"], row
 
 
-@pytest.mark.slow
-def test_every_kind_of_model_agrees_on_two_ranks(tmp_path: Path) -> None:
-    command = [RANKWISE, "verify", "--model", "synthetic:bert-1m@0", "--model", "synthetic:t5-1m@0", "--layout", "tp=2"]
-    command += ["--layout", "pp=2", "--num-prompts", "5", "--new-tokens", "4"]
+@pytest.mark.parametrize(
+    "layouts",
+    [pytest.param(["tp=2"], marks=pytest.mark.slow), pytest.param(["tp=2", "pp=2"], marks=pytest.mark.nightly)],
+)
+def test_every_kind_of_model_agrees_on_two_ranks(layouts: list[str], tmp_path: Path) -> None:
+    command = [RANKWISE, "verify", "--model", "synthetic:bert-1m@0", "--model", "synthetic:t5-1m@0"]
+    command += [part for layout in layouts for part in ("--layout", layout)]
+    command += ["--num-prompts", "5", "--new-tokens", "4"]
     done = subprocess.run([*command, "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr + done.stdout
     rows = json.loads(done.stdout)
     assert [(row["kind"], row["layout"], row["verdict"]) for row in rows] == [
-        ("encoder", "tp=2", "agrees"),
-        ("encoder", "pp=2", "agrees"),
-        ("encoder_decoder", "tp=2", "agrees"),
-        ("encoder_decoder", "pp=2", "agrees"),
+        (kind, layout, "agrees") for kind in ("encoder", "encoder_decoder") for layout in layouts
     ]
     for row in rows:
         assert 0 < row["difference"] < 4 * row["noise_difference"]
