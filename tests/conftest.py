@@ -1,6 +1,5 @@
 """No test touches the user's folders, talks to a Prefect server of theirs, or inherits their settings."""
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -58,9 +57,12 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     # A run that finds the Prefect server of the one before it saves six seconds of a core.
     os.environ["RANKWISE_SERVER_LINGER"] = "30"
     yield base
-    server = base / "data" / "prefect" / "server.json"
-    with suppress(OSError, ValueError):
-        os.kill(json.loads(server.read_text())["pid"], signal.SIGTERM)
+    from flows.server.process import read_server
+
+    server = read_server(base / "data" / "prefect")
+    if server is not None and server.alive:
+        with suppress(ProcessLookupError):
+            os.kill(server.pid, signal.SIGTERM)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from engine.serving.channel import Channel, ChannelClosedError
 from engine.serving.messages import NewToken, StepReport, WantedAnswer
@@ -29,24 +30,22 @@ class PacedRank:
         """Answer until the HTTP process ends. Raises ChannelClosedError when it is gone."""
         due = time.perf_counter()
         while True:
-            wait = _IDLE_SECONDS if not self._left else max(0.0, due - time.perf_counter())
+            wait = max(0.0, due - time.perf_counter()) if self._left else _IDLE_SECONDS
             for message in self._channel.receive(wait):
                 if "end" in message:
                     return
                 self._take(message)
             now = time.perf_counter()
-            if not self._left or now < due:
-                due = max(due, now) if not self._left else due
-                continue
-            self._step()
-            due = max(due + self._step_seconds, now)  # a step that came late delays those after it
+            if self._left and now >= due:
+                self._step()
+                due = max(due + self._step_seconds, now)  # a step that came late delays those after it
 
-    def _take(self, message: dict[str, object]) -> None:
+    def _take(self, message: dict[str, Any]) -> None:
         if "add" in message:
-            wanted = WantedAnswer.read(message["add"])  # type: ignore[arg-type]
+            wanted = WantedAnswer.read(message["add"])
             self._left[wanted.key] = wanted.max_tokens
         else:
-            self._left.pop(str(message["cancel"]), None)
+            self._left.pop(message["cancel"], None)
 
     def _step(self) -> None:
         self._steps += 1

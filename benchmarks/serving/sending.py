@@ -28,8 +28,8 @@ RAMP_SHARE = 0.25
 _NICE = -10
 
 
-class Answering(Protocol):
-    """What is sent to: `model` at `url`. exact: answers are as long as asked for. name: in what is printed."""
+class ServerAddress(Protocol):
+    """Where requests go: to `model` at `url`. exact: answers are as long as asked for. name: in what is printed."""
 
     url: str
     model: str
@@ -47,7 +47,7 @@ class Sender:
 
     def send(
         self,
-        server: Answering,
+        server: ServerAddress,
         seconds: float | None,
         users: int | None = None,
         rate: float | None = None,

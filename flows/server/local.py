@@ -46,7 +46,7 @@ from flows.server.settings import (
 
 HEALTHY_SECONDS = 90.0
 DRAIN_SECONDS = 15.0
-LINGER_VARIABLE = "RANKWISE_SERVER_LINGER"
+LINGER_SECONDS, LINGER_VARIABLE = 3.0, "RANKWISE_SERVER_LINGER"
 MAX_LOG_BYTES = 10_000_000
 
 
@@ -149,9 +149,9 @@ def _start(folder: Path) -> LocalServer:
 
 def _linger_seconds() -> float:
     """Seconds that a server stays after the last run. Raises LocalServerError for what is no number of seconds."""
-    given = os.environ.get(LINGER_VARIABLE, "").strip() or "3"
+    given = os.environ.get(LINGER_VARIABLE, "").strip()
     try:
-        seconds = float(given)
+        seconds = float(given or LINGER_SECONDS)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:

@@ -25,7 +25,7 @@ from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 
 if TYPE_CHECKING:
-    import asyncssh  # where it is used: every run imports this module, and few have SSH hosts
+    import asyncssh  # at run time in the functions that use it: every run imports this module, few have SSH hosts
 
 OLDEST_PYTHON = (3, 11)
 CONNECT_SECONDS = 20.0

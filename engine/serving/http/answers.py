@@ -2,15 +2,22 @@
 
 answer = TokenQueue(wanted)
 router.start(answer)                 # chooses a replica
-async for tokens in answer: ...      # all that have come since; raises ApiError where the server fails
+async for tokens in answer: ...      # those that have come since; raises ApiError where the server fails
+choice = GrowingChoice(index, 0, answer, AnswerText(tokenizer), time.perf_counter())
+piece = choice.add(token)            # what may be sent of it now
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.serving.http.errors import ApiError
+from engine.serving.http.text import AnswerText
 from engine.serving.messages import NewToken, WantedAnswer
+
+_MOST_AT_ONCE = 64
+"""Tokens: a client that did not read for long, and then does, holds up no other for longer than their events take."""
 
 
 class TokenQueue:
@@ -27,7 +34,7 @@ class TokenQueue:
         self.cached_tokens: int | None = None
         self.failures = 0
         self._tokens: list[int] = []
-        self._unread: list[NewToken] = []
+        self._unread: deque[NewToken] = deque()
         self._error: ApiError | None = None
         self._changed = asyncio.Event()
 
@@ -54,12 +61,48 @@ class TokenQueue:
 
     async def __aiter__(self) -> AsyncIterator[Sequence[NewToken]]:
         while True:
-            await self._changed.wait()
-            self._changed.clear()
-            tokens, self._unread = self._unread, []
-            if tokens:
-                yield tokens
-                if tokens[-1].reason is not None:
-                    return
-            if self._error is not None:
-                raise self._error
+            if not self._unread:
+                if self._error is not None:
+                    raise self._error
+                await self._changed.wait()
+                self._changed.clear()
+                continue
+            tokens = [self._unread.popleft() for _ in range(min(len(self._unread), _MOST_AT_ONCE))]
+            yield tokens
+            if tokens[-1].reason is not None:
+                return
+
+
+@dataclass
+class GrowingChoice:
+    """One answer to a prompt as it grows. index: among all of the request; choice: among those to the same prompt."""
+
+    index: int
+    choice: int
+    answer: TokenQueue
+    text: AnswerText
+    began: float
+    last: float | None = None
+    reason: str | None = None
+
+    def add(self, token: NewToken) -> "ChoicePiece":
+        """Add a token to the text; return what may be sent now."""
+        # An end-of-text token has no text.
+        text = "" if token.reason == "stop" else self.text.add(token.token)
+        if self.text.stopped:
+            self.reason = "stop"
+        elif token.reason is not None:
+            self.reason, text = token.reason, text + self.text.end()
+            self.reason = "stop" if self.text.stopped else self.reason
+        # Also without text, so that its time can be seen.
+        return ChoicePiece(self, text, token, self.reason)
+
+
+@dataclass(frozen=True)
+class ChoicePiece:
+    """What one token adds to a choice. reason: why the choice ends with it."""
+
+    choice: GrowingChoice
+    text: str
+    token: NewToken
+    reason: str | None

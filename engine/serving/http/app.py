@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 
 from configs.serving.settings import ServingSettings
 from engine.serving.http.admission import application, authorise, read_body
-from engine.serving.http.endpoints import Generation, GrowingChoice, ResponseForm, events, whole
+from engine.serving.http.answers import GrowingChoice
+from engine.serving.http.endpoints import Generation, ResponseForm, events, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel

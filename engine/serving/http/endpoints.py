@@ -12,11 +12,11 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from configs.serving.settings import ServingSettings
-from engine.serving.http.answers import TokenQueue
+from engine.serving.http.answers import ChoicePiece, GrowingChoice, TokenQueue
 from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
@@ -32,29 +32,6 @@ _RETRY_SECONDS = 5
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _MARK = "\x00text\x00"
 """Stands for the text of an event."""
-
-
-@dataclass
-class GrowingChoice:
-    """One answer to a prompt as it grows. index: among all of the request; choice: among those to the same prompt."""
-
-    index: int
-    choice: int
-    answer: TokenQueue
-    text: AnswerText
-    began: float
-    last: float | None = None
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class ChoicePiece:
-    """What one token adds to a choice. reason: why the choice ends with it."""
-
-    choice: GrowingChoice
-    text: str
-    token: NewToken
-    reason: str | None
 
 
 class ResponseForm:
@@ -270,7 +247,7 @@ class Generation:
         async for tokens in choice.answer:
             pieces = []
             for token in tokens:
-                pieces.append(_piece(choice, token))
+                pieces.append(choice.add(token))
                 if choice.reason is not None:
                     break
             self._note(choice, len(pieces))
@@ -369,19 +346,6 @@ class Generation:
             self._metrics.started(choice.answer.prompt_tokens)
             self._router.start(choice.answer)
         return choices
-
-
-def _piece(choice: GrowingChoice, token: NewToken) -> ChoicePiece:
-    """Add a token to a choice's text; return what may be sent now."""
-    # An end-of-text token has no text.
-    text = "" if token.reason == "stop" else choice.text.add(token.token)
-    if choice.text.stopped:
-        choice.reason = "stop"
-    elif token.reason is not None:
-        choice.reason, text = token.reason, text + choice.text.end()
-        choice.reason = "stop" if choice.text.stopped else choice.reason
-    # Also without text, so that its time can be seen.
-    return ChoicePiece(choice, text, token, choice.reason)
 
 
 def _given(value: float | None, default: float) -> float:

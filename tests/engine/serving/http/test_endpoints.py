@@ -9,7 +9,8 @@ import pytest
 
 from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import load_tokenizer
-from engine.serving.http.endpoints import ChoicePiece, Generation, GrowingChoice, ResponseForm, events, whole
+from engine.serving.http.answers import ChoicePiece, GrowingChoice
+from engine.serving.http.endpoints import Generation, ResponseForm, events, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
@@ -164,3 +165,22 @@ def test_an_error_comes_after_the_tokens_before_it(tmp_path: Path) -> None:
     token, error = asyncio.run(scenario())
     assert json.loads(token[6:])["choices"][0]["text"] == " 5"
     assert json.loads(error[6:])["error"]["code"] == "engine_failed"
+
+
+def test_a_client_that_did_not_read_for_long_gets_its_answer_in_parts(tmp_path: Path) -> None:
+    """All at once would hold up every other answer for as long as its events take to make."""
+
+    async def scenario() -> list[list[int]]:
+        generation, _ = service(tmp_path)
+        _, choices = await generation.complete(completion())
+        give(choices[0], *(new(number) for number in range(150)))
+        choices[0].answer.fail(ApiError(500, "the engine failed"))
+        parts: list[list[int]] = []
+        with pytest.raises(ApiError, match="the engine failed"):
+            async for tokens in choices[0].answer:
+                parts.append([one.token for one in tokens])
+        return parts
+
+    parts = asyncio.run(scenario())
+    assert [len(part) for part in parts] == [64, 64, 22]
+    assert [token for part in parts for token in part] == list(range(150))
