@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from configs.common.system.collector import imported_for_good
 from engine.rank.processes import RankPlace
 from engine.rank.stores import join_store
 
@@ -137,15 +138,16 @@ def make_context(
     job: "Job", paths: "JobPaths", place: RankPlace, prefix: str | None = None
 ) -> "tuple[Context, dict[str, Any]]":
     """Build the context: device, process group and manifest; and the environment, which rank 0's parts contain."""
-    import torch
+    with imported_for_good():
+        import torch
 
-    from configs.plans.model_manifest import read_model_manifest
-    from configs.workloads import descriptor_of
-    from engine.context import Context
-    from engine.parallel import flight_recorder as flight
-    from engine.parallel.communicator import open_communicators
-    from engine.rank import host_usage
-    from engine.rank.computing import computing_environment
+        from configs.plans.model_manifest import read_model_manifest
+        from configs.workloads import descriptor_of
+        from engine.context import Context
+        from engine.parallel import flight_recorder as flight
+        from engine.parallel.communicator import open_communicators
+        from engine.rank import host_usage
+        from engine.rank.computing import computing_environment
 
     torch.set_num_threads(place.threads)
     device, backend = choose_job_device(job, place)

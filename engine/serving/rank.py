@@ -5,6 +5,7 @@
 The first rank takes requests from the socket, schedules them, tells the others each step and sends what was chosen.
 """
 
+import gc
 import os
 import sys
 import time
@@ -233,6 +234,7 @@ def serve(settings: "ServingSettings", place: RankPlace, context: "Context", soc
     device = context.device if context.communicators.world.size > 1 else torch.device("cpu")
     message = StepMessage(settings.max_step_tokens, settings.max_sequences, settings.max_length, settings.block, device)
     runner.warm_up()
+    gc.freeze()  # the model and the libraries stay until the end: the collector need not look at them between steps
     context.barrier()
     if place.rank:
         return _follow(runner, message, context)

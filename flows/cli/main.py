@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from configs.common.system.collector import collect_seldom
 from flows.cli import benchmark, catalog, export
 from flows.cli.cluster import bundle, lab
 from flows.cli.cluster import command as cluster
@@ -63,6 +64,7 @@ def main(
 ) -> None:
     """Store the global options."""
     context.obj = {"debug": debug}
+    collect_seldom()
 
 
 def run(

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
+from zlib import crc32
 
 from configs.common.files.reading import read_tail
 from flows.server.process import END_SECONDS, LocalServer, locked, open_lock, prefect_version, read_server, try_lock
@@ -123,7 +124,7 @@ def _start(folder: Path) -> LocalServer:
     log = folder / "server.log"
     if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
         os.truncate(log, 0)
-    with _listener() as listener, log.open("ab") as output:
+    with _listener(folder) as listener, log.open("ab") as output:
         url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
         command = [sys.executable, "-P", "-m", "flows.server.process", str(folder), str(listener.fileno()), str(linger)]
         try:
@@ -159,10 +160,11 @@ def _linger_seconds() -> float:
     return seconds
 
 
-def _listener() -> socket.socket:
-    """A listening socket on loopback: on the user's usual port if that is free, so that links stay good."""
+def _listener(folder: Path) -> socket.socket:
+    """A listening socket on loopback: on the data folder's usual port if that is free, so that links stay good."""
     # Below the range from which Linux takes ports for outgoing connections.
-    usual = 20000 + os.getuid() % 10000
+    # A run whose server has ended must not come upon the server of another data folder there, and tell it of itself.
+    usual = 20000 + (crc32(os.fsencode(folder.absolute())) if "RANKWISE_DATA" in os.environ else os.getuid()) % 10000
     for port in (usual, 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -195,7 +195,7 @@ def run_api_server(sockets: list[socket.socket] | None, yields: bool, **settings
     nothing there but takes a quarter of the time. yields: to measured ranks, by a lower priority as soon as the server
     is ready; with a low one a busy machine would not let it become so.
     """
-    gc.disable()
+    gc.disable()  # until it listens
     import uvicorn
     from prefect.server.api.server import create_app
 

@@ -29,6 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from configs.common.system.collector import imported_for_good
 from configs.common.system.forking import COMMAND_LINE_BYTES, fork, run_module, set_command_line, unfit_to_fork
 
 _MODULE = "slurm.forking.fork_parent"
@@ -103,9 +104,10 @@ def _preload(job_json: str | None) -> str | None:
     try:
         code_version()  # its answer is kept
         if job_json is not None:
-            importlib.import_module(_PRELOADING).preload(Path(job_json))
-            for name in _AGENTS:
-                importlib.import_module(name)
+            with imported_for_good():
+                importlib.import_module(_PRELOADING).preload(Path(job_json))
+                for name in _AGENTS:
+                    importlib.import_module(name)
     except Exception as error:  # whatever a library raises when it is imported; a rank says it to its own log
         return f"{type(error).__name__}: {error}"
     return unfit_to_fork()

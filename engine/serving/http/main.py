@@ -8,6 +8,7 @@ does not.
 """
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -70,6 +71,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
         loop.add_signal_handler(one, signals.take, one)
     for replica in router.replicas:
         await replica.start()
+    gc.freeze()  # libraries, tokenizer and application stay until the end
     listening = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         code = await _until_stopped(server, http, listener, stop)
