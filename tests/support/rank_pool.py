@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from configs.common.system.collector import imported_for_good
+
 
 class RankPool:
     """Processes with a default process group on gloo among them, one thread each."""
@@ -75,8 +77,9 @@ class RankPool:
 
 def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-    import torch.distributed as dist
+    with imported_for_good():
+        import torch
+        import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=size)

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import shutil
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from configs.common.system.collector import imported_for_good
 from engine.context import Context
 from engine.rank.deepspeed_operators import compile_operator
 from engine.training.trainer import TrainerOptions
@@ -37,7 +39,9 @@ def _import(kind: str) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", kind)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
-        deepspeed = importlib.import_module("deepspeed")
+        # Not for a later trainer of this process: the one before may be garbage that is still to be found.
+        with contextlib.nullcontext() if "deepspeed" in sys.modules else imported_for_good():
+            deepspeed = importlib.import_module("deepspeed")
     except ImportError as error:
         raise NotImplementedError(
             f"layout.strategy: zero needs DeepSpeed, which is not installed ({error}); pip install deepspeed"
