@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 marked = $(shell grep -rlE 'pytest\.mark\.$(1)\b' tests --include='test_*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team dev test test-slow test-slurm test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
+.PHONY: study team dev test test-slow test-slurm test-slurm-slow test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -27,6 +27,9 @@ test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser,
 
 test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow" $(call marked,slurm)
+
+test-slurm-slow: $(VENV)/.installed-dev  ## its slow ones: a shipped study and DeepSpeed on two nodes, libraries fetched for nodes that have none; as root, some five minutes
+	$(BIN)/python -m pytest --durations 20 -m "slurm and slow" $(call marked,slurm)
 
 TRITON := 3.6.0
 $(VENV)/triton-$(TRITON): | $(VENV)/.installed-dev  # apart: with it, other packages would take this machine for one with a GPU

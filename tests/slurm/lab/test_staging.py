@@ -125,7 +125,7 @@ def test_a_container_with_the_libraries_runs_our_code(lab: Lab, shared: Path, tm
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_nodes_that_have_nothing_get_their_libraries(lab: Lab, hide: Hide, shared: Path, tmp_path: Path) -> None:
-    """Fetches PyTorch: minutes, so `make test-slurm` leaves it out. Run by: pytest -m "slurm and slow"."""
+    """Fetches PyTorch: minutes, so `make test-slurm` leaves it out. Run by `make test-slurm-slow`."""
     study = write_study(tmp_path, targets=[cluster(shared, python=None)])
     hide(ROOT)
     hide(tmp_path)
