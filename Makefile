@@ -28,7 +28,7 @@ test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser,
 test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow" $(call marked,slurm)
 
-test-slurm-slow: $(VENV)/.installed-dev  ## its slow ones: a shipped study and DeepSpeed on two nodes, libraries fetched for nodes that have none; as root, some five minutes
+test-slurm-slow: $(VENV)/.installed-dev  ## its slow ones: a shipped study and DeepSpeed on two nodes, libraries fetched for nodes that have none; as root, some four minutes
 	$(BIN)/python -m pytest --durations 20 -m "slurm and slow" $(call marked,slurm)
 
 TRITON := 3.6.0

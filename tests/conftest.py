@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from configs.common.system.collector import collect_seldom
+
 if TYPE_CHECKING:
     from tests.support.cluster.lab import Lab
     from tests.support.cluster.pbs_lab import PbsLab
@@ -30,7 +32,7 @@ for _name in list(os.environ):
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # The collector would look at half a million objects of libraries and tests, for a sixth of the time.
-gc.set_threshold(50_000, 20, 100)
+collect_seldom()
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -138,7 +138,7 @@ def make_context(
     job: "Job", paths: "JobPaths", place: RankPlace, prefix: str | None = None
 ) -> "tuple[Context, dict[str, Any]]":
     """Build the context: device, process group and manifest; and the environment, which rank 0's parts contain."""
-    with imported_for_good():
+    with imported_for_good("torch"):
         import torch
 
         from configs.plans.model_manifest import read_model_manifest

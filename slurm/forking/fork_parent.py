@@ -104,7 +104,7 @@ def _preload(job_json: str | None) -> str | None:
     try:
         code_version()  # its answer is kept
         if job_json is not None:
-            with imported_for_good():
+            with imported_for_good(_PRELOADING):
                 importlib.import_module(_PRELOADING).preload(Path(job_json))
                 for name in _AGENTS:
                     importlib.import_module(name)

@@ -77,7 +77,7 @@ class RankPool:
 
 def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    with imported_for_good():
+    with imported_for_good("torch"):
         import torch
         import torch.distributed as dist
 

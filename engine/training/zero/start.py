@@ -11,7 +11,6 @@ import importlib
 import logging
 import os
 import shutil
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,7 @@ def _import(kind: str) -> Any:
     os.environ.setdefault("DS_ACCELERATOR", kind)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     try:
-        # Not for a later trainer of this process: the one before may be garbage that is still to be found.
-        with contextlib.nullcontext() if "deepspeed" in sys.modules else imported_for_good():
+        with imported_for_good("deepspeed"):
             deepspeed = importlib.import_module("deepspeed")
     except ImportError as error:
         raise NotImplementedError(

@@ -23,7 +23,7 @@ def unfrozen() -> Iterator[None]:
 
 
 def test_what_is_there_stays_and_later_garbage_goes() -> None:
-    with imported_for_good():
+    with imported_for_good("not_there"):
         assert not gc.isenabled()
         before = Node()
     assert gc.isenabled() and gc.get_freeze_count() > 0
@@ -34,13 +34,20 @@ def test_what_is_there_stays_and_later_garbage_goes() -> None:
 
 
 def test_a_collector_that_was_off_stays_off_and_an_error_turns_it_on_again() -> None:
-    with pytest.raises(ImportError), imported_for_good():
+    with pytest.raises(ImportError), imported_for_good("not_there"):
         raise ImportError
     assert gc.isenabled()
     gc.disable()
     try:
-        with imported_for_good():
+        with imported_for_good("not_there"):
             pass
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_process_that_has_computed_since_keeps_its_collector() -> None:
+    before = gc.get_freeze_count()
+    with imported_for_good("gc"):
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
