@@ -9,7 +9,10 @@
 Format of events: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 """
 
+import re
 from typing import Any
+
+from pydantic_core import from_json
 
 from configs.common.files.reading import parse_json
 from configs.common.printable import printable
@@ -23,6 +26,10 @@ _GIVEN_UP = ("abort", "error")
 """Reasons of vLLM and SGLang for an answer that the server broke off."""
 
 
+_PLAIN = re.compile(rb"[ !#-\[\]-~]+")
+"""Text that is the same in JSON: printable ASCII, but for quotes and backslashes."""
+
+
 class MalformedReplyError(ValueError):
     """A response that is not a stream of completion chunks."""
 
@@ -33,6 +40,11 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+
+    @property
+    def between(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not self._rest and not self._data
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Data of the events that this piece completes. Raises MalformedReplyError for an event without an end."""
@@ -53,12 +65,32 @@ class Events:
         return complete
 
 
+def _around_text(event: bytes) -> tuple[bytes, bytes] | None:
+    """What stands before and after the text of an event that is nothing but text; None for others.
+
+    Between the two any plain text makes an event that differs in its text alone.
+    """
+    try:
+        text = from_json(event.removeprefix(b"data:"))["choices"][0]["text"]
+        before, after = event.split(b'"%b"' % text.encode())
+        before, after = before + b'"', b'"' + after
+        other = from_json(before.removeprefix(b"data:") + b"~" + after)
+        (choice,) = other["choices"]
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return None
+    alone = choice["text"] == "~" and choice.get("finish_reason") is None and other.get("object") != "error"
+    return (before, after) if alone and not (other.get("error") or other.get("usage")) else None
+
+
 class Reply:
-    """What is known of one response. Token counts are None until the server's usage has come."""
+    """What is known of one response. Token counts are None until the server's usage has come.
+
+    Events that differ in their text alone, as most of a stream do, are parsed once.
+    """
 
     __slots__ = (
-        "_done", "_error_body", "_events", "_keep_text", "_streams", "chunk_seconds", "finish", "http_status",
-        "message", "new_tokens", "outcome", "prompt_tokens", "text",
+        "_around", "_done", "_error_body", "_events", "_keep_text", "_streams", "chunk_seconds", "finish",
+        "http_status", "message", "new_tokens", "outcome", "prompt_tokens", "text",
     )  # fmt: skip
 
     def __init__(self, keep_text: bool = False) -> None:
@@ -72,6 +104,7 @@ class Reply:
         self.text: list[str] = []
         self._keep_text = keep_text
         self._events = Events()
+        self._around: tuple[bytes, bytes] | None = None
         self._error_body = b""
         self._streams = False
         self._done = False
@@ -86,11 +119,21 @@ class Reply:
         if not self._streams:
             self._error_body = (self._error_body + piece)[:_MAX_ERROR_BYTES]
             return
+        if self._around is not None and self._events.between:
+            before, after = self._around
+            text = piece[len(before) : -len(after)]
+            if piece.startswith(before) and piece.endswith(after) and _PLAIN.fullmatch(text):
+                self._take_text(text.decode("ascii"), now)
+                return
         try:
-            for data in self._events.feed(piece):
+            events = self._events.feed(piece)
+            for data in events:
                 self._take(data, now)
         except ValueError as error:
             self.fail(RequestOutcome.MALFORMED, str(error))
+        else:
+            if self._around is None and len(events) == 1 and self._events.between:
+                self._around = _around_text(piece)
 
     def end(self) -> None:
         """Take the end of the response; afterwards `outcome` is known."""
@@ -143,11 +186,14 @@ class Reply:
         if not isinstance(choice, dict) or not isinstance(text, str | None):
             raise MalformedReplyError("choices: expected a list of objects with `text`")
         if text:
-            self.chunk_seconds.append(now)
-            if self._keep_text:
-                self.text.append(text)
+            self._take_text(text, now)
         reason = choice.get("finish_reason")
         if reason in _GIVEN_UP:
             self.fail(RequestOutcome.REFUSED, f"the server broke the answer off: finish_reason {reason}")
         elif reason is not None:
             self.finish = _FINISH.get(reason, FinishCode.OTHER) if isinstance(reason, str) else FinishCode.OTHER
+
+    def _take_text(self, text: str, now: float) -> None:
+        self.chunk_seconds.append(now)
+        if self._keep_text:
+            self.text.append(text)

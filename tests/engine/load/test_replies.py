@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,57 @@ def test_the_cuts_of_the_network_change_nothing(cuts: list[int], end: str) -> No
     assert (reply.outcome, reply.finish) == (RequestOutcome.COMPLETED, FinishCode.LENGTH)
     assert (reply.prompt_tokens, reply.new_tokens) == (5, 3)
     assert reply.chunk_seconds == sorted(reply.chunk_seconds)
+
+
+TEXTS = st.sampled_from(
+    ["a", " b", "text", "é", 'a "', "\\", "\n", "", "~", "[DONE]", "data: x", "stop", "\x7f", "error"]
+)
+FORMS = st.sampled_from(
+    [
+        lambda text, number: {"id": "text", "created": 7, **chunk(text), "usage": None},
+        lambda text, number: {"created": number, **chunk(text)},
+        lambda text, number: chunk(text) | {"usage": {"completion_tokens": number}},
+        lambda text, number: chunk(text, "stop" if number > 2 else None),
+        lambda text, number: chunk(text, "abort" if number > 2 else None),
+        lambda text, number: {"error": {"message": text}, **chunk(text)} if number > 2 else chunk(text),
+        lambda text, number: {"choices": [{"text": text}, {"text": text}]},
+    ]
+)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=8), FORMS, st.sampled_from(["\n", "\r\n"]), st.booleans())
+def test_events_that_come_alone_are_read_as_those_that_come_in_parts(
+    texts: list[str], form: Callable[[str, int], object], end: str, ascii_only: bool
+) -> None:
+    """Most of those that come alone are not parsed."""
+    events = [form(text, number) for number, text in enumerate(texts)]
+    pieces = [f"data: {json.dumps(one, ensure_ascii=ascii_only)}{end}{end}".encode() for one in events]
+    alone, in_parts = Reply(keep_text=True), Reply(keep_text=True)
+    for reply, cut in ((alone, None), (in_parts, 9)):
+        reply.begin(200, "text/event-stream")
+        for now, piece in enumerate(pieces):
+            for part in (piece,) if cut is None else (piece[:cut], piece[cut:]):
+                reply.receive(part, float(now))
+        reply.end()
+    for name in ("outcome", "message", "text", "chunk_seconds", "new_tokens", "finish"):
+        assert getattr(alone, name) == getattr(in_parts, name), name
+
+
+def test_events_that_differ_in_their_text_alone_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    taken = Reply._take
+
+    def take(reply: Reply, data: bytes, now: float) -> None:
+        parsed.append(data)
+        taken(reply, data, now)
+
+    monkeypatch.setattr(Reply, "_take", take)
+    reply = Reply(keep_text=True)
+    reply.begin(200, "text/event-stream")
+    for text in ("a", "bc", " d", "é", "e"):
+        reply.receive(stream(chunk(text)), 1.0)
+    assert len(parsed) == 2  # the first, and the one with another character than printable ASCII
+    assert "".join(reply.text) == "abc dée"
 
 
 def test_comments_and_other_fields_are_skipped() -> None:
