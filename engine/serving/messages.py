@@ -4,7 +4,7 @@ To the rank:    {"add": {...}}  {"cancel": key}  {"end": true}
 From the rank:  {"ready": {...}}  {"step": {...}}  {"refused": {"key": ..., "message": ...}}
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from engine.serving.sampling import Sampling
@@ -25,7 +25,7 @@ class WantedAnswer:
 
     def message(self) -> dict[str, Any]:
         """Return it as JSON data."""
-        return {"add": asdict(self)}
+        return {"add": {**vars(self), "sampling": vars(self.sampling)}}
 
     @classmethod
     def read(cls, data: dict[str, Any]) -> "WantedAnswer":
@@ -64,7 +64,8 @@ class NewToken(NamedTuple):
 class StepReport:
     """What a step gave, and the replica's state after it. cached: tokens found in the cache, of prompts that started.
 
-    compute_seconds: between the steps of the ranks; other_seconds: between two steps without computing.
+    compute_seconds: in the step; other_seconds: since the one before, while no rank computed. What the first rank does
+    while others compute already belongs to the step.
     """
 
     tokens: tuple[NewToken, ...]

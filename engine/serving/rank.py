@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class FirstRank:
     def __init__(
         self, channel: "Channel", scheduler: "Scheduler", message: "StepMessage", idle_seconds: float, defers: bool
     ) -> None:
-        """defers: a step's tokens are kept until `send_unsent`, so that a GPU can compute the next meanwhile."""
+        """defers: a step's tokens are kept until `send_unsent`, so that ranks compute the next meanwhile."""
         self._channel, self._scheduler, self._message = channel, scheduler, message
         self._idle_seconds, self._defers = idle_seconds, defers
         self._unsent: StepReport | None = None
@@ -260,7 +261,7 @@ def batch_dependence(shard: "Shard", attention_invariant: bool) -> str | None:
 def _follow(runner: "StepRunner", message: "StepMessage", context: "Context") -> int:
     world = context.communicators.world
     while True:
-        world.broadcast(message.tensor, 0)
+        message.share(world)
         step = message.read()
         if step is None:
             return 0
@@ -280,6 +281,7 @@ def _lead(
     from engine.serving.channel import Channel, ChannelClosedError
     from engine.serving.scheduling import Scheduler, SchedulerLimits
 
+    world, on_gpu = context.communicators.world, context.device.type == "cuda"
     channel = Channel(socket_path)
     limits = SchedulerLimits(settings.max_sequences, settings.max_step_tokens, settings.max_length)
     pool = BlockPool(settings.blocks, settings.block, settings.prefix_caching)
@@ -288,30 +290,31 @@ def _lead(
         Scheduler(limits, pool),
         message,
         idle_seconds=_IDLE_SHARE * settings.group_timeout_seconds,
-        defers=context.device.type == "cuda",
+        defers=on_gpu or world.size > 1,
     )
-    world = context.communicators.world
     channel.send({"ready": ready})
     while True:
         try:
             batch = first.next_step()
         except (ChannelClosedError, EOFError):
             message.write_end()
-            world.broadcast(message.tensor, 0)
+            message.share(world)
             return 0
-        world.broadcast(message.tensor, 0)
+        message.share(world)
         if batch is None:
             continue
         began = time.perf_counter()
         step = message.read()
         assert step is not None
+        # The next step finds out too that the HTTP process is gone, and ends the others, which compute this one.
+        with suppress(ChannelClosedError):
+            if not on_gpu:
+                first.send_unsent()  # another rank computes while the HTTP process takes this one's core
         found = runner.run(step)
-        try:
-            first.send_unsent()
+        with suppress(ChannelClosedError):
+            first.send_unsent()  # the GPU computes
             found = None if found is None else found.cpu()  # waits for a GPU
             first.finish(batch, found, time.perf_counter() - began)
-        except ChannelClosedError:
-            continue  # the next step finds that out too, and ends the others
 
 
 def main(arguments: list[str]) -> int:

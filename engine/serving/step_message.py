@@ -1,21 +1,25 @@
-"""What the first rank of a replica tells the others before each step, as one message of fixed size.
+"""What the first rank of a replica tells the others before each step.
 
-message = StepMessage(sizes.max_tokens, sizes.sequences, device)
+message = StepMessage(sizes.max_tokens, sizes.sequences, sizes.max_length, sizes.block, device)
 message.write(batch, full_logits=False)            # on the first rank
-group.broadcast(message.tensor, 0)
+message.share(group)
 step = message.read()                              # on all; None: the server ends
+
+A step in which every sequence decodes is one short broadcast; what a longer one has in addition is a second.
 """
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from engine.parallel.communicator import Communicator
 from engine.serving.scheduling import ScheduledStep, positions_of
 
 _HEADER = 8
 _STEP, _IDLE, _END = 1, 2, 3
+_NUMBERS_OF_A_DECODING_SEQUENCE = 7
+"""Token, slot, position and row, and a new block's slot, place and number."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,11 @@ class StepMessage:
 
     def __init__(self, max_tokens: int, max_sequences: int, max_length: int, block: int, device: torch.device) -> None:
         # A sequence that shares its whole beginning is assigned all its blocks at once.
-        self._max_assigned = max_sequences * -(-max_length // block)
-        size = _HEADER + 3 * max_tokens + max_sequences + 3 * self._max_assigned
+        max_assigned = max_sequences * -(-max_length // block)
+        size = _HEADER + 3 * max_tokens + max_sequences + 3 * max_assigned
+        self._short = min(size, _HEADER + _NUMBERS_OF_A_DECODING_SEQUENCE * max_sequences)
         self._host = torch.zeros(size, dtype=torch.int32)
-        self.tensor = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.int32, device=device)
+        self._shared = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.int32, device=device)
 
     def write(self, batch: ScheduledStep, full_logits: bool) -> None:
         """Write a step."""
@@ -50,31 +55,47 @@ class StepMessage:
         header = [_STEP, len(slots), len(rows), len(batch.assigned), int(full_logits), 0, 0, 0]
         values = torch.tensor([*header, *batch.tokens, *slots, *positions, *rows, *assigned], dtype=torch.int32)
         self._host[: len(values)].copy_(values)
-        self._send()
 
     def write_idle(self) -> None:
         """Write that there is nothing to do, which tells the others that this rank lives."""
-        self._host[0] = _IDLE
-        self._send()
+        self._write_alone(_IDLE)
 
     def write_end(self) -> None:
         """Write that the server ends."""
-        self._host[0] = _END
-        self._send()
+        self._write_alone(_END)
+
+    def share(self, group: Communicator) -> None:
+        """Broadcast what the group's first rank has written; all ranks call it."""
+        if group.size == 1:
+            return
+        self._broadcast(group, 0, self._short)
+        length = _HEADER + sum(self._counts())
+        if length > self._short:
+            self._broadcast(group, self._short, length)
 
     def read(self) -> TokenStep | None:
         """Return the step. None: the server ends. A step without tokens: nothing to do."""
-        if self.tensor is not self._host:
-            self._host.copy_(self.tensor)
-        kind, tokens, rows, assigned, full = self._host[:5].tolist()
+        kind, *_, full_logits = self._host[:5].tolist()
         if kind == _END:
             return None
-        if kind == _IDLE:
-            tokens = rows = assigned = 0
-        ends = [_HEADER + count for count in accumulate([0, tokens, tokens, tokens, rows, 3 * assigned])]
-        parts = [self._host[start:end] for start, end in pairwise(ends)]
-        return TokenStep(parts[0], parts[1], parts[2], parts[3], parts[4].view(assigned, 3).T, bool(full))
+        counts = self._counts()
+        tokens, slots, positions, rows, assigned = self._host[_HEADER : _HEADER + sum(counts)].split(counts)
+        return TokenStep(tokens, slots, positions, rows, assigned.view(-1, 3).T, bool(full_logits))
 
-    def _send(self) -> None:
-        if self.tensor is not self._host:
-            self.tensor.copy_(self._host)
+    def _write_alone(self, kind: int) -> None:
+        self._host[:_HEADER] = 0
+        self._host[0] = kind
+
+    def _counts(self) -> list[int]:
+        """How many numbers each part after the header has."""
+        tokens, rows, assigned = self._host[1:4].tolist()
+        return [tokens, tokens, tokens, rows, 3 * assigned]
+
+    def _broadcast(self, group: Communicator, start: int, end: int) -> None:
+        """Broadcast numbers from host to host, through the device where the group's transport wants them there."""
+        host, shared = self._host[start:end], self._shared[start:end]
+        if self._shared is not self._host and group.index == 0:
+            shared.copy_(host)
+        group.broadcast(shared, 0)
+        if self._shared is not self._host and group.index != 0:
+            host.copy_(shared)

@@ -1,0 +1,85 @@
+"""What the ranks of a replica learn of a step: all of it, in one short broadcast where every sequence decodes."""
+
+from typing import Any
+
+import torch
+
+from engine.serving.scheduling import ScheduledStep, TokenRun
+from engine.serving.step_message import StepMessage
+
+SIZES = {"max_tokens": 32, "max_sequences": 4, "max_length": 64, "block": 8, "device": torch.device("cpu")}
+
+
+class Group:
+    """Two ranks in one process: what the first broadcasts, the second gets in the same order."""
+
+    size = 2
+
+    def __init__(self, index: int, sent: list[torch.Tensor]) -> None:
+        self.index, self.sent = index, sent
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        assert source == 0
+        if self.index == 0:
+            self.sent.append(tensor.clone())
+        else:
+            tensor.copy_(self.sent.pop(0))
+        return tensor
+
+
+def told(write: Any) -> tuple[StepMessage, list[int]]:
+    """What the second rank has after the first wrote, and how many numbers each broadcast had."""
+    first, second = StepMessage(**SIZES), StepMessage(**SIZES)
+    sent: list[torch.Tensor] = []
+    write(first)
+    first.share(Group(0, sent))  # type: ignore[arg-type]
+    sizes = [len(one) for one in sent]
+    second.share(Group(1, sent))  # type: ignore[arg-type]
+    assert not sent
+    return second, sizes
+
+
+def decoding(count: int) -> ScheduledStep:
+    runs = tuple(TokenRun(str(number), number, 10 + number, 1, True) for number in range(count))
+    return ScheduledStep(
+        runs, tuple(range(100, 100 + count)), tuple((number, 2, 7 + number) for number in range(count))
+    )
+
+
+def test_a_step_in_which_all_sequences_decode_and_get_a_block_is_one_broadcast() -> None:
+    message, sizes = told(lambda first: first.write(decoding(4), full_logits=True))
+    step = message.read()
+    assert sizes == [8 + 7 * 4]
+    assert step is not None and step.full_logits
+    assert step.tokens.tolist() == [100, 101, 102, 103] and step.positions.tolist() == [10, 11, 12, 13]
+    assert step.slots.tolist() == step.rows.tolist() == [0, 1, 2, 3]
+    assert step.assigned.tolist() == [[0, 1, 2, 3], [2, 2, 2, 2], [7, 8, 9, 10]]
+
+
+def test_a_long_step_is_two_and_no_longer_than_it_must_be() -> None:
+    prompt = ScheduledStep((TokenRun("a", 3, 0, 30, True),), tuple(range(30)), ((3, 0, 1), (3, 1, 5)))
+    message, sizes = told(lambda first: first.write(prompt, full_logits=False))
+    step = message.read()
+    assert sum(sizes) == 8 + 3 * 30 + 1 + 6 and len(sizes) == 2
+    assert step is not None and not step.full_logits
+    assert step.tokens.tolist() == step.positions.tolist() == list(range(30))
+    assert step.rows.tolist() == [29] and step.assigned.tolist() == [[3, 3], [0, 1], [1, 5]]
+
+
+def test_nothing_to_do_and_the_end_are_told_after_a_step() -> None:
+    first, second = StepMessage(**SIZES), StepMessage(**SIZES)
+
+    def share() -> None:
+        sent: list[torch.Tensor] = []
+        first.share(Group(0, sent))  # type: ignore[arg-type]
+        second.share(Group(1, sent))  # type: ignore[arg-type]
+
+    first.write(ScheduledStep((TokenRun("a", 0, 0, 30, True),), tuple(range(30)), ()), full_logits=True)
+    share()
+    first.write_idle()
+    share()
+    step = second.read()
+    assert step is not None and not len(step.tokens) and not step.assigned.shape[1] and not step.full_logits
+    first.write_end()
+    share()
+    assert second.read() is None
