@@ -169,9 +169,15 @@ class Ui:
         self.page.wait_for_url(re.compile("/artifacts/artifact/"))
 
     def switch(self, slug: str) -> None:
-        """Switch a schedule on or off, on the page of its deployment."""
-        card = self.page.locator(".deployment-schedule-card").filter(has_text=slug)
-        self.press(card.get_by_role("switch"), "/schedules/[0-9a-f-]{36}$")
+        """Switch a schedule on or off, on the page of its deployment; returns when the page shows it.
+
+        Until then the switch would ask for the same once more.
+        """
+        switch = self.page.locator(".deployment-schedule-card").filter(has_text=slug).get_by_role("switch")
+        before = switch.get_attribute("aria-checked", timeout=SLOW)
+        self.press(switch, "/schedules/[0-9a-f-]{36}$")
+        expect(switch).to_have_attribute("aria-checked", "false" if before == "true" else "true", timeout=SLOW)
+        self._rest()
 
     def picture(self, path: Path, height: int | None = None) -> None:
         """Keep what the window shows, or its upper part, once it is all there."""
