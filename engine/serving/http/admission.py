@@ -62,7 +62,8 @@ def application(
         return JSONResponse(state, 200 if state["status"] == "ready" else 503)
 
     for path, handler in answers.items():
-        app.add_api_route(path, handler, methods=["POST"], response_model=None)
+        # Without FastAPI's parsing of arguments, of which there are none, a request costs a tenth less.
+        app.add_route(path, handler, methods=["POST"])
     for path, handler in {
         "/v1/models": models,
         "/v1/models/{name:path}": model,

@@ -9,10 +9,9 @@ piece = choice.add(token)            # what may be sent of it now
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from engine.serving.http.errors import ApiError
 from engine.serving.http.text import AnswerText
 from engine.serving.messages import NewToken, WantedAnswer
 
@@ -26,6 +25,8 @@ class TokenQueue:
     Whoever is slower than the ranks gets several tokens at once, and so less work for each.
 
     After a failure of the ranks it goes on where it was: the next token depends on the earlier ones alone.
+    `direct` may be given a function that takes tokens at once and returns True, or returns False without having taken
+    any; it is called where nothing waits to be read, so that the order is kept, and never with the last token.
     """
 
     def __init__(self, wanted: WantedAnswer) -> None:
@@ -35,8 +36,10 @@ class TokenQueue:
         self.failures = 0
         self._tokens: list[int] = []
         self._unread: deque[NewToken] = deque()
-        self._error: ApiError | None = None
+        self._error: Exception | None = None
         self._changed = asyncio.Event()
+        self._reader_waits = False
+        self.direct: Callable[[Sequence[NewToken]], bool] | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -48,15 +51,26 @@ class TokenQueue:
         """What is left to be answered."""
         return replace(self._wanted, done=tuple(self._tokens))
 
-    def put(self, token: NewToken) -> None:
-        """Add a token that was chosen."""
-        self._tokens.append(token.token)
-        self._unread.append(token)
-        self._changed.set()
+    def put(self, tokens: Sequence[NewToken]) -> None:
+        """Add tokens that were chosen."""
+        self._tokens += [one.token for one in tokens]
+        if self._reader_waits and self.direct is not None and tokens[-1].reason is None:
+            try:
+                if self.direct(tokens):
+                    return
+            except Exception as error:  # whatever it is: it ends this answer, and no other
+                self.fail(error)
+                return
+        self._unread += tokens
+        self._wake()
 
-    def fail(self, error: ApiError) -> None:
+    def fail(self, error: Exception) -> None:
         """End the answer with an error, after the tokens that it has."""
         self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        self._reader_waits = False  # it has not run yet, but has something to read
         self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[Sequence[NewToken]]:
@@ -64,8 +78,12 @@ class TokenQueue:
             if not self._unread:
                 if self._error is not None:
                     raise self._error
-                await self._changed.wait()
                 self._changed.clear()
+                self._reader_waits = True
+                try:
+                    await self._changed.wait()
+                finally:
+                    self._reader_waits = False
                 continue
             tokens = [self._unread.popleft() for _ in range(min(len(self._unread), _MOST_AT_ONCE))]
             yield tokens

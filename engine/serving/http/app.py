@@ -15,13 +15,14 @@ from fastapi.responses import JSONResponse
 from configs.serving.settings import ServingSettings
 from engine.serving.http.admission import application, authorise, read_body
 from engine.serving.http.answers import GrowingChoice
-from engine.serving.http.endpoints import Generation, ResponseForm, events, whole
+from engine.serving.http.endpoints import Generation, ResponseForm, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
+from engine.serving.http.protocol import chunk_writer
 from engine.serving.http.replicas import Router
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, read_request
-from engine.serving.http.streaming import EventStream, disconnected
+from engine.serving.http.streaming import EventStream, disconnected, events
 
 
 @dataclass
@@ -83,7 +84,8 @@ async def _respond(
     choices: list[GrowingChoice],
 ) -> Response:
     if wanted.stream:
-        stream = events(service, form, choices, wanted.stream_options, server.metrics.refused)
+        writer = chunk_writer(request.scope)
+        stream = events(service, form, choices, wanted.stream_options, server.metrics.refused, writer)
         server.open_streams += 1
 
         def ended() -> None:

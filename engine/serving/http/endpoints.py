@@ -10,8 +10,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
-from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
+from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest
 from engine.serving.http.text import AnswerText, token_text
 from engine.serving.messages import NewToken, WantedAnswer
 from engine.serving.sampling import Sampling
@@ -76,10 +75,10 @@ class ResponseForm:
             or piece.token.logprob is not None
             or self._wanted.return_token_ids
         ):
-            return _event(self.event(piece))
+            return event_bytes(self.event(piece))
         around = self._around.get(piece.choice.index)
         if around is None:
-            whole = _event(self.event(replace(piece, text=_MARK)))
+            whole = event_bytes(self.event(replace(piece, text=_MARK)))
             before, _, after = whole.rpartition(_ENCODER.encode(_MARK).encode())  # the text follows the model's name
             around = self._around[piece.choice.index] = before, after
         return around[0] + _ENCODER.encode(piece.text).encode() + around[1]
@@ -133,6 +132,11 @@ class ResponseForm:
                 for one in tokens
             ]
         }
+
+
+def event_bytes(data: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + _ENCODER.encode(data).encode() + b"\n\n"
 
 
 def usage_of(choices: Sequence[GrowingChoice], generated: int) -> dict[str, Any]:
@@ -250,14 +254,16 @@ class Generation:
                 pieces.append(choice.add(token))
                 if choice.reason is not None:
                     break
-            self._note(choice, len(pieces))
+            self.note(choice, len(pieces))
+            if choice.reason is not None:
+                self._router.finish(choice.answer)  # after a stop string, while others of the request go on
+                self._metrics.finished(choice.reason, time.perf_counter() - choice.began)
             yield pieces
             if choice.reason is not None:
                 break
-        self._router.finish(choice.answer)  # after a stop string, while others of the request go on
-        self._metrics.finished(choice.reason or "stop", time.perf_counter() - choice.began)
 
-    def _note(self, choice: GrowingChoice, tokens: int) -> None:
+    def note(self, choice: GrowingChoice, tokens: int) -> None:
+        """Note tokens that are sent together."""
         now = time.perf_counter()
         if choice.last is None:
             self._metrics.first_token(now - choice.began)
@@ -358,45 +364,3 @@ async def whole(service: Generation, form: ResponseForm, choices: Sequence[Growi
     async for gained in service.pieces(choices):
         pieces[gained[0].choice.index] += gained
     return form.whole(choices, pieces)
-
-
-async def events(
-    service: Generation,
-    form: ResponseForm,
-    choices: Sequence[GrowingChoice],
-    options: StreamOptions | None,
-    refused: Callable[[int], None],
-) -> AsyncGenerator[bytes, None]:
-    """Yield server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
-
-    Those of tokens that have come together are one piece of bytes.
-    """
-    with_usage = options is not None and options.include_usage
-    always = with_usage and options is not None and bool(options.continuous_usage_stats)
-    generated = 0
-    source = service.pieces(choices)
-    try:
-        for choice in choices:
-            opening = form.opening(choice)
-            if opening is not None:
-                yield _event(opening | ({"usage": usage_of(choices, 0)} if always else {}))
-        async for pieces in source:
-            made = []
-            for piece in pieces:
-                generated += 1
-                usage = usage_of(choices, generated) if always else None
-                made.append(form.encoded(piece) if usage is None else _event(form.event(piece) | {"usage": usage}))
-            yield b"".join(made)
-        if with_usage:
-            yield _event(form.usage_event(choices, generated))
-        yield b"data: [DONE]\n\n"
-    except ApiError as error:
-        refused(error.status)
-        yield _event(error.body)
-    finally:
-        with suppress(RuntimeError):
-            await source.aclose()
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + _ENCODER.encode(data).encode() + b"\n\n"

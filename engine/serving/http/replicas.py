@@ -16,10 +16,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from configs.common.files.reading import read_tail
 from configs.serving.settings import ServingSettings
@@ -27,18 +27,38 @@ from engine.rank.processes import LAUNCHER_VARIABLE
 from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
-from engine.serving.messages import StepReport
+from engine.serving.messages import NewToken, StepReport
 from engine.serving.socket_folder import make_private, socket_folder
 
 RANK_PROGRAM = "engine.serving.rank"
 """Module of the ranks."""
-_LINE_BYTES = 64 << 20
 _SILENCES = 3
 """Time limits of the group without a step, with work to do, after which the ranks count as hung."""
 _MAX_PAUSE_SECONDS = 30.0
 _MAX_TRIES = 2
 """How often an answer goes on after a failure."""
 _CUMULATIVE = ("preemptions", "prefix_tokens", "cached_tokens")
+
+
+class _RankLink(asyncio.Protocol):
+    """The connection of a replica's first rank, which sends lines of JSON."""
+
+    def __init__(
+        self,
+        made: Callable[[asyncio.Transport], None],
+        heard: Callable[[asyncio.Transport, Sequence[dict[str, Any]]], None],
+    ) -> None:
+        self._made, self._heard, self._rest = made, heard, b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._made(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._heard(self._transport, [json.loads(line) for line in lines])
 
 
 class ReplicaRanks:
@@ -62,8 +82,9 @@ class ReplicaRanks:
         self._settings, self._settings_path, self._metrics, self._lost = settings, settings_path, metrics, lost
         self._socket = socket_folder(settings.folder) / f"replica-{index}.sock"
         self._processes: list[asyncio.subprocess.Process] = []
-        self._writer: asyncio.StreamWriter | None = None
-        self._changed = asyncio.Event()
+        self._listener: asyncio.Server | None = None
+        self._link: asyncio.Transport | None = None
+        self._gained: dict[str, list[NewToken]] = {}
         self._last_step = time.monotonic()
         self._before = dict.fromkeys(_CUMULATIVE, 0)
         self._task: asyncio.Task[None] | None = None
@@ -73,7 +94,9 @@ class ReplicaRanks:
         """Open the socket and begin to start the ranks."""
         make_private(self._socket.parent)
         self._socket.unlink(missing_ok=True)
-        await asyncio.start_unix_server(self._connected, str(self._socket), limit=_LINE_BYTES)
+        self._listener = await asyncio.get_running_loop().create_unix_server(
+            lambda: _RankLink(self._link_made, self._heard), self._socket
+        )
         self._task = asyncio.create_task(self._keep_running())
 
     def add(self, answer: TokenQueue) -> None:
@@ -102,6 +125,8 @@ class ReplicaRanks:
             with suppress(asyncio.CancelledError):
                 await self._task
         await self._kill()
+        if self._listener is not None:
+            self._listener.close()
         self._socket.unlink(missing_ok=True)
         with suppress(OSError):  # another replica's socket is in it
             self._socket.parent.rmdir()
@@ -180,9 +205,9 @@ class ReplicaRanks:
         self.last_error = f"{reason}: {_last_line(self.log)}"
         print(f"{self.last_error}; starting it again", file=sys.stderr, flush=True)
         await self._kill()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
         self._metrics.restarted(self.index)
         self._metrics.state(self.index, 0, 0, 0.0)
         begun, self.answers = list(self.answers.values()), {}
@@ -199,33 +224,44 @@ class ReplicaRanks:
         await asyncio.gather(*(process.wait() for process in self._processes))
 
     def _tell(self, message: dict[str, Any]) -> None:
-        assert self._writer is not None
-        self._writer.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        assert self._link is not None
+        self._link.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read what the first rank says, until it is gone."""
-        self._writer = writer
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            while line := await reader.readline():
-                if self._writer is writer:
-                    self._heard(json.loads(line))
-        writer.close()
+    def _link_made(self, link: asyncio.Transport) -> None:
+        self._link = link
 
-    def _heard(self, message: dict[str, Any]) -> None:
-        if "step" in message:
-            self._take_step(StepReport.read(message["step"]))
-        elif "refused" in message:
-            answer = self.answers.pop(message["refused"]["key"], None)
+    def _heard(self, link: asyncio.Transport, messages: Sequence[dict[str, Any]]) -> None:
+        """Take what the first rank says; several steps at once where this process is the slower one."""
+        if link is not self._link:
+            return  # a rank that was given up
+        for message in messages:
+            if "step" in message:
+                self._take_step(StepReport.read(message["step"]))
+            elif "refused" in message:
+                self._deliver()
+                answer = self.answers.pop(message["refused"]["key"], None)
+                if answer is not None:
+                    answer.fail(ApiError(500, message["refused"]["message"], code="engine_failed"))
+            else:
+                self._take_ready(message["ready"])
+        self._deliver()
+
+    def _take_ready(self, about: dict[str, Any]) -> None:
+        self.about, self.failures = about, 0
+        self.ready = self.was_ready = True
+        self._before = dict.fromkeys(_CUMULATIVE, 0)
+        self._last_step = time.monotonic()
+        for answer in self.answers.values():
+            self._tell(answer.wanted.message())
+
+    def _deliver(self) -> None:
+        gained, self._gained = self._gained, {}
+        for key, tokens in gained.items():
+            answer = self.answers.get(key)
             if answer is not None:
-                answer.fail(ApiError(500, message["refused"]["message"], code="engine_failed"))
-        else:
-            self.about, self.failures = message["ready"], 0
-            self.ready = self.was_ready = True
-            self._before = dict.fromkeys(_CUMULATIVE, 0)
-            self._last_step = time.monotonic()
-            for answer in self.answers.values():
-                self._tell(answer.wanted.message())
-            self._changed.set()
+                answer.put(tokens)
+                if tokens[-1].reason is not None:
+                    del self.answers[key]
 
     def _take_step(self, step: StepReport) -> None:
         self._last_step = time.monotonic()
@@ -234,11 +270,7 @@ class ReplicaRanks:
             if answer is not None and answer.cached_tokens is None:
                 answer.cached_tokens = count
         for token in step.tokens:
-            answer = self.answers.get(token.key)
-            if answer is not None:
-                answer.put(token)
-                if token.reason is not None:
-                    del self.answers[token.key]
+            self._gained.setdefault(token.key, []).append(token)
         used = 1 - step.free_blocks / self._settings.blocks
         self._metrics.state(self.index, step.running, step.waiting, used)
         changes: dict[str, float] = {name: getattr(step, name) - self._before[name] for name in _CUMULATIVE}

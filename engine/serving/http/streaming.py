@@ -1,16 +1,24 @@
-"""A streamed response that ends with its client.
+"""A streamed response: events of an answer as it grows, sent until its end or its client's.
 
 return EventStream(events(...), ended)          # an ASGI response of server-sent events
 
-Starlette's StreamingResponse does the same in a task group; this is a third of its work for each event.
+Starlette's StreamingResponse does the same in a task group; this is a third of its work for each event. Where the
+server has a ChunkWriter, an event needs no task at all.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
+
+from engine.serving.http.answers import ChoicePiece, GrowingChoice
+from engine.serving.http.endpoints import Generation, ResponseForm, event_bytes, usage_of
+from engine.serving.http.errors import ApiError
+from engine.serving.http.protocol import ChunkWriter
+from engine.serving.http.schema import StreamOptions
+from engine.serving.messages import NewToken
 
 
 class EventStream(Response):
@@ -50,3 +58,73 @@ async def disconnected(receive: Receive) -> None:
     """Return when the client has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class _Events:
+    """The events of a request's answers (https://html.spec.whatwg.org/multipage/server-sent-events.html)."""
+
+    def __init__(self, form: ResponseForm, choices: Sequence[GrowingChoice], options: StreamOptions | None) -> None:
+        self._form, self._choices = form, choices
+        self._with_usage = options is not None and options.include_usage
+        self._always = self._with_usage and options is not None and bool(options.continuous_usage_stats)
+        self._generated = 0
+
+    def opening(self) -> Iterator[bytes]:
+        for choice in self._choices:
+            opening = self._form.opening(choice)
+            if opening is not None:
+                yield event_bytes(opening | ({"usage": usage_of(self._choices, 0)} if self._always else {}))
+
+    def of(self, piece: ChoicePiece) -> bytes:
+        self._generated += 1
+        if self._always:
+            return event_bytes(self._form.event(piece) | {"usage": usage_of(self._choices, self._generated)})
+        return self._form.encoded(piece)
+
+    def ending(self) -> bytes:
+        usage = event_bytes(self._form.usage_event(self._choices, self._generated)) if self._with_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+
+async def events(
+    service: Generation,
+    form: ResponseForm,
+    choices: Sequence[GrowingChoice],
+    options: StreamOptions | None,
+    refused: Callable[[int], None],
+    writer: ChunkWriter | None,
+) -> AsyncGenerator[bytes, None]:
+    """Yield server-sent events. Those of tokens that have come together are one piece of bytes.
+
+    With a writer, events may be sent through it while the next piece is awaited.
+    """
+    made = _Events(form, choices, options)
+    source = service.pieces(choices)
+    try:
+        if opening := b"".join(made.opening()):
+            yield opening
+        if writer is not None and len(choices) == 1 and not choices[0].text.stops:
+            _send_directly(service, choices[0], made, writer)
+        async for pieces in source:
+            data = b"".join(map(made.of, pieces))
+            yield data + made.ending() if all(choice.reason for choice in choices) else data
+    except ApiError as error:
+        refused(error.status)
+        yield event_bytes(error.body)
+    finally:
+        with suppress(RuntimeError):
+            await source.aclose()
+
+
+def _send_directly(service: Generation, choice: GrowingChoice, made: _Events, writer: ChunkWriter) -> None:
+    """Let the tokens of an answer without stop strings become events when the ranks report them."""
+
+    def send(tokens: Sequence[NewToken]) -> bool:
+        if not writer.ready:
+            return False
+        pieces = [choice.add(token) for token in tokens]
+        service.note(choice, len(pieces))
+        writer.write(b"".join(map(made.of, pieces)))
+        return True
+
+    choice.answer.direct = send

@@ -16,7 +16,7 @@ class AnswerText:
     """The text of one answer."""
 
     def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...] = ()) -> None:
-        self._tokenizer, self._stops = tokenizer, stops
+        self._tokenizer, self.stops = tokenizer, stops
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
         self._waiting = 0
@@ -70,7 +70,7 @@ class AnswerText:
             return ""
         searched = max(0, len(self._decoded) - self._held)
         self._decoded += piece
-        found = [place for place in (self._decoded.find(stop, searched) for stop in self._stops) if place >= 0]
+        found = [place for place in (self._decoded.find(stop, searched) for stop in self.stops) if place >= 0]
         if found:
             self.stopped = True
             self._decoded = self._decoded[: min(found)]

@@ -7,40 +7,13 @@ from typing import Any
 
 import pytest
 
-from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import load_tokenizer
-from engine.serving.http.answers import ChoicePiece, GrowingChoice
-from engine.serving.http.endpoints import Generation, ResponseForm, events, whole
+from engine.serving.http.answers import ChoicePiece
+from engine.serving.http.endpoints import ResponseForm, whole
 from engine.serving.http.errors import ApiError
-from engine.serving.http.metrics import ServerMetrics
-from engine.serving.http.model import ServedModel
-from engine.serving.http.replicas import Router
-from engine.serving.http.schema import ChatRequest, CompletionRequest, read_request
-from engine.serving.messages import NewToken
+from engine.serving.http.schema import ChatRequest, read_request
+from tests.support.servers.answers_by_hand import completion, give, new, service
 from tests.support.servers.inference_server import TINY
-
-
-def service(tmp_path: Path, tokenizer: bool = False) -> tuple[Generation, Router]:
-    """Both endpoints over a replica that is not started: tokens are given by hand."""
-    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=32, blocks=8)
-    made = load_tokenizer(TINY / "tokenizer.json") if tokenizer else None
-    model = ServedModel("m", 4096, 32, frozenset(), made, None, {})
-    metrics = ServerMetrics("m")
-    router = Router(settings, tmp_path / "settings.json", metrics)
-    return Generation(model, settings, router, metrics), router
-
-
-def completion(**fields: Any) -> CompletionRequest:
-    return read_request(json.dumps({"model": "m", "prompt": [1, 2], **fields}).encode(), CompletionRequest)
-
-
-def give(choice: GrowingChoice, *tokens: NewToken) -> None:
-    for token in tokens:
-        choice.answer.put(token)
-
-
-def new(token: int, reason: str | None = None, **fields: Any) -> NewToken:
-    return NewToken("", token, reason, **fields)
 
 
 def test_a_stop_string_frees_the_slot_while_other_answers_go_on(tmp_path: Path) -> None:
@@ -125,46 +98,6 @@ def test_an_event_made_from_the_one_before_equals_one_made_anew(chat: bool, name
                     assert json.loads(made[6:]) == json.loads(json.dumps(form.event(piece)))
 
     asyncio.run(scenario())
-
-
-def test_tokens_that_came_together_are_sent_together_each_with_its_event(tmp_path: Path) -> None:
-    async def scenario() -> tuple[list[bytes], str]:
-        generation, _ = service(tmp_path)
-        form, choices = await generation.complete(completion(max_tokens=4))
-        sent: list[bytes] = []
-
-        async def read() -> None:
-            async for piece in events(generation, form, choices, None, lambda status: None):
-                sent.append(piece)
-
-        reading = asyncio.create_task(read())
-        await asyncio.sleep(0)
-        give(choices[0], new(5))
-        await asyncio.sleep(0.01)
-        give(choices[0], new(6), new(7), new(8, "length"))
-        await asyncio.wait_for(reading, 30)
-        return sent, generation._metrics.write().decode()
-
-    sent, metrics = asyncio.run(scenario())
-    assert [piece.count(b"data: ") for piece in sent] == [1, 3, 1] and sent[2] == b"data: [DONE]\n\n"
-    told = [json.loads(line[6:])["choices"][0] for line in b"".join(sent[:2]).splitlines() if line]
-    assert [one["text"] for one in told] == [" 5", " 6", " 7", " 8"]
-    assert [one["finish_reason"] for one in told] == [None, None, None, "length"]
-    assert 'vllm:generation_tokens_total{model_name="m"} 4.0' in metrics
-    assert 'vllm:inter_token_latency_seconds_count{model_name="m"} 3.0' in metrics
-
-
-def test_an_error_comes_after_the_tokens_before_it(tmp_path: Path) -> None:
-    async def scenario() -> list[bytes]:
-        generation, _ = service(tmp_path)
-        form, choices = await generation.complete(completion())
-        give(choices[0], new(5))
-        choices[0].answer.fail(ApiError(500, "the engine failed", code="engine_failed"))
-        return [piece async for piece in events(generation, form, choices, None, lambda status: None)]
-
-    token, error = asyncio.run(scenario())
-    assert json.loads(token[6:])["choices"][0]["text"] == " 5"
-    assert json.loads(error[6:])["error"]["code"] == "engine_failed"
 
 
 def test_a_client_that_did_not_read_for_long_gets_its_answer_in_parts(tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_a_stream_that_its_client_reads_slowly_is_finished(tmp_path: Path) -> No
         while not router.answers:
             await asyncio.sleep(0.01)
         [answer] = router.replicas[0].answers.values()
-        answer.put(NewToken(answer.key, 5))
-        answer.put(NewToken(answer.key, 6, "length"))
+        answer.put([NewToken(answer.key, 5)])
+        answer.put([NewToken(answer.key, 6, "length")])
         router.replicas[0].answers.clear()
         began = time.monotonic()
         draining = asyncio.create_task(_drain(server, _Signals(asyncio.Event())))

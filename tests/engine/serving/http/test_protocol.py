@@ -1,17 +1,20 @@
-"""What never becomes a request: headers that do not come, or not to their end."""
+"""What never becomes a request: headers that do not come, or not to their end. And what a response may be made of."""
 
 import asyncio
+import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import uvicorn
 
 from engine.serving.http.listening import listen
-from engine.serving.http.protocol import ApiProtocol
+from engine.serving.http.protocol import ApiProtocol, chunk_writer
 
 
 class QuickProtocol(ApiProtocol):
@@ -25,15 +28,22 @@ async def slow_app(scope: object, receive: object, send: object) -> None:
     await send({"type": "http.response.body", "body": b"ok"})  # type: ignore[operator]
 
 
-@pytest.fixture
-def port() -> Iterator[int]:
+@contextmanager
+def serving(application: Any) -> Iterator[int]:
+    """Serve an application; yields the port."""
     listener = listen("127.0.0.1", 0)
-    http = uvicorn.Server(uvicorn.Config(slow_app, http=QuickProtocol, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=http.run, kwargs={"sockets": [listener]})
+    server = uvicorn.Server(uvicorn.Config(application, http=QuickProtocol, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     yield listener.getsockname()[1]
-    http.should_exit = True
+    server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with serving(slow_app) as found:
+        yield found
 
 
 def answer(client: socket.socket) -> bytes:
@@ -78,3 +88,27 @@ def test_answers_may_take_longer_and_a_second_request_has_its_own_limit(port: in
             time.sleep(0.6)  # a connection may rest between requests
         client.sendall(request[:10])
         assert answer(client).startswith(b"HTTP/1.1 408")
+
+
+async def chunk_app(scope: Any, receive: object, send: Any) -> None:
+    """Sends two parts as ASGI has it and one between them as chunks, where there are any."""
+    writer = chunk_writer(scope)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"one,", "more_body": True})
+    if writer is None:
+        await send({"type": "http.response.body", "body": b"without,", "more_body": True})
+    else:
+        assert writer.ready
+        writer.write(b"two," * 100)
+    await send({"type": "http.response.body", "body": b"ok", "more_body": False})
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_chunks_written_at_once_are_part_of_the_response(version: str) -> None:
+    with serving(chunk_app) as port, socket.create_connection(("127.0.0.1", port), 10) as client:
+        for _ in range(2 if version == "1.1" else 1):  # the connection may be used again
+            client.sendall(f"GET / HTTP/{version}\r\nHost: x\r\n\r\n".encode())
+            with http.client.HTTPResponse(client) as response:
+                response.begin()
+                body = response.read()
+            assert body == b"one," + (b"two," * 100 if version == "1.1" else b"without,") + b"ok"

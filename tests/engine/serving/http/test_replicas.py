@@ -1,17 +1,21 @@
-"""A replica counts as hung when it computes nothing for its answers, and not when it had none."""
+"""A replica counts as hung when it computes nothing for its answers, and not when it had none. Answers get what it
+hears."""
 
 import asyncio
+import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from configs.serving.settings import ServingSettings
 from engine.serving.http.answers import TokenQueue
+from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.replicas import ReplicaRanks
-from engine.serving.messages import WantedAnswer
+from engine.serving.messages import NewToken, StepReport, WantedAnswer
 
 
 @pytest.mark.parametrize("first_request", [True, False])
@@ -62,3 +66,50 @@ def test_ranks_that_cannot_be_started_count_as_a_failed_start(
 
     assert asyncio.run(scenario())
     assert "cannot be started: [Errno 11] Resource temporarily unavailable" in capsys.readouterr().err
+
+
+def test_steps_that_are_heard_together_give_each_answer_its_tokens_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+
+    def step(*tokens: NewToken) -> bytes:
+        report = StepReport(tokens, 1, 0, 8, 0, 0, 0, len(tokens), 0.0, 0.0)
+        return json.dumps(report.message()).encode() + b"\n"
+
+    async def scenario() -> list[list[tuple[int, str | None]]]:
+        answers = {key: TokenQueue(WantedAnswer(key, (1,), 4)) for key in ("0", "1", "2")}
+        for answer in answers.values():
+            replica.add(answer)
+        read: list[list[tuple[int, str | None]]] = []
+
+        async def follow(key: str) -> None:
+            with suppress(ApiError):
+                async for tokens in answers[key]:
+                    read.append([(int(key) * 100 + one.token, one.reason) for one in tokens])
+
+        following = [asyncio.create_task(follow(key)) for key in answers]
+        monkeypatch.setattr(replica, "_keep_running", asyncio.Event().wait)  # no ranks but this test
+        await replica.start()
+        _, writer = await asyncio.open_unix_connection(replica._socket)
+        refused = json.dumps({"refused": {"key": "2", "message": "its logits are not finite"}}).encode() + b"\n"
+        steps = step(NewToken("0", 5), NewToken("1", 5), NewToken("2", 5)) + step(NewToken("0", 6), NewToken("1", 7))
+        whole = steps + refused + step(NewToken("0", 8, "length"))
+        writer.write(whole + step(NewToken("1", 9, "stop"))[:30])  # a line may come in parts
+        await asyncio.sleep(0.2)
+        writer.write(step(NewToken("1", 9, "stop"))[30:])
+        await asyncio.wait_for(asyncio.gather(*following), 30)
+        assert not replica.answers
+        writer.close()
+        await writer.wait_closed()
+        await replica.stop()
+        return read
+
+    read = asyncio.run(scenario())
+    assert sorted(read) == [
+        [(5, None), (6, None), (8, "length")],
+        [(105, None), (107, None)],
+        [(109, "stop")],
+        [(205, None)],
+    ]
