@@ -79,7 +79,8 @@ class StepMessage:
         if kind == _END:
             return None
         counts = self._counts()
-        tokens, slots, positions, rows, assigned = self._host[_HEADER : _HEADER + sum(counts)].split(counts)
+        parts = torch.split(self._host[_HEADER : _HEADER + sum(counts)], counts)
+        tokens, slots, positions, rows, assigned = parts
         return TokenStep(tokens, slots, positions, rows, assigned.view(-1, 3).T, bool(full_logits))
 
     def _write_alone(self, kind: int) -> None:
