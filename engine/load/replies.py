@@ -76,10 +76,10 @@ def _around_text(event: bytes) -> tuple[bytes, bytes] | None:
         before, after = before + b'"', b'"' + after
         other = from_json(before.removeprefix(b"data:") + b"~" + after)
         (choice,) = other["choices"]
+        alone = choice["text"] == "~" and choice.get("finish_reason") is None and other.get("object") != "error"
+        return (before, after) if alone and not (other.get("error") or other.get("usage")) else None
     except (ValueError, TypeError, AttributeError, LookupError):
         return None
-    alone = choice["text"] == "~" and choice.get("finish_reason") is None and other.get("object") != "error"
-    return (before, after) if alone and not (other.get("error") or other.get("usage")) else None
 
 
 class Reply:

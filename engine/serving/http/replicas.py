@@ -84,7 +84,6 @@ class ReplicaRanks:
         self._processes: list[asyncio.subprocess.Process] = []
         self._listener: asyncio.Server | None = None
         self._link: asyncio.Transport | None = None
-        self._gained: dict[str, list[NewToken]] = {}
         self._last_step = time.monotonic()
         self._before = dict.fromkeys(_CUMULATIVE, 0)
         self._task: asyncio.Task[None] | None = None
@@ -234,17 +233,18 @@ class ReplicaRanks:
         """Take what the first rank says; several steps at once where this process is the slower one."""
         if link is not self._link:
             return  # a rank that was given up
+        gained: dict[str, list[NewToken]] = {}
         for message in messages:
             if "step" in message:
-                self._take_step(StepReport.read(message["step"]))
+                self._take_step(StepReport.read(message["step"]), gained)
             elif "refused" in message:
-                self._deliver()
+                self._deliver(gained)
                 answer = self.answers.pop(message["refused"]["key"], None)
                 if answer is not None:
                     answer.fail(ApiError(500, message["refused"]["message"], code="engine_failed"))
             else:
                 self._take_ready(message["ready"])
-        self._deliver()
+        self._deliver(gained)
 
     def _take_ready(self, about: dict[str, Any]) -> None:
         self.about, self.failures = about, 0
@@ -254,23 +254,24 @@ class ReplicaRanks:
         for answer in self.answers.values():
             self._tell(answer.wanted.message())
 
-    def _deliver(self) -> None:
-        gained, self._gained = self._gained, {}
+    def _deliver(self, gained: dict[str, list[NewToken]]) -> None:
+        """Give answers the tokens of one or more steps, and empty `gained`."""
         for key, tokens in gained.items():
             answer = self.answers.get(key)
             if answer is not None:
                 answer.put(tokens)
                 if tokens[-1].reason is not None:
                     del self.answers[key]
+        gained.clear()
 
-    def _take_step(self, step: StepReport) -> None:
+    def _take_step(self, step: StepReport, gained: dict[str, list[NewToken]]) -> None:
         self._last_step = time.monotonic()
         for key, count in step.cached.items():
             answer = self.answers.get(key)
             if answer is not None and answer.cached_tokens is None:
                 answer.cached_tokens = count
         for token in step.tokens:
-            self._gained.setdefault(token.key, []).append(token)
+            gained.setdefault(token.key, []).append(token)
         used = 1 - step.free_blocks / self._settings.blocks
         self._metrics.state(self.index, step.running, step.waiting, used)
         changes: dict[str, float] = {name: getattr(step, name) - self._before[name] for name in _CUMULATIVE}

@@ -78,6 +78,22 @@ def test_events_that_come_alone_are_read_as_those_that_come_in_parts(
         assert getattr(alone, name) == getattr(in_parts, name), name
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        rb'{"choices": [{"text": "\u0074ext"}]}',
+        rb'{"choices": [{"text": "\u0063hoices"}]}',
+        rb'{"choices": [{"text": "\u0061"}], "a": 1}',
+    ],
+)
+def test_a_text_that_is_written_as_a_name_is_elsewhere_is_no_pattern(event: bytes) -> None:
+    reply = Reply(keep_text=True)
+    reply.begin(200, "text/event-stream")
+    for _ in range(2):
+        reply.receive(b"data: " + event + b"\n\n", 1.0)
+    assert reply.outcome is None and reply._around is None and len(reply.text) == 2
+
+
 def test_events_that_differ_in_their_text_alone_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     taken = Reply._take
