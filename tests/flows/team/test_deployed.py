@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,14 @@ def on_the_teams_network(team: OfflineTeam) -> Iterator[None]:
 
 
 def tasks_of(team: OfflineTeam, run: UUID) -> list[TaskRun]:
+    """The tasks of a run that has ended, once the end of each is recorded, or after 30 s: names come with the ends."""
     only = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
-    return team.client.read_task_runs(flow_run_filter=only)
+    for _ in range(60):
+        tasks = team.client.read_task_runs(flow_run_filter=only)
+        if tasks and all(task.end_time is not None for task in tasks):
+            break
+        time.sleep(0.5)
+    return tasks
 
 
 @pytest.fixture(scope="module")

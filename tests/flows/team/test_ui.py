@@ -4,9 +4,11 @@ A real Chromium drives the UI that `prefect server start` serves; no call of the
 """
 
 import io
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -173,7 +175,7 @@ def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: Offli
     assert study["experiments"] == {"strong-scaling": {"grow": "dp", "to": 2, "kind": "strong"}}
     assert study["measuring"] == {"repeats": 2, "memory": False}
     # What the graph is drawn from. An answer to the page itself would be gone as soon as the page is left.
-    nodes = dict(team.client.request("GET", "/flow_runs/{id}/graph-v2", path_params={"id": run}).json()["nodes"])
+    nodes = ended_graph(team, run)
     before = {node["label"]: {nodes[parent["id"]]["label"] for parent in node["parents"]} for node in nodes.values()}
     assert before["render the report"] == {"analyze"} and before["provision"] == {"resolve asked-in-short"}
     assert sum(label.startswith("submit ") for label in before) == 4, "two layouts, twice"
@@ -184,6 +186,21 @@ def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: Offli
     ui.sees("render the report")
     ui.artifact(run, "report-asked-in-short")
     ui.sees("All measurements completed.")
+
+
+def ended_graph(team: OfflineTeam, run: UUID) -> dict[str, Any]:
+    """The nodes of a completed run's graph by their identifiers, once the end of each is recorded, or after 30 s.
+
+    The server records stages later than the run's own end, and their names with their ends.
+    """
+    for _ in range(60):
+        answer = team.client.request("GET", "/flow_runs/{id}/graph-v2", path_params={"id": run})
+        nodes: dict[str, Any] = dict(answer.json()["nodes"])
+        ended = [node["label"] for node in nodes.values() if node["state_type"] == "COMPLETED"]
+        if "render the report" in ended and len(ended) == len(nodes):
+            break
+        time.sleep(0.5)
+    return nodes
 
 
 def bars_drawn(picture: bytes) -> int:
