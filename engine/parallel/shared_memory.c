@@ -16,6 +16,7 @@
    gone; MISMATCH + p if it runs another operation in this step. After any error the group is unusable. */
 
 #define _GNU_SOURCE
+#include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -23,7 +24,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define LINE 128 /* two cache lines: the adjacent one is prefetched with it */
 #define HEADER 4096
@@ -34,18 +37,21 @@
 #define PIECES 64
 #define BLOCK 1024 /* numbers summed at a time: their float32 sums stay in the first-level cache */
 #define MISMATCH (1 << 20)
-#define SPINS 4000
-#define YIELD_NS ((int64_t)100000000) /* a longer wait sleeps in between, and frees the core for others */
-/* A nap is this share of the wait so far, up to the longest: a server's idle ranks take little of a core. */
-#define NAP_SHARE 500
-#define LONGEST_NAP_NS 1000000
+#define SPINS 4000 /* some 100 us */
+#define YIELD_NS ((int64_t)1000000) /* a longer wait sleeps: waking up costs tens of us */
 #define LOOK_NS ((int64_t)20000000)
 
 enum { BARRIER = 1, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST };
 enum { FLOAT32, FLOAT64, INT32, INT64, BFLOAT16, FLOAT16 };
 
+/* What one rank advances and others wait for. */
 typedef struct {
-    _Alignas(LINE) _Atomic uint64_t arrived;
+    _Atomic uint64_t value;
+    _Atomic uint32_t sleepers;
+} Counter;
+
+typedef struct {
+    _Alignas(LINE) Counter arrived;
     uint64_t task[2]; /* operation and bytes of this step and the one before */
 } Control;
 
@@ -55,8 +61,8 @@ typedef struct {
 } Piece;
 
 typedef struct {
-    _Alignas(LINE) _Atomic uint64_t sent;
-    _Alignas(LINE) _Atomic uint64_t taken;
+    _Alignas(LINE) Counter sent;
+    _Alignas(LINE) Counter taken;
     _Alignas(LINE) Piece pieces[PIECES];
 } Mailbox;
 
@@ -106,31 +112,51 @@ static int64_t now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Wait until the counter reaches `least`. `peer` is the rank that advances it. */
-static int wait_long(const Group *group, _Atomic uint64_t *counter, uint64_t least, int peer) {
-    int64_t began = now_ns(), look = began + LOOK_NS;
+/* futex(2) compares 32 bits: the lower ones, which change with every step. */
+static uint32_t *futex_word(Counter *counter) {
+    return (uint32_t *)&counter->value + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
+}
+
+static inline uint64_t reached(Counter *counter) {
+    return atomic_load_explicit(&counter->value, memory_order_acquire);
+}
+
+/* Sequentially consistent, as is what a waiter does before it sleeps: either sees the other. */
+static inline void advance(Counter *counter, uint64_t value) {
+    atomic_store(&counter->value, value);
+    if (atomic_load(&counter->sleepers)) syscall(SYS_futex, futex_word(counter), FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+/* Sleep until the counter advances or it is time to look whether `peer` still lives. */
+static void sleep_before(Counter *counter, uint64_t least) {
+    atomic_fetch_add(&counter->sleepers, 1);
+    uint64_t value = atomic_load(&counter->value);
+    if (value < least)
+        syscall(SYS_futex, futex_word(counter), FUTEX_WAIT, (uint32_t)value, &(struct timespec){0, LOOK_NS}, NULL, 0);
+    atomic_fetch_sub(&counter->sleepers, 1);
+}
+
+static int wait_long(const Group *group, Counter *counter, uint64_t least, int peer) {
+    int64_t began = now_ns(), now = began, look = began + LOOK_NS;
     for (;;) {
-        for (int turn = 0; turn < 16; turn++) {
-            if (atomic_load_explicit(counter, memory_order_acquire) >= least) return 0;
-            sched_yield();
-        }
-        int64_t now = now_ns();
-        if (now - began > YIELD_NS) {
-            int64_t nap = (now - began) / NAP_SHARE;
-            nanosleep(&(struct timespec){0, nap < LONGEST_NAP_NS ? nap : LONGEST_NAP_NS}, NULL);
-        }
-        if (now < look) continue;
+        if (now - began < YIELD_NS)
+            for (int turn = 0; turn < 16 && reached(counter) < least; turn++) sched_yield();
+        else
+            sleep_before(counter, least);
+        if (reached(counter) >= least) return 0;
+        if ((now = now_ns()) < look) continue;
         look = now + LOOK_NS;
         int gone = group->is_gone(peer);
-        if (atomic_load_explicit(counter, memory_order_acquire) >= least) return 0; /* it was its last deed */
+        if (reached(counter) >= least) return 0; /* it was its last deed */
         if (gone) return -1 - peer;
         if (now - began > group->timeout_ns) return 1 + peer;
     }
 }
 
-static inline int wait_for(const Group *group, _Atomic uint64_t *counter, uint64_t least, int peer) {
+/* Wait until the counter reaches `least`. `peer` is the rank that advances it. */
+static inline int wait_for(const Group *group, Counter *counter, uint64_t least, int peer) {
     for (int spin = 0; spin < SPINS; spin++) {
-        if (atomic_load_explicit(counter, memory_order_acquire) >= least) return 0;
+        if (reached(counter) >= least) return 0;
         relax();
     }
     return wait_long(group, counter, least, peer);
@@ -150,7 +176,7 @@ static int enter(Group *group) {
 static void arrive(Group *group, uint64_t task) {
     Control *own = control(group, group->index);
     own->task[group->step & 1] = task;
-    atomic_store_explicit(&own->arrived, group->step, memory_order_release);
+    advance(&own->arrived, group->step);
 }
 
 static int wait_rank(Group *group, int rank, uint64_t task) {
@@ -372,12 +398,12 @@ static size_t room(const Group *group, int to, const Mailbox *box, size_t bytes,
 /* Returns when `data` may be reused, immediately unless the mailbox is full. */
 int send_message(Group *group, const char *data, size_t bytes, int to) {
     Mailbox *box = mailbox(group, group->index, to);
-    uint64_t sent = atomic_load_explicit(&box->sent, memory_order_relaxed);
+    uint64_t sent = reached(&box->sent);
     for (size_t from = 0; from < bytes || from == 0; from += PIECE_BYTES, sent++) {
         size_t many = least_of(bytes - from, PIECE_BYTES), at;
         size_t taking = many ? (many + LINE - 1) / LINE * LINE : LINE; /* never nothing: the ring's ends would meet */
         for (;;) {
-            uint64_t taken = atomic_load_explicit(&box->taken, memory_order_acquire);
+            uint64_t taken = reached(&box->taken);
             if ((at = room(group, to, box, taking, sent, taken)) < RING_BYTES) break;
             int code = wait_for(group, &box->taken, taken + 1, to);
             if (code) return code;
@@ -385,21 +411,21 @@ int send_message(Group *group, const char *data, size_t bytes, int to) {
         memcpy(ring(group, group->index, to) + at, data + from, many);
         box->pieces[sent % PIECES] = (Piece){bytes, (uint32_t)at, (uint32_t)many};
         group->write_offset[to] = at + taking;
-        atomic_store_explicit(&box->sent, sent + 1, memory_order_release);
+        advance(&box->sent, sent + 1);
     }
     return 0;
 }
 
 int receive_message(Group *group, char *data, size_t bytes, int from_rank) {
     Mailbox *box = mailbox(group, from_rank, group->index);
-    uint64_t taken = atomic_load_explicit(&box->taken, memory_order_relaxed);
+    uint64_t taken = reached(&box->taken);
     for (size_t from = 0; from < bytes || from == 0; from += PIECE_BYTES, taken++) {
         int code = wait_for(group, &box->sent, taken + 1, from_rank);
         if (code) return code;
         Piece piece = box->pieces[taken % PIECES];
         if (piece.message_bytes != bytes) return MISMATCH + from_rank;
         memcpy(data + from, ring(group, from_rank, group->index) + piece.offset, piece.bytes);
-        atomic_store_explicit(&box->taken, taken + 1, memory_order_release);
+        advance(&box->taken, taken + 1);
     }
     return 0;
 }

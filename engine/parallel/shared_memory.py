@@ -5,8 +5,8 @@
     group.all_reduce(tensor)                                 # CPU tensors, contiguous
 
 The segment is an anonymous file (memfd_create(2)) that the other ranks open through /proc while its creator lives. It
-has no name, so nothing is left behind, however a rank ends. `shared_memory.c` describes the synchronisation. Waiting
-ranks spin, so each needs a core.
+has no name, so nothing is left behind, however a rank ends. `shared_memory.c` describes the synchronisation. Ranks
+that wait spin before they sleep, so each needs a core.
 """
 
 import ctypes

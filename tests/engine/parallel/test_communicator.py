@@ -1,6 +1,7 @@
 """Real ranks: sums and messages over every transport are right, in every group."""
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -220,6 +221,26 @@ def events(rank: int) -> list[tuple[str, int, int, bool]]:
     ]
 
 
+def waiting(rank: int) -> tuple[float, float]:
+    """Seconds of the fastest of ten times five waits for a rank that comes 5 ms late; wake-ups a second of a long one."""
+    world = communicators(rank, (1, 4, 1), SHARED).world
+    took = []
+    for _ in range(10):
+        began = time.perf_counter()
+        for _ in range(5):
+            world.barrier()
+            if rank == 0:
+                time.sleep(0.005)
+            world.barrier()
+        took.append(time.perf_counter() - began)
+    if rank == 0:
+        time.sleep(1.0)
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    world.barrier()
+    switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+    return min(took), switches / (time.perf_counter() - began)
+
+
 def unreachable(rank: int) -> str:
     """One of four ranks cannot open what another made: none of them uses it."""
     mine = shared_memory.open_segment if rank != 2 else lambda *offer: None
@@ -292,6 +313,14 @@ def test_messages_arrive_in_order(four: RankPool, transport: str) -> None:
 @compiled
 def test_sending_through_shared_memory_does_not_wait(four: RankPool) -> None:
     assert four.run(buffered)[0] < 5  # it would be for ever
+
+
+@compiled
+def test_a_rank_that_waits_long_sleeps_until_it_is_woken(four: RankPool) -> None:
+    """Sleeping ranks look every 20 ms whether the others live: woken by the look alone, each wait would take that."""
+    for fastest, wake_ups in four.run(waiting)[1:]:
+        assert fastest < 0.08
+        assert wake_ups < 200
 
 
 @pytest.mark.parametrize("transport", [pytest.param(SHARED, marks=compiled), GLOO])
