@@ -222,7 +222,7 @@ def events(rank: int) -> list[tuple[str, int, int, bool]]:
 
 
 def waiting(rank: int) -> tuple[float, float]:
-    """Seconds of the fastest of ten times five waits for a rank that comes 5 ms late; wake-ups a second of a long one."""
+    """Seconds of the fastest of ten times five waits for a rank 5 ms late; wake-ups a second of a long wait."""
     world = communicators(rank, (1, 4, 1), SHARED).world
     took = []
     for _ in range(10):
