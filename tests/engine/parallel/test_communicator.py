@@ -222,23 +222,22 @@ def events(rank: int) -> list[tuple[str, int, int, bool]]:
 
 
 def waiting(rank: int) -> tuple[float, float]:
-    """Seconds of the fastest of ten times five waits for a rank 5 ms late; wake-ups a second of a long wait."""
+    """Seconds from the arrival of a rank 5 ms late to the return of this one, first quartile; wake-ups a second."""
     world = communicators(rank, (1, 4, 1), SHARED).world
-    took = []
-    for _ in range(10):
-        began = time.perf_counter()
-        for _ in range(5):
-            world.barrier()
-            if rank == 0:
-                time.sleep(0.005)
-            world.barrier()
-        took.append(time.perf_counter() - began)
+    lags = []
+    for _ in range(60):
+        world.barrier()
+        if rank == 0:
+            time.sleep(0.005)
+        arrived = torch.tensor([time.monotonic()], dtype=torch.float64)
+        world.broadcast(arrived, 0)
+        lags.append(time.monotonic() - arrived.item())
     if rank == 0:
         time.sleep(1.0)
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
     world.barrier()
     switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
-    return min(took), switches / (time.perf_counter() - began)
+    return sorted(lags)[len(lags) // 4], switches / (time.perf_counter() - began)
 
 
 def unreachable(rank: int) -> str:
@@ -317,9 +316,9 @@ def test_sending_through_shared_memory_does_not_wait(four: RankPool) -> None:
 
 @compiled
 def test_a_rank_that_waits_long_sleeps_until_it_is_woken(four: RankPool) -> None:
-    """Sleeping ranks look every 20 ms whether the others live: woken by the look alone, each wait would take that."""
-    for fastest, wake_ups in four.run(waiting)[1:]:
-        assert fastest < 0.08
+    """Sleeping ranks look every 20 ms whether the others live: woken by that alone, most would be over 4 ms late."""
+    for late, wake_ups in four.run(waiting)[1:]:
+        assert late < 0.002
         assert wake_ups < 200
 
 
