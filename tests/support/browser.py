@@ -142,15 +142,24 @@ class Ui:
         study.place.wait_for()
         return study
 
-    def press(self, button: Locator, request: str) -> Response:
-        """Press until the server takes what the UI then asks for; SQLite may be locked for a moment."""
-        for _ in range(_PRESSES):
+    def press(self, button: Locator, request: str, reload: bool = False) -> Response:
+        """Press until the server takes what the UI then asks for; SQLite may be locked for a moment.
+
+        reload: load the page again after a refusal.
+        """
+        for attempt in range(_PRESSES):
+            if attempt and reload:
+                self.page.reload()
             with self.page.expect_response(re.compile(request), timeout=SLOW) as answer:
                 button.click()
             if answer.value.status != _BUSY:
                 break
         assert answer.value.ok, answer.value.text()
         return answer.value
+
+    def busy_once(self, request: str) -> None:
+        """Let the next request whose address has this in it be answered as by a server whose database is locked."""
+        self.page.route(re.compile(request), lambda route: route.fulfill(status=_BUSY), times=1)
 
     def submit(self) -> UUID:
         """Send the form, and look at the run that comes of it; returns the flow run."""
@@ -171,11 +180,12 @@ class Ui:
     def switch(self, slug: str) -> None:
         """Switch a schedule on or off, on the page of its deployment; returns when the page shows it.
 
-        Until then the switch would ask for the same once more.
+        Until then the switch would ask for the same once more. After a refusal it shows what is, but its hidden input
+        does not, and the next press would ask for what is: the page is loaded again.
         """
         switch = self.page.locator(".deployment-schedule-card").filter(has_text=slug).get_by_role("switch")
         before = switch.get_attribute("aria-checked", timeout=SLOW)
-        self.press(switch, "/schedules/[0-9a-f-]{36}$")
+        self.press(switch, "/schedules/[0-9a-f-]{36}$", reload=True)
         expect(switch).to_have_attribute("aria-checked", "false" if before == "true" else "true", timeout=SLOW)
         self._rest()
 

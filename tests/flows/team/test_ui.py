@@ -230,6 +230,7 @@ def test_a_schedule_is_switched_on_and_off(ui: Ui, team: OfflineTeam) -> None:
             assert run.parameters == {"study": "quickstart", "assignments": ["measuring.repeats=3"]}
     finally:
         if schedules(team)["nightly"].active:
+            ui.busy_once("/schedules/")
             ui.switch("nightly")
         wait_until(lambda: not schedules(team)["nightly"].active, 180, "the schedule's end")
     after = {slug: (schedule.active, schedule.parameters) for slug, schedule in schedules(team).items()}
