@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-import httpx
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
@@ -19,6 +19,7 @@ from flows.measuring import MAX_GROUP, MAX_UNGROUPED, Made, in_groups
 from flows.server.local import ApiLease, prefect_api
 from tasks.campaign.progress import ProgressRow
 from tests.support.run_folders.studies import RANKWISE, status, write_study
+from tests.support.servers.stage_graph import Graph, stage_graph
 
 BROKEN_SUBFLOWS = """
 import sys
@@ -103,22 +104,10 @@ def long_study(folder: Path, name: str) -> Path:
     return write_study(folder, name, experiments=experiments, measuring=measuring, pack=False)
 
 
-Graph = dict[str, set[str]]
-
-
-def graph_of(client: SyncPrefectClient, api: str, name: str) -> Graph:
-    """The stages that each ended stage of the latest run of a name waited for.
-
-    A stage that runs may still have the name that Prefect gave it, so it is none yet.
-    """
+def latest_run(client: SyncPrefectClient, name: str) -> UUID:
     named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
     [run, *_] = client.read_flow_runs(flow_run_filter=named, sort=FlowRunSort.START_TIME_DESC)
-    nodes = httpx.get(f"{api}/flow_runs/{run.id}/graph-v2", trust_env=False).json()["nodes"]
-    ended = {identifier: node for identifier, node in nodes if node["state_type"] == "COMPLETED"}
-    return {
-        node["label"]: {ended[parent["id"]]["label"] for parent in node["parents"] if parent["id"] in ended}
-        for node in ended.values()
-    }
+    return run.id
 
 
 @pytest.fixture
@@ -130,12 +119,10 @@ def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "5")
 
 
-def graphs_in_full(
-    client: SyncPrefectClient, api: ApiLease, command: list[str], stages: dict[str, int]
-) -> tuple[Graph, ...]:
+def graphs_in_full(client: SyncPrefectClient, api: ApiLease, command: list[str], stages: dict[str, int]) -> list[Graph]:
     """The graphs of the flow runs that a command makes, once the ends of all their stages are recorded.
 
-    `stages` are the runs' names and how many stages each has.
+    stages: how many each run has, by its name.
 
     Prefect's server may lose what it heard of a task last where the run ends soon after, which is none of this test's
     business: the run is then made again, twice at most.
@@ -147,12 +134,12 @@ def graphs_in_full(
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         for _ in range(120):  # the server records task runs with a delay
-            graphs = tuple(graph_of(client, api.url, name) for name in stages)
-            if [len(graph) for graph in graphs] == list(stages.values()):
-                return graphs
+            found = [stage_graph(client, latest_run(client, name)) for name in stages]
+            if [(len(graph), ended) for graph, ended in found] == [(count, True) for count in stages.values()]:
+                return [graph for graph, _ in found]
             time.sleep(0.5)
     log = (api.home / "server.log").read_text()
-    raise AssertionError(f"{stages} expected, recorded are {graphs}; the server said:\n{log[-4000:]}")
+    raise AssertionError(f"{stages} expected, recorded are {found}; the server said:\n{log[-4000:]}")
 
 
 @pytest.mark.slow

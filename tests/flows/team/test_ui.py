@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -23,6 +22,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from tests.support.browser import SLOW, Field, Ui, chromium, find_chromium, opened
 from tests.support.run_folders.studies import status, wait_until, write_study
 from tests.support.servers.offline_team import OfflineTeam
+from tests.support.servers.stage_graph import stage_graph
 
 pytestmark = [
     pytest.mark.slow,
@@ -175,8 +175,11 @@ def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: Offli
     assert study["experiments"] == {"strong-scaling": {"grow": "dp", "to": 2, "kind": "strong"}}
     assert study["measuring"] == {"repeats": 2, "memory": False}
     # What the graph is drawn from. An answer to the page itself would be gone as soon as the page is left.
-    nodes = ended_graph(team, run)
-    before = {node["label"]: {nodes[parent["id"]]["label"] for parent in node["parents"]} for node in nodes.values()}
+    for _ in range(60):
+        before, ended = stage_graph(team.client, run)
+        if ended and "render the report" in before:
+            break
+        time.sleep(0.5)
     assert before["render the report"] == {"analyze"} and before["provision"] == {"resolve asked-in-short"}
     assert sum(label.startswith("submit ") for label in before) == 4, "two layouts, twice"
     ui.go(f"/runs/flow-run/{run}")
@@ -186,21 +189,6 @@ def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: Offli
     ui.sees("render the report")
     ui.artifact(run, "report-asked-in-short")
     ui.sees("All measurements completed.")
-
-
-def ended_graph(team: OfflineTeam, run: UUID) -> dict[str, Any]:
-    """The nodes of a completed run's graph by their identifiers, once the end of each is recorded, or after 30 s.
-
-    The server records stages later than the run's own end, and their names with their ends.
-    """
-    for _ in range(60):
-        answer = team.client.request("GET", "/flow_runs/{id}/graph-v2", path_params={"id": run})
-        nodes: dict[str, Any] = dict(answer.json()["nodes"])
-        ended = [node["label"] for node in nodes.values() if node["state_type"] == "COMPLETED"]
-        if "render the report" in ended and len(ended) == len(nodes):
-            break
-        time.sleep(0.5)
-    return nodes
 
 
 def bars_drawn(picture: bytes) -> int:
@@ -221,6 +209,7 @@ def test_a_schedule_is_switched_on_and_off(ui: Ui, team: OfflineTeam) -> None:
     assert not any(schedule.active for schedule in before.values())
     ui.go(f"/deployments/deployment/{deployment}")
     try:
+        ui.busy_once("/schedules/")
         ui.switch("nightly")
         wait_until(
             lambda: scheduled_runs(team, deployment, "SCHEDULED"), 180, "the runs to come"
@@ -230,7 +219,6 @@ def test_a_schedule_is_switched_on_and_off(ui: Ui, team: OfflineTeam) -> None:
             assert run.parameters == {"study": "quickstart", "assignments": ["measuring.repeats=3"]}
     finally:
         if schedules(team)["nightly"].active:
-            ui.busy_once("/schedules/")
             ui.switch("nightly")
         wait_until(lambda: not schedules(team)["nightly"].active, 180, "the schedule's end")
     after = {slug: (schedule.active, schedule.parameters) for slug, schedule in schedules(team).items()}
