@@ -20,6 +20,7 @@ from configs.families.config import ModelConfig
 from engine.inference.cache import GpuStep, KernelStep, gpu_attention, position_angles
 from engine.kernels.attention import stored_width
 from engine.kernels.gpu import has_gpu_attention
+from engine.kernels.memory import huge_zeros
 from engine.kernels.operators import rotate
 from engine.kernels.paged import PagedAttention, has_paged_attention
 from engine.models.llama import attend
@@ -107,7 +108,7 @@ class PagedCache:
         width = stored_width(config.head_dim, like)
         shape = (2, len(layers), sizes.blocks, len(share.kv_heads), sizes.block, width)
         # Rows may be wider than heads for the native kernel; the rest stays zero.
-        self.store = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        self.store = huge_zeros(shape, like.dtype, like.device)
         heads = self.store[..., : config.head_dim]
         self.keys, self.values = heads[0].unbind(), heads[1].unbind()
         # Tables stay on the host, where the step is made.

@@ -133,6 +133,13 @@ INLINE const void *row_at(const int dtype, const struct rows *rows, int64_t posi
     return at(dtype, rows->base, block * rows->stride + position % rows->block * stored);
 }
 
+/* Ask for a row soon needed, into the second cache: the first is too small for the values of a long sequence. The
+ * processor's own prefetching starts anew in every block and every head. */
+INLINE void ask_for(const int dtype, const void *row, int64_t stored) {
+    const int64_t bytes = stored * (dtype == FLOAT32 ? 4 : 2);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)row + i, 0, 2);
+}
+
 /* Add the values of the rows `first` to `end`, times their weights, to `mixed`. */
 INLINE void mix(const int dtype, const int heads, const int vectors, const struct rows *values, int64_t first,
                 int64_t end, int64_t stored, int64_t column, const float *scores, floats mixed[4][COLUMNS]) {
@@ -160,7 +167,13 @@ INLINE void attend(const int dtype, const int heads, const float *queries, const
     for (int64_t from = first; from < end;) {
         const int64_t until = together_until(keys, from, end);
         const void *rows = row_at(dtype, keys, from, stored);
+        const void *value_rows = row_at(dtype, values, from, stored);
+        const void *next_rows = keys->table && until < end ? row_at(dtype, keys, until, stored) : NULL;
         for (int64_t next = 0; next < until - from; next += places) {
+            for (int p = 0; p < places; p++) {
+                ask_for(dtype, at(dtype, value_rows, (next + p) * stored), stored);
+                if (next_rows) ask_for(dtype, at(dtype, next_rows, (next + p) * stored), stored);
+            }
             floats sums[LANES];
             for (int i = 0; i < LANES; i++) sums[i] = (floats){0};
             for (int64_t i = 0; i < stored; i += LANES)

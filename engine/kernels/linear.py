@@ -24,12 +24,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.build import kernel_mode, load_library, parallel_address, processor_flags
+from engine.kernels.memory import aligned_bytes, into_huge_pages
 
 _SOURCE = Path(__file__).with_name("linear.c")
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-_HUGE_PAGE_BYTES = 2 << 20
-_LINE_BYTES = 64
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux; the second since 6.1
 
 
 class PackedLinear:
@@ -263,32 +261,3 @@ def read_seconds(tensor: Tensor) -> float:
     else:
         words.sum()
     return time.perf_counter() - began
-
-
-def aligned_bytes(count: int, huge_pages: bool = True) -> Tensor:
-    """Allocate uint8 [count], uninitialised, aligned to a huge page if large enough, with huge pages requested.
-
-    With pages of 4 KiB address translation costs a tenth to a third of the reading speed.
-    """
-    page_bytes = _HUGE_PAGE_BYTES if count >= _HUGE_PAGE_BYTES else _LINE_BYTES
-    room = torch.empty(count + page_bytes, dtype=torch.uint8)  # untouched pages take no memory
-    aligned = room.narrow(0, -room.data_ptr() % page_bytes, count)
-    if huge_pages:
-        _advise(aligned, _MADV_HUGEPAGE)
-    return aligned
-
-
-def into_huge_pages(memory: Tensor) -> None:
-    """Request huge pages for memory from `aligned_bytes` that is not in them."""
-    _advise(memory, _MADV_COLLAPSE)
-
-
-def _advise(memory: Tensor, advice: int) -> None:
-    """Advise the kernel; an older kernel ignores it."""
-    if memory.nbytes >= _HUGE_PAGE_BYTES and hasattr(_libc(), "madvise"):
-        _libc().madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), advice)
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.build import load_library
-from engine.kernels.linear import NativeLinear, PackedLinear, Packing, aligned_bytes, into_huge_pages
+from engine.kernels.linear import NativeLinear, PackedLinear, Packing
+from engine.kernels.memory import aligned_bytes, into_huge_pages
 from engine.kernels.quantized_gpu import FLOAT8, LARGEST_FLOAT8, SMALLEST_SCALE, GpuQuantized, divided
 
 Scheme = Literal["int8", "int8_dynamic", "int4", "float8"]

@@ -29,7 +29,7 @@ from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.context import Context, RankResult
-from engine.kernels import linear
+from engine.kernels import linear, memory
 from engine.models.llama import Llama
 from engine.parallel.communicator import CommunicationEvent, Communicator, Communicators
 from engine.profiling.collectives import NO_GROUP, RecordedCollective, collectives, columns, group_of
@@ -361,7 +361,7 @@ def test_kernels_and_communicators_are_in_the_split_and_in_the_trace(tmp_path: P
         with context.profiled():
             for _ in range(20):
                 layer(torch.ones(1, 64))
-            linear.aligned_bytes(64)  # a public function of a module of kernels
+            memory.aligned_bytes(64)  # a public function of a module of kernels
             began = time.perf_counter()
             time.sleep(0.05)
             end.tell("all_reduce", began, time.perf_counter(), 4096)
@@ -400,7 +400,7 @@ def test_kernels_and_communicators_are_in_the_split_and_in_the_trace(tmp_path: P
     assert max(event["ts"] for event in kernels) < told["ts"]
     assert region["ts"] < told["ts"] and told["ts"] + told["dur"] < region["ts"] + region["dur"]
     assert told["dur"] == pytest.approx(5e4, rel=0.5)
-    for plain in (type(layer).__call__, linear.aligned_bytes):
+    for plain in (type(layer).__call__, memory.aligned_bytes):
         assert not hasattr(plain, "__wrapped__")  # as it was before
 
 

@@ -249,12 +249,6 @@ def test_every_byte_is_read(use_mode: Callable[[str], None]) -> None:
         assert library.read_bytes(words.data_ptr(), words.nbytes - 12) == int(words[:4096].sum())
 
 
-def test_memory_of_large_weights_starts_a_huge_page() -> None:
-    assert linear.aligned_bytes(5 << 20).data_ptr() % (2 << 20) == 0
-    small = linear.aligned_bytes(1000)
-    assert small.data_ptr() % 64 == 0 and small.shape == (1000,)
-
-
 def test_settling_changes_no_bit(mode: str) -> None:
     weight, x = numbers(1030, 1024), numbers(2, 1024, seed=1)
     layer = pack_linear(weight, packing="quick")
