@@ -53,8 +53,12 @@ def bounds() -> dict[int, float]:
     return {ranks: float(np.median(rates)) for ranks, rates in found.items()}
 
 
-def layout_row(files: ModelFiles, folder: Path, rounds: int, seconds: float = 10.0) -> tuple[list[Table], bool]:
-    """tp=2 against one rank at 32 users, time between steps, and the share of the engine's own speed."""
+def layout_row(files: ModelFiles, folder: Path, rounds: int, requests: int = 160) -> tuple[list[Table], bool]:
+    """tp=2 against one rank at 32 users, time between steps, and the share of the engine's own speed.
+
+    Both do the same work in a slice, five answers for each user: as the users begin together, a slice of a fixed time
+    has another share of prompts and of small batches where an answer takes longer.
+    """
     alone = bounds()
     wanted = [Variant(f"tp={ranks}", "rankwise", ranks, ranks) for ranks in (1, 2)]
     speeds: dict[str, dict[int, float]] = {one.name: {} for one in wanted}
@@ -67,7 +71,8 @@ def layout_row(files: ModelFiles, folder: Path, rounds: int, seconds: float = 10
         for turn in range(rounds):
             for name, server in servers.items():
                 before = _counters(server)
-                speeds[name][turn] = tokens_per_second(sender.send(server, seconds, users=32))
+                run = sender.send(server, None, users=32, requests=requests)
+                speeds[name][turn] = float(run.tokens.sum() / run.columns["ended_seconds"].max())
                 compute, other, tokens = (now - then for now, then in zip(_counters(server), before, strict=True))
                 steps[name][turn] = tokens / compute
                 between[name].append(other / (other + compute))
