@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.inference.bench import run_shipped
 from benchmarks.inference.rows import read_measured
 from benchmarks.serving.model import ModelFiles
-from benchmarks.serving.sending import Sender, tokens_per_second
+from benchmarks.serving.sending import Sender, whole_speed
 from benchmarks.serving.servers import MeasuredServer, Variant, running
 from benchmarks.serving.throughput import ratio_cell
 from configs.load.job import Contents
@@ -53,12 +53,8 @@ def bounds() -> dict[int, float]:
     return {ranks: float(np.median(rates)) for ranks, rates in found.items()}
 
 
-def layout_row(files: ModelFiles, folder: Path, rounds: int, requests: int = 160) -> tuple[list[Table], bool]:
-    """tp=2 against one rank at 32 users, time between steps, and the share of the engine's own speed.
-
-    Both do the same work in a slice, five answers for each user: as the users begin together, a slice of a fixed time
-    has another share of prompts and of small batches where an answer takes longer.
-    """
+def layout_row(files: ModelFiles, folder: Path, rounds: int) -> tuple[list[Table], bool]:
+    """tp=2 against one rank at 32 users, time between steps, and the share of the engine's own speed."""
     alone = bounds()
     wanted = [Variant(f"tp={ranks}", "rankwise", ranks, ranks) for ranks in (1, 2)]
     speeds: dict[str, dict[int, float]] = {one.name: {} for one in wanted}
@@ -71,8 +67,7 @@ def layout_row(files: ModelFiles, folder: Path, rounds: int, requests: int = 160
         for turn in range(rounds):
             for name, server in servers.items():
                 before = _counters(server)
-                run = sender.send(server, None, users=32, requests=requests)
-                speeds[name][turn] = float(run.tokens.sum() / run.columns["ended_seconds"].max())
+                speeds[name][turn] = whole_speed(sender.send_answers(server, users=32))
                 compute, other, tokens = (now - then for now, then in zip(_counters(server), before, strict=True))
                 steps[name][turn] = tokens / compute
                 between[name].append(other / (other + compute))
@@ -141,8 +136,8 @@ def invariant_row(files: ModelFiles, folder: Path, rounds: int) -> tuple[list[Ta
         for turn in range(rounds):
             for users in (1, 8, 32):
                 for name, server in servers.items():
-                    run = sender.send(server, 5.0 if users == 1 else 8.0, users=users)
-                    speeds.setdefault((name, users), {})[turn] = tokens_per_second(run)
+                    run = sender.send_answers(server, users=users)
+                    speeds.setdefault((name, users), {})[turn] = whole_speed(run)
     rows = [("requests with equal bits alone and in company", f"{equal} of {INVARIANT_REQUESTS}")]
     met = equal == INVARIANT_REQUESTS
     for users in (1, 8, 32):

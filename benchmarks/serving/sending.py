@@ -1,7 +1,9 @@
 """Slices of traffic: the load generator against one server for some seconds, and what of it counts.
 
-run = Sender(files, folder).send(server, users=32, seconds=12)
-tokens_per_second(run)
+run = sender.send_answers(server, users=32)     # so many answers to each user
+whole_speed(run)                                # tokens per second
+run = sender.send(server, 12.0, rate=5.0)       # for a time
+tokens_per_second(run)                          # of the part that counts
 """
 
 import os
@@ -23,8 +25,9 @@ from reports.load.metrics import tokens_within
 from reports.load.samples import LoadRun, read_load_run
 from reports.load.steady import Window
 
+ANSWERS_EACH = 5
 RAMP_SHARE = 0.25
-"""Of a slice, not counted: its users all begin together."""
+"""Of a slice of a fixed time, not counted: its users all begin together."""
 _NICE = -10
 
 
@@ -44,6 +47,14 @@ class Sender:
     files: ModelFiles
     new_tokens: int = 64
     sent: int = field(default=0)
+
+    def send_answers(self, server: ServerAddress, users: int) -> LoadRun:
+        """Send a slice of ANSWERS_EACH answers to each user.
+
+        Servers that are compared do the same work. Users begin together: a slice of a time holds more of the first
+        prompts, and of the last, small batches, the longer an answer takes.
+        """
+        return self.send(server, None, users=users, requests=ANSWERS_EACH * users)
 
     def send(
         self,
@@ -102,6 +113,11 @@ def counted(run: LoadRun) -> Window:
     """The part of a slice that counts."""
     end = run.facts.issuing_seconds
     return Window(RAMP_SHARE * end, end, None, "a fixed share")
+
+
+def whole_speed(run: LoadRun) -> float:
+    """Tokens per second from the first request to the end of the last answer."""
+    return float(run.tokens[run.completed].sum() / run.columns["ended_seconds"][run.completed].max())
 
 
 def tokens_per_second(run: LoadRun) -> float:

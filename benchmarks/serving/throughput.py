@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.serving.model import ModelFiles
-from benchmarks.serving.sending import Sender, counted, foreign_cores, tokens_per_second
+from benchmarks.serving.sending import Sender, counted, foreign_cores, whole_speed
 from benchmarks.serving.servers import MeasuredServer, running, variants
 from reports.numbers.percentiles import quantiles
 from reports.numbers.statistics import Ratio, estimate, paired_ratio
 from reports.text import Table, number
 
 USERS = (1, 8, 32)
-SECONDS = {1: 3.0, 8: 4.0, 32: 8.0}
 RATE_SHARE, LATENCY_SECONDS = 0.7, 10.0
 OURS = "rankwise"
 
@@ -82,8 +81,7 @@ def _round(turn: int, users: Sequence[int], servers: Sequence[MeasuredServer], s
             name = server.variant.name
             found.foreign.append(foreign_cores(0.2))
             with server.awake():
-                run = sender.send(server, SECONDS.get(count, 6.0), users=count)
-            value = tokens_per_second(run)
+                value = whole_speed(sender.send_answers(server, users=count))
             found.tokens.setdefault((name, count), {})[turn] = value
             print(f"  round {turn} {count:2} users {name:16} {value:7.1f} tokens/s", file=sys.stderr, flush=True)
 
