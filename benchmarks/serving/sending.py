@@ -1,4 +1,5 @@
-"""Slices of traffic: the load generator against one server for some seconds, and what of it counts.
+"""Slices of traffic: the load generator against one server for some answers or seconds, and what of it
+counts.
 
 run = sender.send_answers(server, users=32)     # so many answers to each user
 whole_speed(run)                                # tokens per second
