@@ -119,6 +119,7 @@ class PagedCache:
         learned = config.positions == "learned"
         self._rows = torch.zeros((1, sizes.max_tokens), dtype=torch.int64, device=like.device) if learned else None
         self.recordings: dict[int, Any] = {}  # for `engine.inference.recorded`
+        self.scaled_recordings: dict[bool, Any] | None = None  # likewise
         self.static_steps: dict[int, Callable[..., Tensor]] = {}  # for `engine.inference.graphs`
         self._kernel: PagedAttention | None = None
         if has_paged_attention(self.store):

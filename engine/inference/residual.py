@@ -47,16 +47,20 @@ class NormRule:
         return add_layer_norm(hidden, update, norm.weight, norm.bias, self.epsilon)
 
 
+def splits_rows(group: Communicator, rows: int, width: int) -> bool:
+    """Return whether the ranks split the rows of a stream [rows, width] among them."""
+    # Over gloo a reduce-scatter is a full all-reduce of which the rest is discarded.
+    large = rows * width >= _LEAST_ELEMENTS and rows % group.size == 0
+    return large and group.transport == SharedTransport.name
+
+
 class Residual:
     """The stream on one rank, between two points of a forward pass."""
 
     def __init__(self, hidden: Tensor, group: Communicator, rule: NormRule) -> None:
         self._group, self._rule, self._shape = group, rule, hidden.shape
         rows = hidden.shape[0] * hidden.shape[1]
-        # Over gloo a reduce-scatter is a full all-reduce of which the rest is discarded.
-        self._by_rows = (
-            group.transport == SharedTransport.name and hidden.numel() >= _LEAST_ELEMENTS and rows % group.size == 0
-        )
+        self._by_rows = splits_rows(group, rows, hidden.shape[2])
         self._hidden = hidden
         if self._by_rows:
             self._hidden = hidden.reshape(group.size, rows // group.size, -1)[group.index]

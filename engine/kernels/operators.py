@@ -31,7 +31,8 @@ _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 _FUNCTIONS = (
     "rms_norm", "add_rms_norm", "rms_norm_heads", "layer_norm", "add_layer_norm", "activate", "multiply", "rotate"
 )  # fmt: skip
-_ONE_THREAD_ELEMENTS = 1 << 16  # above this, the work exceeds the cost of waking threads
+ONE_THREAD_ELEMENTS = 1 << 16
+"""Of a tensor. Above this, the work exceeds the cost of waking threads: where there are several, it is torch's."""
 
 
 def _gelu_new(x: Tensor) -> Tensor:
@@ -210,7 +211,7 @@ def _library_for(x: Tensor) -> ctypes.CDLL | None:
     """Return the library if it supports this tensor."""
     if x.dtype not in _DTYPE_CODES or not x.is_cpu:
         return None
-    if x.numel() > _ONE_THREAD_ELEMENTS and torch.get_num_threads() > 1:
+    if x.numel() > ONE_THREAD_ELEMENTS and torch.get_num_threads() > 1:
         return None
     return _library()
 

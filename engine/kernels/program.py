@@ -13,6 +13,16 @@ that the step allocates, so that addresses stay valid; released memory is reused
 processor's caches. Values that change between steps must be read by the C functions from memory at a fixed address;
 arguments are replayed unchanged.
 
+A step of any number of rows is recorded twice, with its largest number and another one (`ScaledProgram`): all that
+differs between both is a size or an address inside the step's memory, and grows with the rows.
+
+    with Recording() as large:
+        y = step(x)                       # 128 rows
+    with Recording(large) as small:
+        step(x[:2])                       # in the memory of the first
+    program = ScaledProgram(large, small, (128, 2))
+    program.run(77)                       # the first 77 rows of y
+
 Operations that would be lost are rejected: every operator of torch except allocations and views. Other work, such as
 numpy's, is not detected; the caller must check with `poison()` and a comparison.
 """
@@ -55,6 +65,10 @@ class _Call(ctypes.Structure):
     ]
 
 
+_CALL_WORDS = ctypes.sizeof(_Call) // 8
+_INTEGER_WORDS = np.arange(_MOST_INTEGERS) + _Call.integers.offset // 8
+
+
 class KernelProgram:
     """Recorded calls in order, and their memory. `names` are those of the functions."""
 
@@ -84,19 +98,41 @@ class KernelProgram:
             block.fill(0xFF)
 
 
+class ScaledProgram(KernelProgram):
+    """A program for every number of rows from that of one recording up to that of another, made in its memory."""
+
+    def __init__(self, large: "Recording", small: "Recording", rows: tuple[int, int]) -> None:
+        """rows: of both recordings. Raises ValueError if they differ in more than numbers."""
+        super().__init__(large.calls, large.names, large.room)
+        most, least = rows
+        if large.names != small.names or large.room.order != small.room.order:
+            raise ValueError("steps of other numbers of rows call other functions or need other memory")
+        words, fewer = _words_of(self._calls), _words_of((_Call * len(small.calls))(*small.calls))
+        where = np.flatnonzero(words != fewer)
+        if not np.isin(where % _CALL_WORDS, _INTEGER_WORDS).all():
+            raise ValueError("steps of other numbers of rows differ in more than numbers")
+        self._words, self._where, self._most = words, where, most
+        self._at_most, self._growth, self._distance = words[where], words[where] - fewer[where], most - least
+
+    def scale(self, rows: int) -> None:
+        """Set the number of rows of the next runs."""
+        self._words[self._where] = self._at_most + (rows - self._most) * self._growth // self._distance
+
+
 class Recording:
     """Record the calls made in the context by the entering thread; a second recording is refused.
 
-    refusals: operations that a program would lose; if there are any, there is no program.
+    refusals: operations that a program would lose; if there are any, there is no program. within: an earlier recording
+    of the same step with at least as many rows, in whose memory this one is made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, within: "Recording | None" = None) -> None:
         self.refusals: set[str] = set()
-        self._calls: list[_Call] = []
-        self._names: list[str] = []
-        self._room = _Room()
+        self.calls: list[_Call] = []
+        self.names: list[str] = []
+        self.room: _Room = _Room() if within is None else _SameRoom(within.room)
         self._replaced: list[tuple[ctypes.CDLL, str, Any]] = []
-        self._watch = _Watch(self.refusals, self._room)
+        self._watch = _Watch(self.refusals, self.room)
 
     def __enter__(self) -> "Recording":
         self._thread = threading.get_ident()
@@ -126,7 +162,7 @@ class Recording:
     def program(self) -> KernelProgram:
         """Return the recorded program."""
         assert not self.refusals, self.refusals
-        return KernelProgram(self._calls, self._names, self._room)
+        return KernelProgram(self.calls, self.names, self.room)
 
     def _noting(self, name: str, function: Any) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -152,8 +188,8 @@ class Recording:
         call.integers[: len(integers)] = [_signed(value or 0) for value in integers]
         call.reals[: len(reals)] = reals
         call.integer_count, call.checked = len(integers), int(function.restype is ctypes.c_int)
-        self._calls.append(call)
-        self._names.append(name)
+        self.calls.append(call)
+        self.names.append(name)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -177,22 +213,49 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Room:
-    """Blocks of memory for tensors; a block is reused when no tensor refers to it."""
+    """Blocks of memory for tensors; a block is reused when no tensor refers to it.
+
+    order: numbers of the blocks, as they were given out.
+    """
 
     def __init__(self) -> None:
         self.blocks: list[np.ndarray] = []
+        self.order: list[int] = []
 
     def like(self, wanted: Tensor) -> Tensor:
         """Return a tensor of the same type, shape and strides, uninitialised."""
         count = wanted.untyped_storage().nbytes()
-        uses = zip(self.blocks, _references(self.blocks), strict=True)
-        block = next((one for one, many in uses if one.nbytes == count and many == _UNUSED), None)
-        if block is None:
+        uses = enumerate(_references(self.blocks))
+        number = next((one for one, many in uses if many == _UNUSED and self.blocks[one].nbytes == count), None)
+        if number is None:
+            number = len(self.blocks)
             room = np.empty(count + _LINE_BYTES, dtype=np.uint8)
             start = -room.ctypes.data % _LINE_BYTES
-            block = room[start : start + count]
-            self.blocks.append(block)
-        return torch.from_numpy(block).view(wanted.dtype).as_strided(wanted.shape, wanted.stride())
+            self.blocks.append(room[start : start + count])
+        self.order.append(number)
+        return _in_block(self.blocks[number], wanted)
+
+
+class _SameRoom(_Room):
+    """The blocks of another room, in the order in which that one was asked for them."""
+
+    def __init__(self, other: _Room) -> None:
+        super().__init__()
+        self._other = other
+
+    def like(self, wanted: Tensor) -> Tensor:
+        place, count = len(self.order), wanted.untyped_storage().nbytes()
+        if place < len(self._other.order):
+            block = self._other.blocks[self._other.order[place]]
+            if block.nbytes >= count:
+                self.order.append(self._other.order[place])
+                return _in_block(block[:count], wanted)
+        self.order.append(-1)  # another step
+        return wanted
+
+
+def _in_block(block: np.ndarray, wanted: Tensor) -> Tensor:
+    return torch.from_numpy(block).view(wanted.dtype).as_strided(wanted.shape, wanted.stride())
 
 
 def _references(blocks: list[np.ndarray]) -> list[int]:
@@ -206,6 +269,11 @@ _UNUSED = _references([np.empty(0)])[0]
 def _storages(values: Any) -> set[int]:
     """Return the storage addresses of the tensors among these."""
     return {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+
+
+def _words_of(calls: "ctypes.Array[_Call]") -> np.ndarray:
+    """Return all words of the calls, a view."""
+    return np.frombuffer(memoryview(calls).cast("B"), dtype=np.int64)
 
 
 def _signed(value: int) -> int:

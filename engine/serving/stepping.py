@@ -11,7 +11,7 @@ from engine.inference.graphs import MAX_RECORDED_TOKENS, RECORDED_SIZES, static_
 from engine.inference.model import Shard
 from engine.inference.paged import PagedCache
 from engine.inference.pipeline import PipelineStage
-from engine.inference.recorded import STEPS_BEFORE_TRUST, paged_decode_step
+from engine.inference.recorded import STEPS_BEFORE_TRUST, paged_decode_step, paged_step, scaled_counts
 from engine.parallel.communicator import Communicator
 from engine.serving.step_message import TokenStep
 
@@ -43,7 +43,7 @@ class StepRunner:
             if self._records and len(step.tokens) <= MAX_RECORDED_TOKENS:
                 hidden = static_paged_step(shard, cache, inputs, step.slots, step.positions)
             else:
-                hidden = shard.compute(inputs, cache.step(step.slots, step.positions), last_only=False)
+                hidden = paged_step(shard, cache, inputs, step.slots, step.positions)
             made = self._choices(hidden, step) if shard.last else hidden
         chosen = self._stage.passed_on(made)
         if not count:
@@ -67,10 +67,7 @@ class StepRunner:
             # A step takes the next larger size that is recorded; the largest compiles the kernels for prompts.
             recorded = {min(size, sizes.max_tokens) for size in RECORDED_SIZES} if self._records else set()
             for length in sorted(recorded | {sizes.max_tokens}):
-                places = torch.arange(length, dtype=torch.int32) % sizes.max_length
-                nowhere = torch.zeros(length, dtype=torch.int32)
-                nothing = torch.zeros((3, 0), dtype=torch.int32)
-                self.run(TokenStep(nowhere, nowhere, places, nowhere[:1], nothing, False))
+                self.run(self._prompt_step(length, choosing=1))
             return
         for count in range(1, min(sizes.sequences, sizes.blocks, _MAX_WARM_SIZES) + 1):
             numbers = torch.arange(count, dtype=torch.int32)
@@ -78,6 +75,16 @@ class StepRunner:
             step = TokenStep(places, numbers, places, numbers, torch.stack([numbers, places, numbers]), False)
             for _ in range(STEPS_BEFORE_TRUST):
                 self.run(step)
+        for counts in scaled_counts(self._shard, self._cache).values():
+            # Two recordings, then two comparisons.
+            for length in (counts[-1], counts[0], counts[-1], counts[len(counts) // 2]):
+                self.run(self._prompt_step(length, choosing=0))
+
+    def _prompt_step(self, length: int, choosing: int) -> TokenStep:
+        """Return a step of a prompt's tokens, of which so many choose; the prompt's table is all block 0."""
+        places = torch.arange(length, dtype=torch.int32) % self._cache.sizes.max_length
+        nowhere = torch.zeros(length, dtype=torch.int32)
+        return TokenStep(nowhere, nowhere, places, nowhere[:choosing], torch.zeros((3, 0), dtype=torch.int32), False)
 
     def _choices(self, hidden: Tensor, step: TokenStep) -> Tensor:
         shard = self._shard

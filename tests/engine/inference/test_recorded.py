@@ -15,18 +15,20 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.inference import recorded
 from engine.inference.model import Shard
-from engine.inference.recorded import RecordedStep, decode_step, path_of
+from engine.inference.paged import PagedSizes
+from engine.inference.recorded import RecordedStep, ScaledStep, decode_step, paged_step, path_of, scaled_counts
 from engine.kernels import linear, operators, program, rows
 from engine.kernels.attention import DecodeAttention
 from engine.worker import load_workload
 from tests.support.answers.prompted_runs import made_context, made_measurement
-from tests.support.answers.recorded_runs import WORDS, Decoding, decode, heard, lose, shards_of
+from tests.support.answers.recorded_runs import WORDS, Decoding, decode, heard, lose, serve_in_company, shards_of
 from tests.support.rank_pool import RankPool
 
 _OTHER_BITS = {"the recorded step gives other bits than the ordinary one"}
 # Wide weights: a random model that always says the same would hide mistakes.
 _WILD = {"vocab_size": WORDS, "initializer_range": 0.3, "init_std": 0.3}
 _NAMES = ["llama-1m", "mistral-1m", "qwen2-1m", "qwen3-1m", "gpt2-1m", "opt-1m", "gpt-neox-1m", "gemma-1m", "phi3-1m"]
+_DECODERS = list(_NAMES)
 _NAMES += ["t5-1m", "t5-gated-1m"]
 
 
@@ -79,6 +81,127 @@ def test_micro_batches_of_different_sizes() -> None:
 def test_two_ranks(pool: RankPool, name: str, layout: tuple[int, int], dtype: str) -> None:
     run = Decoding(config_of(name), 5, *layout, size=3, dtype=dtype, padding=(0, 1, 0, 0, 2))
     assert_the_same(pool.run(decode, run), dtype)
+
+
+def assert_served_alike(answers: list[dict[str, Any]], trusted: dict[bool, bool], dtype: str = "float32") -> None:
+    """Same logits and caches; recorded, unless the products of this type are oneDNN's here (bfloat16 with AMX)."""
+    is_recorded = dtype == "float32" or bool(linear._own_path(getattr(torch, dtype)))
+    for answer in answers:
+        assert answer["same_logits"][1] and answer["same_cache"]
+        assert len(answer["counts"]) > 8 and min(answer["counts"]) == 1
+        assert answer["trusted"] == {splits: fine and is_recorded for splits, fine in trusted.items()}
+        assert not (is_recorded and answer["refusals"])
+    assert max(answer["same_logits"][0] for answer in answers) > 12
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", _DECODERS)
+def test_steps_of_any_number_of_tokens(name: str, dtype: str) -> None:
+    assert_served_alike([serve_in_company(0, Decoding(config_of(name), dtype=dtype))], {False: True}, dtype)
+
+
+def test_steps_of_any_number_of_tokens_with_two_threads() -> None:
+    torch.set_num_threads(2)
+    assert_served_alike([serve_in_company(0, Decoding(config_of("llama-1m")))], {False: True})
+
+
+@pytest.mark.parametrize("layout", [(2, 1), (1, 2)], ids=["tp2", "pp2"])
+@pytest.mark.parametrize("name", ["llama-1m", "qwen3-1m", "gpt2-1m"])
+def test_steps_of_any_number_of_tokens_on_two_ranks(pool: RankPool, name: str, layout: tuple[int, int]) -> None:
+    assert_served_alike(pool.run(serve_in_company, Decoding(config_of(name), 1, *layout)), {False: True})
+
+
+@pytest.mark.parametrize("name", ["llama-1m", "opt-1m"])
+def test_steps_whose_rows_are_split_among_ranks(pool: RankPool, name: str) -> None:
+    answers = pool.run(serve_in_company, Decoding(config_of(name), tp=2), 12)
+    assert_served_alike(answers, {False: True, True: True})
+
+
+def prompt_steps(shard: Shard, counts: tuple[int, ...]) -> tuple[list[Tensor], ScaledStep]:
+    """Hidden states of steps of so many tokens of one prompt after another, and what recorded them."""
+    cache = shard.new_paged_cache(PagedSizes(blocks=4, block=16, sequences=1, max_length=64, max_tokens=24))
+    cache.assign(torch.zeros(4).int(), torch.arange(4).int(), torch.arange(4).int())
+    found = []
+    for count in counts:
+        places = torch.arange(count, dtype=torch.int32)
+        words = (places.long() * 7 % WORDS)[None]
+        found.append(paged_step(shard, cache, words, torch.zeros_like(places), places).clone())
+    assert cache.scaled_recordings is not None
+    return found, cache.scaled_recordings[False]
+
+
+_PROVING = (24, 1, 24, 12)
+
+
+def test_a_step_of_any_number_is_trusted_after_two_recordings_and_two_comparisons() -> None:
+    for end in range(1, 6):
+        _, step = prompt_steps(shard_of(), (*_PROVING, 5)[:end])
+        assert step.is_trusted is (end >= 4) and not step.refusals
+    _, step = prompt_steps(
+        shard_of(), (24, 24, 24, 24)
+    )  # no other number than the most: nothing is recorded for others
+    assert not step.is_trusted
+
+
+def test_work_that_no_recording_sees_keeps_steps_of_any_number_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard, counts = shard_of(), (*_PROVING, 7, 24)
+    ordinary = shard.weights.layers[0].down
+
+    def down(x: Tensor) -> Tensor:
+        made: Tensor = ordinary(x)
+        if made.shape[1] == 12:
+            made.numpy()[..., 3] = 0.5
+        return made
+
+    monkeypatch.setattr(shard.weights.layers[0], "down", down)
+    found, step = prompt_steps(shard, counts)
+    assert step.refusals == _OTHER_BITS and not step.is_trusted
+    for hidden, count in zip(found, counts, strict=True):
+        assert torch.equal(hidden, prompt_steps(shard, (count,))[0][0])
+
+
+def test_a_function_that_depends_on_the_number_keeps_steps_of_any_number_ordinary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard = shard_of()
+    ordinary = shard.weights.layers[0].down
+    monkeypatch.setattr(
+        shard.weights.layers[0], "down", lambda x: ordinary(x if x.shape[1] == 1 else rows.add(x, torch.empty_like(x)))
+    )
+    _, step = prompt_steps(shard, (*_PROVING, 7))
+    assert not step.is_trusted and "other functions" in "".join(step.refusals)
+
+
+def test_an_operator_of_torch_keeps_steps_of_any_number_ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = shard_of()
+    ordinary = shard.weights.layers[0].down
+    monkeypatch.setattr(shard.weights.layers[0], "down", lambda x: ordinary(-x))
+    _, step = prompt_steps(shard, (*_PROVING, 7))
+    assert step.refusals == {"aten::neg"} and not step.is_trusted
+
+
+def test_a_token_outside_the_vocabulary_is_an_error_in_a_step_of_any_number_too() -> None:
+    shard = shard_of()
+    cache = shard.new_paged_cache(PagedSizes(blocks=4, block=16, sequences=1, max_length=64, max_tokens=24))
+    cache.assign(torch.zeros(4).int(), torch.arange(4).int(), torch.arange(4).int())
+    for count in _PROVING:
+        places = torch.arange(count, dtype=torch.int32)
+        paged_step(shard, cache, torch.zeros((1, count), dtype=torch.int64), torch.zeros_like(places), places)
+    with pytest.raises(IndexError, match="outside the vocabulary"):
+        paged_step(shard, cache, torch.tensor([[1, WORDS]]), torch.zeros(2).int(), torch.arange(2).int())
+
+
+def test_which_numbers_of_tokens_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = shard_of()
+    cache = shard.new_paged_cache(PagedSizes(blocks=4, block=16, sequences=1, max_length=64, max_tokens=24))
+    assert scaled_counts(shard, cache) == {False: list(range(1, 25))}
+    torch.set_num_threads(2)
+    config = shard.config
+    monkeypatch.setattr(recorded, "ONE_THREAD_ELEMENTS", 9 * 2 * config.feed_forward)
+    assert config.gated and scaled_counts(shard, cache) == {False: list(range(1, 10))}
+    torch.set_num_threads(1)
+    monkeypatch.setattr(recorded, "_LARGEST_LAYER", 100)
+    assert scaled_counts(shard, cache) == {}
 
 
 def test_a_rank_that_ends_is_missed_in_a_recorded_step() -> None:

@@ -142,7 +142,7 @@ def test_what_a_layer_says_of_itself(mode: str) -> None:
     assert in_float32.nbytes == 64 * 32 * 4
     if mode == "off":
         assert (in_bfloat16.path, in_float32.path) == ("mkldnn", "torch")
-        assert build.unavailable_reason() == "linear.c: RANKWISE_KERNELS=off"
+        assert str(build.unavailable_reason()).endswith(".c: RANKWISE_KERNELS=off")  # of the last library, whichever
     elif is_own(in_float32):
         assert build.unavailable_reason() is None
         assert in_float32.path == ("avx2" if mode == "avx2" else in_float32.path)

@@ -13,7 +13,7 @@ from engine.kernels.build import load_library
 from engine.kernels.linear import pack_linear
 from engine.kernels.operators import _library as operators_library
 from engine.kernels.operators import add_rms_norm, rms_norm, rotate
-from engine.kernels.program import Recording
+from engine.kernels.program import Recording, ScaledProgram
 from engine.kernels.rows import _library as rows_library
 from engine.kernels.rows import add, argmax_rows, embed_rows
 
@@ -147,6 +147,74 @@ def test_memory_that_the_step_has_let_go_of_is_used_again() -> None:
     program.poison()
     program.run()
     assert all(torch.equal(one, other) for one, other in zip((first, hidden), step(), strict=True))
+
+
+def recordings_of(step: Callable[[Tensor], Tensor], x: Tensor, least: int) -> tuple[Recording, Recording, Tensor]:
+    """Of the step of all rows of x, and in its memory of the least; and the result of the first."""
+    step(x)
+    with Recording() as large:
+        made = step(x)
+    with Recording(large) as small:
+        assert step(x[:least]).data_ptr() == made.data_ptr()
+    assert not large.refusals | small.refusals
+    return large, small, made
+
+
+@pytest.mark.parametrize("least", [1, 2, 8])
+def test_two_recordings_make_a_program_for_any_number_of_rows(least: int) -> None:
+    x, weight = numbers(9, 32), numbers(32, seed=1)
+    layer, narrow = pack_linear(numbers(40, 32, seed=3), numbers(40, seed=4)), pack_linear(numbers(32, 40, seed=5))
+
+    def step(rows: Tensor) -> Tensor:
+        both, normed = add_rms_norm(rows, rms_norm(rows, weight, 1e-6), weight, 1e-5)
+        return add(narrow(layer(normed)), both)
+
+    large, small, made = recordings_of(step, x, least)
+    program = ScaledProgram(large, small, (9, least))
+    for count in (9, 1, 5, 8, 2, 9):
+        x.copy_(numbers(9, 32, seed=count))
+        program.poison()
+        program.scale(count)
+        assert program.run() is None
+        assert made[count:].isnan().all()  # rows beyond are left alone
+        repeated = made[:count].clone()
+        assert torch.equal(repeated, step(x[:count]))
+
+
+def test_an_address_that_depends_on_the_number_of_rows_is_followed() -> None:
+    x, weight = numbers(8, 32), numbers(32, seed=1)
+
+    def second_half(rows: Tensor) -> Tensor:
+        return rms_norm(add(rows, rows).view(2, len(rows) // 2, 32)[1], weight, 1e-6)
+
+    large, small, made = recordings_of(second_half, x, 2)
+    program = ScaledProgram(large, small, (8, 2))
+    for count in (2, 4, 6, 8):
+        program.poison()
+        program.scale(count)
+        program.run()
+        repeated = made[: count // 2].clone()
+        assert torch.equal(repeated, second_half(x[:count]))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda rows: add(rows, rows) if len(rows) < 4 else add(add(rows, rows), rows), "other functions"),
+        (lambda rows: rms_norm(rows, rows[0], 1e-5 * len(rows)), "more than numbers"),
+        (lambda rows: add(rows, torch.empty_like(rows) if len(rows) < 4 else rows), "other memory"),
+        (lambda rows: add(torch.empty(12 - len(rows), 16)[:1], rows[:1]), "other memory"),
+    ],
+)
+def test_recordings_that_differ_in_more_than_the_number_of_rows(step: Callable[[Tensor], Tensor], message: str) -> None:
+    x = numbers(8, 16)
+    step(x)
+    with Recording() as large:
+        step(x)
+    with Recording(large) as small:
+        step(x[:2])
+    with pytest.raises(ValueError, match=message):
+        ScaledProgram(large, small, (8, 2))
 
 
 def test_a_function_without_declared_arguments_is_refused() -> None:

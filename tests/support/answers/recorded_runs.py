@@ -1,20 +1,26 @@
-"""What the ranks of `test_engine_inference_recorded.py` do: decode in ordinary steps and in recorded ones."""
+"""What the ranks of the tests of recorded steps do: compute the same in ordinary steps and in recorded ones."""
 
 import os
+import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from configs.plans.model_manifest import ModelManifest
+from engine.inference import residual
 from engine.inference.model import Shard
+from engine.inference.paged import PagedSizes
 from engine.inference.pipeline import Replica
 from engine.inference.recorded import decode_step, path_of
 from engine.inference.weights import read_shard
 from engine.parallel.communicator import PeerLostError
 from engine.parallel.grid import Grid
 from engine.prompts.tokens import PromptBatch
+from engine.serving.step_message import TokenStep
+from engine.serving.stepping import StepRunner
 from tests.support.answers.sharded_runs import communicators
 
 WORDS = 97
@@ -102,3 +108,64 @@ def heard(rank: int, run: Decoding) -> tuple[int, int]:
         counts.append(len(events))
     assert path_of(cache) == "recorded"
     return counts[7], counts[8]
+
+
+@torch.inference_mode()
+def serve_in_company(rank: int, run: Decoding, split_rows: int | None = None) -> dict[str, Any]:
+    """Random steps of a server, recorded ones and ordinary ones, on two caches: what was trusted, and whether logits
+    and caches have the same bits. split_rows: tokens from which ranks split the rows of a step among them.
+    """
+    least_elements = residual._LEAST_ELEMENTS
+    if split_rows is not None:
+        residual._LEAST_ELEMENTS = split_rows * run.config["hidden_size"]
+    try:
+        shard, pipeline = shards_of(rank, run)["decoder"], communicators(1, run.tp, run.pp, rank).pipeline
+        sizes = PagedSizes(blocks=60, block=4, sequences=6, max_length=40, max_tokens=33)
+        caches = [shard.new_paged_cache(sizes) for _ in range(2)]
+        caches[1].scaled_recordings = {}
+        runners = [StepRunner(shard, pipeline, cache) for cache in caches]
+        runners[0].warm_up()
+        for cache in caches:
+            cache.store.zero_()
+        counts, same = [], []
+        for step in _random_steps(sizes, seed=5):
+            found = [runner.run(step) for runner in runners]
+            counts.append(len(step.tokens))
+            if found[0] is not None and found[1] is not None:
+                same.append(torch.equal(found[0], found[1]))
+        recordings = caches[0].scaled_recordings or {}
+        return {
+            "trusted": {splits: one.is_trusted for splits, one in recordings.items()},
+            "refusals": set().union(*(one.refusals for one in recordings.values())),
+            "counts": set(counts),
+            "same_logits": (len(same), all(same)),
+            "same_cache": torch.equal(caches[0].store, caches[1].store),
+        }
+    finally:
+        residual._LEAST_ELEMENTS = least_elements
+
+
+def _random_steps(sizes: PagedSizes, seed: int) -> Iterator[TokenStep]:
+    """Pieces of all sequences at random until each is full, logits of each piece's last token wanted."""
+    chance = random.Random(seed)
+    done = [0] * sizes.sequences
+    blocks = list(range(sizes.blocks))
+    chance.shuffle(blocks)
+    while any(length < sizes.max_length for length in done):
+        slots, positions, rows, assigned = [], [], [], []
+        for slot in chance.sample(range(sizes.sequences), sizes.sequences):
+            length = min(chance.choice([0, 0, 1, 1, 2, 9, 20]), sizes.max_length - done[slot])
+            if not length or len(slots) + length > sizes.max_tokens:
+                continue
+            for position in range(done[slot], done[slot] + length):
+                if position % sizes.block == 0:
+                    assigned.append((slot, position // sizes.block, blocks.pop()))
+                slots.append(slot)
+                positions.append(position)
+            rows.append(len(slots) - 1)
+            done[slot] += length
+        if slots:
+            tokens = torch.tensor([chance.randrange(WORDS) for _ in slots], dtype=torch.int32)
+            numbers = [torch.tensor(one, dtype=torch.int32) for one in (slots, positions, rows)]
+            entries = torch.tensor(assigned, dtype=torch.int32).reshape(-1, 3).T
+            yield TokenStep(tokens, *numbers, entries, full_logits=True)
