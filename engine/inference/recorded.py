@@ -329,7 +329,7 @@ def scaled_counts(shard: "Shard", cache: PagedCache) -> dict[bool, list[int]]:
     counts: dict[bool, list[int]] = {}
     for count in range(1, most + 1):
         counts.setdefault(splits_rows(shard.group, count, config.hidden), []).append(count)
-    return {splits: some for splits, some in counts.items() if len(some) > 2}
+    return counts
 
 
 def path_of(cache: KeyValueCache) -> DecodePath:

@@ -40,8 +40,22 @@ INLINE words rounded_bits(floats value) {
     return (nearest & ~is_nan) | (is_nan & 0x7fc00000u);
 }
 
+INLINE halves rounded_halves(floats value) {
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+    /* The instruction takes denormal numbers for zeros, and keeps what is in a NaN. */
+    enum { QUIET_NAN = 0x01, DENORMAL = 0x20, SIGNALING_NAN = 0x80 };
+    if (__builtin_expect(!_mm512_fpclass_ps_mask((__m512)value, QUIET_NAN | DENORMAL | SIGNALING_NAN), 1))
+        return (halves)_mm512_cvtneps_pbh((__m512)value);
+#endif
+    return __builtin_convertvector(rounded_bits(value) >> 16, halves);
+}
+
 INLINE floats rounded(const int dtype, floats value) {
-    return dtype == FLOAT32 ? value : (floats)rounded_bits(value);
+    if (dtype == FLOAT32) return value;
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+    return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)rounded_halves(value)), 16);
+#endif
+    return (floats)rounded_bits(value);
 }
 
 INLINE void store(const int dtype, void *base, int64_t index, floats value) {
@@ -49,5 +63,5 @@ INLINE void store(const int dtype, void *base, int64_t index, floats value) {
     if (dtype == FLOAT32)
         *(floats *)to = value;
     else
-        *(halves *)to = __builtin_convertvector(rounded_bits(value) >> 16, halves);
+        *(halves *)to = rounded_halves(value);
 }

@@ -35,22 +35,31 @@ INLINE float total(floats value) {
     return value[0];
 }
 
+/* A vector of x, or of sum = round(x + update). */
+INLINE floats summed(const int dtype, const int adds, const void *x, const void *update, void *sum, int64_t index,
+                     int64_t count) {
+    const floats value = load_some(dtype, x, index, count);
+    if (!adds) return value;
+    const floats both = rounded(dtype, value + load_some(dtype, update, index, count));
+    store_some(dtype, sum, index, count, both);
+    return both;
+}
+
 /* h = x, or h = sum = round(x + update). y = round(round(h / sqrt(mean(h * h) + epsilon)) * weight), or, with a wide
  * weight, which is always in float32, without the inner rounding. */
 INLINE void rms_norm_rows(const int dtype, const int adds, const int wide, const void *x, const void *update,
                           const void *weight, void *sum, void *y, int64_t rows, int64_t width, float epsilon) {
     for (int64_t row = 0; row < rows; row++) {
         const int64_t first = row * width;
-        floats squares[2] = {{0}, {0}};
-        for (int64_t i = 0; i < width; i += LANES) {
-            floats value = load_some(dtype, x, first + i, width - i);
-            if (adds) {
-                value = rounded(dtype, value + load_some(dtype, update, first + i, width - i));
-                store_some(dtype, sum, first + i, width - i, value);
-            }
-            squares[i / LANES % 2] += value * value;
+        floats even = {0}, odd = {0};
+        for (int64_t i = 0; i < width; i += 2 * LANES) {
+            const floats value = summed(dtype, adds, x, update, sum, first + i, width - i);
+            even += value * value;
+            if (i + LANES >= width) break;
+            const floats next = summed(dtype, adds, x, update, sum, first + i + LANES, width - i - LANES);
+            odd += next * next;
         }
-        const float scale = 1.0f / sqrtf(total(squares[0] + squares[1]) / (float)width + epsilon);
+        const float scale = 1.0f / sqrtf(total(even + odd) / (float)width + epsilon);
         const void *from = adds ? sum : x;
         for (int64_t i = 0; i < width; i += LANES) {
             floats value = load_some(dtype, from, first + i, width - i) * scale;
@@ -102,14 +111,8 @@ INLINE void layer_norm_rows(const int dtype, const int adds, const void *x, cons
     for (int64_t row = 0; row < rows; row++) {
         const int64_t first = row * width;
         floats sums[2] = {{0}, {0}}, squares[2] = {{0}, {0}};
-        for (int64_t i = 0; i < width; i += LANES) {
-            floats value = load_some(dtype, x, first + i, width - i);
-            if (adds) {
-                value = rounded(dtype, value + load_some(dtype, update, first + i, width - i));
-                store_some(dtype, sum, first + i, width - i, value);
-            }
-            sums[i / LANES % 2] += value;
-        }
+        for (int64_t i = 0; i < width; i += LANES)
+            sums[i / LANES % 2] += summed(dtype, adds, x, update, sum, first + i, width - i);
         const float mean = total(sums[0] + sums[1]) / (float)width;
         const void *from = adds ? sum : x;
         for (int64_t i = 0; i < width; i += LANES) {

@@ -102,7 +102,7 @@ class ScaledProgram(KernelProgram):
     """A program for every number of rows from that of one recording up to that of another, made in its memory."""
 
     def __init__(self, large: "Recording", small: "Recording", rows: tuple[int, int]) -> None:
-        """rows: of both recordings. Raises ValueError if they differ in more than numbers."""
+        """rows: of both recordings, which may be equal. Raises ValueError if they differ in more than numbers."""
         super().__init__(large.calls, large.names, large.room)
         most, least = rows
         if large.names != small.names or large.room.order != small.room.order:
@@ -112,7 +112,8 @@ class ScaledProgram(KernelProgram):
         if not np.isin(where % _CALL_WORDS, _INTEGER_WORDS).all():
             raise ValueError("steps of other numbers of rows differ in more than numbers")
         self._words, self._where, self._most = words, where, most
-        self._at_most, self._growth, self._distance = words[where], words[where] - fewer[where], most - least
+        self._at_most, self._growth = words[where], words[where] - fewer[where]
+        self._distance = max(1, most - least)
 
     def scale(self, rows: int) -> None:
         """Set the number of rows of the next runs."""

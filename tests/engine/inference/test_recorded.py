@@ -111,9 +111,11 @@ def test_steps_of_any_number_of_tokens_on_two_ranks(pool: RankPool, name: str, l
     assert_served_alike(pool.run(serve_in_company, Decoding(config_of(name), 1, *layout)), {False: True})
 
 
+@pytest.mark.parametrize("first", [12, 32])
 @pytest.mark.parametrize("name", ["llama-1m", "opt-1m"])
-def test_steps_whose_rows_are_split_among_ranks(pool: RankPool, name: str) -> None:
-    answers = pool.run(serve_in_company, Decoding(config_of(name), tp=2), 12)
+def test_steps_whose_rows_are_split_among_ranks(pool: RankPool, name: str, first: int) -> None:
+    """first: number of tokens from which they are; the last one is also the largest of a step."""
+    answers = pool.run(serve_in_company, Decoding(config_of(name), tp=2), first)
     assert_served_alike(answers, {False: True, True: True})
 
 

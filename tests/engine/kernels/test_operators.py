@@ -136,3 +136,15 @@ def test_what_is_no_number_stays_so(name: str) -> None:
 def test_a_product_with_a_number_is_torch_s(dtype: torch.dtype) -> None:
     x = numbers(3, 77, dtype=dtype)
     assert torch.equal(operators.multiply(x, 512**-0.5), x * 512**-0.5)
+
+
+@pytest.mark.parametrize("factor", [1.0, -0.3, 1e-3, 1.7, 1e-30])
+def test_every_number_of_bfloat16_is_rounded_as_torch_rounds(factor: float) -> None:
+    """To the last bit, denormal numbers and infinities too; of what is no number the pattern may be another."""
+    every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    expected, rounded = (every.float() * factor).bfloat16(), operators.multiply(every, factor)
+    is_number = ~expected.isnan()
+    assert torch.equal(rounded.isnan(), ~is_number)
+    assert torch.equal(rounded[is_number].view(torch.int16), expected[is_number].view(torch.int16))
+    finite = expected[expected.isfinite() & (expected != 0)].abs()
+    assert finite.min() < 2.0**-126 and expected.isinf().any()  # both are among them

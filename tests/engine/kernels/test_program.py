@@ -160,7 +160,7 @@ def recordings_of(step: Callable[[Tensor], Tensor], x: Tensor, least: int) -> tu
     return large, small, made
 
 
-@pytest.mark.parametrize("least", [1, 2, 8])
+@pytest.mark.parametrize("least", [1, 2, 8, 9])
 def test_two_recordings_make_a_program_for_any_number_of_rows(least: int) -> None:
     x, weight = numbers(9, 32), numbers(32, seed=1)
     layer, narrow = pack_linear(numbers(40, 32, seed=3), numbers(40, seed=4)), pack_linear(numbers(32, 40, seed=5))
@@ -171,7 +171,7 @@ def test_two_recordings_make_a_program_for_any_number_of_rows(least: int) -> Non
 
     large, small, made = recordings_of(step, x, least)
     program = ScaledProgram(large, small, (9, least))
-    for count in (9, 1, 5, 8, 2, 9):
+    for count in (9, 1, 5, 8, 2, 9) if least < 9 else (9,):
         x.copy_(numbers(9, 32, seed=count))
         program.poison()
         program.scale(count)
