@@ -23,7 +23,7 @@ from engine.kernels.rows import add
 from engine.parallel.communicator import Communicator
 from engine.parallel.transports import SharedTransport
 
-_LEAST_ELEMENTS = 1 << 17
+_LEAST_ELEMENTS = 1 << 18
 """Below this, two messages cost more than normalising the other ranks' rows."""
 
 
