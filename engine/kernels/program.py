@@ -111,13 +111,15 @@ class ScaledProgram(KernelProgram):
         where = np.flatnonzero(words != fewer)
         if not np.isin(where % _CALL_WORDS, _INTEGER_WORDS).all():
             raise ValueError("steps of other numbers of rows differ in more than numbers")
+        growth, distance = words[where] - fewer[where], max(1, most - least)
+        if (growth % distance).any():
+            raise ValueError("steps of other numbers of rows differ by fractions of a row")
         self._words, self._where, self._most = words, where, most
-        self._at_most, self._growth = words[where], words[where] - fewer[where]
-        self._distance = max(1, most - least)
+        self._at_most, self._each_row = words[where], growth // distance
 
     def scale(self, rows: int) -> None:
         """Set the number of rows of the next runs."""
-        self._words[self._where] = self._at_most + (rows - self._most) * self._growth // self._distance
+        self._words[self._where] = self._at_most + (rows - self._most) * self._each_row
 
 
 class Recording:

@@ -202,6 +202,7 @@ def test_an_address_that_depends_on_the_number_of_rows_is_followed() -> None:
     [
         (lambda rows: add(rows, rows) if len(rows) < 4 else add(add(rows, rows), rows), "other functions"),
         (lambda rows: rms_norm(rows, rows[0], 1e-5 * len(rows)), "more than numbers"),
+        (lambda rows: rms_norm(rows[: (len(rows) + 5) // 4], rows[0], 1e-5), "fractions of a row"),
         (lambda rows: add(rows, torch.empty_like(rows) if len(rows) < 4 else rows), "other memory"),
         (lambda rows: add(torch.empty(12 - len(rows), 16)[:1], rows[:1]), "other memory"),
     ],
