@@ -189,12 +189,13 @@ class RecordedStep(_Replay):
 class ScaledStep(_Replay):
     """Steps of `least` to `most` tokens of a paged cache on this stage, with pieces of prompts among them.
 
-    The first step of `most` tokens is recorded, after it the first of `least`, and the next two are comparisons.
+    unit: all numbers of tokens are multiples of it. The first step of `most` tokens is recorded, after it the first of
+    `least`, and the next two are comparisons.
     """
 
-    def __init__(self, shard: "Shard", least: int, most: int) -> None:
+    def __init__(self, shard: "Shard", least: int, most: int, unit: int) -> None:
         super().__init__(shard, (1, most))
-        self.least, self.most = least, most
+        self.least, self.most, self._unit = least, most, unit
         self._large: Recording | None = None
         self._program: ScaledProgram | None = None
 
@@ -228,7 +229,7 @@ class ScaledStep(_Replay):
             self._large, self._output = recording, output
         elif not self.refusals:
             try:
-                self._program = ScaledProgram(large, recording, (self.most, self.least))
+                self._program = ScaledProgram(large, recording, (self.most, self.least), self._unit)
             except ValueError as error:
                 self.refusals.add(str(error))
         self._agreed(not self.refusals, "another rank's step is not recorded")
@@ -305,7 +306,8 @@ def paged_step(shard: "Shard", cache: PagedCache, inputs: Tensor, sequences: Ten
     step = cache.step(sequences, positions)
     if cache.scaled_recordings is None:
         cache.scaled_recordings = {
-            splits: ScaledStep(shard, counts[0], counts[-1]) for splits, counts in scaled_counts(shard, cache).items()
+            splits: ScaledStep(shard, counts[0], counts[-1], shard.group.size if splits else 1)
+            for splits, counts in scaled_counts(shard, cache).items()
         }
     scaled = cache.scaled_recordings.get(splits_rows(shard.group, count, shard.config.hidden))
     if scaled is None or not scaled.least <= count <= scaled.most:

@@ -101,8 +101,11 @@ class KernelProgram:
 class ScaledProgram(KernelProgram):
     """A program for every number of rows from that of one recording up to that of another, made in its memory."""
 
-    def __init__(self, large: "Recording", small: "Recording", rows: tuple[int, int]) -> None:
-        """rows: of both recordings, which may be equal. Raises ValueError if they differ in more than numbers."""
+    def __init__(self, large: "Recording", small: "Recording", rows: tuple[int, int], unit: int = 1) -> None:
+        """rows: of both recordings, which may be equal; they and all others are multiples of `unit`.
+
+        Raises ValueError if the recordings differ in more than numbers that grow with the units.
+        """
         super().__init__(large.calls, large.names, large.room)
         most, least = rows
         if large.names != small.names or large.room.order != small.room.order:
@@ -111,15 +114,15 @@ class ScaledProgram(KernelProgram):
         where = np.flatnonzero(words != fewer)
         if not np.isin(where % _CALL_WORDS, _INTEGER_WORDS).all():
             raise ValueError("steps of other numbers of rows differ in more than numbers")
-        growth, distance = words[where] - fewer[where], max(1, most - least)
-        if (growth % distance).any():
+        growth, units = words[where] - fewer[where], max(1, (most - least) // unit)
+        if (growth % units).any():
             raise ValueError("steps of other numbers of rows differ by fractions of a row")
-        self._words, self._where, self._most = words, where, most
-        self._at_most, self._each_row = words[where], growth // distance
+        self._words, self._where, self._most, self._unit = words, where, most, unit
+        self._at_most, self._each_unit = words[where], growth // units
 
     def scale(self, rows: int) -> None:
         """Set the number of rows of the next runs."""
-        self._words[self._where] = self._at_most + (rows - self._most) * self._each_row
+        self._words[self._where] = self._at_most + (rows - self._most) // self._unit * self._each_unit
 
 
 class Recording:

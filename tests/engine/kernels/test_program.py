@@ -188,7 +188,7 @@ def test_an_address_that_depends_on_the_number_of_rows_is_followed() -> None:
         return rms_norm(add(rows, rows).view(2, len(rows) // 2, 32)[1], weight, 1e-6)
 
     large, small, made = recordings_of(second_half, x, 2)
-    program = ScaledProgram(large, small, (8, 2))
+    program = ScaledProgram(large, small, (8, 2), unit=2)
     for count in (2, 4, 6, 8):
         program.poison()
         program.scale(count)
