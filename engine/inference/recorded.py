@@ -41,6 +41,7 @@ _CHECKED_STEPS = 2
 STEPS_BEFORE_TRUST = 2 + _CHECKED_STEPS
 """One step loads the libraries, one is recorded, and the rest are comparisons."""
 _MOST_SCALED = 256
+"""Tokens of a step. Of more, Python and memory are a small part, and a start computes four steps of nearly the most."""
 _LARGEST_LAYER = 1 << 23
 """Hidden times feed-forward size of a rank: above this, 0.3 ms of Python are below a hundredth of a layer's time."""
 

@@ -21,7 +21,8 @@ differs between both is a size or an address inside the step's memory, and grows
     with Recording(large) as small:
         step(x[:2])                       # in the memory of the first
     program = ScaledProgram(large, small, (128, 2))
-    program.run(77)                       # the first 77 rows of y
+    program.scale(77)
+    program.run()                         # the first 77 rows of y
 
 Operations that would be lost are rejected: every operator of torch except allocations and views. Other work, such as
 numpy's, is not detected; the caller must check with `poison()` and a comparison.
@@ -117,11 +118,13 @@ class ScaledProgram(KernelProgram):
         growth, units = words[where] - fewer[where], max(1, (most - least) // unit)
         if (growth % units).any():
             raise ValueError("steps of other numbers of rows differ by fractions of a row")
-        self._words, self._where, self._most, self._unit = words, where, most, unit
+        self._words, self._where, self._unit = words, where, unit
+        self._least, self._most = least, most
         self._at_most, self._each_unit = words[where], growth // units
 
     def scale(self, rows: int) -> None:
-        """Set the number of rows of the next runs."""
+        """Set the number of rows of the next runs, within those of the recordings."""
+        assert self._least <= rows <= self._most and rows % self._unit == 0, rows  # else it writes beyond its memory
         self._words[self._where] = self._at_most + (rows - self._most) // self._unit * self._each_unit
 
 

@@ -171,7 +171,10 @@ def test_two_recordings_make_a_program_for_any_number_of_rows(least: int) -> Non
 
     large, small, made = recordings_of(step, x, least)
     program = ScaledProgram(large, small, (9, least))
-    for count in (9, 1, 5, 8, 2, 9) if least < 9 else (9,):
+    for beyond in (least - 1, 10):
+        with pytest.raises(AssertionError):
+            program.scale(beyond)
+    for count in (9, *range(least, 9), 9):
         x.copy_(numbers(9, 32, seed=count))
         program.poison()
         program.scale(count)
