@@ -25,7 +25,7 @@ from flows.regressions import regressions_since_last
 from flows.scaling_study import Handover, RunSummary, handed_over, measure_study
 from tasks.prefect_api.api import tag_run, tags_of
 from tasks.prefect_api.events import Happened, tell
-from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time
+from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time, tell_scheduled
 from tasks.prefect_api.stages import run_logger
 from tasks.prefect_api.targets import stored_targets
 
@@ -62,7 +62,7 @@ def _sweep_name() -> str:
     return run_name(Path(str(flow_run.parameters.get("study", "sweep"))).stem, flow_run.name)
 
 
-@flow(name="study in short", flow_run_name=_short_name, validate_parameters=False)
+@flow(name="study in short", flow_run_name=_short_name, validate_parameters=False, on_running=[tell_scheduled])
 def study_in_short(
     study: ShortStudy = _SHORT_EXAMPLE,
     runs: Path = Path("runs"),
@@ -86,7 +86,7 @@ def study_in_short(
         return _refused(error)
 
 
-@flow(name="study from the form", flow_run_name=_form_name, validate_parameters=False)
+@flow(name="study from the form", flow_run_name=_form_name, validate_parameters=False, on_running=[tell_scheduled])
 def study_from_the_form(
     study: StudyForm = _EXAMPLE,
     runs: Path = Path("runs"),
@@ -109,7 +109,7 @@ def study_from_the_form(
         return _refused(error)
 
 
-@flow(name="scheduled sweep", flow_run_name=_sweep_name, validate_parameters=False)
+@flow(name="scheduled sweep", flow_run_name=_sweep_name, validate_parameters=False, on_running=[tell_scheduled])
 def scheduled_sweep(
     study: str = "quickstart",
     assignments: list[str] | None = None,

@@ -6,9 +6,12 @@ While a sweep runs, or no Prefect worker does, further runs of its deployment be
 that starts cancels all but the newest of its study, whose parameters are those that hold now; that one goes on, even
 if another becomes due while it starts. Left alone are runs of other studies, and those that a person started, or had
 tried again.
+
+    @flow(on_running=[tell_scheduled])          # what the scheduler left out of the event feed
 """
 
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -20,8 +23,9 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 
@@ -46,6 +50,36 @@ def scheduled_time(run: FlowRun) -> datetime | None:
     except ValueError:
         return None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def tell_scheduled(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """Send the event of a scheduled run's first state, which the scheduler inserts without one.
+
+    The event of a run's next state follows it (`flow_run_state_change_event` in prefect/server/models/events.py, where
+    less than five minutes lie between them), and each further one follows that: while the first is missing, the server
+    keeps all of them from every automation for a quarter of an hour. The event has the state's id, so that one that the
+    server knows is dropped. A hook of flows. An API that does not answer costs the event only.
+    """
+    if scheduled_time(flow_run) is None:
+        return
+    try:
+        with quick_client() as client:
+            first = min(client.read_flow_run_states(flow_run.id), key=lambda each: each.timestamp)
+    except (ObjectNotFound, httpx.HTTPError) as error:
+        run_logger().debug("event of the first state not sent: %s", api_error_text(error))
+        return
+    emit_event(
+        event=f"prefect.flow-run.{first.name}",
+        occurred=first.timestamp,
+        resource={
+            "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
+            "prefect.resource.name": flow_run.name,
+            "prefect.state-name": first.name or "",
+            "prefect.state-timestamp": first.timestamp.isoformat(),
+            "prefect.state-type": first.type.value,
+        },
+        id=first.id,
+    )
 
 
 def own_scheduled_time(flow_run_id: UUID | None) -> datetime | None:
