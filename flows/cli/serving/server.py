@@ -20,6 +20,8 @@ from tasks.serving.settings import DECODERS, ServerRequest, make_settings, progr
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MIB = 1 << 20
+_OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop")
+"""Fields of the API that are options of `rankwise generate`."""
 
 
 def run_server(asked: ServerRequest, no_token: bool) -> int:
@@ -47,6 +49,8 @@ def run_generate(
     asked: ServerRequest, prompts: Sequence[str], fields: dict[str, Any], chat: bool, as_json: bool
 ) -> int:
     """Print the answers to the prompts; return the exit code."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    _check_text([*prompts, *given.get("stop", ())])
     with _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         if program_of(settings) != DECODERS:
@@ -59,12 +63,14 @@ def run_generate(
                 raise OSError(str(error)) from error
             headers = {"Authorization": f"Bearer {key}"}
             with httpx.Client(base_url=url, headers=headers, timeout=None, trust_env=False) as client:
-                given = {name: value for name, value in fields.items() if value is not None}
-                bodies = [{"model": settings.name, **given, **_asked(prompt, chat)} for prompt in prompts]
                 path = "/v1/chat/completions" if chat else "/v1/completions"
                 try:
-                    for body in bodies:
-                        _print_answer(client, path, body, as_json)
+                    for number, prompt in enumerate(prompts, 1):
+                        body = {"model": settings.name, **given, **_asked(prompt, chat)}
+                        try:
+                            _print_answer(client, path, body, as_json)
+                        except _RefusedError as error:
+                            raise ValueError(_in_the_commands_words(error, number, len(prompts))) from error
                 except httpx.HTTPError as error:
                     raise OSError(
                         f"the server ended while it answered: {str(error) or type(error).__name__}"
@@ -72,12 +78,43 @@ def run_generate(
     return 0
 
 
+class _RefusedError(ValueError):
+    """What the server refuses, and the field that it names."""
+
+    def __init__(self, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def _check_text(texts: Sequence[str]) -> None:
+    """Raise ValueError for arguments that were no UTF-8, which Python keeps as lone surrogates."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{text.encode(errors='surrogateescape')!r:.80}: not valid UTF-8") from None
+
+
+def _in_the_commands_words(error: _RefusedError, number: int, prompts: int) -> str:
+    """A refusal, with the option or the prompt in place of the API's field."""
+    message, field = str(error), error.field
+    if field in ("prompt", "messages"):
+        which = "the prompt" if prompts == 1 else f"prompt {number}"
+        if "no chat template" in message:
+            which, message = "--chat", message.replace("use /v1/completions", "leave the option out")
+    elif field in _OPTIONS:
+        which = f"--{field.replace('_', '-')}"
+    else:
+        return message
+    return f"{which}: {message.removeprefix(f'{field}: ')}".replace("of this server", "of the model")
+
+
 def _asked(prompt: str, chat: bool) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
 
 
 def _print_answer(client: httpx.Client, path: str, body: dict[str, Any], as_json: bool) -> None:
-    """Print one answer as it comes. Raises ValueError with what the server refuses."""
+    """Print one answer as it comes. Raises _RefusedError."""
     if as_json:
         answer = client.post(path, json=body)
         _check(answer.status_code, answer.json())
@@ -99,7 +136,8 @@ def _print_answer(client: httpx.Client, path: str, body: dict[str, Any], as_json
 
 def _check(status: int, data: dict[str, Any]) -> None:
     if "error" in data or status != 200:
-        raise ValueError(data.get("error", {}).get("message", f"the server answered {status}"))
+        error = data.get("error", {})
+        raise _RefusedError(error.get("message", f"the server answered {status}"), error.get("param"))
 
 
 @contextmanager

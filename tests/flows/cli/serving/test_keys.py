@@ -1,9 +1,13 @@
-"""`rankwise serve` and `generate` without a server: the token that is told, and a server that is gone."""
+"""`rankwise serve` and `generate` without a model: the token that is told, a server that is gone, or that refuses."""
 
+import json
 import socket
+import threading
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -69,3 +73,54 @@ def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: p
     for as_json in (True, False):
         with pytest.raises(OSError, match="the server ended while it answered"):
             server.run_generate(ServerRequest(model="m"), ["a"], {}, chat=False, as_json=as_json)
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """Answers the first prompt, refuses what follows as a server does."""
+
+    error: ClassVar[dict[str, str | None]] = {}
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append(self.path)
+        self.rfile.read(int(self.headers["content-length"]))
+        first = len(self.asked) == 1
+        body = json.dumps({"choices": [{"text": "yes"}]} if first else {"error": self.error}).encode()
+        self.send_response(200 if first else 400)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("field", "message", "said"),
+    [
+        ("prompt", "prompt: has no tokens", "prompt 2: has no tokens"),
+        ("messages", "messages: m has no chat template; use /v1/completions", "--chat: m has no chat template"),
+        ("max_tokens", "max_tokens: 9 exceed the 8 of this server", "--max-tokens: 9 exceed the 8 of the model"),
+        (None, "the engine failed", "the engine failed"),
+    ],
+)
+def test_a_refusal_names_the_option_or_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, field: str | None, message: str, said: str
+) -> None:
+    _Refusing.error, _Refusing.asked[:] = {"message": message, "param": field}, []
+    with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
+        threading.Thread(target=refusing.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{refusing.server_port}"
+        ready = SimpleNamespace(wait_until_ready=lambda: {"url": url})
+        monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
+        monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
+        monkeypatch.setattr(server, "ServerProcess", lambda *_: nullcontext(ready))
+        with pytest.raises(ValueError, match=f"^{said}"):
+            server.run_generate(ServerRequest(model="m"), ["a", "b"], {}, chat=False, as_json=True)
+        refusing.shutdown()
+
+
+def test_arguments_that_are_no_text_are_refused_before_a_model_is_loaded() -> None:
+    for prompt, fields in (("\udcff", {}), ("a", {"stop": ["\udcfe"]})):
+        with pytest.raises(ValueError, match=r"^b'.xf[ef]': not valid UTF-8"):
+            server.run_generate(ServerRequest(model="m"), [prompt], fields, chat=False, as_json=False)
