@@ -61,7 +61,8 @@ METHODS = {
         "Requests against a server. Latencies count from when a request should have been sent. Figures are of "
         "the steady part of each run; a run in which the load generator was the bottleneck is void. Answers "
         "under load are compared with those of the same requests alone: a first difference at a near-tie is "
-        "noise of reduction orders. Goodput counts requests that met all objectives."
+        "noise of reduction orders. Goodput counts requests that were due in that part and met all objectives, "
+        "achieved those that ended in it: over a short part either can be the larger."
     ),
     "communication": Markdown(
         "Bandwidths follow the convention of nccl-tests: of the algorithm, size by time; of the bus, times "
