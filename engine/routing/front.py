@@ -4,8 +4,9 @@
     await front.begin()                # watches the configuration and the backends' health
     uvicorn.Config(front)              # it is an ASGI application
 
-A request is passed on again where its backend is gone, or refuses it with 429 or 503, before the first byte of an
-answer: the work has not been given to anybody then, or was refused. After the first byte nothing is repeated.
+A request is passed on again where its backend cannot be reached or refuses it with 429 or 503, as often as there is
+time, and where the backend goes away with it before the first byte of an answer, but not for ever: it may be why. After
+the first byte nothing is repeated.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -26,6 +27,8 @@ from engine.routing.choosing import BackendLoad, next_backend
 
 MAX_BODY_BYTES = 4 << 20
 _LOOK_SECONDS, _HEALTH_SECONDS, _AGAIN_SECONDS = 0.1, 0.5, 0.05
+_MAX_LOST = 3
+"""Backends that may go away with a request. One that ends its server would else end all of them, again and again."""
 _HOP_HEADERS = frozenset(
     (
         b"connection",
@@ -45,6 +48,15 @@ Send = Callable[[Message], Awaitable[None]]
 
 class ClientGone(Exception):
     """The client has closed the connection before its request was whole."""
+
+
+class Refusal(NamedTuple):
+    """Why a backend did not answer. lost: it had the request, and went away with it."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    lost: bool = False
 
 
 class Front:
@@ -119,11 +131,12 @@ class Front:
         self._counts["requests"] += 1
         deadline = time.monotonic() + self.config.wait_seconds
         tried: set[str] = set()
-        refusal: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
-        while True:
+        refusal: Refusal | None = None
+        lost = 0
+        while lost < _MAX_LOST:
             backend = next_backend(self.config.backends, self.loads, tried)
             if backend is None:
-                if time.monotonic() > deadline or (refusal is not None and refusal[0] == 429):
+                if time.monotonic() > deadline or (refusal is not None and refusal.status == 429):
                     break
                 tried.clear()
                 await asyncio.sleep(_AGAIN_SECONDS)
@@ -132,15 +145,18 @@ class Front:
             if refusal is None:
                 return
             tried.add(backend.name)
+            lost += refusal.lost
         self._counts["failed"] += 1
-        if refusal is not None and refusal[0] in (429, 503):
-            await _send_whole(send, *refusal)
+        if lost == _MAX_LOST:
+            await _answer(send, 502, _error(f"{lost} servers in turn went away with this request"))
+        elif refusal is not None and refusal.status in (429, 503):
+            await _send_whole(send, refusal.status, refusal.headers, refusal.body)
         else:
             await _answer(send, 503, _error("no server of this address is ready"), retry_after=5)
 
     async def _try(
         self, backend: RoutedServer, scope: Message, body: bytes, receive: Receive, send: Send
-    ) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+    ) -> Refusal | None:
         """Have a backend answer; returns None when the client has its answer, else why another is to be asked."""
         load = self.loads[backend.name]
         headers = [(name, value) for name, value in scope["headers"] if name not in _HOP_HEADERS]
@@ -160,7 +176,7 @@ class Front:
                 return None
             try:
                 if response.status_code in (429, 503):
-                    return response.status_code, _kept(response), await response.aread()
+                    return Refusal(response.status_code, _kept(response), await response.aread())
                 if response.status_code >= 500:
                     load.failures += 1
                 begun = True
@@ -175,11 +191,12 @@ class Front:
                 await response.aclose()
         except httpx.HTTPError as error:
             load.failures += 1
-            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            unreached = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+            if unreached:
                 load.ready = False
             if begun:
                 raise  # uvicorn closes the connection: the client sees a broken answer, not a short one
-            return 502, [], str(error).encode()
+            return Refusal(502, [], b"", lost=not unreached)
         finally:
             load.in_flight -= 1
             gone.cancel()
@@ -206,9 +223,8 @@ class Front:
 
     def _read(self) -> None:
         raw = read_bytes(self._config_path)
-        if raw == self._raw:
-            return
-        self.config, self._raw = read_model(self._config_path, FrontConfig), raw
+        if raw != self._raw:
+            self.config, self._raw = read_model(self._config_path, FrontConfig), raw
         names = [backend.name for backend in self.config.backends]
         self.loads |= {name: BackendLoad() for name in names if name not in self.loads}
         for name in [name for name, load in self.loads.items() if name not in names and not load.in_flight]:

@@ -18,10 +18,10 @@ from tests.support.run_folders.studies import wait_until
 
 
 class Upstream:
-    """A server that answers with its name; `status` and `cut` say how else."""
+    """A server that answers with its name; `status`, `cut` and `dies` say how else."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.status, self.cut, self.keys = name, 200, False, list[str | None]()
+        self.name, self.status, self.cut, self.dies, self.keys = name, 200, False, False, list[str | None]()
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         upstream = self
@@ -40,6 +40,9 @@ class Upstream:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 upstream.asked.set()
                 upstream.go_on.wait(600)  # longer than any limit of a test
+                if upstream.dies:
+                    self.close_connection = True
+                    return
                 if upstream.cut:
                     self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
                     self.close_connection = True
@@ -82,6 +85,13 @@ def post(url: str, key: str = "front-key") -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json={"a": 1}, headers=headers, timeout=30, trust_env=False)
 
 
+def backends(folder: Path) -> set[str]:
+    """Those that the front tells of; none before its first word."""
+    if not (folder / "state.json").exists():
+        return set()
+    return {one.name for one in FrontState.model_validate_json((folder / "state.json").read_text()).backends}
+
+
 def config(*backends: RoutedServer, wait_seconds: float = 5.0) -> FrontConfig:
     return FrontConfig(key="front-key", backends=backends, wait_seconds=wait_seconds)
 
@@ -113,6 +123,17 @@ def test_an_answer_that_breaks_is_not_repeated(tmp_path: Path) -> None:
         assert two.keys == []
 
 
+def test_a_request_with_which_servers_go_away_does_not_go_round(tmp_path: Path) -> None:
+    with upstreams("a", "b") as [one, two], running_front(tmp_path, config(one.backend, two.backend)) as url:
+        one.dies = True
+        assert post(url).json() == {"name": "b"}, "a single loss is made good"
+        before = len(one.keys) + len(two.keys)
+        two.dies = True
+        answer = post(url)
+        assert answer.status_code == 502 and "3 servers in turn" in answer.json()["error"]["message"]
+        assert len(one.keys) + len(two.keys) - before == 3
+
+
 def test_a_configuration_is_taken_while_requests_come(tmp_path: Path) -> None:
     with upstreams("a", "b") as [one, two], running_front(tmp_path, config(one.backend)) as url:
         names: list[str] = []
@@ -135,6 +156,21 @@ def test_a_configuration_is_taken_while_requests_come(tmp_path: Path) -> None:
         assert names == sorted(names)
         told = FrontState.model_validate_json((tmp_path / "state.json").read_text())
         assert told.failed == 0
+
+
+def test_a_backend_that_was_taken_away_is_forgotten_with_its_last_request(tmp_path: Path) -> None:
+    with upstreams("a", "b") as [one, two], running_front(tmp_path, config(one.backend)) as url:
+        one.go_on.clear()
+        answers: list[int] = []
+        asking = threading.Thread(target=lambda: answers.append(post(url).status_code))
+        asking.start()
+        assert one.asked.wait(30)
+        (tmp_path / "front.json").write_text(config(two.backend).model_dump_json())
+        wait_until(lambda: backends(tmp_path) == {"a", "b"}, 10, "the other backend to be taken")
+        one.go_on.set()
+        asking.join()
+        wait_until(lambda: backends(tmp_path) == {"b"}, 10, "the first backend to be forgotten")
+        assert answers == [200]
 
 
 def test_a_request_waits_for_a_backend_and_then_says_so(tmp_path: Path) -> None:
