@@ -249,13 +249,19 @@ def _wait_seconds(asked: str | None, attempt: int) -> float:
 
 
 def _next_page(link: Any, page: str) -> str | None:
-    """The next page's address, at the same server only."""
+    """The next page's address, at the same server only. Azure's links name the port that https has anyway."""
     if not link:
         return None
     address = urljoin(page, str(link).replace(" ", "%20"))
-    if urlsplit(address)[:2] != urlsplit(page)[:2]:
+    if _server(address) != _server(page):
         raise ValueError(f"{page}: the next page is on another server, {address}")
     return address
+
+
+def _server(address: str) -> tuple[str, str | None, int | None]:
+    """Protocol, host and port of an address; None: no host. Raises ValueError for a port that is none."""
+    parts = urlsplit(address)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _is_replaced(offer: Offer, provider: str, regions: Sequence[str]) -> bool:

@@ -148,6 +148,26 @@ def test_the_next_page_is_asked_at_the_same_server_only(tmp_path: Path) -> None:
             refresh(server, tmp_path / "prices.csv")
 
 
+def test_azures_links_name_the_port_of_https(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = "https://prices.azure.com:443/api/retail/prices?$filter=serviceName%20eq%20'Virtual Machines'&$skip=100"
+    asked: list[str] = []
+
+    def ask(page: str, sleep: price_lists.Sleep) -> dict[str, Any]:
+        asked.append(page)
+        return {"Items": [], "NextPageLink": link if len(asked) == 1 else None}
+
+    monkeypatch.setattr(price_lists, "_ask", ask)
+    assert list(price_lists.azure_quotes("eastus", price_lists.AZURE_API, lambda _: None)) == []
+    assert asked[1] == link.replace(" ", "%20")
+
+
+@pytest.mark.parametrize("server", ["https://prices.azure.com:444", "http://prices.azure.com", "https://azure.com"])
+def test_another_port_protocol_or_host_is_another_server(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price_lists, "_ask", lambda *_: {"Items": [], "NextPageLink": f"{server}/api?$skip=100"})
+    with pytest.raises(ValueError, match="the next page is on another server"):
+        list(price_lists.azure_quotes("eastus", price_lists.AZURE_API, lambda _: None))
+
+
 def test_a_region_that_is_none_and_no_region(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got region 'US East', expected one such as eastus"):
         refresh_prices("azure", tmp_path / "p.csv", ["US East"], INSTANCES)
