@@ -26,6 +26,7 @@ class Computing:
         self.log = log
         self.ready = False
         self.was_ready = False
+        self._started = False
         self.failures = 0
         self.waiting = 0
         self._settings, self._max_waiting, self._limit_seconds = settings, max_waiting, limit_seconds
@@ -86,8 +87,9 @@ class Computing:
             except (OSError, ValueError) as error:  # no more processes, a log that cannot be written: it may pass
                 print(f"the computing process cannot be used: {error}", file=sys.stderr, flush=True)
                 await self._kill()
-            self.failures = 0 if self.ready else self.failures + 1
-            self.ready = False
+            # One that got ready and was ended because it hung has not failed to start: the model can be loaded.
+            self.failures = 0 if self._started else self.failures + 1
+            self.ready = self._started = False
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result({"error": "the engine failed while it answered"})
             await asyncio.sleep(min(2.0**self.failures - 1, _LONGEST_PAUSE_SECONDS))
@@ -103,7 +105,7 @@ class Computing:
         while line := await self._process.stdout.readline():
             told = json.loads(line)
             if "ready" in told:
-                self.ready = self.was_ready = True
+                self.ready = self.was_ready = self._started = True
             elif self._answer is not None and not self._answer.done() and told["id"] == self._number:
                 self._answer.set_result(told)
         await self._process.wait()

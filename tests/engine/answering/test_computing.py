@@ -75,3 +75,36 @@ def test_a_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeyp
             await made.stop()
 
     assert asyncio.run(scenario())
+
+
+ALWAYS_HANGS = """#!/bin/sh
+echo '{"ready": {}}'
+exec sleep 600
+"""
+
+
+def test_processes_that_hang_when_they_are_asked_are_not_counted_as_failed_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three failed starts in a row end the server."""
+    program = tmp_path / "python"
+    program.write_text(ALWAYS_HANGS)
+    program.chmod(0o755)
+    monkeypatch.setattr(computing, "sys", SimpleNamespace(executable=str(program)))
+
+    async def scenario() -> list[int]:
+        made = Computing(tmp_path / "settings.json", tmp_path / "rank.log", max_waiting=4, limit_seconds=0.05)
+        await made.start()
+        found = []
+        try:
+            for _ in range(2):
+                await ready(made)
+                with pytest.raises(ApiError):
+                    await made.ask([[1]], 0)
+                await ready(made)
+                found.append(made.failures)
+            return found
+        finally:
+            await made.stop()
+
+    assert asyncio.run(scenario()) == [0, 0]
