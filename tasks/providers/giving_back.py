@@ -58,21 +58,24 @@ def give_back(
 ) -> list[Resource]:
     """Remove everything that bears the run's tag in these regions; returns what was removed.
 
-    A create call without an answer may still take effect, so the search goes on until it is settled.
-    Raises LeftBehind after the time limit.
+    A create call without an answer may still take effect, and machines that were made just now may be listed late, so
+    the search goes on until both are settled. Raises LeftBehind after the time limit.
     """
+    # By the monotonic clock from here on: the other may be set, and a line of the ledger lie in its future.
+    made = _made_lately(ledger, regions, patience.settle_seconds)
+    wait = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
+    settled_at = time.monotonic() + min(wait, patience.settle_seconds)
     ledger.note("giving_back", regions=list(regions))
     deadline = time.monotonic() + patience.limit_seconds
     removed: dict[str, Resource] = {}
     pause = _FIRST_PAUSE_SECONDS
     refusals = 0
-    # By this clock from here on: the other may be set, and a line of the ledger lie in its future.
-    wait = unsettled_seconds(ledger.entries, time.time(), patience.settle_seconds)
-    settled_at = time.monotonic() + min(wait, patience.settle_seconds)
     while True:
         left, problems, hopeless, unasked = _remove_once(provider, run, regions, removed)
         refusals = refusals + 1 if hopeless else 0
-        open_seconds = settled_at - time.monotonic()
+        listed = {resource.id for resource in removed.values()}
+        unlisted = [until for id, until in made.items() if id not in listed]
+        open_seconds = max([settled_at, *unlisted]) - time.monotonic()
         if not left and not problems and open_seconds <= 0:
             ledger.note("given_back", removed=sorted(removed))
             return list(removed.values())
@@ -126,6 +129,21 @@ def _made_and_not_given_back(provider: Provider, ledger: RentalLedger, regions: 
         elif entry["event"] == "created" and entry["region"] in regions:
             named += [f"{provider.name} instance {id} in {entry['region']}" for id in entry["ids"]]
     return named
+
+
+def _made_lately(ledger: RentalLedger, regions: Sequence[str], settle: float) -> dict[str, float]:
+    """Return machines that were made in these regions and may not be listed yet; those that were ready were.
+
+    With the moment (monotonic) from which on one that is not listed is gone.
+    """
+    found: dict[str, float] = {}
+    for entry in ledger.entries:
+        if entry["event"] in ("ready", "given_back"):
+            found = {}
+        elif entry["event"] == "created" and entry["region"] in regions:
+            left = min(entry["epoch"] + settle - time.time(), settle)
+            found |= dict.fromkeys(entry["ids"], time.monotonic() + left)
+    return found
 
 
 def regions_of(ledger: RentalLedger) -> list[str]:

@@ -167,6 +167,34 @@ def test_nodes_are_given_back_where_the_disk_is_full_when_they_are_ready(
     assert cloud.there == []
 
 
+def test_machines_that_are_listed_late_are_given_back(tmp_path: Path) -> None:
+    """AWS may leave an instance out of a list for some seconds after the create call has named it."""
+
+    class Late(Cloud):
+        asked = 0
+
+        def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
+            self.asked += 1
+            found = super().tagged(regions, run)
+            return found if self.asked > 2 else [each for each in found if each.kind != "instance"]
+
+    lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Late(resource("instance"), resource("placement"))
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("create", token="t", region=REGION)
+        ledger.write("created", token="t", region=REGION, ids=["instance-r"])
+    patience = Teardown(sleep=lambda _: None)
+    assert give_back_run(cast(Provider, cloud), lease, tmp_path / "r", lambda _: None, patience) == 2
+    assert cloud.there == [] and read_entries(tmp_path / "r" / "ledger.jsonl")[-1]["event"] == "given_back"
+
+
+def test_machines_that_are_gone_are_not_waited_for_when_lists_have_settled(tmp_path: Path) -> None:
+    lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Cloud()
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("created", token="t", region=REGION, ids=["instance-r"])
+    patience = Teardown(settle_seconds=0, limit_seconds=0)
+    assert give_back_run(cast(Provider, cloud), lease, tmp_path / "r", lambda _: None, patience) == 0
+
+
 def test_a_clock_that_was_set_back_does_not_keep_giving_back_from_its_end(tmp_path: Path) -> None:
     lease, cloud = rental(tmp_path / "r", int(time.time()) + 60), Cloud(resource("instance"))
     with open_ledger(tmp_path / "r") as ledger:
