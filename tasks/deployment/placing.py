@@ -48,6 +48,7 @@ _NOBODY = re.compile("refused|reset|closed|timed out|unreachable|no route|broken
 """What ssh says of a machine, or a way to it, that is away and may come back."""
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Where the ranks of a server on several nodes meet: below the ports that Linux gives out by itself."""
+_SERVER = "server-"
 
 
 class FirstAnswerWrong(ValueError):
@@ -206,7 +207,7 @@ class Placer:
 
     def backend(self, server: PlacedServer, draining: bool = False) -> RoutedServer:
         """Return a server as the front knows it."""
-        name = f"server-{server.generation}"
+        name = f"{_SERVER}{server.generation}"
         return RoutedServer(name=name, url=url_of(server), key=self._key, usd_per_hour=self._price, draining=draining)
 
     def end(self, server: PlacedServer) -> None:
@@ -217,10 +218,23 @@ class Placer:
         if server.tunnel is not None:
             stop(self.here, server.tunnel)
 
+    def end_numbered(self, number: int) -> None:
+        """End a server of which only the number is known; one that never began is no error. Raises PlaceError."""
+        count = len(self.hosts.hosts) if self.hosts else 1
+        for node in range(count) if self.sharded else [(number - 1) % count]:
+            place = self.place_of(node)
+            stop(place, f"{place.root}/servers/{number}")
+        stop(self.here, f"{self.here.root}/tunnels/{number}")
+
 
 def url_of(server: PlacedServer) -> str:
     """Return where this machine reaches a server."""
     return f"http://127.0.0.1:{server.local_port}"
+
+
+def number_of(backend: RoutedServer) -> int:
+    """Return the number of the server that the front knows by this name."""
+    return int(backend.name.removeprefix(_SERVER))
 
 
 def _described(bundle: ServingBundle) -> str:

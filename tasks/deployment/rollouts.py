@@ -28,7 +28,7 @@ from tasks.deployment.bundles import (
 from tasks.deployment.first_answers import first_answers
 from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.places import PlaceError
-from tasks.deployment.placing import FirstAnswerWrong, Placer, placer_of, stage_on_hosts, url_of
+from tasks.deployment.placing import FirstAnswerWrong, Placer, number_of, placer_of, stage_on_hosts, url_of
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready
 from tasks.deployment.slurm_places import forget_measuring, stage_in_partition
 from tasks.deployment.store import Store
@@ -82,6 +82,8 @@ def replace(
     with open_ledger(store.folder(name)) as ledger:
         deployment = store.read(name)  # as another command that had it meanwhile left it
         placer, old = placer_of(store, deployment, say), deployment.servers
+        front = DeploymentFront(placer.here, deployment.front)
+        _end_leftovers(front, placer, deployment, ledger, say)
         ledger.write("rolling_out", bundle=bundle_name(bundle))
         try:
             new = _place_all(placer, bundle, _next(deployment, ledger, len(old)), len(old), ready_seconds)
@@ -90,7 +92,6 @@ def replace(
             if isinstance(error, ServerNotReady | FirstAnswerWrong):
                 raise RolledBack(f"{name}: rolled back before any traffic: {_text(error)}") from error
             raise
-        front = DeploymentFront(placer.here, deployment.front)
         before = front.config
         try:
             _switch(front, placer, new, old)
@@ -152,8 +153,9 @@ def set_server_count(
         deployment = store.read(name)  # as another command that had it meanwhile left it
         placer, servers = placer_of(store, deployment, say), list(deployment.servers)
         bundle = read_bundle(store.bundles, deployment.bundle)
-        ledger.write("scaling", replicas=replicas)
         front = DeploymentFront(placer.here, deployment.front)
+        _end_leftovers(front, placer, deployment, ledger, say)
+        ledger.write("scaling", replicas=replicas)
         try:
             if replicas > len(servers):
                 missing = replicas - len(servers)
@@ -177,6 +179,33 @@ def set_server_count(
         deployment = deployment.model_copy(update={"servers": tuple(servers)})
         store.save(deployment)
     return deployment
+
+
+def _end_leftovers(
+    front: DeploymentFront, placer: Placer, deployment: Deployment, ledger: RentalLedger, say: Say
+) -> None:
+    """End what a rollout or a change of the number of servers left that was killed.
+
+    Requests go to the deployment's own servers again. A server that cannot be ended is named, and expires.
+    """
+    own = {server.generation for server in deployment.servers}
+    routed = {number_of(backend) for backend in front.config.backends} - own
+    begun: set[int] = set()
+    for entry in ledger.entries:
+        if entry["event"] == "deployed":
+            begun = set()
+        elif entry["event"] == "numbers":
+            begun |= set(range(int(entry["first"]), int(entry["last"]) + 1))
+    left = sorted(routed | begun - own)
+    if left:
+        say(f"an earlier command was killed: ending what it left, server {', '.join(map(str, left))}")
+    if routed:
+        _switch(front, placer, deployment.servers, ())
+    for number in left:
+        try:
+            placer.end_numbered(number)
+        except OSError as error:
+            say(f"server {number} was not ended: {_text(error)}")
 
 
 def _next(deployment: Deployment, ledger: RentalLedger, count: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
+from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer
 from configs.targets.target import SshTarget
 from tasks.deployment import deploying, rollouts
 from tasks.deployment.bundles import WantedBundle
@@ -205,6 +205,51 @@ def test_servers_that_the_front_does_not_take_are_ended(store: Store, monkeypatc
         rollouts.set_server_count(store, "one", 3, print)
     assert placer.ended == [2, 3]  # also where the first one cannot be reached
     assert store.read("one") == before
+
+
+@pytest.mark.parametrize(
+    ("events", "own", "routed", "ended"),
+    [
+        ([("rolling_out", {}), ("numbers", {"first": 2, "last": 3})], 1, [1], [2, 3]),  # while it placed servers
+        ([("rolling_out", {}), ("numbers", {"first": 2, "last": 2})], 1, [2, 1], [2]),  # while they were watched
+        ([("numbers", {"first": 2, "last": 2}), ("deployed", {})], 2, [2, 1], [1]),  # while the old ones ended
+        ([("numbers", {"first": 2, "last": 2}), ("deployed", {})], 2, [2], []),  # it was not
+    ],
+)
+@pytest.mark.parametrize("replaces", [True, False])
+def test_what_a_killed_rollout_left_is_ended_by_the_next_command(
+    store: Store, monkeypatch: pytest.MonkeyPatch, replaces: bool, events: Any, own: int, routed: Any, ended: Any
+) -> None:
+    made = deployed(store)
+    store.save(made.model_copy(update={"servers": (made.servers[0].model_copy(update={"generation": own}),)}))
+    with open_ledger(store.folder("one")) as ledger:
+        for event, details in events:
+            ledger.write(event, **details)
+    left, switched = list[int](), list[Any]()
+
+    class Front(WorkingFront):
+        config = FrontConfig(
+            backends=tuple(
+                RoutedServer(name=f"server-{number}", url="http://x", draining=number == 1) for number in routed
+            )
+        )
+
+    placer = Placer()
+    monkeypatch.setattr(placer, "end_numbered", left.append, raising=False)
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: placer)
+    monkeypatch.setattr(rollouts, "DeploymentFront", Front)
+    monkeypatch.setattr(rollouts, "read_bundle", lambda *_: None)
+    monkeypatch.setattr(rollouts, "bundle_name", lambda _: "b-3")
+    monkeypatch.setattr(rollouts, "_watch", lambda *_: None)
+    monkeypatch.setattr(
+        rollouts, "_switch", lambda _, __, active, draining: switched.append([one.generation for one in active])
+    )
+    if replaces:
+        rollouts.replace(store, "one", SimpleNamespace(), print)  # type: ignore[arg-type]
+    else:
+        rollouts.set_server_count(store, "one", 1, print)
+    assert left == ended and (switched[0] == [own] or len(routed) == 1)
+    assert placer.ended == ([own] if replaces else [])
 
 
 @pytest.mark.parametrize("replaces", [True, False])
