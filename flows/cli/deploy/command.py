@@ -136,9 +136,11 @@ def scale(
 
     def work() -> int:
         from flows.cli.deploy.listing import store_of_user
+        from flows.cli.signals import ended_by_signals
         from tasks.deployment.rollouts import set_server_count as to_scale
 
-        found = to_scale(store_of_user(), name, replicas, typer.echo)
+        with ended_by_signals():
+            found = to_scale(store_of_user(), name, replicas, typer.echo)
         typer.echo(f"{name}: {len(found.servers)} servers at {found.url}")
         return 0
 

@@ -311,7 +311,8 @@ def run_rollout(
         wanted = replace(wanted, model=as_written(now.identity, now.manifest))
     judge = judged_by_transformers(store.data) if verify else None
     try:
-        deployment = roll_out(store, name, wanted, typer.echo, judge, watch_seconds)
+        with ended_by_signals():
+            deployment = roll_out(store, name, wanted, typer.echo, judge, watch_seconds)
     except RolledBack as error:
         typer.echo(str(error), err=True)
         return 1

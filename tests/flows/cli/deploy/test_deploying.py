@@ -17,6 +17,7 @@ from configs.common.execution import Layout
 from flows.cli.deploy import deploying, listing
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
 from flows.cli.main import app
+from tasks.deployment import rollouts
 from tasks.deployment.store import Store
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import ProviderError
@@ -73,6 +74,34 @@ def test_an_interrupt_ends_deployments_to_several_targets(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         run_deploy(DeployRequest(model="./m", targets=("local:cpu", "ssh:gpu-a"), verify=False))
     assert len(ended) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_a_rollout_and_a_change_of_the_number_of_servers(
+    monkeypatch: pytest.MonkeyPatch, store: Store, number: int
+) -> None:
+    """Then they end what they have begun; a signal's own way would leave the new servers."""
+    interrupted: list[bool] = []
+
+    def work(*_: Any) -> Any:
+        assert signal.getsignal(number) is not signal.SIG_DFL
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(30)
+        except KeyboardInterrupt:
+            interrupted.append(True)
+            raise
+
+    monkeypatch.setattr(Store, "read", lambda *_: None)
+    monkeypatch.setattr(
+        Store, "bundle", lambda *_: SimpleNamespace(model="m", max_sequences=8, max_length=9, layout=Layout())
+    )
+    monkeypatch.setattr(deploying, "roll_out", work)
+    monkeypatch.setattr(rollouts, "set_server_count", work)
+    with pytest.raises(KeyboardInterrupt):
+        run_rollout("one", "./m", "none", None, "float32", 0.01, 0.0, False)
+    assert CliRunner().invoke(app, ["scale", "one", "--replicas", "2"]).exit_code == 1
+    assert interrupted == [True, True]
 
 
 @pytest.mark.parametrize("field", ["hours", "max_loss", "max_usd_per_hour", "ready_seconds"])
