@@ -38,6 +38,7 @@ from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
 from tasks.providers.study_nodes import hosts_of_nodes, request_of
 
 _TIMED_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
 _KEY_BYTES = 32
 
 
@@ -69,9 +70,9 @@ class Deploying:
         self, store: Store, wanted: WantedDeployment, say: Say, judge: Judge | None, limits: Limits | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """check: raises what ends the deployment early, asked at each step and while a server is waited for."""
+        """check: raises what ends the deployment early; asked at each step, and while nodes and servers come up."""
         self.store, self.wanted, self.say, self._judge = store, wanted, say, judge
-        self._limits, self._check = limits or Limits(), check
+        self._limits, self._check = limits or Limits(sleep=self._sleep), check
         self._folder = store.folder(wanted.name)
         self._key = secrets.token_urlsafe(_KEY_BYTES)
         self._placer: Placer | None = None
@@ -95,6 +96,13 @@ class Deploying:
                 self._take_down(ledger)
                 self.store.forget(wanted.name)
                 raise
+
+    def _sleep(self, seconds: float) -> None:
+        """Pass time while nodes are rented, unless something ends the deployment."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self._check()
+            time.sleep(min(_LOOK_SECONDS, left))
 
     def _refuse_taken(self, unfinished: bool) -> None:
         """Raise ValueError for the name of a deployment that exists, or of which something may be left."""

@@ -19,6 +19,7 @@ from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
 from tasks.providers.leases import open_ledger, read_entries
+from tasks.providers.rental import RentalRequest
 
 
 @pytest.fixture
@@ -355,6 +356,29 @@ def test_a_request_without_an_answer_ends_a_deployment_in_words(store: Store, mo
     with pytest.raises(ServerNotReady, match="a request was not answered: ReadTimeout"):
         Deploying(store, wanted, print, None).deploy()
     assert not store.folder("slow").exists()
+
+
+def test_an_interrupt_ends_renting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes to the main thread alone, while each of several targets is rented in a thread of its own."""
+
+    def rent(provider: Any, lease: Any, offer: Any, folder: Path, say: Any, limits: Any) -> Any:
+        limits.sleep(0.1)
+        pytest.fail("the nodes are waited for")
+
+    def interrupted() -> None:
+        raise ValueError("interrupted")
+
+    request = RentalRequest(provider="aws", instance="g4dn.xlarge", regions=("us-east-1",), ssh_from="203.0.113.7/32")
+    for name, value in {"provider_named": str, "plan_rental": lambda *_: None, "rent": rent}.items():
+        monkeypatch.setattr(deploying, name, value)
+    monkeypatch.setattr(deploying, "request_of", lambda _: request)
+    rented: Any = SimpleNamespace(kind="aws")
+    wanted = WantedDeployment(
+        name="far", target=parse_target("aws:g4dn.xlarge"), bundle=WantedBundle(model="./nothing"), rented=rented
+    )
+    made = Deploying(store, wanted, print, None, check=interrupted)
+    with open_ledger(store.folder("far")) as ledger, pytest.raises(ValueError, match="interrupted"):
+        made._hosts(ledger, 4e9)
 
 
 class FrontlessPlacer(Placer):
