@@ -264,7 +264,7 @@ def remove_everything(
                 stop(here, str(folder))
             except OSError as error:
                 problems.append(str(error.strerror or error))
-    rentals = [entry["rental"] for entry in ledger.entries if entry["event"] == "renting"]
+    rentals = _rentals(store, name, ledger)
     cost: float | None = 0.0
     for rental in rentals:
         folder = store.rented / rental
@@ -286,6 +286,15 @@ def remove_everything(
     if problems:
         raise PlaceError(None, "; ".join(problems))
     return cost
+
+
+def _rentals(store: Store, name: str, ledger: RentalLedger) -> list[str]:
+    """Return what was rented: by the ledger, and by the deployment's file, should a line be damaged."""
+    found = [entry["rental"] for entry in ledger.entries if entry["event"] == "renting"]
+    with suppress(ValueError):  # there is no deployment, or its file is damaged
+        noted = store.read(name).rental
+        found += [noted] if noted is not None and noted not in found else []
+    return found
 
 
 def _clear_partition(store: Store, name: str, written: str, say: Say) -> list[str]:

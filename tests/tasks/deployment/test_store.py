@@ -19,7 +19,7 @@ from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
 from tasks.providers.leases import open_ledger, read_entries
-from tasks.providers.rental import RentalRequest
+from tasks.providers.rental import RentalLease, RentalRequest
 
 
 @pytest.fixture
@@ -146,6 +146,20 @@ def test_servers_of_a_killed_deployment_are_ended_on_its_hosts(store: Store, mon
         f"{host}: {what}" for host in ("gpu-a", "gpu-b") for what in (f"end_job {root}/servers/1", f"remove {root}")
     ]
     assert not store.folder("killed").exists()
+
+
+def test_nodes_are_given_back_though_the_ledgers_line_is_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = deployed(store)
+    store.save(made.model_copy(update={"rental": "run-1"}))
+    request = RentalRequest(provider="aws", instance="g4dn.xlarge", regions=("us-east-1",), ssh_from="203.0.113.7/32")
+    lease = RentalLease(study="deploy-one", run="run-1", owner="me", expires_at=4_000_000_000, request=request)
+    (store.rented / "run-1").mkdir(parents=True)
+    (store.rented / "run-1" / "lease.json").write_text(lease.model_dump_json())
+    given_back: list[str] = []
+    monkeypatch.setattr(deploying, "provider_named", lambda _: None)
+    monkeypatch.setattr(deploying, "give_back_run", lambda provider, lease, *_: given_back.append(lease.run))
+    take_down(store, "one", print)
+    assert given_back == ["run-1"]
 
 
 class WorkingFront:
