@@ -1,6 +1,6 @@
 """How a job on hosts that are reached by SSH ended: what its nodes left, and what was lost of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from configs.common.base import utc_now
@@ -34,9 +34,19 @@ class EndedFromOutside:
         return cls(Status.NODE_FAILED, f"host {said}", blamed, kind)
 
 
-def concluded(job: Job, paths: JobPaths, names: Sequence[str], losses: Sequence[EndedFromOutside]) -> JobEnd:
-    """The end of a job that is over on all its hosts, or given up. names: of the hosts, by node rank."""
-    ends = [node_end(paths, rank) for rank in range(len(names))]
+def concluded(
+    job: Job,
+    paths: JobPaths,
+    names: Sequence[str],
+    losses: Sequence[EndedFromOutside],
+    never_started: Collection[int] = (),
+) -> JobEnd:
+    """The end of a job that is over on all its hosts, or given up. names: of the hosts, by node rank.
+
+    never_started: ranks of hosts whose turn to start did not come. What they did not say means nothing.
+    """
+    ranks = [rank for rank in range(len(names)) if rank not in never_started] or list(range(len(names)))
+    ends = [node_end(paths, rank) for rank in ranks]
     measurement = measurement_under_way(paths)
     if losses:
         return JobEnd(
@@ -48,11 +58,11 @@ def concluded(job: Job, paths: JobPaths, names: Sequence[str], losses: Sequence[
             message="; ".join(loss.message for loss in losses)[:_LAST_BYTES],
             finished_at=utc_now(),
         )
-    silent = [rank for rank, end in enumerate(ends) if end is None]
+    silent = [rank for rank, end in zip(ranks, ends, strict=True) if end is None]
     if silent and all(end is None or end.status in (Status.COMPLETED, Status.CANCELLED) for end in ends):
         return _silent(paths, names, silent, measurement)
-    began = [node_launcher(paths, rank) is not None for rank in range(len(names))]
-    return composed(job, ends, None, names, began, measurement)
+    began = [node_launcher(paths, rank) is not None for rank in ranks]
+    return composed(job, ends, None, [names[rank] for rank in ranks], began, measurement)
 
 
 def _silent(paths: JobPaths, names: Sequence[str], silent: Sequence[int], measurement: str | None) -> JobEnd:

@@ -132,8 +132,9 @@ class SshJob:
         for node in sorted(self.nodes, key=lambda node: facts[node.rank].place):
             await self._patiently(node, partial(node.start, addresses))
             while not await self._patiently(node, node.holds_its_host):
-                if node.over:
-                    return  # it says why; the others never began
+                if node.over:  # it says why; the others would wait for it, or never began
+                    await self._end_others({})
+                    return
                 held = f"waits for {node.host.name}, where another job is measured"
                 self.note = held if node.waits else starts
                 await asyncio.sleep(_SOON_SECONDS)
@@ -209,7 +210,8 @@ class SshJob:
                     await node.end()
                     await node.look()
         names = [node.host.name for node in self.nodes]
-        end = told or concluded(self.job, self.paths, names, losses)
+        never_started = [node.rank for node in self.nodes if node.never_started]
+        end = told or concluded(self.job, self.paths, names, losses, never_started)
         self._account(end, names)
         write_end(self.paths, end)
         self.state = "ended"

@@ -35,6 +35,9 @@ class NodeJob:
         self._paths, self._job, self._target, self._placement = paths, job, target, placement
         self.host, self.rank = host, rank
         self.over = False
+        self.never_started = False
+        """Its host has the job, and was never told to start its launcher."""
+        self._told_to_end = False
         self._folder: str | None = None
         self._known: dict[str, list[int]] = {}
 
@@ -116,7 +119,8 @@ class NodeJob:
             asked = {"folder": folder, "rank": self.rank, "known": None if shared else self._known}
             answer, body = await self.host.ask("look", jobs=[asked])
             found = answer["jobs"][0]
-            ended = not found["there"] or (found["started"] and not found["alive"])
+            self.never_started = found["there"] and not found["started"]
+            ended = not found["there"] or (not found["alive"] and (found["started"] or self._told_to_end))
             brought = await self._bring(folder, found["files"], body, ended)
             if not ended:
                 return
@@ -160,6 +164,7 @@ class NodeJob:
         """End all processes of the job there. Returns pids of those that could not be ended."""
         folder, _ = await self._place()
         answer, _ = await self.host.ask("end_job", limit_seconds=_END_SECONDS, folder=folder, rank=self.rank)
+        self._told_to_end = True
         left: list[int] = answer["left"]
         return left
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,14 @@ from slurm.launcher import processes
 from slurm.launcher.job_files import write_end
 from slurm.launcher.node import GIVEN, given_node
 from slurm.schedulers.refusals import Unavailable
-from slurm.schedulers.ssh import adapter
+from slurm.schedulers.ssh import adapter, node
+from slurm.schedulers.ssh import job as ssh_job
 from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.job import SshJob
 from slurm.schedulers.ssh.node import _is_theirs
 from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh import node_program
-from slurm.ssh.connection import HostError
+from slurm.ssh.connection import Facts, HostError
 
 
 def target(*names: str) -> SshTarget:
@@ -181,3 +183,54 @@ def test_a_job_that_waits_too_long_for_a_host_that_is_away_ends_no_run(
     monkeypatch.setattr(adapter, "overdue", lambda *_, **__: end)
     monkeypatch.setattr(adapter, "_cancel", away)
     assert adapter.poll(tmp_path) == "waiting"
+
+
+class HostInMemory:
+    """A host that takes a job, and whose launchers end at once and say nothing."""
+
+    away_seconds = 0.0
+
+    def __init__(self, name: str) -> None:
+        self.name, self.started = name, False
+        self.to_end: dict[tuple[str, int], None] = {}
+
+    async def facts(self) -> Facts:
+        told = {"folder": "/work", "boot": "0", "place": self.name, "address": None, "hostname": self.name}
+        return Facts(told, 0.0)
+
+    async def ask(self, operation: str, body: bytes = b"", **_: object) -> tuple[dict[str, Any], bytes]:
+        self.started |= operation == "start_job"
+        job = {"there": True, "started": self.started, "alive": False, "files": []}
+        return {"jobs": [job], "left": [], "sizes": []}, b""
+
+
+def job_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> tuple[SshJob, list[HostInMemory]]:
+    """A job that was placed on hosts in memory."""
+    paths = JobPaths(tmp_path / "jobs" / "0001")
+    paths.folder.mkdir(parents=True)
+    paths.job.write_text(job_on(target(*names), len(names)).model_dump_json())
+    paths.hosts.write_text(HostPlacement(hosts=names, folder="x").model_dump_json())
+    hosts = {name: HostInMemory(name) for name in names}
+    monkeypatch.setattr(ssh_job, "host_of", lambda target, host: hosts[host.name])
+    monkeypatch.setattr(node, "interpreter_name", lambda target: "python")
+    return SshJob(paths.folder, Turns()), list(hosts.values())
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_a_job_whose_first_launcher_does_not_start_ends_though_others_never_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+) -> None:
+    """Hosts are started in the order of their places, which is not that of node ranks."""
+    job, hosts = job_in_memory(tmp_path, monkeypatch, *order)
+    log = job.paths.folder / f"start_{order.index('a')}.log"
+    log.write_text("bash: module: command not found\n")
+
+    async def follow() -> None:
+        job._turns = Turns()
+        await asyncio.wait_for(job._through(), 20)
+
+    asyncio.run(follow())
+    end = JobEnd.model_validate_json(job.paths.end.read_bytes())
+    assert {host.name for host in hosts if host.started} == {"a"}
+    assert (job.state, end.status, end.suspects) == ("ended", Status.FAILED, ("a",))
+    assert end.message == f"the launcher on a did not start: bash: module: command not found; see {log.name}"
