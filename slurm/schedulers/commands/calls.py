@@ -28,7 +28,7 @@ class SchedulerAnswer:
     unknown_job: bool = False
     """The controller denies the job that it was asked for."""
     keeps_nothing: bool = False
-    """The cluster keeps no accounts, or sacct is not installed."""
+    """The cluster keeps no accounts, or sacct is not installed; or the server no history of its jobs."""
 
 
 def on_cluster(command: Sequence[str], cluster: str | None) -> list[str]:

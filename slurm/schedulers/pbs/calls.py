@@ -19,11 +19,14 @@ def run_pbs(
 ) -> SchedulerAnswer:
     """Run a program of PBS, for another server where one is named. Raises nothing.
 
-    An answer on several jobs of which the server does not know some has the others in it.
+    An answer on several jobs of which the server does not know some has the others in it. `keeps_nothing`: the server
+    keeps no history, so that it refuses to say anything to `-x`, which its programs call a success.
     """
     environment = {**environment, **({"PBS_SERVER": server} if server else {})}
     done = called(command, environment, limit_seconds)
     if done is None:
         return SchedulerAnswer(failed=True)
     unknown = done.returncode in (UNKNOWN_JOB, FINISHED_JOB)
-    return SchedulerAnswer(done.stdout, failed=done.returncode != 0 and not unknown, unknown_job=unknown)
+    refused = done.returncode == 0 and not done.stdout.strip() and "history" in done.stderr.lower()
+    failed = done.returncode != 0 and not unknown
+    return SchedulerAnswer(done.stdout, failed=failed, unknown_job=unknown, keeps_nothing=refused)

@@ -3,8 +3,8 @@
     queue = shared_pbs_queue()                   # of the server that pbs.conf names; shared_pbs_queue("b"): of another
 
 qstat shows jobs that ended, with their accounts, for as long as the server keeps a history (job_history_duration).
-Without one a job that ended is unknown, as is one that was deleted with its history: it is gone when two looks in a row
-were answered without it, and the nodes' own ends say how it ended.
+Without one qstat is asked without `-x`, and a job that ended is unknown, as is one that was deleted with its history.
+It is gone when two looks in a row were answered without it, and the nodes' own ends say how it ended.
 """
 
 import os
@@ -33,6 +33,8 @@ class PbsQueue(JobQueue):
     """The jobs of one PBS server that this process watches."""
 
     _pace: Pace = field(default_factory=Pace)
+    _keeps_history: bool = True
+    """Until the server says that it does not."""
 
     @property
     def qstat_calls(self) -> int:
@@ -67,7 +69,7 @@ class PbsQueue(JobQueue):
 
     def find(self, name: str, since: datetime) -> set[str] | None:
         """Ids of jobs of a name, those that ended included; None: no answer."""
-        answer = self.run(["qselect", "-x", "-N", name], _SHORT_CALL_SECONDS)
+        answer = self._ended_included(["qselect", "-N", name], _SHORT_CALL_SECONDS)
         return None if answer.failed else set(answer.text.split())
 
     def show_logs(self, paths: JobPaths, job_id: str) -> None:
@@ -94,6 +96,19 @@ class PbsQueue(JobQueue):
         """Run a program of PBS for this queue's server. Raises nothing."""
         return run_pbs(command, self.environment, limit_seconds, self.cluster)
 
+    def _ended_included(self, command: Sequence[str], limit_seconds: float) -> SchedulerAnswer:
+        """What a program says of jobs, with `-x` also of those that ended.
+
+        A server without a history says nothing to `-x`, not even of jobs that run.
+        """
+        program, *arguments = command
+        if self._keeps_history:
+            answer = self.run([program, "-x", *arguments], limit_seconds)
+            if answer.failed or answer.unknown_job or answer.text.strip():
+                return answer
+            self._keeps_history = not answer.keeps_nothing
+        return self.run(command, limit_seconds)
+
     def _due(self, now: float) -> bool:
         return bool(self._active()) and now >= self._pace.next_at
 
@@ -108,7 +123,7 @@ class PbsQueue(JobQueue):
         if not job_ids or not (forced or began >= self._pace.next_at):
             return
         asked_at = time.monotonic()
-        answer = self.run(["qstat", "-x", "-f", "-w", *job_ids], _CALL_LIMIT_SECONDS)
+        answer = self._ended_included(["qstat", "-f", "-w", *job_ids], _CALL_LIMIT_SECONDS)
         seen = read_jobs(answer.text, began)
         failed = answer.failed or not (seen or answer.unknown_job)
         now = time.monotonic()

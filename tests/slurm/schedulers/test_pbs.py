@@ -157,6 +157,42 @@ def test_a_job_without_a_history_ends_as_its_nodes_say_else_it_is_lost(
     assert pbs.calls("qdel") == ([] if status else [JOB])
 
 
+NO_HISTORY = """#!/bin/sh
+echo "$@" >> {folder}/{name}.calls
+case "$1" in -x) echo "{name}: job_history_enable is set to false" >&2; exit 0;; esac
+cat {folder}/{name}.says; exit $(cat {folder}/{name}.code)
+"""
+"""What a server without a history answers to `-x`: nothing, of whatever job, with exit code 0."""
+
+
+def without_history(pbs: Cluster) -> None:
+    for name in ("qstat", "qselect"):
+        (pbs.folder / name).write_text(NO_HISTORY.format(folder=pbs.folder, name=name))
+        (pbs.folder / f"{name}.code").write_text("0")
+
+
+def test_jobs_of_a_server_without_a_history_are_seen_and_end(pbs: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path)
+    without_history(pbs)
+    pbs.says("qstat", told("R"))
+    polls(paths, lambda: cluster.note(paths.folder) == f"job {JOB} on n1, n2")
+    begin(paths)
+    node_ends(paths, Status.COMPLETED)
+    pbs.says("qstat", "")
+    (pbs.folder / "qstat.code").write_text("153")
+    assert ended(paths).status is Status.COMPLETED
+    assert sum(call.startswith("-x") for call in pbs.calls("qstat")) == 1
+
+
+def test_a_job_of_a_server_without_a_history_is_found_by_its_name(pbs: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path)
+    paths.submission.unlink()
+    without_history(pbs)
+    pbs.says("qselect", f"{JOB}\n")
+    cluster.poll(paths.folder)
+    assert Submission.model_validate_json(paths.submission.read_bytes()).job_id == JOB
+
+
 def test_two_jobs_are_one_call(pbs: Cluster) -> None:
     queue = pbs.queue
     for job_id in (JOB, "8.head"):
