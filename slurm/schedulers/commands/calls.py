@@ -16,7 +16,7 @@ from dataclasses import dataclass
 _UNKNOWN_JOB = "Invalid job id"
 _NO_ACCOUNTS = "accounting storage is disabled"
 # Filters, formats and clusters that somebody set for himself; jobs go where the target says.
-_USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SLURM_CLUSTERS")
+_USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ def on_cluster(command: Sequence[str], cluster: str | None) -> list[str]:
     """The call, of another cluster that slurmdbd knows where one is named (`--clusters`, which all programs take)."""
     program, *arguments = command
     return [program, *([f"--clusters={cluster}"] if cluster else []), *arguments]
+
+
+def without_defaults(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of Slurm's programs, without what a user set for their calls by hand."""
+    return {name: value for name, value in environment.items() if not name.startswith(_USERS_DEFAULTS)}
 
 
 def called(
@@ -59,8 +64,8 @@ def run_slurm(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, cluster: str | None = None
 ) -> SchedulerAnswer:
     """Run a program of Slurm; times in what it says are seconds since the epoch. Raises nothing."""
-    own = {name: value for name, value in environment.items() if not name.startswith(_USERS_DEFAULTS)}
-    done = called(on_cluster(command, cluster), own | {"SLURM_TIME_FORMAT": "%s"}, limit_seconds)
+    own = without_defaults(environment) | {"SLURM_TIME_FORMAT": "%s"}
+    done = called(on_cluster(command, cluster), own, limit_seconds)
     if done is None:
         missing = shutil.which(command[0], path=environment.get("PATH")) is None
         return SchedulerAnswer(failed=True, keeps_nothing=missing and command[0] == "sacct")

@@ -20,7 +20,7 @@ from functools import cached_property
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import SlurmTarget
 from slurm.launcher.node import host_names
-from slurm.schedulers.commands.calls import on_cluster
+from slurm.schedulers.commands.calls import on_cluster, without_defaults
 
 _LIMIT_SECONDS = 30.0
 _FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
@@ -280,7 +280,12 @@ def _asked(command: list[str], cluster: str | None = None) -> str:
     where += f", cluster {cluster}" if cluster else ""
     try:
         done = subprocess.run(
-            on_cluster(command, cluster), capture_output=True, text=True, errors="replace", timeout=_LIMIT_SECONDS
+            on_cluster(command, cluster),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_SECONDS,
+            env=without_defaults(os.environ),
         )
     except FileNotFoundError as error:
         raise ClusterError(

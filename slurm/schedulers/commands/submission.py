@@ -254,6 +254,7 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
         for name, value in own.items()
         if not is_private(name, value)
         and name != SOCKET_VARIABLE  # of this machine
+        and name != "SLURM_CLUSTERS"  # sbatch would send the job where it is not looked for
         and (not name.startswith("SBATCH_") or name in kept)
     }
 

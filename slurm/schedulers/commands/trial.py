@@ -3,12 +3,13 @@
 refused = trial(target, nodes=2, cores=4)         # "target.extra of gpus: sbatch: unrecognized option '--foo'"
 """
 
+import os
 import shutil
 import subprocess
 
 from configs.common.printable import printable
 from configs.targets.target import SlurmTarget
-from slurm.schedulers.commands.submission import check_extra, sbatch_refusal
+from slurm.schedulers.commands.submission import check_extra, sbatch_refusal, submission_environment
 from slurm.schedulers.refusals import Refused
 
 _LIMIT_SECONDS = 30.0
@@ -46,7 +47,13 @@ def _refusal(target: SlurmTarget, nodes: int, cores: int) -> str:
     command += [f"--cpus-per-task={cores}", *_options(target)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_SECONDS, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            env=submission_environment(target, dict(os.environ)),
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

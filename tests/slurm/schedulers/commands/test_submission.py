@@ -13,7 +13,9 @@ from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.launcher.containers import srun_container, wrapped
 from slurm.schedulers.commands.calls import run_slurm
+from slurm.schedulers.commands.partitions import _asked
 from slurm.schedulers.commands.submission import _run_sbatch, parameters
+from slurm.schedulers.commands.trial import trial
 
 
 def asked(**target: Any) -> dict[str, Any]:
@@ -85,3 +87,28 @@ def test_what_a_site_writes_in_another_encoding_loses_no_job(tmp_path: Path, mon
     assert _run_sbatch(tmp_path / "script.sh", SlurmTarget()) == "Submitted batch job 12\n"
     answer = run_slurm([str(program)], {"PATH": "/usr/bin:/bin"}, 10)
     assert not answer.failed and answer.text == "Submitted batch job 12\n"
+
+
+def test_no_variable_sends_a_job_to_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch takes SLURM_CLUSTERS before what its script says; ids of one cluster name other jobs on the next."""
+    program = tmp_path / "sbatch"
+    program.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\necho Submitted batch job 12\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CLUSTERS", "b")
+    monkeypatch.setenv("SBATCH_CLUSTERS", "b")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    target = SlurmTarget(cluster="a")
+
+    def told() -> set[str]:
+        names = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
+        return {name for name in names if name.startswith(("SLURM_", "SBATCH_"))}
+
+    _run_sbatch(tmp_path / "script.sh", target)
+    assert told() == {"SLURM_CONF"}
+    assert trial(target, nodes=1, cores=1) is None
+    assert told() == {"SLURM_CONF"}
+    program.rename(tmp_path / "sinfo")
+    _asked(["sinfo"])
+    assert "SLURM_CLUSTERS" not in told()
