@@ -69,10 +69,13 @@ _REFUSALS = (
     (r"invalid node name", "exclude"),
     (r"processors|cpu count|node count|node configuration|partition configuration|nodes", "nodes"),
 )
-# What passes: the controller is away or busy.
-_PASSING = r"contact slurm controller|temporarily|timed out|connect|try again|communication"
-# A limit that it does not name (before Slurm 20.11), perhaps of jobs at once.
-_SOME_LIMIT = r"submit limit|accounting/qos policy"
+# What passes: the controller is away or busy, restarts, or hands over to its backup. It may have taken the job.
+_PASSING = (
+    r"contact slurm controller|temporarily|timed out|connect|try again|communication|zero bytes|standby|"
+    r"message (?:send|receive) failure|rate limit|shutting down|error writing script"
+)
+# A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; or of jobs in the whole cluster.
+_SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount"
 
 
 def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict[str, Any]:

@@ -65,6 +65,18 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
         (f"sbatch: error: AssocGrpSubmitJobsLimit\n{POLICY}", Limited, "AssocGrpSubmitJobsLimit"),
         (POLICY, Limited, "accounting/QOS policy"),
         ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", Unavailable, "contact"),
+        *(
+            (f"sbatch: error: Batch job submission failed: {words}", Unavailable, words)
+            for words in (
+                "Zero Bytes were transmitted or received",
+                "Slurm backup controller in standby mode",
+                "Message receive failure",
+                "Rate limit exceeded, please retry later",
+                "Process is shutting down and closing all communications",
+                "I/O error writing script/environment to file",
+            )
+        ),
+        ("sbatch: error: Batch job submission failed: MaxJobCount limit reached", Limited, "MaxJobCount"),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", Refused, "target.qos"),
     ],
 )  # fmt: skip
