@@ -26,13 +26,12 @@ from configs.targets.target import PbsTarget, SlurmTarget
 from slurm.launcher.job_files import reserve_end, write_unlaunched_end
 from slurm.schedulers.commands.states import UNKNOWN_JOB, standing
 from slurm.schedulers.ending import conclude, give_up
-from slurm.schedulers.job_files import cluster_target, job_in
+from slurm.schedulers.job_files import cluster_target, job_in, name_of_submission
 from slurm.schedulers.job_queue import JobQueue, Sight
 from slurm.schedulers.pbs.queue import shared_pbs_queue
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, JobState, Limited, Refused, Unavailable
 from slurm.schedulers.waiting import note_waiting, overdue
-from slurm.staging.packages import run_digest
 
 _SUBMITTING_SECONDS = 90.0  # sbatch or qsub may take so long; until then a job that nobody knows can still appear
 _SEARCHES = 2  # so many looks for a job by its name must find nothing
@@ -67,8 +66,7 @@ def _submit_group(folders: list[Path]) -> None:
     if all(JobPaths(folder).submitting.exists() and _found_by_name(JobPaths(folder), sure=True) for folder in folders):
         return
     run_folder = folders[0].parents[1].absolute()
-    prefix = cluster_target(job_in(folders[0])).job_name or "rw"
-    name = f"{prefix}-{run_digest(run_folder)}-{folders[0].name}"
+    name = _name_before(folders) or name_of_submission(folders[0], cluster_target(job_in(folders[0])).job_name)
     for index, folder in enumerate(folders):
         paths = JobPaths(folder)
         reserve_end(paths)
@@ -83,6 +81,17 @@ def _submit_group(folders: list[Path]) -> None:
         raise
     for folder, job_id in zip(folders, job_ids, strict=True):
         _submitted(JobPaths(folder), job_id, queue)
+
+
+def _name_before(folders: Sequence[Path]) -> str | None:
+    """The name under which a scheduler may yet take these jobs, so that it is known by it; None where there is none."""
+    names = set()
+    for folder in folders:
+        try:
+            names.add(read_model(JobPaths(folder).submitting, Submitting).name)
+        except (FileNotFoundError, ValueError):
+            return None
+    return names.pop() if len(names) == 1 else None
 
 
 def _submitted(paths: JobPaths, job_id: str, queue: JobQueue) -> None:

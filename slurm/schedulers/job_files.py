@@ -1,5 +1,6 @@
-"""What adapters read of a job's folder: the job, and what each node says of itself."""
+"""What adapters read of a job's folder: the job, and what each node says of itself; and the name of a submission."""
 
+import secrets
 from functools import lru_cache
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Launcher
 from configs.plans.paths import JobPaths
 from configs.targets.resources import ScheduledTarget
+from slurm.staging.packages import run_digest
 
 
 def cluster_target(job: Job) -> ScheduledTarget:
@@ -19,6 +21,11 @@ def cluster_target(job: Job) -> ScheduledTarget:
 def job_in(folder: Path) -> Job:
     """A job as it was written; it does not change."""
     return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
+
+
+def name_of_submission(folder: Path, prefix: str | None) -> str:
+    """A name that no job bore before: a run folder that is removed and made again has the same job folders."""
+    return f"{prefix or 'rw'}-{run_digest(folder.parents[1])}-{folder.name}-{secrets.token_hex(3)}"
 
 
 def node_end(paths: JobPaths, node_rank: int) -> JobEnd | None:

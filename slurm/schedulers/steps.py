@@ -32,10 +32,9 @@ from slurm.schedulers.commands.partitions import ClusterError
 from slurm.schedulers.commands.states import FinalState, composed, standing
 from slurm.schedulers.commands.step_command import last_words, step_command, step_environment, waiting_reason
 from slurm.schedulers.commands.submission import slurm_target
-from slurm.schedulers.job_files import job_in, node_end, node_launcher
+from slurm.schedulers.job_files import job_in, name_of_submission, node_end, node_launcher
 from slurm.schedulers.refusals import REFUSED, JobState, Refused
 from slurm.schedulers.waiting import note_waiting, overdue
-from slurm.staging.packages import run_digest
 
 _CALL_SECONDS = 10.0
 _CANCEL_SECONDS = 7.5
@@ -65,7 +64,7 @@ def submit_many(folders: Sequence[Path]) -> None:
 
 def _start(paths: JobPaths, held: Allocation) -> None:
     job = job_in(paths.folder)
-    name = f"{slurm_target(job).job_name or 'rw'}-{run_digest(paths.folder.parents[1].absolute())}-{paths.folder.name}"
+    name = name_of_submission(paths.folder, slurm_target(job).job_name)
     command = step_command(job, paths.folder.resolve(), name, held.job_id)
     reserve_end(paths)
     write_atomically(paths.submitting, Submitting(name=name).model_dump_json())

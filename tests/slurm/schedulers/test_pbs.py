@@ -1,5 +1,6 @@
 """What becomes of jobs by what the programs of PBS answer; they are stand-ins. On a real PBS: tests/slurm/lab."""
 
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -235,6 +236,28 @@ def test_a_job_whose_submitter_died_is_found_by_its_name(pbs: Cluster, tmp_path:
     pbs.says("qstat", told("R"))
     polls(paths, lambda: cluster.note(paths.folder) == f"job {JOB} on n1, n2")
     assert pbs.calls("qselect") == ["-x -N rw-1-0001-timed"]
+
+
+def test_a_job_of_a_run_folder_that_was_removed_is_not_taken_for_one_that_was_not_taken(
+    pbs: Cluster, tmp_path: Path
+) -> None:
+    """The server keeps the former job for weeks; it is asked for the new one by its name, since it did not answer."""
+    pbs.says("qsub", "3.head\n")
+    paths = made_job(tmp_path, submitted=False)
+    cluster.submit(paths.folder)
+    former = Submitting.model_validate_json(paths.submitting.read_bytes()).name
+    (pbs.folder / "qselect").write_text(f'#!/bin/sh\ncase "$*" in *" {former}") echo 3.head;; esac\n')
+    shutil.rmtree(tmp_path / "run")
+    paths = made_job(tmp_path, submitted=False)
+    pbs.away("qsub", "qsub: cannot connect to server head (errno=15010)")
+    with pytest.raises(Unavailable):
+        cluster.submit(paths.folder)
+    name = Submitting.model_validate_json(paths.submitting.read_bytes()).name
+    pbs.says("qsub", "4.head\n")
+    cluster.submit(paths.folder)
+    assert Submission.model_validate_json(paths.submission.read_bytes()).job_id == "4.head"
+    # The server may have taken it the first time after all: it is known by one name.
+    assert Submitting.model_validate_json(paths.submitting.read_bytes()).name == name != former
 
 
 def test_submitting_names_everything_that_is_asked(pbs: Cluster, tmp_path: Path) -> None:
