@@ -45,8 +45,9 @@ def conclude(paths: JobPaths, job_id: str, sight: Sight, queue: JobQueue, cancel
     end = composed(job, ends, word, nodes, began, measurement_under_way(paths))
     if end.status is Status.LOST and not cancelled and not queue.end([job_id]):
         return False
-    if cancelled and end.status is Status.CANCELLED:
-        end = end.model_copy(update={"message": "cancelled on request"})
+    # A job that waited may be known no more once it is cancelled, and has left no word.
+    if cancelled and (end.status is Status.CANCELLED or (end.status is Status.LOST and not any(began))):
+        end = end.model_copy(update={"status": Status.CANCELLED, "message": "cancelled on request"})
     if requeued or account is None:  # the accounts of a requeued job are those of its second time in the queue
         accounting = Accounting(job_id=job_id, state=bare(word.state) if word else "", nodes=nodes)
     else:

@@ -198,7 +198,7 @@ class SshJob:
         """End what still runs of a job that has lost a part."""
         for node in self.nodes:
             if not node.over and node.rank not in losses:
-                with suppress(HostAway, HostRefused, HostError):
+                with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
                     await node.end()
                     await node.look()
 
@@ -206,7 +206,7 @@ class SshJob:
         """Keep how the job ended, and remove it from its hosts; where a host is away, when it is back."""
         for node in self.nodes:
             if losses and not node.over:
-                with suppress(HostAway, HostRefused, HostError):
+                with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
                     await node.end()
                     await node.look()
         names = [node.host.name for node in self.nodes]

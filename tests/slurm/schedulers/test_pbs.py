@@ -194,6 +194,19 @@ def test_a_job_of_a_server_without_a_history_is_found_by_its_name(pbs: Cluster, 
     assert Submission.model_validate_json(paths.submission.read_bytes()).job_id == JOB
 
 
+def test_a_waiting_job_of_a_server_without_a_history_that_is_cancelled_is_not_lost(
+    pbs: Cluster, tmp_path: Path
+) -> None:
+    paths = made_job(tmp_path)
+    without_history(pbs)
+    pbs.says("qstat", told("Q"))
+    polls(paths, lambda: pbs.calls("qstat") != [])
+    pbs.says("qstat", "")
+    (pbs.folder / "qstat.code").write_text("153")
+    cluster.cancel(paths.folder)
+    assert (read_end(paths).status, read_end(paths).message) == (Status.CANCELLED, "cancelled on request")
+
+
 def test_two_jobs_are_one_call(pbs: Cluster) -> None:
     queue = pbs.queue
     for job_id in (JOB, "8.head"):

@@ -1,6 +1,7 @@
 """What needs no host: whose turn it is, how a job ended, which files hosts may write, what a launcher is told."""
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,3 +235,19 @@ def test_a_job_whose_first_launcher_does_not_start_ends_though_others_never_bega
     assert {host.name for host in hosts if host.started} == {"a"}
     assert (job.state, end.status, end.suspects) == ("ended", Status.FAILED, ("a",))
     assert end.message == f"the launcher on a did not start: bash: module: command not found; see {log.name}"
+
+
+def test_a_job_whose_last_look_meets_a_full_disk_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, _ = job_in_memory(tmp_path, monkeypatch, "a", "b")
+
+    async def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def end() -> None:
+        job.nodes = job._nodes(HostPlacement(hosts=("a", "b"), folder="x"))
+        for one in job.nodes:
+            monkeypatch.setattr(one, "look", full)
+        await job._end([EndedFromOutside(Status.LOST, "b: gone", ("b",))])
+
+    asyncio.run(end())
+    assert JobEnd.model_validate_json(job.paths.end.read_bytes()).status is Status.LOST
