@@ -98,6 +98,8 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
         text += "."
     elif ratio is None and worst_value <= 0:
         text += f"; at {worst.label} it is {number(worst_value)}."
+    elif ratio is not None and ratio.value <= 1:  # medians over other blocks than the shared ones
+        text += f"; in the blocks that both have it is {ratio_text(ratio, 'pair')} that of {worst.label}."
     else:
         times = ratio_text(ratio, "pair") if ratio else f"{number(best_value / worst_value)} times"
         text += f", {times} that of {worst.label}."

@@ -219,14 +219,15 @@ def engines_sentence(result: Engines) -> str:
 
 def _margin(result: Engines, engine: str) -> str:
     """`, 1.8 to 3.2 times the next`."""
-    ratios = []
+    ratios, alone = [], True
     for place in result.places:
         usable = place.usable
         if len(usable) > 1 and usable[0].engine == engine:
+            alone = False
             ratio = _ratio(usable[0], usable[1], max(1, len(usable) - 1))
             ratios += [ratio.value] if ratio is not None else []
     if not ratios:
-        return ", and the only one with a figure"
+        return ", and the only one with a figure" if alone else " by its median (no block has both it and the next)"
     low, high = number(min(ratios)), number(max(ratios))
     return f", {low if low == high else f'{low} to {high}'} times the next"
 

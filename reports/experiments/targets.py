@@ -197,8 +197,8 @@ class Winner:
 
     @property
     def clear(self) -> bool:
-        """Whether it is told apart from the next."""
-        return self.ratio is None or not self.ratio.bounds[0] <= 1 <= self.ratio.bounds[1]
+        """Whether it is told apart from the next. The best median may lose in the blocks that both have."""
+        return self.ratio is not None and self.ratio.is_above(1)
 
 
 def _winner(side: Side) -> Winner | None:
@@ -219,6 +219,8 @@ def targets_opening(found: SideBySide) -> str:
         winner = _winner(side)
         if winner is None:
             rest.append(f"nothing has a figure on {side.target}")
+        elif winner.ratio is None and winner.second is not None:
+            rest.append(f"no block has both {winner.best.label} and {winner.second.label} on {side.target}")
         elif not winner.clear and winner.second is not None:
             rest.append(f"{winner.best.label} and {winner.second.label} are not told apart on {side.target}")
         else:

@@ -107,6 +107,23 @@ def test_intervals_that_overlap_leave_it_undecided(tmp_path: Path) -> None:
     assert "ndecided" in engines_sentence(found) and "not judged" in engines_sentence(found)
 
 
+def test_the_fastest_is_not_the_only_one_where_the_next_shares_no_block(tmp_path: Path) -> None:
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    for _, cell in cells_of(plan):
+        samples = decoded(cell, SECONDS[cell.engine])
+        if cell.engine in ("rankwise", "transformers"):
+            block = int(cell.engine == "rankwise")
+            write_record(run, cell, block, samples=samples, figures={"num_prompts": 4, "measurement_seconds": 2.0})
+    study = load_run(run)
+    found = engines(study, study.plan.experiments[0])
+    assert found is not None
+    assert engines_sentence(found).startswith(
+        "Use rankwise: it is the fastest at 2 combinations of the other values by its median (no block has both it and "
+        "the next). "
+    )
+
+
 def test_another_engine_may_win_elsewhere(tmp_path: Path) -> None:
     study = load_run(made(tmp_path / "run"))
     found = engines(study, study.plan.experiments[0])

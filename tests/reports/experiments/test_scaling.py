@@ -263,6 +263,14 @@ def test_a_sweep_names_its_best_point_and_what_is_lost() -> None:
     assert sweep_sentence(idle[:1]) == "Throughput is highest at x 0: 0 items/s."
 
 
+def test_the_best_median_of_a_sweep_may_lose_in_the_common_blocks() -> None:
+    points = sweep(*study_of({"x 1": (1, [30.0, 30.0, 9.0]), "x 2": (1, [None, None, 10.0])}, "sweep"))
+    assert sweep_sentence(points) == (
+        "Throughput is highest at x 1: 30.0 items/s; in the blocks that both have it is 0.900 times (1 pair) that of "
+        "x 2."
+    )
+
+
 def test_the_field_of_most_values_is_the_axis() -> None:
     (point,) = sweep(*study_of({"p": (1, [1.0])}, "sweep"))
     values = [{"dtype": kind, "workload.items": n} for kind in ("float32", "bfloat16") for n in (1, 2)]

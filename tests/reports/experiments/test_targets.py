@@ -9,6 +9,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.preflight import PairFigures, Preflight, TargetPreflight
 from configs.records.record import Status
+from configs.spec.cell import Cell
 from configs.workloads.communication import CommunicationWorkload
 from reports.answer import answer
 from reports.experiments.scaling import scaling
@@ -23,7 +24,14 @@ from reports.experiments.targets import (
 from reports.provenance import environment_sentence
 from reports.reading.load import load_run
 from reports.render import render_report
-from tests.support.run_folders.made_studies import planned, write_failure, write_measurements, write_plan, write_record
+from tests.support.run_folders.made_studies import (
+    decoded,
+    planned,
+    write_failure,
+    write_measurements,
+    write_plan,
+    write_record,
+)
 from tests.support.run_folders.reports import whole_report
 
 STUDY = """
@@ -158,6 +166,37 @@ def test_what_has_no_figure_is_said_and_drawn(tmp_path: Path) -> None:
         sentence.startswith("Targets of generation: tiny: pp=2 on 2 nodes is fastest on slow with")
         for sentence in summary.sentences
     )
+
+
+def write_blocks(run: RunPaths, cell: Cell, seconds: dict[int, float]) -> None:
+    """Completed repeats by their block."""
+    figures = {"num_prompts": 4, "prompt_tokens": 40, "measurement_seconds": 2.0}
+    for repeat, taken in seconds.items():
+        write_record(run, cell, repeat, samples=decoded(cell, taken), figures=figures)
+
+
+def write_ragged(folder: Path) -> RunPaths:
+    """tp=2 loses the one block that it shares with pp=2, which the median hides; the baseline shares none."""
+    plan = planned(STUDY)
+    run = write_plan(folder, plan)
+    for cell in plan.cells.values():
+        if cell.workload.kind == "generate":
+            if cell.layout.tp == 2:
+                write_blocks(run, cell, {0: 0.5, 1: 0.5, 2: 1.1})
+            elif cell.layout.pp == 2:
+                write_blocks(run, cell, {2: 1.0, 3: 1.0} if cell.target == "slow" else {3: 1.0, 4: 1.0})
+            else:
+                write_blocks(run, cell, {5: 2.0})
+    return run
+
+
+def test_the_best_median_is_no_winner_where_it_loses_in_the_common_blocks_or_there_is_none(tmp_path: Path) -> None:
+    found = found_in(write_ragged(tmp_path))
+    assert targets_opening(found) == (
+        "tp=2 on 2 nodes and pp=2 on 2 nodes are not told apart on slow; "
+        "no block has both tp=2 on 2 nodes and pp=2 on 2 nodes on fast."
+    )
+    assert targets_sentence(found).startswith("On slow tp=2 on 2 nodes (32.0 tokens/s (14.5 to 32.0,")
 
 
 def test_the_test_of_the_nodes_tells_the_link_where_no_experiment_does(tmp_path: Path) -> None:
