@@ -258,13 +258,19 @@ def _winner_text(side: Side, unit: str) -> str:
 
 
 def targets_lines(found: SideBySide) -> list[str]:
-    """On which targets points other than the baseline pay; those of which the same is true share a line."""
+    """On which targets points other than the baseline pay; those of which the same is true share a line.
+
+    None where targets have different baselines, as each has its own best predicted layout.
+    """
+    bases = {point.label for side in found.sides for point in side.points if point.baseline}
+    if len(bases) != 1:
+        return []
+    (base,) = bases
     same: dict[tuple[_Verb, str], list[str]] = {}
     for label in found.labels:
         points = {side.target: point for side in found.sides for point in side.points if point.label == label}
-        if any(point.baseline for point in points.values()):
+        if label == base:
             continue
-        base = next(point.label for side in found.sides for point in side.points if point.baseline)
         same.setdefault(_pays(base, [points.get(side.target) for side in found.sides], found), []).append(label)
     return [f"{joined(labels)} {verb[min(len(labels), 2) - 1]} {rest}" for (verb, rest), labels in same.items()]
 
@@ -287,7 +293,9 @@ def _pays(base: str, points: Sequence[TargetPoint | None], found: SideBySide) ->
     rest = {
         "slower on": where(lambda point: point.faster is False),
         "not told apart on": where(lambda point: point.ratio is not None and point.faster is None),
-        "without a figure on": where(lambda point: point.ratio is None),
+        "without a common block on": where(lambda point: point.ratio is None and point.throughput is not None),
+        "without a figure on": where(lambda point: point.ratio is None and point.throughput is None),
+        "not planned on": joined(side.target for side, point in zip(sides, points, strict=True) if point is None),
     }
     others = "; ".join(f"{words} {names}" for words, names in rest.items() if names)
     first = faster.index(True) if True in faster else len(faster)
@@ -295,6 +303,7 @@ def _pays(base: str, points: Sequence[TargetPoint | None], found: SideBySide) ->
         return _BE, f"faster than {base} on every target."
     if first == len(faster):
         return _BE, f"faster than {base} on none of the targets: {others}."
-    if found.by_link and all(faster[first:]):
+    compared = [point is not None and point.ratio is not None for point in points]
+    if found.by_link and all(faster[first:]) and all(compared[:first]):
         return _NEED, f"at least the link of {sides[first].name} to beat {base}: {others}."
     return _BE, f"faster than {base} on {where(lambda point: point.faster is True)}; {others}."

@@ -1,6 +1,7 @@
 """An experiment on several targets: the winner on each, and from which link on a layout pays."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,40 @@ def test_the_best_median_is_no_winner_where_it_loses_in_the_common_blocks_or_the
         "no block has both tp=2 on 2 nodes and pp=2 on 2 nodes on fast."
     )
     assert targets_sentence(found).startswith("On slow tp=2 on 2 nodes (32.0 tokens/s (14.5 to 32.0,")
+
+
+def test_a_point_with_a_figure_is_not_said_to_have_none(tmp_path: Path) -> None:
+    assert targets_lines(found_in(write_ragged(tmp_path))) == [
+        "tp=2 on 2 nodes and pp=2 on 2 nodes are faster than 1 rank on none of the targets: "
+        "without a common block on slow and fast."
+    ]
+
+
+@pytest.mark.parametrize("lost", ["failed", "not planned"])
+def test_a_link_is_needed_only_where_a_slower_one_was_measured(tmp_path: Path, lost: str) -> None:
+    run, plan = write_study(tmp_path)
+    found = found_in(run)
+    missed = next(cell for cell in plan.cells.values() if cell.layout.tp == 2 and cell.target == "slow")
+    for record in (run.records / missed.key).iterdir():
+        record.unlink()
+    if lost == "not planned":
+        slow, fast = found_in(run).sides
+        kept = tuple(point for point in slow.points if point.label != "tp=2 on 2 nodes")
+        found = replace(found, sides=(replace(slow, points=kept), fast))
+    else:
+        write_failure(run, missed, Status.TIMEOUT, "too slow")
+        found = found_in(run)
+    assert found.by_link
+    why = "without a figure" if lost == "failed" else "not planned"
+    assert f"tp=2 on 2 nodes is faster than 1 rank on fast; {why} on slow." in targets_lines(found)
+
+
+def test_targets_with_different_baselines_have_nothing_in_common_to_beat(tmp_path: Path) -> None:
+    run, _ = write_study(tmp_path)
+    found = found_in(run)
+    slow, fast = found.sides
+    moved = tuple(replace(point, baseline=point.label == "tp=2 on 2 nodes") for point in fast.points)
+    assert targets_lines(replace(found, sides=(slow, replace(fast, points=moved)))) == []
 
 
 def test_the_test_of_the_nodes_tells_the_link_where_no_experiment_does(tmp_path: Path) -> None:
