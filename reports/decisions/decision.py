@@ -9,7 +9,7 @@ rule is `reports.decisions.choice`.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from reports.decisions.choice import Candidate, Choice, choose_candidate
@@ -32,7 +32,7 @@ class Decision:
 
     subject: the model, or the kind of work that has none. left_out: number of cells that were no candidates, by reason.
     costs: by key of a cell. shorter: cells that differ from a candidate only in doing less of the same work, as the
-    baselines of strong and of weak scaling do.
+    baselines of strong and of weak scaling do. tried: most ranks of the same work in the plan, failed cells included.
     """
 
     model: str
@@ -44,6 +44,7 @@ class Decision:
     left_out: Mapping[str, int]
     costs: Mapping[str, CellCost]
     shorter: tuple[CellResult, ...] = ()
+    tried: int = 0
 
     @property
     def considered(self) -> tuple[CellResult, ...]:
@@ -70,13 +71,33 @@ def decide(
     for result in study.cells.values():
         if result.compared and result.estimate("throughput") is not None:
             groups.setdefault((result.model, work_key(result.cell), result.device), []).append(result)
+    tried = _tried(study)
     words: dict[str, set[str]] = {}
     for judgement in judgements:
         if judgement.result is not None:
             words.setdefault(judgement.result.key, set()).add(judgement.word)
     priced = {cost.result.key: cost for cost in costs}
     serving = study.plan.purpose == "serving" and not judgements
-    return [_decide(group, wrong, words if judgements else None, priced, serving) for group in groups.values()]
+    return [
+        replace(
+            _decide(group, wrong, words if judgements else None, priced, serving),
+            tried=max(tried.get(_work_on_target(result), 0) for result in group),
+        )
+        for group in groups.values()
+    ]
+
+
+def _work_on_target(result: CellResult) -> tuple[str | None, str, str]:
+    return result.cell.model, work_key(result.cell), result.cell.target
+
+
+def _tried(study: StudyResult) -> dict[tuple[str | None, str, str], int]:
+    """Most ranks of each model's work on a target, whether measured or not."""
+    found: dict[tuple[str | None, str, str], int] = {}
+    for result in unaltered([result for result in study.cells.values() if result.compared]):
+        work = _work_on_target(result)
+        found[work] = max(found.get(work, 0), result.cell.layout.ranks)
+    return found
 
 
 def _decide(

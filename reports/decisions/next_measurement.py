@@ -68,10 +68,10 @@ def _open(ratio: Ratio) -> bool:
 
 
 def _further(found: Decision) -> str | None:
-    """Where the largest candidate won, a larger one may win too."""
+    """Where the largest candidate won, a larger one may win too, unless one was planned and failed or was left out."""
     sizes = [member.cell.layout.ranks for member in found.members]
     ranks = found.chosen.cell.layout.ranks
-    if found.basis == "latency" or len(set(sizes)) < 2 or ranks < max(sizes):
+    if found.basis == "latency" or len(set(sizes)) < 2 or ranks < max(*sizes, found.tried):
         return None
     return f"Whether more pays yet: {plural(ranks, 'rank')}, the most of {found.subject}, won; measure {2 * ranks:,}."
 

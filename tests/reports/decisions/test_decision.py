@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.decisions import BAR, CLEAR, SEEDS, TIES, Scenario, Simulated, count, decided, is_right
+from configs.records.record import Status
 from reports.decisions.choice import Candidate, choose_candidate
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import decide, decision_body, decision_lead
 from reports.decisions.next_measurement import next_lines, repeats_to_decide
 from reports.reading.load import load_run
-from tests.support.run_folders.priced_runs import cell, make_plan, write_measurements, write_run
+from tests.support.run_folders.priced_runs import cell, make_plan, write_measurements, write_record, write_run
 
 
 @pytest.mark.parametrize("name", CLEAR)
@@ -106,6 +107,23 @@ def test_with_prices_a_larger_choice_is_told_by_its_price_also_where_latency_dec
 def test_work_without_a_model_is_called_by_its_kind() -> None:
     lines = next_lines([decided(CLEAR["two ranks do more than twice the work"], 1)[0]])
     assert lines[0] == "Whether more pays yet: 2 ranks, the most of the noop, won; measure 4."
+
+
+@pytest.mark.parametrize("lost", ["failed", "wrong", None])
+def test_more_ranks_are_not_suggested_where_they_were_tried(tmp_path: Path, lost: str | None) -> None:
+    cells = [cell(dp=dp, batch_size=8 // dp, num_prompts=8) for dp in (1, 2, 4)]
+    run = write_run(tmp_path, make_plan(cells if lost else cells[:2]))
+    for item, rate in zip(cells[:2], (100.0, 250.0), strict=True):
+        write_measurements(run, item, [rate * (1 + 0.001 * repeat) for repeat in range(10)])
+    if lost == "failed":
+        write_record(run, cells[2], 0, status=Status.OUT_OF_MEMORY)
+    elif lost == "wrong":
+        write_measurements(run, cells[2], [500.0] * 10)
+    study = load_run(run)
+    (found,) = decide(study, cell_costs(study), wrong={cells[2].key})
+    assert found.chosen.key == cells[1].key
+    told = [line for line in next_lines([found]) if line.startswith("Whether more pays yet")]
+    assert told == ([] if lost else ["Whether more pays yet: 2 ranks, the most of tiny, won; measure 4."])
 
 
 @pytest.mark.parametrize(
