@@ -246,7 +246,7 @@ def compression_sentence(result: CompressionResult) -> str:
     known = [row for row in kept if row.throughput is not None]
     limit = _limit(result)
     if not known:
-        return f"No measured pass has {limit}: keep the model as it is."
+        return _none_recommended(result, kept)
     fastest = max(known, key=lambda row: row.speed or 0.0)
     assert fastest.throughput is not None and fastest.quality is not None
     if fastest.throughput.bounds[0] <= 1:
@@ -266,6 +266,20 @@ def compression_sentence(result: CompressionResult) -> str:
         text += f" The smallest of these is {smallest.label}: {percent(smallest.share)} of the bytes{speed}, "
         text += f"at {smallest.quality.text()}."
     return text
+
+
+def _none_recommended(result: CompressionResult, kept: list[Compressed]) -> str:
+    """Why no pass is recommended: what is not known of one speaks neither for it nor against it."""
+    limit = _limit(result)
+    if kept:
+        verb = "has" if len(kept) == 1 else "have"
+        told = f"{joined(row.label for row in kept)} {verb} {limit}"
+        return f"{told}, but no speed in a block with the uncompressed model, so no pass is recommended."
+    passes = [row for row in result.rows if not row.base and (row.result.completed or row.loss is not None)]
+    if passes and all(row.loss is None for row in passes):
+        return "What the answers of the measured passes lost is not known: keep the model as it is."
+    which = "No judged pass" if any(row.loss is None for row in passes) else "No measured pass"
+    return f"{which} has {limit}: keep the model as it is."
 
 
 def _limit(result: CompressionResult) -> str:

@@ -198,3 +198,31 @@ def test_without_answers_or_base_nothing_is_claimed(tmp_path: Path) -> None:
     found = compression(study, study.plan.experiments[0])
     assert "keep the model as it is" in compression_sentence(found)
     assert "What the answers of int8, float32 and int8_dynamic, float32 lost is not known." in compression_lines(found)
+    assert compression_sentence(found).startswith("What the answers of the measured passes lost is not known")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "turns", "text"),
+    [
+        ((), (0.001, 0.002), "int8, float32 and int8_dynamic, float32 have a cosine distance of at most 0.0100, but no "
+         "speed in a block with the uncompressed model, so no pass is recommended."),
+        (("int8", "int8_dynamic"), (1.0, None), "No judged pass has a cosine distance of at most 0.0100: keep the "
+         "model as it is."),
+        (("int8", "int8_dynamic"), (1.0, 0.8), "No measured pass has a cosine distance of at most 0.0100: keep the "
+         "model as it is."),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_of_a_pass_does_not_speak_against_it(
+    tmp_path: Path, speeds: tuple[str, ...], turns: tuple[float | None, ...], text: str
+) -> None:
+    plan = planned(ENCODE)
+    run = write_plan(tmp_path / "made", plan)
+    turned = {"none": 0.0, **dict(zip(("int8", "int8_dynamic"), turns, strict=True))}
+    for values, cell in cells_of(plan):
+        turn = turned[values["compression"]]
+        if values["answers"] and turn is not None:
+            measurements(run, cell, 1.0, vectors(turn))
+        elif not values["answers"] and values["compression"] in ("none", *speeds):
+            measurements(run, cell, 1.0)
+    study = load_run(run)
+    assert compression_sentence(compression(study, study.plan.experiments[0])) == text
