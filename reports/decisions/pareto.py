@@ -4,13 +4,16 @@
     fronts = cost_fronts(cell_costs(study))    # throughput against dollars per million tokens
 
 A point is dominated where another is at least as good in both figures and better in one. The front is
-exact for the medians; whether neighbours on it differ is for their intervals to say.
+exact for the medians; whether neighbours on it differ is for their intervals to say. Cells of one front do the same
+work, the batch size aside.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from reports.decisions.cost import CellCost, inverse, one_unit
+from reports.decisions.nodes import work_key, work_title
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.text import Table, escaped, estimate_cell, number, plural
@@ -28,7 +31,7 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class Pareto:
-    """All points of one model; more y is always better. `prices`: so many different ones the points have."""
+    """All points of one model's work; more y is always better. `prices`: so many different ones the points have."""
 
     title: str
     model: str
@@ -64,39 +67,58 @@ def on_front(points: Sequence[tuple[float, float]], more_x: bool = True) -> list
 
 
 def user_fronts(study: StudyResult) -> list[Pareto]:
-    """Speed for one user (1 / time per output token) against throughput of a rank, by model."""
-    groups: dict[str, list[tuple[CellResult, Estimate, Estimate]]] = {}
+    """Speed for one user (1 / time per output token) against throughput of a rank, by model and work."""
+    groups: dict[_Work, list[tuple[CellResult, Estimate, Estimate]]] = {}
     for result in study.cells.values():
         user = inverse(result.estimate("time_per_output_token_seconds"), 1.0)
         total = result.estimate("tokens_per_second")
         if result.compared and user is not None and total is not None:
             rank = total.scaled(1 / result.cell.layout.ranks)
-            groups.setdefault(result.model, []).append((result, user, rank))
+            groups.setdefault(_work(result), []).append((result, user, rank))
     labels = ("tokens/s for one user (1 / time per output token)", "tokens/s of a rank")
+    models = Counter(model for model, *_ in groups)
     return [
-        _pareto(f"Speed for one user against throughput: {model}", model, labels, True, group)
-        for model, group in groups.items()
+        _pareto(
+            f"Speed for one user against throughput: {model}{_told(group[0][0]) if models[model] > 1 else ''}",
+            model,
+            labels,
+            True,
+            group,
+        )
+        for (model, *_), group in groups.items()
     ]
 
 
 def cost_fronts(costs: Iterable[CellCost]) -> list[Pareto]:
-    """Throughput against dollars per million tokens (or embeddings), by model and kind of workload; needs prices."""
-    groups: dict[tuple[str, str], list[tuple[CellResult, Estimate, Estimate]]] = {}
-    prices: dict[tuple[str, str], set[float]] = {}
+    """Throughput against dollars per million tokens (or embeddings), by model and work; needs prices."""
+    groups: dict[_Work, list[tuple[CellResult, Estimate, Estimate]]] = {}
+    prices: dict[_Work, set[float]] = {}
     for cost in costs:
         total = cost.result.estimate("throughput")
         if cost.usd_per_hour is not None and cost.usd_per_million is not None and total is not None:
-            group = (cost.result.model, cost.result.cell.workload.kind)
+            group = _work(cost.result)
             groups.setdefault(group, []).append((cost.result, cost.usd_per_million, total))
             prices.setdefault(group, set()).add(cost.usd_per_hour)
-    return [
-        replace(
-            _pareto(f"Throughput against cost: {model}, {kind}", model, _cost_labels(members[0][0]), False, members),
-            prices=different,
-        )
-        for (model, kind), members in groups.items()
-        if (different := len(prices[model, kind]))
-    ]
+    kinds = Counter((model, kind) for model, kind, _ in groups)
+    fronts = []
+    for (model, kind, work), members in groups.items():
+        told = _told(members[0][0]) if kinds[model, kind] > 1 else f", {kind}"
+        title, labels = f"Throughput against cost: {model}{told}", _cost_labels(members[0][0])
+        fronts.append(replace(_pareto(title, model, labels, False, members), prices=len(prices[model, kind, work])))
+    return fronts
+
+
+_Work = tuple[str, str, str]
+"""Model, kind of workload, and the work that a front's cells have in common: short prompts do not beat long ones."""
+
+
+def _work(result: CellResult) -> _Work:
+    return result.model, result.cell.workload.kind, work_key(result.cell)
+
+
+def _told(result: CellResult) -> str:
+    """What tells a front from the others of its model."""
+    return f", {work_title(result.cell)}"
 
 
 def _cost_labels(result: CellResult) -> tuple[str, str]:

@@ -99,8 +99,10 @@ def _cost_plots(costs: Sequence[CellCost], album: Album) -> dict[str, str]:
 
 
 def _fronts(fronts: Iterable[Pareto], album: Album) -> list[Section]:
-    """A section for each front of two cells or more: one cell alone trades nothing."""
-    drawn = [front for front in fronts if len(front.points) > 1][:MOST_FRONTS]
+    """A section for each front of two cells or more, of too many those of the most cells: one alone trades nothing."""
+    several = [front for front in fronts if len(front.points) > 1]
+    most = sorted(several, key=lambda front: -len(front.points))[:MOST_FRONTS]
+    drawn = [front for front in several if any(front is one for one in most)]
     return [
         Section(
             front.title,

@@ -28,12 +28,14 @@ from reports.decisions.cost import unit_cost_table as unit_table
 from reports.decisions.decision import decide
 from reports.decisions.pareto import cost_fronts, on_front, pareto_sentence, pareto_table, user_fronts
 from reports.decisions.spending import launch_times, study_costs
+from reports.document.album import Album
 from reports.export import cells_csv
 from reports.numbers.statistics import Estimate
 from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
 from reports.plots.style import drawn
 from reports.reading.load import StudyResult, load_run
+from reports.sections.decisions import decision_context
 from tests.support.run_folders.priced_runs import (
     LARGE,
     START,
@@ -238,6 +240,39 @@ def test_fronts_of_a_study_and_their_figures(tmp_path: Path) -> None:
     costs = cell_costs(study)
     first, second = (drawn(lambda figure: draw_costs(figure, costs), cost_height(costs)) for _ in range(2))
     assert first == second
+
+
+def test_a_front_holds_cells_of_the_same_work_only(tmp_path: Path) -> None:
+    """A short prompt that is faster than a long one beats nothing."""
+    short = [cell(batch_size=size, prompt_tokens=16) for size in (1, 4)]
+    long = [cell(batch_size=size, prompt_tokens=2048) for size in (1, 4)]
+    cells = [*short, *long, train_cell()]
+    run = write_run(tmp_path / "run", make_plan(cells, prices={"local": 0.36}))
+    for item, rate in zip(cells, (100.0, 200.0, 20.0, 40.0, 50.0), strict=True):
+        write_measurements(run, item, [rate * factor / 100 for factor in RATES])
+    study = load_run(run)
+    users, priced = user_fronts(study), cost_fronts(cell_costs(study))
+    for fronts, title in ((users, "Speed for one user against throughput"), (priced, "Throughput against cost")):
+        works = [
+            {point.result.cell.workload.model_dump().get("prompt_tokens") for point in one.points} for one in fronts
+        ]
+        assert works[:2] == [{16}, {2048}]
+        assert [one.title for one in fronts[:2]] == [
+            f"{title}: tiny, generate, prompt tokens {tokens}, new tokens 5" for tokens in (16, 2048)
+        ]
+    assert [one.title for one in priced[2:]] == ["Throughput against cost: tiny, train"]
+    assert all(any(point.front for point in front.points) for front in (*users, *priced))
+
+
+def test_of_too_many_fronts_those_of_the_most_cells_are_shown(tmp_path: Path) -> None:
+    works = {tokens: [cell(batch_size=size, prompt_tokens=tokens) for size in (1, 4)] for tokens in range(1, 10)}
+    works[9].append(cell(batch_size=8, prompt_tokens=9))
+    cells = [one for members in works.values() for one in members]
+    run = write_run(tmp_path / "run", make_plan(cells))
+    for one in cells:
+        write_measurements(run, one, RATES)
+    shown = decision_context(load_run(run), Album(draws=False))["fronts"]
+    assert [section.title.split("prompt tokens ")[1][0] for section in shown] == [*"1234567", "9"]
 
 
 def test_a_name_in_signs_that_the_font_has_not_draws_without_a_warning(tmp_path: Path) -> None:
