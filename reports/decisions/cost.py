@@ -123,7 +123,7 @@ def _joules_per_token(result: CellResult) -> Estimate | None:
         if whole and seconds and rates is not None and rates.tokens_per_second:
             joules = sum(map(sum, by_rank.values()))
             values.append(joules / seconds / rates.tokens_per_second)
-    return estimate(values)
+    return estimate(values, result.confidence)
 
 
 def unit_cost_table(costs: Sequence[CellCost]) -> Table | None:
@@ -341,8 +341,9 @@ def study_cost_sentence(targets: Sequence[TargetCost]) -> str | None:
     took = f"{_hours(total)} h of machine time, {percent(measuring / total if total else None)} of it measuring"
     took += f" and {percent(failed / total)} in failed attempts" if failed else ""
     if len(known) < len(targets):
-        unpriced = joined(code(target.target) for target in targets if target.usd is None)
-        return f"The study took {took}. What that cost is unknown: {unpriced} has no price."
+        unpriced = [code(target.target) for target in targets if target.usd is None]
+        verb = "has" if len(unpriced) == 1 else "have"
+        return f"The study took {took}. What that cost is unknown: {joined(unpriced)} {verb} no price."
     return f"The study cost ${number(sum(known))}: {took}."
 
 

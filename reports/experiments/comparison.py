@@ -169,7 +169,7 @@ def _absolute(result: CellResult, gain: str, change: str, memory: str) -> tuple[
     return (
         estimate_cell(result.estimate("throughput")),
         gain,
-        estimate_cell(estimate(result.latency_values.values()), 1000),
+        estimate_cell(estimate(result.latency_values.values(), result.confidence), 1000),
         change,
         mebibytes(result.peak_bytes),
         memory,

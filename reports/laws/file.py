@@ -283,7 +283,7 @@ def _notes(laws: ScalingLaws, data: PointFile) -> list[str]:
     else:
         how = "paired by repeat" if data.paired else "unpaired: there is no column repeat"
         notes.append(f"Medians; parentheses hold 95 % intervals, brackets the range. Speed-ups are {how}.")
-        if min(counts) < needed:
+        if data.paired and min(counts) < needed:
             notes.append(f"All speed-ups of this table together get intervals from {plural(needed, 'repeat')} on.")
     if data.conditions:
         notes.append(f"Held to be conditions: {joined(data.conditions)}.")

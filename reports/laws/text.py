@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import comb
 
-from reports.laws.fit import Fit, OpenInterval
+from reports.laws.fit import EXACT, Fit, OpenInterval
 from reports.laws.laws import ASKED, TITLES, LawKind, ScalingLaws
 from reports.numbers.statistics import LEAST_REPEATS, ROUNDING, Ratio
 from reports.text import joined, number, percent, plural
@@ -70,6 +70,8 @@ def fit_text(fit: Fit, unit: str) -> str:
         text += _interval(fit.intervals["peak_ranks"])
         text += ", beyond what was measured" if peak is not None and peak > max(fit.residuals) else ""
     worst = max(fit.residuals, key=lambda ranks: abs(fit.residuals[ranks]))
+    if fit.scatter < 2 * EXACT:  # which stands for none
+        return f"{text}. All points lie on it."
     text += f". Points scatter {percent(fit.scatter, 2)} about it"
     text += f", at most {percent(fit.residuals[worst], 2)} ({plural(worst, 'rank')})."
     if runs_chance(list(fit.residuals.values())) < SURPRISE:

@@ -198,7 +198,11 @@ def history_show(
     with open_history(history_file or DEFAULT_HISTORY) as history:
         found = history.run_or_key(what)
         runs = history.runs([found]) if isinstance(found, str) else []
-    if html_file is not None and plot is None:
+    if plot is not None and isinstance(found, KeptRun):
+        return _refused(
+            f"--plot: {what} is a run, expected a cell. `rankwise history show {what}` lists the keys of its cells"
+        )
+    if html_file is not None:
         document = (
             run_document(found, kind)
             if isinstance(found, KeptRun)
@@ -207,10 +211,6 @@ def history_show(
         write_atomically(html_file, report_page(document))
         print(f"Page       {html_file}", file=sys.stderr if json_wanted else sys.stdout)
     if isinstance(found, KeptRun):
-        if plot is not None:
-            return _refused(
-                f"--plot: {what} is a run, expected a cell. `rankwise history show {what}` lists the keys of its cells"
-            )
         _show_run(found, kind, json_wanted)
         return NO_REGRESSION
     _show_cell(runs, found, kind, json_wanted)

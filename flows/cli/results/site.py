@@ -14,6 +14,7 @@ from reports.document.site import HOME, SiteRun, site_pages
 from reports.reading.run_figures import run_figures
 from reports.render import analyze_run
 from reports.runs.history import KeptRun
+from reports.text import plural
 
 MAX_DEPTH = 4
 """Folders below the one that is given."""
@@ -45,7 +46,7 @@ def build_site(runs: Path, out: Path, title: str = "Runs") -> int:
         (out / path).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / path, text)
         count += 1
-    print(f"Site       {out / 'index.html'}: {len(found)} runs, {count} pages")
+    print(f"Site       {out / 'index.html'}: {plural(len(found), 'run')}, {plural(count, 'page')}")
     return 3 if left_out else 0
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,8 @@ def test_where_the_time_of_a_study_goes(spent: StudyResult) -> None:
     assert study_cost_sentence([cost]) == (
         "The study cost $0.240: 0.0667 h of machine time, 31.2 % of it measuring and 25.0 % in failed attempts."
     )
+    free = [replace(cost, target=name, price=None) for name in ("one", "two")]
+    assert str(study_cost_sentence(free)).endswith("What that cost is unknown: `one` and `two` have no price.")
     text = " ".join(cost_sentences(spent, cell_costs(spent), [cost]))
     assert "1.32 h lie in pauses" in text and "start-up of 1 launch is unknown" in text
 

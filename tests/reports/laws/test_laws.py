@@ -104,6 +104,7 @@ def test_gustafson_1988() -> None:
     for share in shares[1:]:
         weak = laws_of({n: n - share * (n - 1) for n in (1, 64, 256, 1024)}, "weak").fits["gustafson"]
         assert weak.parameters["serial_fraction"] == pytest.approx(share)
+        assert fit_text(weak, "").endswith(". All points lie on it.")
 
 
 def test_tensor_parallel_decode_of_gpt_fast() -> None:

@@ -93,10 +93,12 @@ def test_repeats_pair_and_conditions_mark(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_rows_of_equal_ranks_without_repeats_are_not_paired(capsys: pytest.CaptureFixture[str]) -> None:
-    data = read_points(written("ranks,throughput\n" + "".join(f"{n},{n * 10 + i}\n" for n in (1, 2) for i in range(6))))
-    assert not data.paired and [len(point.values) for point in data.points] == [6, 6]
+    rows = "".join(f"{n},{n * 10 + i}\n" for n in (1, 2, 4) for i in range(6))
+    data = read_points(written(f"ranks,throughput\n{rows}"))
+    assert not data.paired and [len(point.values) for point in data.points] == [6, 6, 6]
     assert fit_file(Path("points.csv"), False, None) == 0
-    assert "unpaired: there is no column repeat" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "unpaired: there is no column repeat" in told and "together get intervals from" not in told
 
 
 def test_every_problem_is_named_with_line_and_column(capsys: pytest.CaptureFixture[str]) -> None:

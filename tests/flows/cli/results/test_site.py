@@ -102,6 +102,10 @@ def test_compare_and_history_as_pages(site: Path, tmp_path: Path, capsys: pytest
     assert (tmp_path / "cell.html").read_text().count('<figure class="chart">') == 1
     assert history_show("main", history, html_file=tmp_path / "run.html") == 0
     assert "2 of 2 cells completed." in (tmp_path / "run.html").read_text()
+    both = {"plot": tmp_path / "cell.png", "html_file": tmp_path / "both.html"}
+    assert history_show(key, history, **both) == 0 and all(file.stat().st_size for file in both.values())
+    assert history_show("main", history, plot=tmp_path / "no.png", html_file=tmp_path / "no.html") == 2
+    assert not (tmp_path / "no.html").exists()
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
