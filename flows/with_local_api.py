@@ -21,10 +21,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.server.local import ApiLease, prefect_api
-from flows.server.settings import LOCAL_API_VARIABLE, apply_environment, environment_without_api
+from flows.server.settings import HEARTBEAT_SECONDS, LOCAL_API_VARIABLE, apply_environment, environment_without_api
 from tasks.prefect_api.api import api_error_text
 
 _P = ParamSpec("_P")
@@ -57,7 +57,7 @@ class WithLocalApi(Flow[_P, _R]):
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the flow. Where the local server fails it is called as a plain function, unless a state is wanted."""
-        call: Any = super().__call__
+        call = _with_heartbeats(super().__call__)
         if return_state or not _lacks_api():
             with prefect_api() if _lacks_api() else nullcontext():
                 return call(*args, return_state=return_state, **kwargs)
@@ -79,6 +79,16 @@ class WithLocalApi(Flow[_P, _R]):
         warnings.warn(f"measuring without Prefect: {why}", RuntimeWarning, stacklevel=2)
         apply_environment(environment_without_api())
         return self.fn(*args, **kwargs)
+
+
+def _with_heartbeats(call: Any) -> Callable[..., Any]:
+    """The call with heartbeats as often as the automation for lost flow runs wants them, whatever the API is."""
+
+    def beating(*args: Any, **kwargs: Any) -> Any:
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS}):
+            return call(*args, **kwargs)
+
+    return beating
 
 
 def flow_with_local_api(

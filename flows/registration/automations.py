@@ -16,19 +16,21 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import DoNothing, SendNotification
 
+from flows.server.settings import HEARTBEAT_SECONDS
 from tasks.prefect_api.events import STUDY, Happened
 
 NOTIFICATIONS_BLOCK = "rankwise-notifications"
 ZOMBIES = "rankwise: flow runs that went without a word"
 STUDY_FAILED, REGRESSION, BUDGET = "rankwise: study failed", "rankwise: regression found", "rankwise: budget near"
-HEARTBEATS_MISSED_SECONDS = 90
-"""Three heartbeats of 30 s, as `prefect.yaml` sets them."""
+HEARTBEATS_MISSED_SECONDS = 3 * HEARTBEAT_SECONDS
 _FLOWS = ["study in short", "study from the form", "scheduled sweep", "scaling study"]
 _PAGE = 200
 
 
 def zombie_automation() -> AutomationCore:
-    """A flow run whose heartbeats stop without a final state is marked as crashed.
+    """A flow run of ours whose heartbeats stop without a final state is marked as crashed.
+
+    Flows of others on the same API send theirs as they like, by default every three minutes.
 
     A state of a run that is to start also ends the watch: the silence of an earlier attempt is not that of the next.
     Its final state alone does not do, since a heartbeat, which the run sends itself, may arrive after that. A run that
@@ -45,6 +47,7 @@ def zombie_automation() -> AutomationCore:
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.heartbeat", *(f"prefect.flow-run.{state}" for state in ended + starting)},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            match_related={"prefect.resource.role": "flow", "prefect.resource.name": [*_FLOWS, "publish a study"]},
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,

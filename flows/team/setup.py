@@ -110,9 +110,6 @@ class TeamSetup:
         ours = prefect_environment(self.url)
         # Server and worker tell their logs what happens; only flow runs keep off the console.
         del ours["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"]
-        # Every half minute (the default is 3) a flow run tells that it lives; an automation marks those as
-        # crashed that no longer do.
-        ours["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] = "30"
         if not self.api:
             ours = self._server() | ours
         mine = {name: value for name, value in os.environ.items() if not self._foreign(name)}

@@ -27,10 +27,11 @@ HEARD = "heartbeat"
 _TABLES = ("automation", "automation_bucket", "automation_related_resource", "automation_event_follower")
 
 
-def _event(name: str, occurred: datetime, run: UUID, **fields: Any) -> ReceivedEvent:
+def _event(name: str, occurred: datetime, run: UUID, flow: str = "scaling study", **fields: Any) -> ReceivedEvent:
     resource = {"prefect.resource.id": f"prefect.flow-run.{run}"}
+    of_flow = {"prefect.resource.id": "prefect.flow.1", "prefect.resource.role": "flow", "prefect.resource.name": flow}
     about = {"event": f"prefect.flow-run.{name}", "resource": resource, "occurred": occurred, "received": occurred}
-    return ReceivedEvent.model_validate({"id": uuid4()} | about | fields)
+    return ReceivedEvent.model_validate({"id": uuid4(), "related": [of_flow]} | about | fields)
 
 
 async def _fired(heard: Sequence[ReceivedEvent], judged_at: datetime) -> int:
@@ -113,3 +114,14 @@ def test_a_scheduled_run_that_ends_or_is_tried_again_is_not_lost(
     assert len(sent) == (not lost) and all(event.id == first.id for event in sent)
     with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}):
         assert asyncio.run(_fired([*heard, *sent], began + timedelta(seconds=95))) == int(lost)
+
+
+@pytest.mark.parametrize(
+    ("flow", "lost"), [("scheduled sweep", True), ("publish a study", True), ("somebody else's", False)]
+)
+def test_flows_of_others_have_heartbeats_of_their_own(tmp_path: Path, flow: str, lost: bool) -> None:
+    """By default every 180 s, so that each would be marked as crashed while it runs."""
+    began = datetime.now(UTC) - timedelta(minutes=5)
+    with temporary_settings({PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{tmp_path}/prefect.db"}):
+        heard = [_event(HEARD, began, uuid4(), flow)]
+        assert asyncio.run(_fired(heard, began + timedelta(seconds=95))) == int(lost)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from prefect import Flow
+from prefect.settings import get_current_settings
 
 import flows.with_local_api
 from flows.server.local import LocalServerError
+from flows.server.settings import HEARTBEAT_SECONDS, prefect_environment
 from flows.with_local_api import WithLocalApi, flow_with_local_api
 
 
@@ -85,3 +87,22 @@ def test_an_error_of_the_flow_itself_is_raised_and_not_tried_again(
     with pytest.raises(ValueError, match="number: negative"):
         doubled(-1)
     assert calls == [-1]
+
+
+@pytest.mark.parametrize("api_named", [True, False])
+def test_heartbeats_are_as_many_as_the_automation_for_lost_runs_wants(
+    doubled: WithLocalApi[[int], int], monkeypatch: pytest.MonkeyPatch, api_named: bool
+) -> None:
+    """Prefect's default is one in 180 s: a run from Python would be marked as crashed while it runs."""
+    sent: list[int | None] = []
+
+    def call(flow: Any, number: int, return_state: bool = False) -> int:
+        sent.append(get_current_settings().flows.heartbeat_frequency)
+        return number
+
+    monkeypatch.setattr(flows.with_local_api, "_lacks_api", lambda: not api_named)
+    monkeypatch.setattr(Flow, "__call__", call)
+    doubled(2)
+    doubled(2, return_state=True)
+    assert sent == [HEARTBEAT_SECONDS, HEARTBEAT_SECONDS]
+    assert prefect_environment("http://api/api")["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == str(HEARTBEAT_SECONDS)
