@@ -9,6 +9,7 @@ Without one, Rankwise runs a server of its own (`flows.server.local`) whose sett
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import queue
 import re
@@ -118,9 +119,8 @@ def prefect_environment(url: str, home: Path | None = None) -> dict[str, str]:
         environment |= {
             LOCAL_API_VARIABLE: url,
             "PREFECT_HOME": str(home),
-            **_no_proxy(),
         }
-    return environment
+    return environment | _proxy_exceptions(url)
 
 
 def environment_without_api() -> dict[str, str]:
@@ -191,6 +191,20 @@ def server_settings(url: str, folder: Path) -> dict[str, str]:
 def _no_telemetry() -> dict[str, str]:
     """The server's heartbeat and the client's events, see https://docs.prefect.io/v3/concepts/telemetry."""
     return {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the URL is of a server on this machine's loopback, or of a tunnel that begins there."""
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _proxy_exceptions(url: str) -> dict[str, str]:
+    """Variables that keep clients of an API on loopback from the proxy of the environment; none for other APIs."""
+    return _no_proxy(str(urlsplit(url).hostname)) if is_loopback(url) else {}
 
 
 def _no_proxy(*servers: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
+from flows.server.settings import is_loopback
 from flows.team.setup import POOL
 
 _FAILURES = (OSError, ValueError, http.client.HTTPException)
@@ -19,7 +20,7 @@ _FAILURES = (OSError, ValueError, http.client.HTTPException)
 
 @dataclass(frozen=True)
 class Api:
-    """An API, and the environment in which its credentials are. One that is our `own` is never asked by proxy."""
+    """An API, and the environment in which its credentials are. Our `own`, or one on loopback, is asked by no proxy."""
 
     url: str
     own: bool
@@ -68,7 +69,7 @@ class Api:
         return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
 
     def _open(self, request: urllib.request.Request) -> Any:
-        handlers = [urllib.request.ProxyHandler({})] if self.own else []
+        handlers = [urllib.request.ProxyHandler({})] if self.own or is_loopback(self.url) else []
         return urllib.request.build_opener(*handlers).open(request, timeout=10)
 
 

@@ -127,8 +127,8 @@ class TeamSetup:
             if password := mine.get("PREFECT_SERVER_API_AUTH_STRING"):
                 # The server's own clients here must know it too.
                 decided.setdefault("PREFECT_API_AUTH_STRING", password)
-            # A proxy for the internet must not stand between the processes of this machine.
-            decided |= {name: ours[name] for name in ("no_proxy", "NO_PROXY")}
+        # A proxy for the internet must not stand between the processes of this machine.
+        decided |= {name: ours[name] for name in ("no_proxy", "NO_PROXY") if name in ours}
         return ours | mine | decided
 
     def database_shown(self) -> str:

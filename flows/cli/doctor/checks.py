@@ -283,7 +283,7 @@ def _azure(set_names: set[str], home: Path) -> DoctorCheck:
 
 def check_prefect_api() -> list[DoctorCheck]:
     """DoctorCheck that the configured Prefect API responds."""
-    from flows.server.settings import api_named_by_environment
+    from flows.server.settings import api_named_by_environment, is_loopback
 
     try:
         url = api_named_by_environment()
@@ -295,7 +295,8 @@ def check_prefect_api() -> list[DoctorCheck]:
         parts = urlsplit(url)
         shown = without_password(url)
         health = parts._replace(path=parts.path.split("/api")[0] + "/api/health", query="").geturl()
-        with urllib.request.urlopen(health, timeout=_CONNECT_SECONDS) as answer:
+        handlers = [urllib.request.ProxyHandler({})] if is_loopback(url) else []
+        with urllib.request.build_opener(*handlers).open(health, timeout=_CONNECT_SECONDS) as answer:
             status = answer.status
     except urllib.error.HTTPError as error:
         error.close()

@@ -405,6 +405,23 @@ def test_our_own_url_in_the_environment_names_no_api(tmp_path: Path, monkeypatch
     assert api_named_by_environment() is None
 
 
+@pytest.mark.parametrize(
+    ("url", "kept_off"),
+    [
+        ("http://127.0.0.1:4200/api", "intranet,127.0.0.1,localhost"),
+        ("http://localhost:4200/api", "intranet,127.0.0.1,localhost"),
+        ("http://[::1]:4200/api", "intranet,127.0.0.1,localhost,::1"),
+        ("https://prefect.example.org/api", None),
+    ],
+)
+def test_a_named_api_on_loopback_is_not_reached_by_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, kept_off: str | None
+) -> None:
+    monkeypatch.setenv("no_proxy", "intranet")
+    environment = prefect_environment(url)
+    assert environment.get("no_proxy") == environment.get("NO_PROXY") == kept_off
+
+
 def test_the_servers_environment_has_nothing_of_the_users_prefect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -411,3 +412,23 @@ def test_the_environment_is_the_users_but_for_what_is_decided(tmp_path: Path, mo
     elsewhere = TeamSetup(tmp_path, api="https://team/api").environment()
     assert (elsewhere["PREFECT_API_URL"], elsewhere["PREFECT_API_KEY"]) == ("https://team/api", "key")
     assert "PREFECT_SERVER_API_HOST" not in elsewhere
+    monkeypatch.setenv("no_proxy", "intranet")
+    tunnel = TeamSetup(tmp_path, api="http://127.0.0.1:4200/api").environment()
+    assert tunnel["no_proxy"] == tunnel["NO_PROXY"] == "intranet,127.0.0.1,localhost"
+
+
+def test_an_api_behind_a_tunnel_is_not_asked_by_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        answers = threading.Thread(target=_say_healthy, args=(tunnel,), daemon=True)
+        answers.start()
+        assert Api(f"http://127.0.0.1:{tunnel.getsockname()[1]}/api", own=False, environment={}).answers()
+
+
+def _say_healthy(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ntrue")

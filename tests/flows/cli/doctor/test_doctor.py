@@ -320,6 +320,9 @@ def test_prefect_api(status: int, state: str, tmp_path: Path, monkeypatch: pytes
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/base/api")
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # for the internet, not for this machine
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
         (check,) = checks.check_prefect_api()
         server.shutdown()
         thread.join()
