@@ -2,11 +2,12 @@
 
     lines = ensure_automations(client)
 
-Those that tell something send a notification through the block `rankwise-notifications`, which may be of any type that
+Those that tell something send a notification through each block `rankwise-notifications`, which may be of any type that
 Prefect can notify by (Slack, Microsoft Teams, e-mail, a webhook). Without one their firing is seen in the event feed
 only. To register again is safe: an automation that somebody disabled stays so.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -59,8 +60,8 @@ def zombie_automation() -> AutomationCore:
     )
 
 
-def telling_automations(notifications: UUID | None) -> list[AutomationCore]:
-    """What a person wants to hear of. notifications: id of the block by which it is told; None: the event feed only."""
+def telling_automations(notifications: Sequence[UUID]) -> list[AutomationCore]:
+    """What a person wants to hear of. notifications: ids of the blocks by which it is told; none: the event feed only."""
     failed = EventTrigger(
         expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
         match={"prefect.resource.id": "prefect.flow-run.*"},
@@ -98,20 +99,19 @@ def _of(happened: Happened) -> EventTrigger:
 
 
 def _telling(
-    name: str, description: str, trigger: EventTrigger, body: str, notifications: UUID | None
+    name: str, description: str, trigger: EventTrigger, body: str, notifications: Sequence[UUID]
 ) -> AutomationCore:
-    action: Any = DoNothing()
-    if notifications is not None:
-        action = SendNotification(block_document_id=notifications, subject=name, body=body)
-    return AutomationCore(name=name, description=description, trigger=trigger, actions=[action])
+    actions: list[Any] = [SendNotification(block_document_id=block, subject=name, body=body) for block in notifications]
+    return AutomationCore(name=name, description=description, trigger=trigger, actions=actions or [DoNothing()])
 
 
 def ensure_automations(client: SyncPrefectClient) -> list[str]:
     """Create the automations, or bring them up to date. Returns a line on each."""
-    notifications = _notifications_block(client)
+    notifications, unable = _notifications_blocks(client)
     lines = [_ensure(client, zombie_automation())]
     lines += [_ensure(client, wanted) for wanted in telling_automations(notifications)]
-    if notifications is None:
+    lines += [f"block {NOTIFICATIONS_BLOCK} of type {kind}: cannot send notifications, not used" for kind in unable]
+    if not notifications:
         lines.append(f"no block {NOTIFICATIONS_BLOCK}: automations tell the event feed only")
     return lines
 
@@ -134,12 +134,18 @@ def _compared(automation: AutomationCore) -> tuple[Any, ...]:
     return automation.trigger.model_dump(exclude={"id"}), actions
 
 
-def _notifications_block(client: SyncPrefectClient) -> UUID | None:
-    """The id of the block by which people are told; None where nobody made one."""
+def _notifications_blocks(client: SyncPrefectClient) -> tuple[list[UUID], list[str]]:
+    """Ids of the blocks by which people are told, one of a type at most; and types of those that cannot tell."""
+    able: list[UUID] = []
+    unable: list[str] = []
     offset = 0
     while page := client.read_block_documents(offset=offset, limit=_PAGE, include_secrets=False):
         for document in page:
-            if document.name == NOTIFICATIONS_BLOCK:
-                return document.id
+            if document.name != NOTIFICATIONS_BLOCK:
+                continue
+            if document.block_schema is not None and "notify" in document.block_schema.capabilities:
+                able.append(document.id)
+            else:
+                unable.append(str(document.block_type_name))
         offset += len(page)
-    return None
+    return sorted(able), sorted(unable)

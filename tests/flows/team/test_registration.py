@@ -1,0 +1,80 @@
+"""What is registered beside the deployments, against an API that is a list in memory."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import BlockDocument, BlockSchema
+from prefect.events.actions import DoNothing, SendNotification
+from prefect.events.schemas.automations import Automation, AutomationCore
+
+from flows.registration.automations import NOTIFICATIONS_BLOCK, STUDY_FAILED, ensure_automations
+
+WEBHOOK, SLACK, SECRET = UUID(int=1), UUID(int=2), UUID(int=3)
+
+
+class Listed:
+    """The API: automations and blocks. `beside`: what others register while one is created here."""
+
+    def __init__(self, blocks: Sequence[BlockDocument] = ()) -> None:
+        self.blocks = list(blocks)
+        self.automations: list[Automation] = []
+        self.beside = False
+
+    def read_block_documents(self, offset: int, limit: int, include_secrets: bool) -> list[BlockDocument]:
+        assert not include_secrets
+        return self.blocks[offset : offset + limit]
+
+    def read_automations_by_name(self, name: str) -> list[Automation]:
+        return [each for each in self.automations if each.name == name]
+
+    def create_automation(self, wanted: AutomationCore) -> UUID:
+        for _ in range(1 + self.beside):
+            self.automations.insert(0, Automation(id=uuid4(), **dict(wanted)))
+        return self.automations[0].id
+
+    def update_automation(self, identifier: UUID, wanted: AutomationCore) -> None:
+        self.delete_automation(identifier)
+        self.automations.insert(0, Automation(id=identifier, **dict(wanted)))
+
+    def delete_automation(self, identifier: UUID) -> None:
+        self.automations = [each for each in self.automations if each.id != identifier]
+
+    @property
+    def client(self) -> SyncPrefectClient:
+        return cast(SyncPrefectClient, self)
+
+
+def block(identifier: UUID, kind: str, *capabilities: str, name: str = NOTIFICATIONS_BLOCK) -> BlockDocument:
+    kind_id = uuid4()
+    schema = BlockSchema(checksum="sha256:0", block_type_id=kind_id, capabilities=list(capabilities))
+    return BlockDocument(
+        id=identifier,
+        name=name,
+        block_schema_id=uuid4(),
+        block_schema=schema,
+        block_type_id=kind_id,
+        block_type_name=kind,
+    )
+
+
+@pytest.mark.parametrize(
+    ("blocks", "told_by"),
+    [
+        ([block(SECRET, "Secret"), block(SLACK, "Slack Webhook", "notify")], [SLACK]),
+        ([block(SLACK, "Slack Webhook", "notify"), block(WEBHOOK, "Custom Webhook", "notify")], [WEBHOOK, SLACK]),
+        ([block(SECRET, "Secret")], []),
+        ([block(SLACK, "Slack Webhook", "notify", name="another")], []),
+    ],
+)
+def test_people_are_told_through_every_block_that_can(blocks: list[BlockDocument], told_by: list[UUID]) -> None:
+    api = Listed(blocks)
+    lines = ensure_automations(api.client)
+    actions: list[Any] = api.read_automations_by_name(STUDY_FAILED)[0].actions
+    assert [action.block_document_id for action in actions if isinstance(action, SendNotification)] == told_by
+    assert told_by or isinstance(actions[0], DoNothing)
+    unable = f"block {NOTIFICATIONS_BLOCK} of type Secret: cannot send notifications, not used"
+    assert (unable in lines) == any(each.id == SECRET for each in blocks)
+    assert (f"no block {NOTIFICATIONS_BLOCK}: automations tell the event feed only" in lines) == (not told_by)
