@@ -16,6 +16,7 @@ from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import DoNothing, SendNotification
+from prefect.events.schemas.automations import Automation
 
 from flows.server.settings import HEARTBEAT_SECONDS
 from tasks.prefect_api.events import STUDY, Happened
@@ -61,7 +62,7 @@ def zombie_automation() -> AutomationCore:
 
 
 def telling_automations(notifications: Sequence[UUID]) -> list[AutomationCore]:
-    """What a person wants to hear of. notifications: ids of the blocks by which it is told; none: the event feed only."""
+    """What a person wants to hear of. notifications: ids of blocks by which it is told; none: the event feed only."""
     failed = EventTrigger(
         expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"},
         match={"prefect.resource.id": "prefect.flow-run.*"},
@@ -117,15 +118,28 @@ def ensure_automations(client: SyncPrefectClient) -> list[str]:
 
 
 def _ensure(client: SyncPrefectClient, wanted: AutomationCore) -> str:
-    found = client.read_automations_by_name(wanted.name)
-    if not found:
+    found = _only_one(client, wanted.name)
+    if found is None:
         client.create_automation(wanted)
+        _only_one(client, wanted.name)
         return f"automation {wanted.name}: created"
-    switch = "enabled" if found[0].enabled else "disabled"
-    if _compared(found[0]) != _compared(wanted):
-        client.update_automation(found[0].id, wanted.model_copy(update={"enabled": found[0].enabled}))
+    switch = "enabled" if found.enabled else "disabled"
+    if _compared(found) != _compared(wanted):
+        client.update_automation(found.id, wanted.model_copy(update={"enabled": found.enabled}))
         return f"automation {wanted.name}: updated, {switch}"
     return f"automation {wanted.name}: exists, {switch}"
+
+
+def _only_one(client: SyncPrefectClient, name: str) -> Automation | None:
+    """The automation of this name, if any, without doubles: two machines that register at once both create it.
+
+    Each would tell or mark everything once more, and go on as it is when the other is brought up to date. All who
+    look keep the same one; an enabled one, if there is any.
+    """
+    found = sorted(client.read_automations_by_name(name), key=lambda each: (not each.enabled, str(each.id)))
+    for double in found[1:]:
+        client.delete_automation(double.id)
+    return found[0] if found else None
 
 
 def _compared(automation: AutomationCore) -> tuple[Any, ...]:

@@ -78,3 +78,21 @@ def test_people_are_told_through_every_block_that_can(blocks: list[BlockDocument
     unable = f"block {NOTIFICATIONS_BLOCK} of type Secret: cannot send notifications, not used"
     assert (unable in lines) == any(each.id == SECRET for each in blocks)
     assert (f"no block {NOTIFICATIONS_BLOCK}: automations tell the event feed only" in lines) == (not told_by)
+
+
+def test_two_machines_that_register_at_once_leave_one_automation_of_each() -> None:
+    api = Listed()
+    api.beside = True
+    ensure_automations(api.client)
+    names = [each.name for each in api.automations]
+    assert len(names) == len(set(names)) == 4
+
+
+def test_doubles_of_an_older_version_are_removed_and_what_is_enabled_stays_so() -> None:
+    api = Listed()
+    ensure_automations(api.client)
+    doubles = [each.model_copy(update={"id": UUID(int=4 + i)}) for i, each in enumerate(api.automations)]
+    disabled = [each.model_copy(update={"enabled": False}) for each in doubles]
+    api.automations = [*disabled, *api.automations]
+    lines = ensure_automations(api.client)
+    assert sum(line.endswith(": exists, enabled") for line in lines) == len(api.automations) == 4
