@@ -81,7 +81,7 @@ def tag_run(flow_run_id: UUID | None, tags: set[str]) -> None:
             there = set(client.read_flow_run(flow_run_id).tags)
             if not tags <= there:
                 client.update_flow_run(flow_run_id, tags=sorted(tags | there))
-    except httpx.HTTPError as error:
+    except (ObjectNotFound, httpx.HTTPError) as error:
         run_logger().warning("run not tagged: %s", api_error_text(error))
 
 
