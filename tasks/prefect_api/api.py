@@ -86,11 +86,14 @@ def tag_run(flow_run_id: UUID | None, tags: set[str]) -> None:
 
 
 def end_lost_run(flow_run_id: UUID) -> bool:
-    """Say of a run whose process is gone that it crashed, if the API still takes it for running."""
+    """Say of a run whose process is gone that it crashed, if the API still takes it for running.
+
+    One that was suspended ended as it should and can be resumed; one that was tried again is about to start.
+    """
     try:
         with quick_client() as client:
             state = client.read_flow_run(flow_run_id).state
-            if state is None or state.is_final():
+            if state is None or not (state.is_running() or state.is_cancelling()):
                 return False
             crashed: State[Any] = Crashed(message="its process no longer existed when the study was resumed")
             client.set_flow_run_state(flow_run_id, crashed, force=True)
