@@ -8,12 +8,11 @@ Outside a flow run nothing is told. What automations do with them: `flows.regist
 
 from enum import StrEnum
 
-from prefect.context import FlowRunContext
 from prefect.events import emit_event
 
 from configs.common.secrets import redacted
 from tasks.prefect_api.api import api_error_text
-from tasks.prefect_api.stages import in_flow_run, run_logger
+from tasks.prefect_api.stages import run_logger, study_context
 
 STUDY = "rankwise.study."
 """Begin of the id of a study as a resource of Prefect's events."""
@@ -32,22 +31,24 @@ class Happened(StrEnum):
 
 def tell(happened: Happened, study: str, message: str, **payload: str | int | float | None) -> None:
     """Send an event; it is on its way in the background when this returns."""
-    context = FlowRunContext.get()
-    if not in_flow_run() or context is None or context.flow_run is None:
+    context = study_context()
+    if context is None or context.flow_run is None:
         return
     text = redacted(message)[:_MAX_CHARACTERS]
     try:
-        emit_event(
-            event=str(happened),
-            resource={"prefect.resource.id": f"{STUDY}{study}", "prefect.resource.name": study},
-            related=[
-                {
-                    "prefect.resource.id": f"prefect.flow-run.{context.flow_run.id}",
-                    "prefect.resource.name": context.flow_run.name,
-                    "prefect.resource.role": "flow-run",
-                }
-            ],
-            payload={"message": text, "study": study, **payload},
-        )
+        # Prefect adds flow, deployment and tags of the context, which in a group of stages are the group's.
+        with context.model_copy():
+            emit_event(
+                event=str(happened),
+                resource={"prefect.resource.id": f"{STUDY}{study}", "prefect.resource.name": study},
+                related=[
+                    {
+                        "prefect.resource.id": f"prefect.flow-run.{context.flow_run.id}",
+                        "prefect.resource.name": context.flow_run.name,
+                        "prefect.resource.role": "flow-run",
+                    }
+                ],
+                payload={"message": text, "study": study, **payload},
+            )
     except Exception as error:  # whatever Prefect raises: the records say the same
         run_logger().debug("event not sent: %s", api_error_text(error))

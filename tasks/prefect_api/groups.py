@@ -19,7 +19,7 @@ from tasks.campaign.graph import RunGraph, StageEnd
 from tasks.campaign.session import Session
 from tasks.prefect_api.api import api_error_text
 from tasks.prefect_api.cancellation import RunCancelled
-from tasks.prefect_api.stages import in_flow_run, run_logger
+from tasks.prefect_api.stages import in_flow_run, run_logger, within_study
 
 
 def with_group(session: Session, title: str, work: Callable[[], None]) -> None:
@@ -50,7 +50,7 @@ def with_group(session: Session, title: str, work: Callable[[], None]) -> None:
     launches.__qualname__ = f"launches_of_try_{_tries()}"
     group: Any = flow(name="launches", flow_run_name=title.replace("{", "{{").replace("}", "}}"))(launches)
     try:
-        with _without_heartbeat():
+        with within_study(), _without_heartbeat():
             group(wait_for=upstream or None, return_state=True)
     except Exception as error:
         if not ended or ended[0] is None:  # the API's, not the work's

@@ -12,7 +12,8 @@ that it decorates, with the same retries: measuring never depends on a server.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import update_wrapper, wraps
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -37,6 +38,24 @@ _BACKOFF_SECONDS = 2.0
 def in_flow_run() -> bool:
     """Whether the caller is part of a flow run of Prefect."""
     return FlowRunContext.get() is not None
+
+
+def study_context() -> FlowRunContext | None:
+    """Prefect's context of the study's flow run, also inside a group of stages, which is a subflow; None without."""
+    return _STUDY.get() or FlowRunContext.get()
+
+
+@contextmanager
+def within_study() -> Iterator[None]:
+    """Subflows of the block belong to the flow run of the caller's study."""
+    token = _STUDY.set(study_context())
+    try:
+        yield
+    finally:
+        _STUDY.reset(token)
+
+
+_STUDY: ContextVar[FlowRunContext | None] = ContextVar("study", default=None)
 
 
 def run_logger() -> Any:
