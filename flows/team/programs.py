@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from prefect.workers.process import ProcessWorker
 
 _FLOW_RUNS_SECONDS = WORKER_STOP_SECONDS - 5.0
+_PASSING = (408, 429)
+"""Client errors of HTTP that are none of the client's: a request took too long, or there were too many."""
 
 
 def serve(host: str, port: int) -> NoReturn:
@@ -70,19 +72,36 @@ def _worker(limit: int) -> "ProcessWorker":
                 try:
                     return [] if _ending.is_set() else await super().get_and_submit_flow_runs()
                 except httpx.HTTPError as error:
-                    _told_unless_passing(error)
+                    _told_unless_final(error, self)
                     return []
 
             async def sync_with_backend(self) -> None:
                 try:
                     await super().sync_with_backend()
                 except httpx.HTTPError as error:
-                    _told_unless_passing(error)
+                    _told_unless_final(error, self)
 
-    def _told_unless_passing(error: httpx.HTTPError) -> None:
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+            async def _submit_run(self, flow_run: FlowRun) -> None:
+                """Where this raises, Prefect ends all flow runs of the worker. The run stays scheduled."""
+                try:
+                    await super()._submit_run(flow_run)
+                except httpx.HTTPError as error:
+                    log_program_line(f"flow run {flow_run.name} not started, retrying: {_words(error)}")
+                    self._release_limit_slot(flow_run.id)
+                    self._submitting_flow_run_ids.discard(flow_run.id)
+                    if self._cancelling_observer is not None:
+                        self._cancelling_observer.remove_in_flight_flow_run_id(flow_run.id)
+
+    def _told_unless_final(error: httpx.HTTPError, worker: ProcessWorker) -> None:
+        """Raise what waiting does not change, such as a wrong key; not while flow runs would end with the worker."""
+        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 503
+        if status < 500 and status not in _PASSING and not worker.limiter.borrowed_tokens:
             raise error
-        log_program_line(f"the API does not respond, retrying: {str(error) or type(error).__name__}")
+        what = "refuses requests" if status < 500 else "does not respond"
+        log_program_line(f"the API {what}, retrying: {_words(error)}")
+
+    def _words(error: httpx.HTTPError) -> str:
+        return str(error) or type(error).__name__
 
     return TeamWorker(name=socket.gethostname(), work_pool_name=POOL, limit=limit, heartbeat_interval_seconds=30)
 
