@@ -16,6 +16,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from configs.common.files.project_files import shipped_studies
+from configs.common.secrets import redacted
 from configs.spec.form import StudyForm, study_of_form
 from configs.spec.short_form import ShortStudy, study_of_short_form
 from configs.spec.study import StudyError, StudySpec, load_study
@@ -26,7 +27,7 @@ from flows.scaling_study import Handover, RunSummary, handed_over, measure_study
 from tasks.prefect_api.api import tag_run, tags_of
 from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time, tell_scheduled
-from tasks.prefect_api.stages import run_logger
+from tasks.prefect_api.stages import run_logger, secrets_hidden
 from tasks.prefect_api.targets import stored_targets
 
 _EXAMPLE = StudyForm()
@@ -161,7 +162,7 @@ def _tell_regressions(study: str, runs: Path, run: Path) -> None:
 def _refused(error: StudyError) -> State[Any]:
     """What is wrong with the study, as the state's message: for people, without a traceback."""
     tag_run(flow_run.id, {REFUSED_TAG})
-    return Failed(message=str(error))
+    return Failed(message=redacted(str(error)))
 
 
 def _checked_and_measured(
@@ -169,7 +170,8 @@ def _checked_and_measured(
 ) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
     tag_run(flow_run.id, tags_of(spec.models, spec.targets))
-    plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
+    with secrets_hidden():
+        plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
     with handed_over(Handover(plan)):
         return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
 

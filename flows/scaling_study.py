@@ -45,7 +45,7 @@ from tasks.planning.predictions import remember_run
 from tasks.prefect_api.api import api_error_text, await_api, end_lost_run, tag_run, tags_of
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled, RunSuspended
 from tasks.prefect_api.credentials import api_environment
-from tasks.prefect_api.stages import in_flow_run, run_logger
+from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
 from tasks.preflight import preflight
 from tasks.provision import provision
 from tasks.publish import begin_jobs, begin_progress, publish
@@ -90,7 +90,8 @@ def scaling_study(
     """
     if isinstance(study, str | Path):
         base = base or Path(study).parent
-        study = load_study(Path(study))
+        with secrets_hidden():
+            study = load_study(Path(study))
     return measure_study(study, runs, base or Path.cwd(), only_failed, accept_environment)
 
 
@@ -144,7 +145,8 @@ def measure_study(
     handover = _HANDOVER.get() or Handover()
     handover.began = True
     try:
-        handover.result = _measured(study, runs, base, only_failed, accept_environment, handover)
+        with secrets_hidden():
+            handover.result = _measured(study, runs, base, only_failed, accept_environment, handover)
     except BaseException as error:
         handover.error = error
         raise

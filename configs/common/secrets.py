@@ -4,6 +4,7 @@ is_secret("HF_TOKEN")                                          # by a variable's
 holds_secret("DATABASE_URL", "postgresql://a:b@host/db")       # by its name or its value
 shown_value("DATABASE_URL", "postgresql://a:b@host/db")        # "postgresql://(hidden)@host/db"
 redacted("GET https://host/x?token=abc failed")                # "GET https://host/x?token=(hidden) failed"
+hide_in_error(error)                                           # the same for what an exception says
 
 A value counts as a secret where its form says so: user and password in a URL, a parameter or setting that is named like
 a secret, an Authorization header, a private key, the tokens of well-known services. In text also the values of this
@@ -23,6 +24,9 @@ _SECRET = re.compile(rf"({_WORDS})S?(_|$)", re.IGNORECASE)
 _NO_SECRETS = {"PWD", "OLDPWD"}
 _SHORTEST = 6
 """Shorter values of secret variables are not searched for in text: they would hide words."""
+
+_SAID_BESIDE_ARGS = ("strerror", "filename", "filename2", "reason")
+"""Attributes from which errors of the system and of urllib make their text."""
 
 _USERINFO = re.compile(r"(?P<kept>[a-z][a-z0-9+.-]{1,20}://)(?![$({])[^\s/?#@'\"<>]+@", re.IGNORECASE)
 # name=value of a query, a connection string (libpq's and ADO's), or a setting; a number is a count (new_tokens=8).
@@ -71,6 +75,22 @@ def redacted(text: str) -> str:
     for value in sorted(_own_secrets(), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return _without_forms(text)
+
+
+def hide_in_error(error: BaseException) -> None:
+    """Redact what an exception, and those that it came from, say; in place, so that their types stay."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        waiting += [each for each in (one.__cause__, one.__context__, *one.args) if isinstance(each, BaseException)]
+        one.args = tuple(redacted(each) if isinstance(each, str) else each for each in one.args)
+        for name in _SAID_BESIDE_ARGS:
+            text = getattr(one, name, None)
+            if isinstance(text, str) and redacted(text) != text:
+                setattr(one, name, redacted(text))
 
 
 def without_password(url: str) -> str:

@@ -27,6 +27,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 
+from configs.common.secrets import hide_in_error
 from tasks.campaign.graph import StageEnd
 
 _P = ParamSpec("_P")
@@ -43,6 +44,16 @@ def in_flow_run() -> bool:
 def study_context() -> FlowRunContext | None:
     """Prefect's context of the study's flow run, also inside a group of stages, which is a subflow; None without."""
     return _STUDY.get() or FlowRunContext.get()
+
+
+@contextmanager
+def secrets_hidden() -> Iterator[None]:
+    """What the block raises holds no secrets: Prefect keeps it in states, logs and events, and automations send it."""
+    try:
+        yield
+    except BaseException as error:
+        hide_in_error(error)
+        raise
 
 
 @contextmanager
@@ -115,7 +126,8 @@ def _kept(function: Callable[_P, _R]) -> Callable[_P, None]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
         outcomes, context = _OUTCOMES.get(), TaskRunContext.get()
         assert context is not None
-        outcomes.append((context.task_run.id, function(*args, **kwargs)))
+        with secrets_hidden():
+            outcomes.append((context.task_run.id, function(*args, **kwargs)))
 
     return call
 

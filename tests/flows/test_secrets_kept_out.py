@@ -4,15 +4,23 @@ import base64
 import os
 import subprocess
 import threading
+import traceback
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import psutil
 import pytest
 
+import flows.deployed
+import flows.scaling_study
+from configs.spec.study import StudyError
 from flows.server.local import lease_server
+from tasks.prefect_api import stages
+from tasks.prefect_api.stages import stage
 from tests.support.run_folders.studies import RANKWISE, write_study
 
 STEM = f"c4n4ry{uuid.uuid4().hex[:12]}"
@@ -94,3 +102,37 @@ def test_planted_secrets_appear_nowhere(api: str, tmp_path: Path, monkeypatch: p
             assert STEM.encode() not in content and basic not in content, path
     record = next((tmp_path / "runs" / "s" / "environments").iterdir()).read_text()
     assert "OMP_" in record or "CUDA_" in record or "NCCL_" in record, "variables in force are kept"
+
+
+def unreachable(*_: object, **__: object) -> NoReturn:
+    """As the fetch of a model from a mirror whose address has a password."""
+    try:
+        raise OSError(f"http://user:{STEM}cause@127.0.0.1:9/x: refused")
+    except OSError as error:
+        raise ValueError(f"http://user:{STEM}mirror@127.0.0.1:9 cannot be reached") from error
+
+
+@pytest.mark.parametrize("where", ["task", "flow", "check before the flow"])
+def test_what_a_run_raises_is_kept_by_prefect_without_secrets(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In states, logs with tracebacks, events and notifications."""
+    spec: Any = SimpleNamespace(id="s", study="s", models=(), targets=())
+    monkeypatch.setattr(flows.scaling_study, "_measured", unreachable)
+    monkeypatch.setattr(flows.deployed, "check_study", unreachable)
+    monkeypatch.setattr(flows.deployed, "tag_run", lambda *_: None)
+    calls: dict[str, Callable[[], object]] = {
+        "task": lambda: stage("fetch model", "fetch")(unreachable)._as_task.fn(),
+        "flow": lambda: flows.scaling_study.measure_study(spec, Path("runs"), Path(), False, False),
+        "check before the flow": lambda: flows.deployed._checked_and_measured(spec, Path("runs"), Path(), False, False),
+    }
+    monkeypatch.setattr(stages, "TaskRunContext", SimpleNamespace(get=lambda: SimpleNamespace(task_run=spec)))
+    token = stages._OUTCOMES.set([])
+    with pytest.raises(ValueError, match="cannot be reached") as raised:
+        calls[where]()
+    stages._OUTCOMES.reset(token)
+    assert STEM not in "".join(traceback.format_exception(raised.value)), "the cause included"
+
+
+def test_a_study_that_is_refused_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows.deployed, "tag_run", lambda *_: None)
+    state = flows.deployed._refused(StudyError([f"engines.vllm.url: http://user:{STEM}pw@host: no such host"]))
+    assert state.message == "engines.vllm.url: http://(hidden)@host: no such host"

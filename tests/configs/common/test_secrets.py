@@ -1,10 +1,19 @@
 """One rule for secrets: names that hide their values, names that do not, URLs, and the study's own `env`."""
 
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 
-from configs.common.secrets import holds_secret, is_secret, redacted, shown_url, shown_value, without_password
+from configs.common.secrets import (
+    hide_in_error,
+    holds_secret,
+    is_secret,
+    redacted,
+    shown_url,
+    shown_value,
+    without_password,
+)
 from configs.records.record import Failure
 from configs.spec.study import StudyError, parse_study
 from configs.targets.target import LocalTarget
@@ -121,3 +130,14 @@ def test_a_secret_in_a_targets_env_is_refused_since_env_is_kept() -> None:
     with pytest.raises(StudyError, match="WANDB_API_KEY: the name of a secret") as caught:
         parse_study(study)
     assert "hush-42" not in str(caught.value)
+
+
+def test_an_error_and_what_it_came_from_are_redacted_in_place() -> None:
+    inner = OSError(2, "no such file: https://me:hush@host/x")
+    error = ValueError("cannot fetch https://me:hush@host/x", inner, 3)
+    inner.__context__ = URLError("no route to https://me:hush@host/x")
+    error.__cause__, inner.__cause__ = inner, error  # a circle
+    hide_in_error(error)
+    assert str(inner.__context__) == "<urlopen error no route to https://(hidden)@host/x>"
+    assert (error.args[0], error.args[2]) == ("cannot fetch https://(hidden)@host/x", 3)
+    assert str(inner) == "[Errno 2] no such file: https://(hidden)@host/x"
