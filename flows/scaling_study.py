@@ -165,6 +165,7 @@ def _measured(
         progress_artifact = jobs_artifact = None
         if identifier is not None:
             told.enter_context(api_environment())
+            told.enter_context(secrets_hidden())  # while the values are known that were stored in the API
             if before is not None and end_lost_run(before):
                 run_logger().info("flow run %s stopped responding and is marked as crashed", before)
             progress_artifact = begin_progress(run_progress)

@@ -7,7 +7,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -136,3 +136,31 @@ def test_a_study_that_is_refused_is_told_without_secrets(monkeypatch: pytest.Mon
     monkeypatch.setattr(flows.deployed, "tag_run", lambda *_: None)
     state = flows.deployed._refused(StudyError([f"engines.vllm.url: http://user:{STEM}pw@host: no such host"]))
     assert state.message == "engines.vllm.url: http://(hidden)@host: no such host"
+
+
+def test_credentials_of_the_api_are_hidden_in_an_error_of_their_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no longer in the environment when the error leaves the run, and have no form that gives them away."""
+
+    @contextmanager
+    def stored() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MIRROR_PASSWORD", f"{STEM}stored")
+            yield
+
+    def fail(*_: object) -> NoReturn:
+        raise ValueError(f"login as user {STEM}stored was refused")
+
+    study: Any = SimpleNamespace(study="s", models=(), targets=())
+    for name, replaced in {
+        "in_flow_run": lambda: True,
+        "flow_run": SimpleNamespace(id=str(uuid.uuid4())),
+        "api_environment": stored,
+        "begin_progress": lambda _: None,
+        "ApiWatcher": lambda *_: nullcontext(),
+        "_run": fail,
+    }.items():
+        monkeypatch.setattr(flows.scaling_study, name, replaced)
+    with pytest.raises(ValueError, match=r"login as user \(hidden\) was refused"):
+        flows.scaling_study.measure_study(study, tmp_path, tmp_path, False, False)
