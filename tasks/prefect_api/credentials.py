@@ -66,6 +66,20 @@ def _secret(client: SyncPrefectClient) -> dict[str, str]:
 
 def _checked(value: Any, where: str) -> dict[str, str]:
     """The value, if it is a mapping of names to texts; an error that names only the place otherwise."""
-    if isinstance(value, dict) and all(isinstance(item, str) for pair in value.items() for item in pair):
-        return value
-    raise ValueError(f'{where}: expected a JSON object of names and strings, for example {{"HF_TOKEN": "..."}}')
+    if not isinstance(value, dict) or not all(isinstance(item, str) for pair in value.items() for item in pair):
+        raise ValueError(f'{where}: expected a JSON object of names and strings, for example {{"HF_TOKEN": "..."}}')
+    if not all(_fits(name, content) for name, content in value.items()):
+        raise ValueError(
+            f"{where}: one of its names is empty or has `=` or spaces around it, or there is a character in a name or "
+            "value that no environment can hold"
+        )
+    return value
+
+
+def _fits(name: str, value: str) -> bool:
+    """Whether an environment can hold this."""
+    try:
+        text = f"{name}{value}".encode()
+    except UnicodeEncodeError:  # half of a surrogate pair; the error itself has the value in it
+        return False
+    return bool(name) and name == name.strip() and "=" not in name and b"\0" not in text
