@@ -42,9 +42,10 @@ from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
 from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
-from tasks.prefect_api.api import api_error_text, await_api, end_lost_run, tag_run, tags_of
+from tasks.prefect_api.api import api_error_text, await_api, end_lost_groups, end_lost_run, tag_run, tags_of
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled, RunSuspended
 from tasks.prefect_api.credentials import api_environment
+from tasks.prefect_api.groups import tries
 from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
 from tasks.preflight import preflight
 from tasks.provision import provision
@@ -168,6 +169,8 @@ def _measured(
             told.enter_context(secrets_hidden())  # while the values are known that were stored in the API
             if before is not None and end_lost_run(before):
                 run_logger().info("flow run %s stopped responding and is marked as crashed", before)
+            if tries() > 1:
+                end_lost_groups(identifier)
             progress_artifact = begin_progress(run_progress)
             if any(not isinstance(target, LocalTarget) for target in study.targets):
                 jobs_artifact = begin_jobs(study.study)

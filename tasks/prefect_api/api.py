@@ -88,24 +88,37 @@ def tag_run(flow_run_id: UUID | None, tags: set[str]) -> None:
 def end_lost_run(flow_run_id: UUID) -> bool:
     """Say of a run whose process is gone that it crashed, if the API still takes it for running.
 
-    One that was suspended ended as it should and can be resumed; one that was tried again is about to start.
+    One that was suspended ended as it should and can be resumed; one that was tried again is about to start. Groups of
+    its stages, of which nobody else hears that their process is gone, have crashed whatever became of the run.
     """
     try:
         with quick_client() as client:
             state = client.read_flow_run(flow_run_id).state
-            if state is None or not (state.is_running() or state.is_cancelling()):
-                return False
-            crashed: State[Any] = Crashed(message="its process no longer existed when the study was resumed")
-            client.set_flow_run_state(flow_run_id, crashed, force=True)
-            for group in _groups_under_way(client, flow_run_id):
-                client.set_flow_run_state(group, crashed, force=True)
-            return True
+            lost = state is not None and (state.is_running() or state.is_cancelling())
+            if lost:
+                client.set_flow_run_state(flow_run_id, _crashed(), force=True)
+            _end_groups(client, flow_run_id)
+            return lost
     except (ObjectNotFound, httpx.HTTPError):
         return False
 
 
-def _groups_under_way(client: SyncPrefectClient, flow_run_id: UUID) -> list[UUID]:
-    """Subflow runs of a run that have not ended."""
+def end_lost_groups(flow_run_id: UUID) -> None:
+    """The same for the groups of an earlier try of this run, whose process was killed."""
+    try:
+        with quick_client() as client:
+            _end_groups(client, flow_run_id)
+    except (ObjectNotFound, httpx.HTTPError) as error:
+        run_logger().debug("groups of an earlier try not ended: %s", api_error_text(error))
+
+
+def _crashed() -> State[Any]:
+    return Crashed(message="its process no longer existed when the study was resumed")
+
+
+def _end_groups(client: SyncPrefectClient, flow_run_id: UUID) -> None:
+    """Mark as crashed the subflow runs of a run that have not ended."""
     of_run = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run_id]))
-    groups = client.read_flow_runs(flow_run_filter=of_run)
-    return [group.id for group in groups if group.state is None or not group.state.is_final()]
+    for group in client.read_flow_runs(flow_run_filter=of_run):
+        if group.state is None or not group.state.is_final():
+            client.set_flow_run_state(group.id, _crashed(), force=True)

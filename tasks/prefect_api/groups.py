@@ -47,7 +47,7 @@ def with_group(session: Session, title: str, work: Callable[[], None]) -> None:
         return None
 
     # The task that stands for a subflow is found again by this name when the run is tried again.
-    launches.__qualname__ = f"launches_of_try_{_tries()}"
+    launches.__qualname__ = f"launches_of_try_{tries()}"
     group: Any = flow(name="launches", flow_run_name=title.replace("{", "{{").replace("}", "}}"))(launches)
     try:
         with within_study(), _without_heartbeat():
@@ -74,7 +74,8 @@ def _this_subflow() -> StageEnd:
     return StageEnd(Completed(data=True, state_details=StateDetails(task_run_id=context.flow_run.id)))
 
 
-def _tries() -> int:
+def tries() -> int:
+    """How often the flow run of the caller was started, this time included. Asks no API."""
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     return context.flow_run.run_count

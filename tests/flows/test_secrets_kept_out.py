@@ -156,6 +156,7 @@ def test_credentials_of_the_api_are_hidden_in_an_error_of_their_run(
     for name, replaced in {
         "in_flow_run": lambda: True,
         "flow_run": SimpleNamespace(id=str(uuid.uuid4())),
+        "tries": lambda: 1,
         "api_environment": stored,
         "begin_progress": lambda _: None,
         "ApiWatcher": lambda *_: nullcontext(),

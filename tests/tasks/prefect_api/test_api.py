@@ -10,10 +10,10 @@ import httpx
 import pytest
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
-from prefect.states import AwaitingRetry, Cancelling, Completed, Pending, Running, Suspended
+from prefect.states import AwaitingRetry, Cancelling, Completed, Crashed, Pending, Running, Suspended
 
 from tasks.prefect_api import api
-from tasks.prefect_api.api import end_lost_run, tag_run
+from tasks.prefect_api.api import end_lost_groups, end_lost_run, tag_run
 
 
 def test_a_run_that_the_api_no_longer_knows_is_not_tagged_and_goes_on(
@@ -28,6 +28,22 @@ def test_a_run_that_the_api_no_longer_knows_is_not_tagged_and_goes_on(
     with caplog.at_level(logging.WARNING, logger="rankwise"):
         tag_run(uuid4(), {"model:tiny"})
     assert "run not tagged" in caplog.text
+
+
+def with_states(
+    monkeypatch: pytest.MonkeyPatch, state: State[Any], groups: dict[UUID, State[Any]]
+) -> list[tuple[UUID, str | None]]:
+    """An API that knows these states of a run and of the groups of its stages. Returns what it is told."""
+    told: list[tuple[UUID, str | None]] = []
+    client = SimpleNamespace(
+        read_flow_run=lambda identifier: SimpleNamespace(state=state),
+        set_flow_run_state=lambda identifier, wanted, force: told.append((identifier, wanted.name)),
+        read_flow_runs=lambda flow_run_filter: [
+            SimpleNamespace(id=identifier, state=of_group) for identifier, of_group in groups.items()
+        ],
+    )
+    monkeypatch.setattr(api, "quick_client", lambda: nullcontext(client))
+    return told
 
 
 @pytest.mark.parametrize(
@@ -46,13 +62,18 @@ def test_only_a_run_that_is_said_to_run_was_lost(
     monkeypatch: pytest.MonkeyPatch, state: State[Any], lost: bool
 ) -> None:
     """A suspended run ended as it should, and one that somebody tried again is about to start."""
-    ended: list[tuple[UUID, str]] = []
-    client = SimpleNamespace(
-        read_flow_run=lambda identifier: SimpleNamespace(state=state),
-        set_flow_run_state=lambda identifier, wanted, force: ended.append((identifier, wanted.name)),
-        read_flow_runs=lambda flow_run_filter: [],
-    )
-    monkeypatch.setattr(api, "quick_client", lambda: nullcontext(client))
-    run = uuid4()
+    run, ended = uuid4(), with_states(monkeypatch, state, {})
     assert end_lost_run(run) is lost
     assert ended == ([(run, "Crashed")] if lost else [])
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["another-run", "the-same-run"])
+def test_groups_of_a_lost_run_do_not_stay_running(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """The run itself was marked as crashed by then, by the worker or the automation, which do not know its groups."""
+    ended, under_way = uuid4(), uuid4()
+    told = with_states(monkeypatch, Crashed(), {ended: Completed(), under_way: Running()})
+    if again:
+        end_lost_groups(uuid4())
+    else:
+        assert not end_lost_run(uuid4())
+    assert told == [(under_way, "Crashed")]
