@@ -6,6 +6,7 @@ them from `prefect.yaml`; relative paths are relative to the folder in which the
 """
 
 import re
+from contextlib import suppress
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from configs.spec.study import StudyError, StudySpec, load_study
 from flows.folders import cache_folder
 from flows.precheck import check_study
 from flows.regressions import regressions_since_last
-from flows.scaling_study import Handover, RunSummary, handed_over, measure_study
+from flows.scaling_study import Handover, RunSummary, handed_over, measure_study, name_in_file
 from tasks.prefect_api.api import tag_run, tags_of
 from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time, tell_scheduled
@@ -60,7 +61,10 @@ def _short_name() -> str:
 
 
 def _sweep_name() -> str:
-    return run_name(Path(str(flow_run.parameters.get("study", "sweep"))).stem, flow_run.name)
+    written = str(flow_run.parameters.get("study", "sweep"))
+    with suppress(StudyError):
+        return run_name(name_in_file(_study_file(written)), flow_run.name)
+    return run_name(Path(written).stem, flow_run.name)
 
 
 @flow(name="study in short", flow_run_name=_short_name, validate_parameters=False, on_running=[tell_scheduled])

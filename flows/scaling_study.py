@@ -69,7 +69,15 @@ class RunSummary(Frozen):
 def _flow_run_name() -> str:
     """The study's name, from the parameter, which is a study or the path of its file."""
     study = flow_run.parameters.get("study")
-    return study.study if isinstance(study, StudySpec) else Path(str(study)).stem
+    return study.study if isinstance(study, StudySpec) else name_in_file(Path(str(study)))
+
+
+def name_in_file(path: Path) -> str:
+    """The name of the study in a file; the file's own, where it cannot be read or is wrong, which the run says."""
+    try:
+        return load_study(path).study
+    except (ValueError, OSError):
+        return path.stem
 
 
 @flow_with_local_api("scaling study", flow_run_name=_flow_run_name)
