@@ -203,7 +203,10 @@ class Generator:
 
     async def _wait_until(self, due: float) -> bool:
         """Sleep until a time since the run's start; False where the run was stopped."""
-        if due > self._now() and not self._stopped:
+        if due <= self._now():
+            # Whoever is behind never sleeps: what was sent, what arrives and signals would wait until it has caught up.
+            await asyncio.sleep(0)
+        elif not self._stopped:
             loop = asyncio.get_running_loop()
             sleeper = loop.create_future()
             self._sleepers.add(sleeper)

@@ -1,5 +1,6 @@
 """The generator against a server of known answers, in its own process as always."""
 
+import asyncio
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from configs.load.arrivals import Arrivals, ClosedLoop, PoissonArrivals, TraceAr
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.samples import SAMPLE_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from configs.records.samples import read_samples
+from engine.load.generator import Generator
+from engine.load.replies import Reply
 from reports.load.metrics import serving_metrics
 from reports.load.samples import read_load_run
 from reports.load.verdict import judged
@@ -222,3 +225,36 @@ def test_a_run_without_a_request_is_a_run(tmp_path: Path) -> None:
     assert facts.requests == len(columns["outcome"]) == 0 and facts.wall_seconds == 0
     figures = serving_metrics(read_load_run(tmp_path))
     assert judged(read_load_run(tmp_path), figures).reason == "no request was due"
+
+
+class NoSockets:
+    """A pool that refuses every request at once, as one without file descriptors does.
+
+    heard: requests that had come due when the loop turned to something else after the first one.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator = generator
+        self.heard: list[int] = []
+
+    async def post(self, *_: object) -> tuple[Reply, None]:
+        asyncio.get_running_loop().call_soon(lambda: self.heard.append(self.generator._due_requests))
+        reply = Reply()
+        reply.fail(RequestOutcome.DROPPED, "not sent: Too many open files")
+        return reply, None
+
+
+@pytest.mark.parametrize("arrivals", [PoissonArrivals(rate=1000), ClosedLoop(users=2)])
+def test_a_generator_that_is_behind_still_sends_and_listens(arrivals: Arrivals) -> None:
+    """It sent nothing, read no answer and heard no signal before it had caught up, which it never did."""
+    job = LoadJob(endpoint=Endpoint(url="http://127.0.0.1:9", model="m"), arrivals=arrivals, max_requests=50)
+    generator = Generator(job)  # its run began when the clock did
+    pool = NoSockets(generator)
+    generator._pool = pool  # type: ignore[assignment]
+
+    async def work() -> None:
+        await (generator._closed_loop(arrivals) if isinstance(arrivals, ClosedLoop) else generator._open_loop())
+        await asyncio.gather(*generator._tasks)
+
+    asyncio.run(work())
+    assert generator._due_requests == 50 and pool.heard[0] < 10
