@@ -45,7 +45,9 @@ def _facts(record: Record, columns: Mapping[str, Floats], number: int, requests:
     assert isinstance(work, ServeWorkload)
     asked = float(columns["run_rate"][number])
     rate = None if work.find is None or isnan(asked) else asked
-    capped, share = record.figures.get("capped"), record.figures.get("generator_cpu_share")
+    # A cap ends a search with the run that reached it: those before were whole.
+    capped = record.figures.get("capped") if number == len(columns["run_rate"]) - 1 else None
+    share = record.figures.get("generator_cpu_share")
     return LoadFacts(
         job=work.requests(_NOWHERE, None, None, None, None, 0, rate),
         started_at=record.started_at or "",
