@@ -33,7 +33,7 @@ MAX_START_SECONDS = 300.0
 RUN_COLUMNS = ("run_rate", "run_issuing_seconds", "run_wall_seconds", "run_requests", "run_lag_samples")
 """Of each run of the generator: one, or those of a search, in order. Rates are requests per second, NaN: none."""
 PROBE_COLUMNS = ("probe_tokens", "probe_same_tokens", "probe_margin_nats")
-"""Of each request that was sent alone and again under load: tokens of the answer alone, equal tokens up to the first
+"""Of each request that was sent alone and again under load: tokens of the longer answer, equal tokens up to the first
 that differs, and the gap between the two most likely tokens there (NaN: none differs, or the server tells no gaps)."""
 STATE_COLUMNS = ("state_seconds", "state_running", "state_waiting", "state_memory_bytes")
 """Of the server, once a second during a run: requests that it computes and that wait, memory of its processes."""

@@ -112,13 +112,13 @@ def answered(data: Any) -> Answered | None:
 
 
 def compared(alone: Answered, loaded: Answered) -> tuple[float, float, float]:
-    """Tokens of the answer alone, equal ones up to the first that differs, and the gap at that one.
+    """Tokens of the longer answer, equal ones up to the first that differs, and the gap at that one.
 
     The gap is unknown where the server tells none; where the other answer only goes on, no tie explains it.
     """
-    pairs = list(zip(alone.tokens, loaded.tokens, strict=False))
+    pairs, longer = list(zip(alone.tokens, loaded.tokens, strict=False)), max(len(alone.tokens), len(loaded.tokens))
     same = next((place for place, (one, other) in enumerate(pairs) if one != other), len(pairs))
-    differs = same < max(len(alone.tokens), len(loaded.tokens))
+    differs = same < longer
     beyond = inf if alone.gaps else nan
     gap = (alone.gaps[same] if same < len(alone.gaps) else beyond) if differs else nan
-    return float(len(alone.tokens)), float(same if differs else len(alone.tokens)), gap
+    return float(longer), float(same), gap
