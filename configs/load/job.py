@@ -17,6 +17,8 @@ from configs.common.secrets import shown_url
 from configs.load.arrivals import Arrivals, ClosedLoop, TraceArrivals
 from configs.load.lengths import Lengths
 
+_ROUNDING = 1 + 1e-9
+"""A rate is divided by the turns of a conversation and multiplied again."""
 _OWN_FIELDS = frozenset(
     {"model", "prompt", "max_tokens", "min_tokens", "ignore_eos", "temperature", "stream", "stream_options"}
 )
@@ -89,6 +91,14 @@ class Caps(Frozen):
     max_in_flight: PositiveInt = Field(4096, le=60_000, description="requests at once; later ones are dropped")
     timeout_seconds: PositiveFloat = Field(300.0, description="of a request")
 
+    def problem_of(self, users: int | None, rate: float | None) -> str | None:
+        """Why traffic is refused under the cap of rate, with the field's name; None where it is not."""
+        if self.max_rate is not None and users:
+            return f"users: their rate is the server's speed, and max_rate caps it at {self.max_rate:g}. Use a rate"
+        if self.max_rate is not None and rate is not None and rate > self.max_rate * _ROUNDING:
+            return f"rate: {rate:g} requests/s, above the cap of {self.max_rate:g}"
+        return None
+
 
 class LoadJob(Frozen):
     """One run of a generator: so many seconds of traffic, then the requests in flight are awaited."""
@@ -112,9 +122,9 @@ class LoadJob(Frozen):
                 f"arrivals.users: got {users:,}, expected at most {self.caps.max_in_flight:,}, the requests in flight "
                 "that `caps` allow: the others would not be sent"
             )
-        rate = self.requested_rate
-        if rate is not None and self.caps.max_rate is not None and rate > self.caps.max_rate:
-            raise ValueError(f"arrivals.rate: {rate:g} requests/s, above the cap of {self.caps.max_rate:g}")
+        problem = self.caps.problem_of(users, self.requested_rate)
+        if problem is not None:
+            raise ValueError(f"arrivals.{problem}")
         return self
 
     @property

@@ -8,10 +8,12 @@ study sets `nodes`. Slurm is not queried here: whether a partition has the nodes
 """
 
 from configs.common.execution import Layout
+from configs.load.job import Caps
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import EndpointTarget, LocalTarget, Target
+from configs.workloads.serve import ServeWorkload
 
 
 def placed(cell: Cell, target: Target, asked: int | None) -> Cell:
@@ -26,6 +28,11 @@ def placed(cell: Cell, target: Target, asked: int | None) -> Cell:
         raise ValueError(f"engine: {cell.engine} on target {target.name}. Endpoints are targets of kind endpoint")
     if isinstance(target, EndpointTarget) and cell.layout.ranks > 1:
         raise ValueError(f"layout: {cell.layout}, but target {target.name} is a server that is there already")
+    if isinstance(target, EndpointTarget) and isinstance(work := cell.workload, ServeWorkload):
+        open_loop = work.find is None and work.users is None and work.trace is None
+        above = Caps(max_rate=target.max_rate).problem_of(work.users, work.first_rate if open_loop else None)
+        if above is not None:
+            raise ValueError(f"workload.{above}")
     nodes = 1 if isinstance(target, LocalTarget) else asked or target.nodes_for(cell.layout.ranks)
     return cell if nodes == cell.nodes else cell.model_copy(update={"nodes": nodes})
 

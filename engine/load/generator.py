@@ -246,8 +246,8 @@ def _trace_of(job: LoadJob) -> list[TraceRow] | None:
     if not isinstance(job.arrivals, TraceArrivals):
         return None
     rows = read_trace(Path(job.arrivals.file), job.arrivals.speed)
-    seconds = rows[-1].seconds
-    rate = len(rows) / seconds if seconds else float("inf")
-    if job.caps.max_rate is not None and rate > job.caps.max_rate:
+    seconds, requests = rows[-1].seconds, len(rows) * job.contents.turns
+    rate = requests / seconds if seconds else float("inf")
+    if requests > 1 and job.caps.max_rate is not None and rate > job.caps.max_rate:
         raise ValueError(f"arrivals.file: {rate:.4g} requests/s, above the cap of {job.caps.max_rate:g}")
     return rows

@@ -48,6 +48,24 @@ def test_a_schedule_above_the_cap_is_refused() -> None:
         )
 
 
+def test_users_are_refused_under_a_cap_of_rate() -> None:
+    """They send as fast as the server answers: the cap was accepted and did nothing."""
+    with pytest.raises(ValidationError, match="users: their rate is the server's speed, and max_rate caps it at 5"):
+        LoadJob(
+            endpoint=Endpoint(url="http://h", model="m"),
+            arrivals=ClosedLoop(users=8),
+            caps=Caps(max_rate=5),
+            duration_seconds=1,
+        )
+
+
+@pytest.mark.parametrize(("rate", "turns"), [(21.0, 19), (0.1, 11), (3.1, 3)])
+def test_conversations_at_the_cap_itself_are_allowed(rate: float, turns: int) -> None:
+    """Divided by the turns and multiplied again, the rate is above the cap by a rounding."""
+    work = ServeWorkload(rate=rate, turns=turns)
+    assert work.requests(Endpoint(url="http://h", model="m"), None, None, rate, None, 0).requested_rate != rate
+
+
 def test_a_run_without_an_end_is_refused() -> None:
     with pytest.raises(ValidationError, match="duration_seconds: expected"):
         LoadJob(endpoint=Endpoint(url="http://h", model="m"), arrivals=ClosedLoop(users=1))

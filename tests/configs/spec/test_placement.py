@@ -12,8 +12,9 @@ from configs.spec.cell import Cell
 from configs.spec.placement import placed, unplaced
 from configs.spec.study import StudyError, parse_study, study_yaml
 from configs.targets.resources import ClusterTarget
-from configs.targets.target import LocalTarget, SlurmTarget
+from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
+from configs.workloads.serve import ServeWorkload
 
 MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")
 LAB = {"kind": "slurm", "name": "lab", "nodes": 4, "ranks_per_node": 2}
@@ -225,3 +226,23 @@ def test_ranks_beside_gpus_are_read_as_they_were_written(kind: str, given: dict[
     again = parse_study(yaml.safe_load(study_yaml(study)))
     for each in (study.targets[0], again.targets[0]):
         assert isinstance(each, ClusterTarget) and each.ranks_per_node == ranks
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        ({"users": 8}, "workload.users: their rate is the server's speed, and max_rate caps it at 5"),
+        ({"rate": 6}, "workload.rate: 6 requests/s, above the cap of 5"),
+        ({"rate": 5, "turns": 3}, None),
+        ({"rate": 6, "find": "max_rate", "objectives": {"ttft_seconds": 1}}, None),  # it begins at the cap
+    ],
+)
+def test_traffic_above_the_cap_of_an_endpoint_is_refused_before_the_run(work: dict[str, Any], told: str | None) -> None:
+    cell = Cell(engine="endpoint", workload=ServeWorkload.model_validate(work), target="endpoint")
+    target = EndpointTarget(url="http://h", model="m", max_rate=5)
+    if told is None:
+        assert placed(cell, target, None) == cell
+    else:
+        with pytest.raises(ValueError) as caught:
+            placed(cell, target, None)
+        assert told in str(caught.value)

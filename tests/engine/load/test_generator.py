@@ -227,6 +227,25 @@ def test_a_run_without_a_request_is_a_run(tmp_path: Path) -> None:
     assert judged(read_load_run(tmp_path), figures).reason == "no request was due"
 
 
+@pytest.mark.parametrize(("rows", "turns", "refused"), [(11, 2, True), (11, 1, False), (1, 1, False), (1, 2, True)])
+def test_a_trace_of_conversations_counts_every_turn_under_the_cap(
+    tmp_path: Path, rows: int, turns: int, refused: bool
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps({"seconds": row}) for row in range(rows)))
+    job = LoadJob(
+        endpoint=Endpoint(url="http://127.0.0.1:9", model="m"),
+        arrivals=TraceArrivals(file=str(trace)),
+        contents=Contents(turns=turns),
+        caps=Caps(max_rate=2.0),
+    )
+    if refused:
+        with pytest.raises(ValueError, match=r"requests/s, above the cap of 2"):
+            Generator(job)
+    else:
+        Generator(job)
+
+
 class NoSockets:
     """A pool that refuses every request at once, as one without file descriptors does.
 
