@@ -1,15 +1,18 @@
-"""Run a load generator: `python -m engine.load JOB.json FOLDER`. Writes samples.npz and run.json into the folder.
+"""Run a load generator: `python -m engine.load JOB.json FOLDER [PID]`. Writes samples.npz and run.json into the folder.
 
-The bearer token is read from the variable that the job names. Exit code 2: the job, or a file that it names, is wrong.
+It stops when the process PID, its parent, ends. The bearer token is read from the variable that the job names.
+Exit code 2: the job, or a file that it names, is wrong.
 """
 
 import os
 import resource
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 from configs.common.files.reading import read_model
+from configs.common.system.proc import end_with_parent
 from configs.load.job import LoadJob
 from engine.load.generator import Generator
 from engine.load.timing import run_precisely
@@ -17,8 +20,10 @@ from engine.load.timing import run_precisely
 
 def main(arguments: list[str]) -> int:
     """Run the job of the first argument, write into the folder of the second."""
-    job_file, folder = map(Path, arguments)
+    job_file, folder = map(Path, arguments[:2])
     try:
+        if len(arguments) > 2:
+            end_with_parent(signal.SIGTERM, int(arguments[2]))
         job = read_model(job_file, LoadJob)
         _allow_connections()
         run_precisely(_run(job, bearer_token(job.endpoint.token_variable), folder))

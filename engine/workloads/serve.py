@@ -290,7 +290,7 @@ class _Runs:
         }
 
     def _generate(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder)]
+        command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder), str(os.getpid())]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             with suppress(OSError):  # as root: a generator that shares the server's cores is woken in time
                 os.setpriority(os.PRIO_PROCESS, process.pid, _GENERATOR_NICE)

@@ -4,6 +4,7 @@ run = run_load(job, folder)                                   # samples are in t
 found = search_max_rate(job, objectives, goal, folder, tell)  # folder/run-001, run-002, ...
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,14 +26,15 @@ _ENDING_SECONDS = 30.0
 def run_load(job: LoadJob, folder: Path) -> LoadRun:
     """Run a job; its samples are kept in `folder`, which must not hold a run already.
 
-    An interrupt ends the generator, which writes the samples so far, and is raised again. Raises ValueError for a job
+    An interrupt ends the generator, which writes the samples so far, and is raised again; so does the end of this
+    process. Raises ValueError for a job
     that the generator refuses and OSError where it dies.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / FACTS_FILE).exists():
         raise ValueError(f"{folder}: holds a load run already. Use another folder")
     write_atomically(folder / JOB_FILE, job.model_dump_json(indent=1))
-    command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder)]
+    command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder), str(os.getpid())]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             _, errors = process.communicate()

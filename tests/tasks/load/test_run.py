@@ -1,14 +1,19 @@
 """Runs of the generator from outside: what ends a search, and what becomes of a job that cannot run."""
 
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.load.server import Script, serving
+from configs.common.files.reading import read_model
 from configs.load.arrivals import ConstantArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.objectives import RequestObjectives
+from configs.load.samples import FACTS_FILE, LoadFacts
 from reports.load.search import SearchGoal
 from tasks.load.run import run_load, search_max_rate
 
@@ -74,3 +79,17 @@ def test_a_server_that_answers_nothing_ends_the_search(tmp_path: Path, script: S
     found = search_max_rate(job(url), OBJECTIVES, SearchGoal(0.5, 50.0), tmp_path)
     assert found.estimate is found.high is None and not found.probes
     assert "answered none of 40 requests" in found.reason and "no such model" in found.reason
+
+
+def test_a_generator_ends_with_the_command_that_was_killed(tmp_path: Path, script: Script, url: str) -> None:
+    """It went on to the end of its run, against a server that may cost money."""
+    text = job(url, max_requests=None, duration_seconds=40).model_dump_json()
+    code = "import sys; from pathlib import Path; from configs.load.job import LoadJob; "
+    code += "from tasks.load.run import run_load; run_load(LoadJob.model_validate_json(sys.argv[1]), Path(sys.argv[2]))"
+    with subprocess.Popen([sys.executable, "-c", code, text, str(tmp_path)]) as command:
+        while not script.seen:
+            time.sleep(0.02)
+        command.kill()
+    while not (tmp_path / FACTS_FILE).exists():
+        time.sleep(0.02)
+    assert read_model(tmp_path / FACTS_FILE, LoadFacts).capped == "interrupted"
