@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from configs.common.arrays import Floats
 from reports.load.samples import LoadRun
 from reports.numbers.steady import Steady, steady
+from reports.text import plural
 
 BATCH = 5
 """Requests of a mean."""
@@ -46,18 +47,19 @@ class Window:
 def steady_window(run: LoadRun) -> Window:
     """The steady part of what was issued; all of it where there is none, or too little to tell."""
     end = run.facts.issuing_seconds
-    latest, unknown = 0, False
+    latest, unknown = 0, ""
     for name, values in (("TTFT", run.ttft_seconds), ("TPOT", run.tpot_seconds)):
         known = np.flatnonzero(~np.isnan(values))
         found = steady_requests(values[known])
         if found.found is False:
             return Window(0.0, end, False, f"{name}: {found.reason}")
         if found.found is None and name == "TTFT":
-            unknown = True
+            answered = "" if len(known) == len(run) else f"{len(known):,} answers to "
+            unknown = f"{answered}{plural(len(run), 'request')} are too few to tell"
         if found.found and found.first:
             latest = max(latest, int(known[found.first]))
     if unknown:
-        return Window(0.0, end, None, f"{len(run):,} requests are too few to tell")
+        return Window(0.0, end, None, unknown)
     begin = float(run.columns["scheduled_seconds"][latest]) if latest else 0.0
     return Window(begin, end, True, f"from request {latest + 1:,}" if latest else "from the first request")
 
@@ -67,6 +69,6 @@ def steady_requests(values: Floats) -> Steady:
     batches = len(values) // BATCH
     values = values.round(_CLOCK_DIGITS)
     means: Floats = values[: batches * BATCH].reshape(batches, BATCH).mean(axis=1)
-    found = steady(means)
+    found = steady(means, "request", BATCH)
     first = found.first * BATCH
     return Steady(found.found, first, len(values) - first, found.reason)

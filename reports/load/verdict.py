@@ -81,11 +81,11 @@ def _notes(run: LoadRun, figures: LoadFigures) -> list[str]:
     notes = []
     if run.facts.capped is not None:
         notes.append(f"ended early: {run.facts.capped}")
-    failed = figures.due - figures.completed
+    failed = int((~run.completed).sum())  # of the whole run, as the messages are
     if failed:
-        share = percent(failed / figures.due)
         errors = "; ".join(f"{message} ({count:,})" for message, count in run.facts.errors.items())
-        notes.append(f"{plural(failed, 'request')} of {figures.due:,} failed ({share}): {errors}")
+        told = f": {errors}" if errors else ""
+        notes.append(f"{failed:,} of all {plural(len(run), 'request')} failed ({percent(failed / len(run))}){told}")
     if figures.window.found is None:
         notes.append(f"steady state unknown: {figures.window.reason}")
     if run.facts.job.contents.exact and figures.lengths_held is not None and figures.lengths_held < 1:

@@ -83,3 +83,35 @@ def test_both_definitions_of_tpot_are_printed() -> None:
     assert rows["TPOT without the first token"][3] != rows["TPOT with the first token"][3]
     assert any(row[0] == "requested" for row in rate_table(figures).rows)
     assert verdict_lines(figures, judged(run, figures))[0].startswith("verdict: valid")
+
+
+def test_failed_requests_are_counted_as_their_messages_are() -> None:
+    """Those of the start that is cut were told by message alone: `3 requests of 335 failed: HTTP 503: busy (23)`."""
+    rng = np.random.default_rng(0)
+    slow_start = np.where(np.arange(400) < 60, 1.5, 0.2) + rng.random(400) / 100
+    refused = (np.arange(400) < 20) | (np.abs(np.arange(400) - 201) < 2)
+    outcome = np.where(refused, RequestOutcome.REFUSED, RequestOutcome.COMPLETED)
+    run = made_run(DUE, ttft=slow_start, outcome=outcome)
+    assert serving_metrics(run).window.begin > 0
+    assert judgement(run).notes == ("23 of all 400 requests failed (5.75 %): HTTP 503: busy (23)",)
+    untold = replace(run, facts=run.facts.model_copy(update={"errors": {}}))
+    assert judgement(untold).notes == ("23 of all 400 requests failed (5.75 %)",)
+
+
+def test_what_is_too_little_to_tell_is_the_answers() -> None:
+    outcome = np.where(np.arange(400) < 395, RequestOutcome.REFUSED, RequestOutcome.COMPLETED)
+    notes = judgement(made_run(DUE, ttft=0.2, outcome=outcome)).notes
+    assert "steady state unknown: 5 answers to 400 requests are too few to tell" in notes
+    assert judgement(made_run(DUE[:7], ttft=0.2)).notes == ("steady state unknown: 7 requests are too few to tell",)
+
+
+@pytest.mark.parametrize(
+    ("ttft", "reason"),
+    [
+        (np.where(np.arange(400) < 300, 0.2, 0.4), "TTFT: the level changes by +100.0 % at about request 301"),
+        (np.where(np.arange(400) < 100, 5.0, 0.1 + DUE / 100), "after request 200"),
+    ],
+)
+def test_where_a_run_is_not_steady_is_told_in_requests(ttft: np.ndarray, reason: str) -> None:
+    """A pass of the series is a mean of several."""
+    assert reason in judgement(made_run(DUE, ttft=ttft)).reason
