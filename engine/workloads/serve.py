@@ -44,6 +44,7 @@ from engine.workloads.servers.process import RunningServer, ServerDiedError, unu
 from engine.workloads.servers.watching import Watch
 
 _MAX_TEXT = 1500
+_OTHER_ERRORS = "other errors"
 _LOOK_SECONDS = 0.5
 _GENERATOR_NICE = -10
 
@@ -201,6 +202,16 @@ def _as_typed(settings: ServingSettings, model: str) -> tuple[str, ...]:
     return (*typed, *(["--batch-invariant"] if settings.batch_invariant else []))
 
 
+def errors_text(errors: dict[str, int]) -> str | None:
+    """Messages and counts as JSON of a record's size: the rarest messages are counted as other errors."""
+    kept = dict(sorted(errors.items(), key=lambda one: -one[1]))
+    while len(text := json.dumps(kept)) > _MAX_TEXT:
+        others = kept.pop(_OTHER_ERRORS, 0)
+        others += kept.popitem()[1]
+        kept = {**kept, _OTHER_ERRORS: others}
+    return text if errors else None
+
+
 def _search(runs: "_Runs", work: ServeWorkload, context: Context, probes: Probes) -> None:
     """Run at one rate after another until the search has ended."""
     target = context.job.target
@@ -286,7 +297,7 @@ class _Runs:
             "requests": sum(one.requests for one in self.facts),
             "generator_cpu_share": max(one.cpu_share for one in self.facts),
             "capped": next((one.capped for one in self.facts if one.capped), None),
-            "errors": json.dumps(errors)[:_MAX_TEXT] if errors else None,
+            "errors": errors_text(errors),
         }
 
     def _generate(self, folder: Path) -> None:

@@ -3,6 +3,7 @@
 runs = runs_of(record, samples)          # one, or those of a search
 """
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
 from math import isnan
@@ -10,6 +11,7 @@ from math import isnan
 import numpy as np
 
 from configs.common.arrays import Floats
+from configs.common.printable import printable
 from configs.load.job import Endpoint
 from configs.load.samples import CHUNK_COLUMN, LAG_COLUMN, REQUEST_COLUMNS, SAMPLE_COLUMNS, LoadFacts
 from configs.records.rates import Column
@@ -57,7 +59,19 @@ def _facts(record: Record, columns: Mapping[str, Floats], number: int, requests:
         requests=requests,
         connections=0,
         capped=capped if isinstance(capped, str) else None,
+        errors=_errors(record) if len(columns["run_rate"]) == 1 else {},
     )
+
+
+def _errors(record: Record) -> dict[str, int]:
+    """Messages of failed requests; empty where there are none or they cannot be read."""
+    text = record.figures.get("errors")
+    try:
+        told = json.loads(text) if isinstance(text, str) else {}
+    except ValueError:
+        return {}
+    known = told.items() if isinstance(told, dict) else ()
+    return {printable(message): count for message, count in known if type(count) is int and count >= 0}
 
 
 def _column(samples: Mapping[str, Column], name: str, where: str) -> Floats:

@@ -1,5 +1,6 @@
 """Load experiments in words and tables: the answer, the points, their latencies, the search, the servers."""
 
+import re
 from collections.abc import Iterator
 
 from reports.experiments.load.choice import choose_server
@@ -10,6 +11,7 @@ from reports.numbers.statistics import Estimate
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, number, percent
 
 _MOST_NOTES = 6
+_LEADING_SHARE = re.compile(r"([\d.e-]+) % of ")
 
 
 def load_table(found: LoadExperiment) -> Table:
@@ -198,7 +200,7 @@ def load_lines(found: LoadExperiment) -> list[str]:
             for one in point.repeats.values()
             if not one.judgement.is_result
         )
-        lines.append(f"Void: {joined(void)} ({'; '.join(list(reasons)[:3])}).")
+        lines.append(f"Void: {joined(void)} ({'; '.join(map(escaped, list(reasons)[:3]))}).")
     unsteady = [point.label for point in found.points if not point.steady]
     if unsteady:
         lines.append(f"Not steady, so latencies depend on how long the run was: {joined(unsteady)}.")
@@ -216,7 +218,7 @@ def load_lines(found: LoadExperiment) -> list[str]:
             f"log-probabilities, so that noise and a defect cannot be told apart: {joined(untold)}."
         )
     lines += _overheads(found)
-    lines += [f"{note[:1].upper()}{note[1:]}." for note in _notes(found)[:_MOST_NOTES]]
+    lines += [f"{escaped(note[:1].upper() + note[1:])}." for note in _notes(found)[:_MOST_NOTES]]
     lines += [f"{point.label}: {text}." for point in found.points for text in point.damaged]
     return lines
 
@@ -226,8 +228,8 @@ def _notes(found: LoadExperiment) -> list[str]:
     told = {note for point in found.points for one in point.repeats.values() for note in one.judgement.notes}
     shares: dict[str, list[str]] = {}
     for note in sorted(told):
-        share, of, rest = note.partition(" % of ")
-        shares.setdefault(f"{of}{rest}" if of else note, []).append(share if of else "")
+        led = _LEADING_SHARE.match(note)  # a server's own words in a note may hold a share too
+        shares.setdefault(note[led.end(1) :] if led else note, []).append(led.group(1) if led else "")
     notes = []
     for rest, known in shares.items():
         ordered = sorted((share for share in known if share), key=float)

@@ -1,5 +1,7 @@
 """Load experiments as tables and sentences: labels of any text, intervals, medians of searches."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from configs.load.objectives import RequestObjectives
@@ -7,10 +9,10 @@ from configs.plans.plan import CellPoint, PlannedExperiment
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint, LoadRepeat
-from reports.experiments.load.text import latencies_table, load_sentence, load_table
+from reports.experiments.load.text import latencies_table, load_lines, load_sentence, load_table
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
-from reports.load.verdict import judged
+from reports.load.verdict import LoadVerdict, Verdict, judged
 from reports.reading.load import CellResult
 from tests.support.run_folders.load_runs import made_run
 
@@ -46,3 +48,16 @@ def test_an_interval_is_in_parentheses_as_everywhere() -> None:
 def test_of_an_even_number_of_searches_the_middle_is_between_two() -> None:
     text = load_sentence(experiment_of("max_rate", [0.1, 0.1], [2.0, 6.0]))
     assert text.startswith("4.00 requests/s (1.00 to 9.00, 2 searches) is the highest rate with TTFT up to 1.00 s")
+
+
+def test_words_of_a_server_are_shown_as_they_are() -> None:
+    """`90 % of` in a message was read as the share that notes begin with, and its marks as those of the report."""
+    found = experiment_of("rate 1", [0.1])
+    (point,) = found.points
+    notes = ("4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of <b>*all*</b> slots (4)",)
+    notes += tuple(f"{share} % of the answers have fewer chunks than tokens" for share in ("1.5", "2.1e-6", "12"))
+    one = replace(point.repeats[0], judgement=LoadVerdict(Verdict.VALID, "", notes))
+    lines = load_lines(replace(found, points=(replace(point, repeats={0: one}),)))
+    assert "2.1e-6 to 12 % of the answers have fewer chunks than tokens." in lines
+    shown = r"4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of &lt;b&gt;\*all\*&lt;/b&gt; slots (4)."
+    assert shown in lines

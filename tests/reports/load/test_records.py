@@ -1,18 +1,22 @@
 """Runs as a record of the workload `serve` keeps them."""
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from configs.common.arrays import Floats
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import CHUNK_COLUMN, LAG_COLUMN, REQUEST_COLUMNS
+from configs.load.samples import CHUNK_COLUMN, LAG_COLUMN, REQUEST_COLUMNS, RequestOutcome
 from configs.records.record import Figure, Record, Status
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
+from engine.workloads.serve import errors_text
+from reports.load.metrics import serving_metrics
 from reports.load.next_rate import goal_of, search_after
 from reports.load.records import runs_of
 from reports.load.samples import LoadRun
+from reports.load.verdict import judged
 from tests.support.run_folders.load_runs import made_run
 
 OBJECTIVES = RequestObjectives(ttft_seconds=1.0, share=0.5)
@@ -46,3 +50,23 @@ def test_a_cap_that_ended_a_search_leaves_it_what_it_had_found() -> None:
     found = search_after(goal_of(work.search(None)), OBJECTIVES, runs_of(record, samples, "here")).result()
     assert found.low is not None and round(found.low) == 10
     assert found.reason == "max_tokens: 9,000 tokens asked for"
+
+
+def test_a_record_tells_why_requests_failed() -> None:
+    outcome = np.where(np.arange(100) < 40, RequestOutcome.DROPPED, RequestOutcome.COMPLETED)
+    run = made_run(np.arange(100) / 10, ttft=0.1, outcome=outcome)
+    errors = {"not sent: Too many open files": 40}
+    record, samples = kept(ServeWorkload(rate=10), [run], errors=errors_text(errors))
+    (read,) = runs_of(record, samples, "here")
+    assert judged(read, serving_metrics(read)).reason == "40 requests not sent: Too many open files"
+    damaged, samples = kept(ServeWorkload(rate=10), [run], errors='{"HTTP 500: cut of')
+    assert runs_of(damaged, samples, "here")[0].facts.errors == {}
+
+
+def test_many_messages_stay_readable_in_the_size_of_a_record() -> None:
+    errors = {f"HTTP 500: {number} {'x' * 140}": number for number in range(1, 21)}
+    text = errors_text(errors)
+    assert text is not None and len(text) <= 1500
+    told = json.loads(text)
+    assert sum(told.values()) == 210 and told["other errors"] > 0 and next(iter(told)).startswith("HTTP 500: 20 ")
+    assert errors_text({}) is None and json.loads(errors_text({"\U0001f600" * 160: 3}) or "") == {"other errors": 3}
