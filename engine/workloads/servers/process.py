@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,16 @@ from configs.common.files.reading import read_tail
 from configs.common.system.proc import end_with_parent
 from engine.workloads.servers.commands import ServerCommand, child_environment
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a server of this machine needs no proxy
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer as another: followed, it would hand the bearer token to whomever it names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+# A server of this machine needs no proxy.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 _LOOK_SECONDS = 0.2
 _ENDING_SECONDS = 20.0
 _MAX_ANSWER_BYTES = 64 << 20
@@ -118,7 +128,7 @@ def fetched(url: str, token: str | None = None) -> bytes | None:
     try:
         with _OPENER.open(request, timeout=5) as answer:
             return bytes(answer.read(_MAX_ANSWER_BYTES))
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return None
 
 
@@ -130,7 +140,17 @@ def posted(url: str, body: dict[str, Any], token: str | None, seconds: float) ->
         with _OPENER.open(request, timeout=seconds) as answer:
             return answer.status, _parsed(answer.read(_MAX_ANSWER_BYTES))
     except urllib.error.HTTPError as error:
-        return error.code, _parsed(error.read(_MAX_ANSWER_BYTES))
+        with error:
+            return error.code, _parsed(_read_or_nothing(error))
+    except HTTPException as error:  # not HTTP, or cut off
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _read_or_nothing(answer: Any) -> bytes:
+    try:
+        return bytes(answer.read(_MAX_ANSWER_BYTES))
+    except HTTPException:  # its status says enough
+        return b""
 
 
 def _headers(token: str | None) -> dict[str, str]:

@@ -54,9 +54,9 @@ def test_words_of_a_server_are_shown_as_they_are() -> None:
     """`90 % of` in a message was read as the share that notes begin with, and its marks as those of the report."""
     found = experiment_of("rate 1", [0.1])
     (point,) = found.points
-    notes = ("4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of <b>*all*</b> slots (4)",)
-    notes += tuple(f"{share} % of the answers have fewer chunks than tokens" for share in ("1.5", "2.1e-6", "12"))
-    one = replace(point.repeats[0], judgement=LoadVerdict(Verdict.VALID, "", notes))
+    notes = ["4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of <b>*all*</b> slots (4)"]
+    notes += [f"{share} % of the answers have fewer chunks than tokens" for share in ("1.5", "2.1e-6", "12")]
+    one = replace(point.repeats[0], judgement=LoadVerdict(Verdict.VALID, "", tuple(notes)))
     lines = load_lines(replace(found, points=(replace(point, repeats={0: one}),)))
     assert "2.1e-6 to 12 % of the answers have fewer chunks than tokens." in lines
     shown = r"4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of &lt;b&gt;\*all\*&lt;/b&gt; slots (4)."
