@@ -108,6 +108,11 @@ class RunningServer:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        # What a server leaves that died by itself has another parent, but its group. A process of the group's number
+        # would be a later one, of another group.
+        if not psutil.pid_exists(self._process.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_lines(self) -> str:
         lines = [line for line in read_tail(self.log, 4000).splitlines() if line.strip()]

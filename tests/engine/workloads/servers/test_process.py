@@ -1,13 +1,17 @@
 """Pages and answers of servers that speak HTTP badly."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
+import psutil
 import pytest
 
-from engine.workloads.servers.process import fetched, posted
+from engine.workloads.servers.commands import ServerCommand
+from engine.workloads.servers.process import RunningServer, ServerDiedError, fetched, posted
 
 
 @contextmanager
@@ -34,6 +38,30 @@ def answering(raw: bytes) -> Iterator[tuple[str, list[str]]]:
         finally:
             server.shutdown()
             thread.join()
+
+
+WORKER_STAYS = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
+                         stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+import os, signal
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_that_died_leaves_no_workers(tmp_path: Path) -> None:
+    """They may hold the memory of a GPU, and its next server's port."""
+    log = tmp_path / "server.log"
+    server = RunningServer(ServerCommand([sys.executable, "-c", WORKER_STAYS]), "http://127.0.0.1:9", log)
+    with pytest.raises(ServerDiedError, match="exit code -9"):
+        while True:
+            server.check()
+    worker = psutil.Process(int(log.read_text()))
+    server.stop()
+    gone, alive = psutil.wait_procs([worker], timeout=30)
+    assert gone and not alive
 
 
 CUT = b"transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
