@@ -9,6 +9,7 @@ on: processes of their own, which read and write files of the job folder.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,11 +116,11 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
     context.closing.callback(server.stop)
     ready_seconds = server.wait_until_ready(MAX_START_SECONDS)
     vocabulary = context.manifest.config.get("vocab_size")
-    shown = " ".join(command.shown or command.argv)
+    shown, run = " ".join(command.shown or command.argv), context.paths.folder.parent.parent
     figures: dict[str, Figure] = {
-        "server_command": _shown(shown, context)[:_MAX_TEXT],
-        "server_environment": _shown(
-            " ".join(f"{name}={value}" for name, value in command.environment.items()), context
+        "server_command": shown_command(shown, run)[:_MAX_TEXT],
+        "server_environment": shown_command(
+            " ".join(f"{name}={value}" for name, value in command.environment.items()), run
         )[:400],
         "server_unmapped": ", ".join(command.about),
         "server_ready_seconds": ready_seconds,
@@ -128,9 +129,12 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
     return RequestedServer(Endpoint(url=url, model=command.name), server, command.exact, known, None, figures)
 
 
-def _shown(text: str, context: Context) -> str:
-    """Return a command without the folders of this machine's user."""
-    return text.replace(str(Path.home()), "~").replace(str(context.paths.folder.parent.parent), "<run>")
+def shown_command(text: str, run: Path) -> str:
+    """Return a command without the folders of this machine's user. run: the run's folder, which may lie in them."""
+    for folder, shown in ((run, "<run>"), (Path.home(), "~")):
+        if folder != Path("/"):  # the home of a user without an entry in a container
+            text = re.sub(rf"{re.escape(str(folder))}(?![^/\s:,=])", shown, text)
+    return text
 
 
 def _environment(context: Context, engine: str) -> EngineEnvironment:
