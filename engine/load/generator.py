@@ -158,7 +158,8 @@ class Generator:
             if place == turns or reply.outcome is not RequestOutcome.COMPLETED or self._over(due):
                 return ended
             answered = reply.new_tokens if reply.new_tokens is not None else len(reply.chunk_seconds)
-            turn = talk.talk.following("".join(reply.text), answered)
+            # No answer has more tokens than were asked for: a wrong usage must not decide the length of what follows.
+            turn = talk.talk.following("".join(reply.text), min(answered, turn.new_tokens))
             body = body_of(turn, self.job)
             if not await self._wait_until(due) or not self._allowed(turn, due):
                 return ended

@@ -121,6 +121,15 @@ def test_turns_of_a_conversation_follow_each_other(tmp_path: Path, script: Scrip
         assert (columns["scheduled_seconds"][own][1:] >= columns["ended_seconds"][own][:-1] - 1e-3).all()
 
 
+def test_a_wrong_usage_does_not_make_the_next_prompt_endless(tmp_path: Path, script: Script, url: str) -> None:
+    """The conversation was lost for want of terabytes of memory, and nobody told."""
+    script.usage_tokens = lambda chunks: 1 << 39
+    contents = Contents(new_tokens=2, prompt_tokens=3, turns=2)
+    done = run(tmp_path, url, PoissonArrivals(rate=100), contents=contents, max_requests=8)
+    assert not done.stderr
+    assert {len(body["prompt"]) for body, _ in script.seen or ()} == {3, 8}
+
+
 def test_a_trace_decides_times_and_lengths(tmp_path: Path, script: Script, url: str) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(json.dumps({"seconds": n / 50, "new_tokens": n + 1}) for n in range(10)))
