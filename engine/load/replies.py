@@ -185,6 +185,8 @@ class Reply:
         text = choice.get("text") if isinstance(choice, dict) else None
         if not isinstance(choice, dict) or not isinstance(text, str | None):
             raise MalformedReplyError("choices: expected a list of objects with `text`")
+        if text is None and choice.get("delta"):  # its tokens would count as none, and its answers as complete
+            raise MalformedReplyError("choices: got `delta`, chunks of a chat, expected completions with `text`")
         if text:
             self._take_text(text, now)
         reason = choice.get("finish_reason")

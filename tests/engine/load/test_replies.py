@@ -147,6 +147,13 @@ def test_running_usage_counts_end_with_the_last() -> None:
         (stream("{nonsense"), 200, "text/event-stream", RequestOutcome.MALFORMED, "not JSON"),
         (stream([1]), 200, "text/event-stream", RequestOutcome.MALFORMED, "expected an object"),
         (stream({"choices": [{"text": 3}]}), 200, "text/event-stream", RequestOutcome.MALFORMED, "choices"),
+        (
+            stream({"choices": [{"delta": {"content": "a"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+            200,
+            "text/event-stream",
+            RequestOutcome.MALFORMED,
+            "choices: got `delta`, chunks of a chat",
+        ),
         (stream({"choices": 3}), 200, "text/event-stream", RequestOutcome.MALFORMED, "choices"),
         (b"data: " + b"x" * (2 << 20), 200, "text/event-stream", RequestOutcome.MALFORMED, "more than"),
         (stream(chunk(" a")), 200, "text/event-stream", RequestOutcome.CONNECTION, "ended before"),
