@@ -10,6 +10,7 @@ Format of events: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import re
+from codecs import BOM_UTF8
 from typing import Any
 
 from pydantic_core import from_json
@@ -40,6 +41,7 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
+        self._begun = False
 
     @property
     def between(self) -> bool:
@@ -52,6 +54,8 @@ class Events:
         self._rest = lines.pop()
         if len(self._rest) > _MAX_EVENT_BYTES:
             raise MalformedReplyError(f"an event of more than {_MAX_EVENT_BYTES:,} bytes")
+        if lines and not self._begun:
+            self._begun, lines[0] = True, lines[0].removeprefix(BOM_UTF8)
         complete = []
         for line in lines:
             line = line.removesuffix(b"\r")
@@ -192,7 +196,7 @@ class Reply:
         reason = choice.get("finish_reason")
         if reason in _GIVEN_UP:
             self.fail(RequestOutcome.REFUSED, f"the server broke the answer off: finish_reason {reason}")
-        elif reason is not None:
+        elif reason not in (None, ""):  # empty while the answer goes on, of servers written in Go
             self.finish = _FINISH.get(reason, FinishCode.OTHER) if isinstance(reason, str) else FinishCode.OTHER
 
     def _take_text(self, text: str, now: float) -> None:

@@ -115,6 +115,22 @@ def test_comments_and_other_fields_are_skipped() -> None:
     assert Events().feed(b": ping\n\nevent: x\nid: 1\ndata: a\ndata: b\n\ndata:c\n\n") == [b"a\nb", b"c"]
 
 
+@pytest.mark.parametrize("cut", [1, 3, 40, 1000])
+def test_a_byte_order_mark_hides_no_chunk(cut: int) -> None:
+    """The first one was left out, so that the second token's arrival was the TTFT."""
+    body, reply = b"\xef\xbb\xbf" + stream(chunk(" a"), chunk(" b", "stop")), Reply(keep_text=True)
+    reply.begin(200, "text/event-stream")
+    for piece in (body[:cut], body[cut:]):
+        reply.receive(piece, 1.0)
+    reply.end()
+    assert (reply.outcome, reply.text) == (RequestOutcome.COMPLETED, [" a", " b"])
+
+
+def test_an_empty_finish_reason_ends_no_answer() -> None:
+    assert replied(stream(chunk(" a", ""), chunk(" b", ""))).outcome is RequestOutcome.CONNECTION
+    assert replied(stream(chunk(" a", ""), chunk(" b", "stop"))).finish is FinishCode.STOP
+
+
 def test_without_usage_the_count_is_unknown() -> None:
     reply = replied(stream(chunk(" a"), chunk(" b", "stop"), "[DONE]"))
     assert (reply.new_tokens, len(reply.chunk_seconds), reply.finish) == (None, 2, FinishCode.STOP)
