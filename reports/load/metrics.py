@@ -66,8 +66,8 @@ class LoadFigures:
     """Of the steady part of a run.
 
     latencies: by ttft, tpot, tpot_with_first, itl, e2e; without those that nothing is known of. due: requests.
-    requested_rate: None of a closed loop; the other rates: None where all requests were due at once, and the achieved
-    one where none ended in the steady part.
+    requested_rate: None of a closed loop; the other rates: None where all requests were due at once, the achieved one
+    where none ended in the steady part, and that of tokens where none arrived in it.
     lengths_held: share of answers as long as asked for.
     counts_agree: share of answers with as many chunks as the server counted tokens; None without usage.
     chunks_above_usage: answers with more chunks than tokens, which no server can have.
@@ -109,7 +109,7 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
         requested_rate=run.facts.job.requested_rate,
         offered_rate=_rate(len(kept), window),
         achieved_rate=_achieved(run, window),
-        tokens_per_second=_rate(tokens_within(run, window), window),
+        tokens_per_second=_token_rate(run, window),
         prompt_tokens_per_second=_prompt_rate(run, completed, window),
         goodput=None if objectives is None else _goodput(scores(run, objectives)[due], window),
         lengths_held=_share((run.tokens == run.columns["asked_new_tokens"])[completed]),
@@ -182,6 +182,12 @@ def _achieved(run: LoadRun, window: Window) -> float | None:
     """Completed requests a second. None where all ended later: a part shorter than an answer says nothing of it."""
     inside = int((window.holds(run.columns["ended_seconds"]) & run.completed).sum())
     return None if not inside and run.completed.any() else _rate(inside, window)
+
+
+def _token_rate(run: LoadRun, window: Window) -> float | None:
+    """Tokens a second. None where all arrived later, as of the achieved rate."""
+    inside = tokens_within(run, window)
+    return None if not inside and len(run.chunk_seconds) else _rate(inside, window)
 
 
 def _prompt_rate(run: LoadRun, completed: NDArray[np.bool_], window: Window) -> float | None:

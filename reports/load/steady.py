@@ -55,7 +55,8 @@ def steady_window(run: LoadRun) -> Window:
             return Window(0.0, end, False, f"{name}: {found.reason}")
         if found.found is None and name == "TTFT":
             answered = "" if len(known) == len(run) else f"{len(known):,} answers to "
-            unknown = f"{answered}{plural(len(run), 'request')} are too few to tell"
+            alone = len(run) == 1 and not answered
+            unknown = f"{answered}{plural(len(run), 'request')} {'is' if alone else 'are'} too few to tell"
         if found.found and found.first:
             latest = max(latest, int(known[found.first]))
     if unknown:

@@ -138,3 +138,11 @@ def test_rates_of_requests_that_were_due_at_once_are_unknown() -> None:
     shown = {row[0]: row[2] for row in rate_table(found).rows}
     assert shown["completed"] == shown["tokens out"] == UNKNOWN
     assert run_json(found, judged(run, found), None)["rates"]["achieved_per_second"] is None
+
+
+def test_a_run_shorter_than_its_answers_says_nothing_of_tokens() -> None:
+    """It said 0 tokens/s beside answers that were complete, and a study chose by it."""
+    found = serving_metrics(made_run([0.0, 0.1, 0.2], ttft=5.0))
+    assert found.completed == 3 and (found.achieved_rate, found.tokens_per_second) == (None, None)
+    refused = made_run([0.0, 0.1, 0.2], ttft=5.0, tokens=0, outcome=RequestOutcome.REFUSED, last_seconds=np.nan)
+    assert serving_metrics(refused).tokens_per_second == 0

@@ -102,6 +102,9 @@ def test_what_is_too_little_to_tell_is_the_answers() -> None:
     outcome = np.where(np.arange(400) < 395, RequestOutcome.REFUSED, RequestOutcome.COMPLETED)
     notes = judgement(made_run(DUE, ttft=0.2, outcome=outcome)).notes
     assert "steady state unknown: 5 answers to 400 requests are too few to tell" in notes
+    assert judgement(made_run(DUE[:1], 0.2, duration=1)).notes == (
+        "steady state unknown: 1 request is too few to tell",
+    )
     assert judgement(made_run(DUE[:7], ttft=0.2)).notes == ("steady state unknown: 7 requests are too few to tell",)
 
 
