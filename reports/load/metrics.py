@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from configs.common.arrays import Floats, Ints
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import RequestOutcome
+from configs.load.samples import FinishCode, RequestOutcome
 from reports.load.samples import LoadRun
 from reports.load.steady import Window, steady_window
 from reports.numbers.percentiles import quantiles, section_interval
@@ -112,7 +112,7 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
         tokens_per_second=_token_rate(run, window),
         prompt_tokens_per_second=_prompt_rate(run, completed, window),
         goodput=None if objectives is None else _goodput(scores(run, objectives)[due], window),
-        lengths_held=_share((run.tokens == run.columns["asked_new_tokens"])[completed]),
+        lengths_held=_share(_as_long_as_asked(run)[completed]),
         counts_agree=_share((usage == chunks)[counted]),
         chunks_above_usage=int((chunks > usage)[counted].sum()),
         late_p99_seconds=_p99(run.late_seconds[due & (run.columns["outcome"] != RequestOutcome.DROPPED)]),
@@ -182,6 +182,13 @@ def _achieved(run: LoadRun, window: Window) -> float | None:
     """Completed requests a second. None where all ended later: a part shorter than an answer says nothing of it."""
     inside = int((window.holds(run.columns["ended_seconds"]) & run.completed).sum())
     return None if not inside and run.completed.any() else _rate(inside, window)
+
+
+def _as_long_as_asked(run: LoadRun) -> NDArray[np.bool_]:
+    """Without usage, chunks are no count of tokens: an answer that ended at its limit has as many as were asked for."""
+    limited = np.isnan(run.columns["new_tokens"]) & (run.columns["finish"] == FinishCode.LENGTH)
+    held: NDArray[np.bool_] = (run.tokens == run.columns["asked_new_tokens"]) | limited
+    return held
 
 
 def _token_rate(run: LoadRun, window: Window) -> float | None:

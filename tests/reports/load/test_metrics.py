@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.load.simulated import SingleServer
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import RequestOutcome
+from configs.load.samples import FinishCode, RequestOutcome
 from reports.load.json_form import run_json
 from reports.load.metrics import MAX_SCORE, SECTIONS, latency_of, scores, scores_after_warm_up, serving_metrics
 from reports.load.text import rate_table
@@ -110,6 +110,13 @@ def test_wrong_usage_is_counted() -> None:
     found = serving_metrics(made_run(evenly(50), ttft=0.1, new_tokens=usage))
     assert found.chunks_above_usage == 10 and found.counts_agree == 0.8 and found.lengths_held == 0.8
     assert serving_metrics(made_run(evenly(50), ttft=0.1, new_tokens=np.nan)).counts_agree is None
+
+
+@pytest.mark.parametrize(("finish", "held"), [(FinishCode.LENGTH, 1.0), (FinishCode.STOP, 0.0)])
+def test_chunks_of_several_tokens_are_no_length(finish: FinishCode, held: float) -> None:
+    """Without usage, answers that ended at their limit were called too short, and their engine left out."""
+    run = made_run(evenly(50), ttft=0.1, tokens=3, new_tokens=np.nan, asked_new_tokens=12.0, finish=finish)
+    assert serving_metrics(run).lengths_held == held
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.5, 0.91), (0.9, 0.91), (0.99, 0.87)])
