@@ -87,7 +87,7 @@ def read_metrics(page: bytes) -> dict[str, float]:
         if line.startswith("#") or not name:
             continue
         try:
-            value = float(rest.rpartition(" ")[2] if "{" in line else rest.split(" ")[0])
+            value = float(rest.rpartition("}")[2].split()[0])  # a timestamp may follow
         except (ValueError, IndexError):
             continue
         found[name.strip()] = found.get(name.strip(), 0.0) + value

@@ -104,3 +104,9 @@ def test_metrics_are_summed_over_labels() -> None:
     found = read_metrics(page)
     assert found["vllm:num_requests_running"] == 7 and found["plain"] == 2.5
     assert read_metrics(b"\xff\xfe") == {} and nan not in found.values()
+
+
+def test_a_timestamp_of_a_metric_is_not_its_value() -> None:
+    page = b"""vllm:num_requests_running{engine="0 } 1"} 3 1395066363000\nplain 2 1395066363000
+spaced  {a="b"}  7\nlone{a="b"}\n"""
+    assert read_metrics(page) == {"vllm:num_requests_running": 3, "plain": 2, "spaced": 7}
