@@ -77,6 +77,9 @@ class _Connection(asyncio.Protocol):
         if reader.status is not None and not self._begun:
             self._begun = True
             reply.begin(reader.status, reader.header(b"content-type").decode("latin-1"))
+            coding = reader.header(b"content-encoding").decode("latin-1")
+            if reader.status == 200 and coding.lower() not in ("", "identity"):
+                reply.fail(RequestOutcome.MALFORMED, f"content-encoding: got {coding}, though identity was asked for")
         if body:
             reply.receive(body, now)
         if reader.ended:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gzip
 import os
 from typing import Any
 
@@ -82,3 +83,28 @@ def test_what_this_machine_lacks_is_not_the_servers_fault(
 
     reply = asyncio.run(scenario())
     assert (reply.outcome, reply.message) == (outcome, message)
+
+
+def test_a_compressed_answer_is_named() -> None:
+    """A proxy compresses though it is asked not to: its stream was said to end before the answer did."""
+    body = gzip.compress(_ANSWER)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await reader.read()
+        writer.close()
+
+    async def scenario() -> Reply:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        pool = ConnectionPool(Endpoint(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", model="m"), None)
+        await pool.resolve()
+        reply, _ = await pool.post(b"", 60.0, False)
+        pool.close()
+        server.close()
+        return reply
+
+    reply = asyncio.run(scenario())
+    assert (reply.outcome, reply.http_status) == (RequestOutcome.MALFORMED, 200)
+    assert reply.message == "content-encoding: got gzip, though identity was asked for"
