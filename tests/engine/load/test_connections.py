@@ -90,11 +90,14 @@ def test_a_compressed_answer_is_named() -> None:
     body = gzip.compress(_ANSWER)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-encoding: gzip\r\n"
 
+    closed = asyncio.Event()
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         await reader.read()
         writer.close()
+        closed.set()
 
     async def scenario() -> Reply:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -102,7 +105,9 @@ def test_a_compressed_answer_is_named() -> None:
         await pool.resolve()
         reply, _ = await pool.post(b"", 60.0, False)
         pool.close()
+        await closed.wait()
         server.close()
+        await asyncio.sleep(0)  # the transport's own end
         return reply
 
     reply = asyncio.run(scenario())
