@@ -79,7 +79,7 @@ def measure_server(
 ) -> None:
     """Send requests to an OpenAI-compatible server and print latencies, rates and a verdict."""
     from configs.common.secrets import shown_url
-    from flows.cli.load.request import LoadRequest, ShapeOptions, made_request
+    from flows.cli.load.request import LoadRequest, ShapeOptions, made_request, refuse_unused
     from flows.cli.load.run import run_request
     from flows.cli.run import guarded
 
@@ -96,7 +96,11 @@ def measure_server(
     bounds = {"ttft_seconds": ttft, "tpot_seconds": tpot, "e2e_seconds": e2e}
     search = (tolerance, max_runs) if find_max_rate else None
 
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
     def work() -> int:
+        refuse_unused(given, arrivals)
         request: LoadRequest = made_request(
             {"url": url, "model": model, "token_variable": token_variable},
             shape,

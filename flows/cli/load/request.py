@@ -1,5 +1,6 @@
 """What `rankwise load` is asked for, from its options; every error names the option."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,16 @@ DEFAULT_SECONDS = 60.0
 _FIRST_RATE = 1.0
 _MIN_RATE = 0.01
 _HIGHEST_RATE = 10_000.0
+_ONLY_WITH = {
+    "speed": ("trace",),
+    "arrivals": ("rate", "find_max_rate"),
+    "think": ("users", "turns"),
+    "prefixes": ("shared_prefix",),
+    "share": ("ttft", "tpot", "e2e"),
+    "tolerance": ("find_max_rate",),
+    "max_runs": ("find_max_rate",),
+}
+"""Options that do nothing without one of others."""
 
 
 class ShapeOptions(NamedTuple):
@@ -37,6 +48,22 @@ class LoadRequest(NamedTuple):
     job: LoadJob
     objectives: RequestObjectives | None
     goal: SearchGoal | None
+
+
+def refuse_unused(given: Set[str], arrivals: str) -> None:
+    """Raise WrongArgument for an option on the command line (by its parameter's name) that would do nothing."""
+    for name, others in _ONLY_WITH.items():
+        if name in given and not given & set(others):
+            raise WrongArgument(f"{_option(name)}: has no effect without {' or '.join(map(_option, others))}")
+    if "burstiness" in given and arrivals != "gamma":
+        raise WrongArgument("--burstiness: has no effect without --arrivals gamma")
+    for name in ("prompt_tokens", "vocabulary"):
+        if name in given and "prompts" in given:
+            raise WrongArgument(f"{_option(name)}: is of random prompts. Leave it out, or --prompts")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def made_request(

@@ -95,6 +95,14 @@ def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: S
         (("--rate", "9", "--max-rate", "5"), "above the cap of 5"),
         (("--rate", "1", "--token-variable", "A B"), "token_variable: got 'A B'"),
         (("--rate", "1", "--vocabulary", "9"), "--vocabulary: got '9'"),
+        (("--rate", "1", "--speed", "2"), "--speed: has no effect without --trace"),
+        (("--rate", "1", "--burstiness", "0.5"), "--burstiness: has no effect without --arrivals gamma"),
+        (("--users", "1", "--arrivals", "gamma"), "--arrivals: has no effect without --rate or --find-max-rate"),
+        (("--rate", "1", "--think", "2"), "--think: has no effect without --users or --turns"),
+        (("--rate", "1", "--prefixes", "2"), "--prefixes: has no effect without --shared-prefix"),
+        (("--rate", "1", "--share", "0.9"), "--share: has no effect without --ttft or --tpot or --e2e"),
+        (("--rate", "1", "--ttft", "1", "--max-runs", "9"), "--max-runs: has no effect without --find-max-rate"),
+        (("--rate", "1", "--prompts", "p", "--prompt-tokens", "9"), "--prompt-tokens: is of random prompts"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_sent(arguments: tuple[str, ...], message: str) -> None:
