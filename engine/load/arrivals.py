@@ -16,6 +16,8 @@ from configs.load.arrivals import ConstantArrivals, GammaArrivals, PoissonArriva
 from configs.load.lengths import MAX_TOKENS
 
 _DRAWN_AT_ONCE = 4096
+_MAX_SECONDS = 1e10
+"""Since 1970 that is in the year 2286: larger ones are milliseconds."""
 
 
 class TraceRow(NamedTuple):
@@ -73,8 +75,9 @@ def read_trace(path: Path, speed: float) -> list[TraceRow]:
 def _row(line: bytes, where: str) -> TraceRow:
     data = parse_object(line, where, '{"seconds": 0.5, "prompt_tokens": 120, "new_tokens": 30}')
     seconds = data.get("seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e10:
-        raise ValueError(f"{where}: `seconds`: expected a time from 0, got {brief(seconds)}")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < _MAX_SECONDS:
+        expected = f"seconds from 0 to below {_MAX_SECONDS:,.0f}"
+        raise ValueError(f"{where}: `seconds`: expected {expected}, got {brief(seconds)}")
     lengths = (_length(data, name, where) for name in ("prompt_tokens", "new_tokens"))
     return TraceRow(float(seconds), *lengths)
 

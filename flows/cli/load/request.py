@@ -89,6 +89,9 @@ def made_request(
         raise WrongArgument("--find-max-rate: expected an objective: --ttft, --tpot or --e2e")
     if search is not None and (shape.users is not None or shape.trace is not None):
         raise WrongArgument("--find-max-rate: open loop only. Leave out --users and --trace")
+    for option, file in (("--trace", shape.trace), ("--prompts", contents["prompts"])):
+        if file is not None and not Path(file).is_file():
+            raise WrongArgument(f"{option}: {file}: expected a file")
     arrivals = _arrivals(shape, search is not None, asked.turns)
     if bounds["duration_seconds"] is None and bounds["max_requests"] is None and shape.trace is None:
         bounds = bounds | {"duration_seconds": DEFAULT_SECONDS}

@@ -84,8 +84,9 @@ def test_a_trace_begins_at_its_first_request_and_is_sped_up(tmp_path: Path) -> N
     ("text", "message"),
     [
         ("", "empty file"),
-        ('{"seconds": -1}', "line 1: `seconds`: expected a time from 0, got -1"),
-        ('{"seconds": true}', "expected a time from 0"),
+        ('{"seconds": -1}', "line 1: `seconds`: expected seconds from 0 to below 10,000,000,000, got -1"),
+        ('{"seconds": true}', "expected seconds from 0"),
+        ('{"seconds": 1718000000000}', "expected seconds from 0 to below 10,000,000,000, got 1718000000000"),
         ('{"seconds": 1}\n{"seconds": 2, "new_tokens": 0}', "line 2: `new_tokens`"),
         ("[1]", "expected an object"),
     ],

@@ -95,6 +95,8 @@ def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: S
         (("--rate", "9", "--max-rate", "5"), "above the cap of 5"),
         (("--rate", "1", "--token-variable", "A B"), "token_variable: got 'A B'"),
         (("--rate", "1", "--vocabulary", "9"), "--vocabulary: got '9'"),
+        (("--trace", "none.jsonl"), "--trace: none.jsonl: expected a file"),
+        (("--rate", "1", "--prompts", "none.jsonl"), "--prompts: none.jsonl: expected a file"),
         (("--rate", "1", "--speed", "2"), "--speed: has no effect without --trace"),
         (("--rate", "1", "--burstiness", "0.5"), "--burstiness: has no effect without --arrivals gamma"),
         (("--users", "1", "--arrivals", "gamma"), "--arrivals: has no effect without --rate or --find-max-rate"),
