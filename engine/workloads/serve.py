@@ -231,7 +231,8 @@ def _next_rate(folder: Path) -> float | None:
     command = [sys.executable, "-m", "reports.load.next_rate", str(folder)]
     told = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     if told.returncode != 0:
-        raise RuntimeError(f"search: {told.stderr.strip().splitlines()[-1:] or told.returncode}")
+        last = told.stderr.strip().splitlines()[-1:] or [f"exit code {told.returncode}"]
+        raise RuntimeError(f"search: {last[0]}")
     rate: float | None = json.loads(told.stdout)["rate"]
     return rate
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.workloads.serve import shown_command
+from engine.workloads.serve import _next_rate, shown_command
 
 RUN = Path("/home/ann/work/runs/s")
 
@@ -23,3 +23,9 @@ def test_a_command_is_shown_without_the_folders_of_its_user(
     """With the home `/` of a container every slash was a tilde."""
     monkeypatch.setenv("HOME", home)
     assert shown_command(text, RUN) == shown
+
+
+def test_a_search_that_cannot_go_on_says_why_in_a_sentence(tmp_path: Path) -> None:
+    """It was shown as a list of Python."""
+    with pytest.raises(RuntimeError, match=r"^search: FileNotFoundError: .*search\.json"):
+        _next_rate(tmp_path)
