@@ -9,7 +9,7 @@ import base64
 import struct
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -21,22 +21,20 @@ from engine.answering.computing import Computing
 from engine.serving.http.admission import application, authorise, read_body
 from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.model import ServedModel
-from engine.serving.http.schema import ApiRequest, TokenId, read_request
-
-RequestPrompt = str | list[str] | Annotated[list[TokenId], Field(min_length=1)] | list[list[TokenId]]
+from engine.serving.http.schema import ApiRequest, Prompts, read_request
 
 
 class EmbeddingRequest(ApiRequest):
     """Texts or token ids, one or several. base64: of float32, little-endian, as OpenAI's client asks by itself."""
 
-    input: RequestPrompt
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = "float"
 
 
 class SourceRequest(ApiRequest):
     """Sources of an encoder-decoder. ignore_eos: exactly max_tokens tokens."""
 
-    prompt: RequestPrompt
+    prompt: Prompts
     max_tokens: int | None = Field(16, ge=1)
     temperature: float | None = Field(0.0, ge=0, le=0)
     ignore_eos: bool | None = False
@@ -153,9 +151,7 @@ def _usage(prompts: list[list[int]], written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _prompts(
-    model: str, given: RequestPrompt, service: AnsweringServer, field: str, new_tokens: int
-) -> list[list[int]]:
+def _prompts(model: str, given: Prompts, service: AnsweringServer, field: str, new_tokens: int) -> list[list[int]]:
     """Return token ids of all prompts. Raises ApiError 400, 404."""
     if model != service.model.name:
         raise other_model(service.model.name)

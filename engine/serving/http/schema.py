@@ -5,29 +5,59 @@ wanted = read_request(body, CompletionRequest)        # raises ApiError 400
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from configs.common.files.reading import brief, parse_json
 from engine.serving.http.errors import ApiError
 
-_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_BIAS = 16, 256, 1024
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+_MAX_STOPS, _MAX_STOP_CHARACTERS, _MAX_BIAS, _MAX_PROMPTS = 16, 256, 1024, 1 << 16
+_Item = TypeVar("_Item")
 _Request = TypeVar("_Request", bound="ApiRequest")
 
 
-class ApiRequest(BaseModel):
-    """Fields of any request."""
+def _few_tokens(value: object) -> object:
+    if isinstance(value, dict) and len(value) > _MAX_BIAS:
+        raise ApiError(400, f"logit_bias: at most {_MAX_BIAS} tokens", "logit_bias")
+    return value
+
+
+# A body has room for a million wrong items: to describe each takes seconds and gigabytes.
+Items = Annotated[list[_Item], Field(fail_fast=True)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+Prompts = (
+    str
+    | Annotated[Items[str], Field(max_length=_MAX_PROMPTS)]
+    | Items[TokenId]
+    | Annotated[Items[Items[TokenId]], Field(max_length=_MAX_PROMPTS)]
+)
+"""Of a request: a text or its tokens, one or several."""
+_Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+
+
+class _Object(BaseModel):
+    """An object of a request: the first of its unknown fields is refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field(cls, data: Any) -> Any:
+        """Leave out all unknown fields but the first; as with items, there may be too many to describe."""
+        if not isinstance(data, dict):
+            return data
+        unknown = next((name for name in data if name not in cls.model_fields), None)
+        return {name: value for name, value in data.items() if name in cls.model_fields or name == unknown}
+
+
+class ApiRequest(_Object):
+    """Fields of any request."""
 
     model: str
     user: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(_Object):
     """What a stream has beside the answer. continuous_usage_stats: the counts so far in every event, as vLLM."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     include_usage: bool = False
     continuous_usage_stats: bool | None = False
@@ -41,17 +71,17 @@ class GenerationRequest(ApiRequest):
     temperature: float | None = Field(1.0, ge=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(1.0, gt=0, le=1, allow_inf_nan=False)
     n: int | None = Field(1, ge=1, le=128)
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]] | None = None
+    logit_bias: Annotated[dict[str, _Bias] | None, BeforeValidator(_few_tokens)] = None
     top_k: int | None = Field(0, ge=-1, lt=1 << 31)
     min_p: float | None = Field(0.0, ge=0, le=1, allow_inf_nan=False)
     repetition_penalty: float | None = Field(1.0, gt=0, le=100, allow_inf_nan=False)
     min_tokens: int | None = Field(0, ge=0, lt=1 << 31)
     ignore_eos: bool | None = False
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=_MAX_BIAS)
+    stop_token_ids: Items[TokenId] | None = Field(None, max_length=_MAX_BIAS)
     return_token_ids: bool | None = False
 
     @property
@@ -65,8 +95,6 @@ class GenerationRequest(ApiRequest):
     def bias(self, vocabulary: int) -> tuple[tuple[int, float], ...]:
         """The added logits by token. Raises ApiError for keys that are no tokens."""
         given = self.logit_bias or {}
-        if len(given) > _MAX_BIAS:
-            raise ApiError(400, f"logit_bias: at most {_MAX_BIAS} tokens", "logit_bias")
         for key in given:
             if not (key.isascii() and key.isdigit() and len(key) < 11 and int(key) < vocabulary):
                 raise ApiError(400, f"logit_bias: {brief(key)} is no token of this model", "logit_bias")
@@ -76,7 +104,7 @@ class GenerationRequest(ApiRequest):
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Prompts
     max_tokens: int | None = Field(16, ge=1, lt=1 << 31)
     logprobs: int | None = Field(None, ge=0, le=5)
     echo: Literal[False] | None = False
@@ -84,22 +112,18 @@ class CompletionRequest(GenerationRequest):
     suffix: None = None
 
 
-class ContentPart(BaseModel):
+class ContentPart(_Object):
     """A part of a message's content; only text is supported."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["text"]
     text: str
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(_Object):
     """A message of a conversation."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ContentPart]
+    content: str | Items[ContentPart]
     name: str | None = None
 
     def as_template_data(self) -> dict[str, str]:
@@ -108,10 +132,8 @@ class ChatMessage(BaseModel):
         return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(_Object):
     """Only plain text is supported."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["text"]
 
@@ -119,7 +141,7 @@ class ResponseFormat(BaseModel):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=4096)
+    messages: Items[ChatMessage] = Field(min_length=1, max_length=4096)
     max_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=1 << 31)
     logprobs: bool | None = False

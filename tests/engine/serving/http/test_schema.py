@@ -4,7 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from engine.answering.app import EmbeddingRequest
 from engine.serving.http.errors import ApiError
 from engine.serving.http.schema import ApiRequest, ChatRequest, CompletionRequest, read_request
 
@@ -35,3 +37,43 @@ def test_a_completion_request_is_refused_by_its_field(fields: dict[str, Any], wh
 def test_a_message_is_refused_by_its_place() -> None:
     error = refused(ChatRequest, messages=[{"role": "user", "content": None}])
     assert error.message.startswith("messages.0.content: got None")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (CompletionRequest, {"prompt": [-1] * 5000}, "prompt: got [-1, -1"),
+        (CompletionRequest, {"prompt": [[-1] * 5000]}, "prompt: got [[-1, -1"),
+        (CompletionRequest, {"prompt": [[]] * 70_000}, "prompt: got [[], []"),
+        (CompletionRequest, {"prompt": "a", "stop": [1] * 5000}, "stop: got [1, 1"),
+        (CompletionRequest, {"prompt": "a", "stop_token_ids": [-1] * 1000}, "stop_token_ids.0: got -1"),
+        (CompletionRequest, {"prompt": "a", **{f"x{number}": 1 for number in range(5000)}}, "x0: not supported"),
+        (ChatRequest, {"messages": [1] * 4000}, "messages.0: got 1"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 5000}]}, "messages.0.content: got [1, 1"),
+        (ChatRequest, {"messages": [dict.fromkeys(map(str, range(5000)))]}, "messages.0.role: missing"),
+        (EmbeddingRequest, {"input": [-1] * 5000}, "input: got [-1, -1"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_body_full_of_faults_is_refused_by_the_first(
+    kind: type[ApiRequest], fields: dict[str, Any], message: str
+) -> None:
+    """To describe each of a million takes the HTTP process seconds and gigabytes."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate({"model": "m", **fields})
+    assert caught.value.error_count() < 20
+    assert refused(kind, **fields).message.startswith(message)
+
+
+def test_too_many_tokens_are_refused_before_their_values() -> None:
+    given = {str(number): 1e9 for number in range(5000)}
+    assert refused(CompletionRequest, prompt="a", logit_bias=given).message == "logit_bias: at most 1024 tokens"
+
+
+def test_a_request_without_faults_keeps_all_its_fields() -> None:
+    bias = {str(number): 1.0 for number in range(1024)}
+    fields = {"model": "m", "prompt": [[1, 2]] * 300, "stop": ["a"], "logit_bias": bias, "stop_token_ids": [1] * 1024}
+    read = read_request(json.dumps(fields).encode(), CompletionRequest)
+    assert read.model_dump(include=set(fields)) == fields
+    message = {"role": "user", "content": [{"type": "text", "text": "x"}] * 3, "name": "n"}
+    assert read_request(json.dumps({"model": "m", "messages": [message] * 2}).encode(), ChatRequest).messages[1].name
