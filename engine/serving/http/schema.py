@@ -78,7 +78,8 @@ class GenerationRequest(ApiRequest):
     logit_bias: Annotated[dict[str, _Bias] | None, BeforeValidator(_few_tokens)] = None
     top_k: int | None = Field(0, ge=-1, lt=1 << 31)
     min_p: float | None = Field(0.0, ge=0, le=1, allow_inf_nan=False)
-    repetition_penalty: float | None = Field(1.0, gt=0, le=100, allow_inf_nan=False)
+    # A smaller one may be 0 in float32, and a forbidden word's logit of minus infinity no number at all.
+    repetition_penalty: float | None = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
     min_tokens: int | None = Field(0, ge=0, lt=1 << 31)
     ignore_eos: bool | None = False
     stop_token_ids: Items[TokenId] | None = Field(None, max_length=_MAX_BIAS)

@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
 from engine.answering.app import EmbeddingRequest
 from engine.serving.http.errors import ApiError
 from engine.serving.http.schema import ApiRequest, ChatRequest, CompletionRequest, read_request
+from engine.serving.sampling import Sampling, next_token
 
 
 def refused(kind: type[ApiRequest], **fields: Any) -> ApiError:
@@ -27,6 +29,7 @@ def refused(kind: type[ApiRequest], **fields: Any) -> ApiError:
         ({"prompt": [1, "a"]}, "prompt", "prompt"),
         ({"stop": 3}, "stop", "stop"),
         ({"logit_bias": {"7": 1e9}}, "logit_bias.7", "logit_bias"),
+        ({"repetition_penalty": 1e-46}, "repetition_penalty", "repetition_penalty"),
     ],
 )
 def test_a_completion_request_is_refused_by_its_field(fields: dict[str, Any], where: str, param: str) -> None:
@@ -63,6 +66,15 @@ def test_a_body_full_of_faults_is_refused_by_the_first(
         kind.model_validate({"model": "m", **fields})
     assert caught.value.error_count() < 20
     assert refused(kind, **fields).message.startswith(message)
+
+
+def test_the_smallest_penalty_leaves_numbers() -> None:
+    """Of a forbidden word too; an error while a token is chosen ends the ranks."""
+    penalty = read_request(b'{"model": "m", "prompt": "a", "repetition_penalty": 0.01}', CompletionRequest)
+    sampling = Sampling(
+        temperature=1.0, top_k=1, repetition_penalty=penalty.repetition_penalty or 0.0, min_tokens=1, banned=(1,)
+    )
+    assert next_token(np.array([0.5, 2.0, -1.0], dtype=np.float32), sampling, [0, 1, 2], []).token == 0
 
 
 def test_too_many_tokens_are_refused_before_their_values() -> None:
