@@ -42,7 +42,9 @@ def run_server(asked: ServerRequest, no_token: bool) -> int:
             except KeyboardInterrupt:
                 return 0
             _announce(about, settings.blocks * settings.block, settings.max_length, key, own_key is None)
-            return _wait(server)
+            if code := _wait(server):
+                raise OSError(f"the server ended with exit code {code}")
+    return 0
 
 
 def run_generate(

@@ -52,6 +52,40 @@ def test_a_token_that_is_made_is_told(
     assert (used[0] in capsys.readouterr().err) is told
 
 
+def test_a_server_that_ends_later_shows_its_logs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder with them is removed, so nobody could read them there."""
+    folders: list[Path] = []
+
+    class Process:
+        def __init__(self, settings: Any, key: str | None, program: str) -> None:
+            (folders[0] / "replica-0.log").write_text("the last words of a rank")
+
+        def __enter__(self) -> "Process":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            return
+
+        def wait_until_ready(self) -> dict[str, Any]:
+            return {"url": "http://127.0.0.1:8000", "replicas": []}
+
+        def wait(self) -> int:
+            return 1
+
+    def settings(asked: ServerRequest, folder: Path, *_: Path) -> SimpleNamespace:
+        folders.append(folder)
+        return SimpleNamespace(name="m", dtype="float32", blocks=1, block=16, max_length=16)
+
+    monkeypatch.setattr(server, "make_settings", settings)
+    monkeypatch.setattr(server, "program_of", lambda _: "")
+    monkeypatch.setattr(server, "ServerProcess", Process)
+    with pytest.raises(OSError, match="the server ended with exit code 1"):
+        server.run_server(ServerRequest(model="m"), no_token=False)
+    assert "the last words of a rank" in capsys.readouterr().err and not folders[0].exists()
+
+
 def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     class Process:
         def __init__(self, settings: Any, key: str | None) -> None:
