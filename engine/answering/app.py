@@ -71,7 +71,10 @@ class Figures:
 
 @dataclass
 class AnsweringServer:
-    """A running server. encodes: it answers with vectors; draining: it takes no more."""
+    """A running server. encodes: it answers with vectors; draining: it takes no more.
+
+    in_progress: see `application`.
+    """
 
     settings: ServingSettings
     model: ServedModel
@@ -89,12 +92,7 @@ def answering_app(service: AnsweringServer) -> FastAPI:
 
     async def answer(request: Request) -> Response:
         began = time.perf_counter()
-        body = await _admitted(request, service)
-        service.in_progress += 1
-        try:
-            found = await work(body, service)
-        finally:
-            service.in_progress -= 1
+        found = await work(await _admitted(request, service), service)
         service.figures.finished(time.perf_counter() - began)
         return JSONResponse(found)
 

@@ -24,7 +24,7 @@ from configs.serving.settings import ServingSettings
 from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
 from engine.answering.rank import encodes
-from engine.serving.http.listening import listen, listener_url
+from engine.serving.http.listening import listen, listener_url, send_rest
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
 
@@ -61,6 +61,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     end = time.monotonic() + settings.limits.drain_seconds
     while service.in_progress and time.monotonic() < end and not now.is_set():
         await asyncio.sleep(_LOOK_SECONDS)
+    await send_rest(http, listening, end, now)
     await computing.stop()
     http.should_exit = http.force_exit = True
     await asyncio.gather(listening, return_exceptions=True)

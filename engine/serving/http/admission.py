@@ -12,6 +12,7 @@ from typing import Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.serving.settings import ServingLimits
 from engine.serving.http.errors import ApiError, answer_errors_in_this_form
@@ -22,10 +23,25 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class ServesModel(Protocol):
-    """A server with one model. api_key: the bearer token that requests need; None: none."""
+    """A server with one model. api_key: the bearer token that requests need; None: none. in_progress: requests."""
 
     model: ServedModel
     api_key: str | None
+    in_progress: int
+
+
+class _Counting:
+    """Counts the requests of an ASGI application that are in progress."""
+
+    def __init__(self, app: ASGIApp, server: ServesModel) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._server.in_progress += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._server.in_progress -= 1
 
 
 def application(
@@ -38,7 +54,8 @@ def application(
     """Return an application with `answers` by POST, the endpoints of every server, and errors in the API's form.
 
     metrics: in Prometheus' text format. readiness: what /readyz answers; another `status` than ready is an HTTP 503.
-    refused: counts refusals by their status.
+    refused: counts refusals by their status. A request is in progress from its headers on, while its body is read too,
+    until all of its response is given to the connection.
     """
     app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
 
@@ -74,6 +91,7 @@ def application(
     }.items():
         app.add_api_route(path, handler, methods=["GET"], response_model=None)
     answer_errors_in_this_form(app, refused)
+    app.add_middleware(_Counting, server=server)
     return app
 
 

@@ -29,7 +29,7 @@ from engine.serving.http.streaming import EventStream, disconnected, events
 class Server:
     """A running server. api_key: the bearer token that requests need; None: none. draining: it takes no more.
 
-    open_streams: streams that their clients have not read to the end, whose answers may be complete.
+    in_progress: see `application`.
     """
 
     settings: ServingSettings
@@ -38,7 +38,7 @@ class Server:
     metrics: ServerMetrics
     api_key: str | None
     draining: bool = False
-    open_streams: int = 0
+    in_progress: int = 0
 
 
 def serving_app(server: Server) -> FastAPI:
@@ -86,13 +86,7 @@ async def _respond(
     if wanted.stream:
         writer = chunk_writer(request.scope)
         stream = events(service, form, choices, wanted.stream_options, server.metrics.refused, writer)
-        server.open_streams += 1
-
-        def ended() -> None:
-            server.open_streams -= 1
-            service.end(choices)
-
-        return EventStream(stream, ended)
+        return EventStream(stream, lambda: service.end(choices))
     work = asyncio.ensure_future(whole(service, form, choices))
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:

@@ -1,10 +1,16 @@
-"""The socket on which a server takes requests.
+"""The socket on which a server takes requests, and the end of its connections.
 
 A socket that asyncio is given keeps the kernel's default, by which a small piece of an answer waits until the client
 has acknowledged the one before it, up to 40 ms later: a token of a stream, or a body after its headers.
 """
 
+import asyncio
 import socket
+import time
+
+import uvicorn
+
+_LOOK_SECONDS = 0.1
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -22,3 +28,13 @@ def listener_url(listener: socket.socket) -> str:
     """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def send_rest(http: uvicorn.Server, listening: "asyncio.Task[None]", end: float, now: asyncio.Event) -> None:
+    """Close the socket and connections without a request, and wait until the others have sent what they have left.
+
+    listening: the task of `http`. end: of `time.monotonic`; it ends then, or where `now` is set.
+    """
+    http.should_exit = True
+    while not listening.done() and time.monotonic() < end and not now.is_set():
+        await asyncio.sleep(_LOOK_SECONDS)

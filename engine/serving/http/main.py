@@ -25,7 +25,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.serving.settings import ServingSettings
 from engine.serving.http.app import Server, serving_app
-from engine.serving.http.listening import listen, listener_url
+from engine.serving.http.listening import listen, listener_url, send_rest
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import ApiProtocol
@@ -76,7 +76,8 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     try:
         code = await _until_stopped(server, http, listener, stop)
         if not code:
-            await _drain(server, signals)
+            end = await _drain(server, signals)
+            await send_rest(http, listening, end, signals.now)
     finally:
         for replica in router.replicas:
             await replica.stop()
@@ -116,13 +117,13 @@ def _tell_ready(server: Server, listener: socket.socket) -> None:
     print(json.dumps({"ready": {"url": listener_url(listener), "replicas": about}}), flush=True)
 
 
-async def _drain(server: Server, signals: _Signals) -> None:
-    """Take no more requests, and wait for those in progress."""
+async def _drain(server: Server, signals: _Signals) -> float:
+    """Take no more requests, and wait for those in progress. Returns until when, of `time.monotonic`."""
     server.draining = True
     end = time.monotonic() + server.settings.limits.drain_seconds
-    while (server.router.answers or server.open_streams) and time.monotonic() < end and not signals.now.is_set():
+    while server.in_progress and time.monotonic() < end and not signals.now.is_set():
         await asyncio.sleep(_LOOK_SECONDS)
-    await asyncio.sleep(_LOOK_SECONDS)  # the last events are written
+    return end
 
 
 def main(arguments: list[str]) -> int:
