@@ -280,6 +280,10 @@ class Generation:
         limits = self._settings.limits
         if count > limits.max_choices:
             raise ApiError(400, f"n: {count} answers to one request; at most {limits.max_choices}", "n")
+        self._check_room(count)
+
+    def _check_room(self, count: int) -> None:
+        limits = self._settings.limits
         room = limits.max_queue + self._settings.layout.dp * self._settings.max_sequences
         if self._router.answers + count > room:
             raise ApiError(
@@ -341,6 +345,7 @@ class Generation:
         ]
 
     def _begin(self, wanted: GenerationRequest, answers: Sequence[WantedAnswer]) -> list[GrowingChoice]:
+        self._check_room(len(answers))  # others have begun while the prompts were tokenised
         stops, began = wanted.stops, time.perf_counter()
         choices = [
             GrowingChoice(

@@ -81,6 +81,23 @@ def test_a_conversation_without_room_for_an_answer_is_refused_by_its_length(tmp_
         asyncio.run(scenario())
 
 
+def test_requests_that_are_tokenised_together_fill_the_queue_and_no_more(tmp_path: Path) -> None:
+    """None of them has begun while the others are let in."""
+
+    async def scenario() -> tuple[list[Any], int]:
+        generation, router = service(tmp_path)
+        object.__setattr__(generation._model, "encode_chat", lambda messages: [1, 2])
+        asked = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]}
+        wanted = read_request(json.dumps(asked).encode(), ChatRequest)
+        begun = await asyncio.gather(*(generation.chat(wanted) for _ in range(300)), return_exceptions=True)
+        return begun, router.answers
+
+    begun, answers = asyncio.run(scenario())
+    room = 256 + 32  # --max-queue and --max-sequences
+    refused = [one for one in begun if isinstance(one, ApiError)]
+    assert answers == room and [one.status for one in refused] == [429] * (300 - room)
+
+
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("name", ["m", 'a "model" é', "\x00text\x00"])
 def test_an_event_made_from_the_one_before_equals_one_made_anew(chat: bool, name: str, tmp_path: Path) -> None:
