@@ -84,6 +84,7 @@ class ReplicaRanks:
         self._processes: list[asyncio.subprocess.Process] = []
         self._listener: asyncio.Server | None = None
         self._link: asyncio.Transport | None = None
+        self._given_up = False
         self._last_step = time.monotonic()
         self._before = dict.fromkeys(_CUMULATIVE, 0)
         self._task: asyncio.Task[None] | None = None
@@ -158,7 +159,7 @@ class ReplicaRanks:
         ranks = world // meeting.nodes if meeting else world
         address, port = (meeting.address, meeting.port) if meeting else ("127.0.0.1", _free_port())
         command = [sys.executable, "-m", RANK_PROGRAM, str(self._settings_path), str(self._socket)]
-        self._processes = []
+        self._processes, self._given_up = [], False
         with self.log.open("ab") as log:
             for rank in range(ranks):
                 environment = os.environ | {
@@ -203,10 +204,12 @@ class ReplicaRanks:
         self.ready = False
         self.last_error = f"{reason}: {_last_line(self.log)}"
         print(f"{self.last_error}; starting it again", file=sys.stderr, flush=True)
-        await self._kill()
+        # Before they have ended: what they said last, that they are ready, is heard no more.
+        self._given_up = True
         if self._link is not None:
             self._link.close()
             self._link = None
+        await self._kill()
         self._metrics.restarted(self.index)
         self._metrics.state(self.index, 0, 0, 0.0)
         begun, self.answers = list(self.answers.values()), {}
@@ -227,7 +230,10 @@ class ReplicaRanks:
         self._link.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def _link_made(self, link: asyncio.Transport) -> None:
-        self._link = link
+        if self._given_up:
+            link.close()
+        else:
+            self._link = link
 
     def _heard(self, link: asyncio.Transport, messages: Sequence[dict[str, Any]]) -> None:
         """Take what the first rank says; several steps at once where this process is the slower one."""

@@ -113,3 +113,35 @@ def test_steps_that_are_heard_together_give_each_answer_its_tokens_together(
         [(109, "stop")],
         [(205, None)],
     ]
+
+
+def test_a_rank_that_was_given_up_makes_no_replica_ready(tmp_path: Path) -> None:
+    """What it said last is read while its processes end."""
+    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+    (tmp_path / "replica-0.log").write_text("killed")
+
+    async def scenario() -> None:
+        replica._keep_running = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+        await replica.start()
+        _, writer = await asyncio.open_unix_connection(replica._socket)
+        while replica._link is None:
+            await asyncio.sleep(0.01)
+
+        async def kill() -> None:
+            _, late = await asyncio.open_unix_connection(replica._socket)
+            for one in (writer, late):
+                one.write(b'{"ready": {}}\n')
+            await asyncio.sleep(0.2)
+            late.close()
+
+        replica._kill = kill  # type: ignore[method-assign]
+        await replica._fail("rank 0 of replica 0 ended with -9")
+        assert not replica.ready and replica.failures == 1
+        replica.add(TokenQueue(WantedAnswer("0", (1,), 2)))  # kept for the next ranks
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        await replica.stop()
+
+    asyncio.run(scenario())
