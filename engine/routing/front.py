@@ -120,9 +120,8 @@ class Front:
     def _is_allowed(self, scope: Message) -> bool:
         if self.config.key is None:
             return True
-        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        kind, _, token = given.partition(" ")
-        return kind.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.config.key.encode())
+        kind, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        return bool(kind.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.config.key.encode()))
 
     async def _pass_on(self, scope: Message, body: bytes | None, receive: Receive, send: Send) -> None:
         if body is None:
@@ -241,7 +240,7 @@ class Front:
 
     async def _watch_health(self) -> None:
         async def look(backend: RoutedServer) -> None:
-            headers = {"Authorization": f"Bearer {backend.key}"} if backend.key else {}
+            headers = {b"Authorization": f"Bearer {backend.key}".encode()} if backend.key else {}
             try:
                 answer = await self._client.get(f"{backend.url}/readyz", headers=headers, timeout=3.0)
                 ready = answer.status_code == 200

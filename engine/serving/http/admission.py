@@ -100,7 +100,8 @@ def authorise(request: Request, api_key: str | None) -> None:
     if api_key is None:
         return
     kind, _, given = request.headers.get("authorization", "").partition(" ")
-    if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), api_key.encode()):
+    # Starlette reads a header's bytes as Latin-1.
+    if kind.lower() != "bearer" or not hmac.compare_digest(given.encode("latin-1").strip(), api_key.encode()):
         raise ApiError(401, "the Authorization header needs this server's bearer token", code="invalid_api_key")
 
 

@@ -173,6 +173,18 @@ def test_a_backend_that_was_taken_away_is_forgotten_with_its_last_request(tmp_pa
         assert answers == [200]
 
 
+@pytest.mark.parametrize("key", ["plain", "schlüssel à"])
+def test_a_token_is_its_bytes(tmp_path: Path, key: str) -> None:
+    with upstreams("a") as [one]:
+        backend = one.backend.model_copy(update={"key": key})
+        with running_front(tmp_path, config(backend).model_copy(update={"key": key})) as url:
+            for given, status in ((key, 200), (key[:-1] + "b", 401)):
+                headers = {b"Authorization": f"Bearer {given}".encode()}
+                answer = httpx.post(url + "/v1/completions", json={}, headers=headers, timeout=60, trust_env=False)
+                assert answer.status_code == status
+        assert one.keys == [f"Bearer {key}".encode().decode("latin-1")]
+
+
 def test_a_request_waits_for_a_backend_and_then_says_so(tmp_path: Path) -> None:
     gone = RoutedServer(name="gone", url="http://127.0.0.1:9")
     with running_front(tmp_path, config(gone, wait_seconds=0.5)) as url:

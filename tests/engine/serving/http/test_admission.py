@@ -49,6 +49,7 @@ def test_a_large_body_is_refused(headers: dict[str, str]) -> None:
 def test_the_token_is_compared() -> None:
     authorise(request([]), None)
     authorise(request([], {"authorization": "Bearer right"}), "right")
+    authorise(request([], {"authorization": "bearer  schlüssel à "}), "schlüssel à")
     for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic right"}):
         with pytest.raises(ApiError) as caught:
             authorise(request([], given), "right")
