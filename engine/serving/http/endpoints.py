@@ -347,12 +347,10 @@ class Generation:
     def _begin(self, wanted: GenerationRequest, answers: Sequence[WantedAnswer]) -> list[GrowingChoice]:
         self._check_room(len(answers))  # others have begun while the prompts were tokenised
         stops, began = wanted.stops, time.perf_counter()
-        choices = [
-            GrowingChoice(
-                index, answer.sampling.choice, TokenQueue(answer), AnswerText(self._model.tokenizer, stops), began
-            )
-            for index, answer in enumerate(answers)
-        ]
+        choices = []
+        for index, answer in enumerate(answers):
+            text = AnswerText(self._model.tokenizer, stops, answer.min_tokens)
+            choices.append(GrowingChoice(index, answer.sampling.choice, TokenQueue(answer), text, began))
         for choice in choices:
             self._metrics.started(choice.answer.prompt_tokens)
             self._router.start(choice.answer)

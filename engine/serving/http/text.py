@@ -5,7 +5,8 @@
     piece = text.end()                      # the rest
 
 Characters of several tokens wait until they are whole, and what may be the beginning of a stop string waits until it is
-known not to be one. Without a tokenizer the text is the numbers of the tokens.
+known not to be one. Stop strings in the text of the first `min_tokens` tokens do not count, as with vLLM. Without a
+tokenizer the text is the numbers of the tokens.
 """
 
 from tokenizers import Tokenizer
@@ -15,11 +16,11 @@ from tokenizers.decoders import DecodeStream
 class AnswerText:
     """The text of one answer."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...] = ()) -> None:
-        self._tokenizer, self.stops = tokenizer, stops
+    def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+        self._tokenizer, self.stops, self._unsearched = tokenizer, stops, min_tokens
         self._stream = DecodeStream(skip_special_tokens=True)
         self._tokens: list[int] = []
-        self._waiting = 0
+        self._count = self._waiting = 0
         self._decoded = ""
         self._before = 0
         self._sent = 0
@@ -34,6 +35,7 @@ class AnswerText:
     def add(self, token: int) -> str:
         """Add a token; return the text that may be sent now."""
         self._tokens.append(token)
+        self._count += 1
         if self._tokenizer is None:
             piece = f" {token}"
         else:
@@ -68,10 +70,11 @@ class AnswerText:
     def _grow(self, piece: str, held: int) -> str:
         if self.stopped:
             return ""
-        searched = max(0, len(self._decoded) - self._held)
+        before = len(self._decoded)
         self._decoded += piece
-        found = [place for place in (self._decoded.find(stop, searched) for stop in self.stops) if place >= 0]
-        if found:
+        places = [self._decoded.find(stop, max(0, before - len(stop) + 1)) for stop in self.stops]
+        found = [place for place in places if place >= 0]
+        if found and self._count > self._unsearched:
             self.stopped = True
             self._decoded = self._decoded[: min(found)]
             held = 0

@@ -34,6 +34,17 @@ def test_a_stop_string_frees_the_slot_while_other_answers_go_on(tmp_path: Path) 
     assert answer["usage"]["prompt_tokens"] == 2 and answer["usage"]["completion_tokens"] == 4
 
 
+def test_a_stop_string_ends_no_answer_before_its_min_tokens(tmp_path: Path) -> None:
+    async def scenario() -> dict[str, Any]:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(stop=[" 7"], min_tokens=3))
+        give(choices[0], *(new(number) for number in (7, 5, 7, 6, 7, 8)))
+        return await whole(generation, form, choices)
+
+    [choice] = asyncio.run(scenario())["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (" 7 5 7 6", "stop")
+
+
 def test_an_unexpected_error_in_one_answer_ends_the_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         generation, router = service(tmp_path)

@@ -26,8 +26,10 @@ def bytes_tokenizer() -> Tokenizer:
 BYTES = bytes_tokenizer()
 
 
-def streamed(tokenizer: Tokenizer | None, tokens: list[int], stops: tuple[str, ...] = ()) -> tuple[list[str], bool]:
-    text = AnswerText(tokenizer, stops)
+def streamed(
+    tokenizer: Tokenizer | None, tokens: list[int], stops: tuple[str, ...] = (), min_tokens: int = 0
+) -> tuple[list[str], bool]:
+    text = AnswerText(tokenizer, stops, min_tokens)
     pieces = []
     for token in tokens:
         pieces.append(text.add(token))
@@ -53,6 +55,24 @@ def test_nothing_of_a_stop_string_is_sent(text: str, stops: list[str]) -> None:
     pieces, stopped = streamed(BYTES, tokens, tuple(stops))
     # The stop string that is complete first ends the answer; of several that end together, the longest.
     ends = sorted((text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text)
+    assert stopped == bool(ends)
+    assert "".join(pieces) == (text[: ends[0][1]] if ends else text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text(alphabet="ab", max_size=30),
+    st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3),
+    st.integers(0, 30),
+)
+def test_a_stop_string_counts_where_it_ends_after_the_least_tokens(text: str, stops: list[str], least: int) -> None:
+    pieces, stopped = streamed(BYTES, BYTES.encode(text, add_special_tokens=False).ids, tuple(stops), least)
+    ends = sorted(
+        (start + len(stop), start)
+        for stop in stops
+        for start in range(len(text))
+        if text.startswith(stop, start) and start + len(stop) > least
+    )
     assert stopped == bool(ends)
     assert "".join(pieces) == (text[: ends[0][1]] if ends else text)
 
