@@ -4,6 +4,7 @@ sizes = server_sizes(AskedSizes(layout=Layout(tp=2)), architecture, "my-llama", 
 """
 
 import os
+import sys
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -87,6 +88,9 @@ def _blocks(
     longest = ceil(length / BLOCK_POSITIONS)
     wanted = longest * asked.max_sequences
     if asked.kv_cache_gib is not None:
+        free = (devices[0].memory_bytes or sys.maxsize) if devices else host_memory_available() // ranks
+        if asked.kv_cache_gib * _GIB > free:
+            raise ValueError(f"--kv-cache-gib {asked.kv_cache_gib:g}: {free / _GIB:.1f} GiB are free for each rank")
         found = int(asked.kv_cache_gib * _GIB / one)
     else:
         setup = InferenceSetup(

@@ -102,6 +102,8 @@ def test_generate_prints_what_the_server_answers(tmp_path: Path) -> None:
         ([*_MODEL, "--pp", "9"], "--pp 9"),
         ([*_MODEL, "--max-length", "4096"], "2048 positions"),
         ([*_MODEL, "--kv-cache-gib", "0.001"], "--kv-cache-gib"),
+        ([*_MODEL, "--kv-cache-gib", "1000000"], "--kv-cache-gib 1e+06: "),
+        ([*_MODEL, "--kv-cache-gib", "inf"], "--kv-cache-gib inf: "),
         ([*_MODEL, "--max-sequences", "64", "--max-step-tokens", "8"], "--max-sequences"),
         ([*_MODEL, "--compression", "int3"], "int3"),
     ],
