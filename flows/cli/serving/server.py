@@ -31,10 +31,10 @@ def run_server(asked: ServerRequest, no_token: bool) -> int:
     open_to_others = asked.host not in _LOOPBACK
     own_key = os.environ.get(API_KEY_VARIABLE, "").strip() or None
     key = own_key or (secrets.token_urlsafe(32) if open_to_others and not no_token else None)
-    with _folder() as folder:
+    with sigterm_as_interrupt(), _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         _say(f"loading {settings.name}: {_layout(asked)}, {settings.dtype}")
-        with sigterm_as_interrupt(), ServerProcess(settings, key, program_of(settings)) as server:
+        with ServerProcess(settings, key, program_of(settings)) as server:
             try:
                 about = server.wait_until_ready()
             except ServerFailedError as error:
@@ -53,12 +53,12 @@ def run_generate(
     """Print the answers to the prompts; return the exit code."""
     given = {name: value for name, value in fields.items() if value is not None}
     _check_text([*prompts, *given.get("stop", ())])
-    with _folder() as folder:
+    with sigterm_as_interrupt(), _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         if program_of(settings) != DECODERS:
             raise ValueError(f"{settings.name}: generates no text. Use `rankwise serve`, or a decoder")
         key = secrets.token_urlsafe(32)
-        with ServerProcess(settings, key) as server, sigterm_as_interrupt():
+        with ServerProcess(settings, key) as server:
             try:
                 url = server.wait_until_ready()["url"]
             except ServerFailedError as error:

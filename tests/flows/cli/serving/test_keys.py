@@ -1,7 +1,9 @@
 """`rankwise serve` and `generate` without a model: the token that is told, a server that is gone, or that refuses."""
 
 import json
+import signal
 import socket
+import tempfile
 import threading
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -84,6 +86,29 @@ def test_a_server_that_ends_later_shows_its_logs(
     with pytest.raises(OSError, match="the server ended with exit code 1"):
         server.run_server(ServerRequest(model="m"), no_token=False)
     assert "the last words of a rank" in capsys.readouterr().err and not folders[0].exists()
+
+
+@pytest.mark.parametrize("generates", [False, True])
+def test_sigterm_while_the_model_is_fetched_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, generates: bool
+) -> None:
+    def fetched(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it goes on")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(server, "make_settings", fetched)
+    asked = ServerRequest(model="m")
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            if generates:
+                server.run_generate(asked, ["a"], {}, chat=False, as_json=False)
+            else:
+                server.run_server(asked, no_token=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
