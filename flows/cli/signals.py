@@ -25,12 +25,14 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C: what was made is given back."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C: what was made is given back. Under nohup, SIGHUP stays ignored."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = (signal.SIGTERM,) if ignored else (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

@@ -341,12 +341,14 @@ def _ignore_signals() -> None:
 
 @contextlib.contextmanager
 def _signals_end() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process as Ctrl-C does."""
+    """SIGTERM and SIGHUP end this process as Ctrl-C does. Under nohup, SIGHUP stays ignored."""
 
     def interrupt(number: int, _frame: object) -> NoReturn:
         raise KeyboardInterrupt(f"signal {number}")
 
-    before = {number: signal.signal(number, interrupt) for number in _ENDING_SIGNALS}
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = [number for number in _ENDING_SIGNALS if not (ignored and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from flows.cli.signals import sigterm_as_interrupt
+from flows.cli.signals import ended_by_signals
 from flows.folders import cache_folder
 from tasks.serving.process import API_KEY_VARIABLE, ServerFailedError, ServerProcess
 from tasks.serving.settings import DECODERS, ServerRequest, make_settings, program_of
@@ -31,7 +31,7 @@ def run_server(asked: ServerRequest, no_token: bool) -> int:
     open_to_others = asked.host not in _LOOPBACK
     own_key = os.environ.get(API_KEY_VARIABLE, "").strip() or None
     key = own_key or (secrets.token_urlsafe(32) if open_to_others and not no_token else None)
-    with sigterm_as_interrupt(), _folder() as folder:
+    with ended_by_signals(), _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         _say(f"loading {settings.name}: {_layout(asked)}, {settings.dtype}")
         with ServerProcess(settings, key, program_of(settings)) as server:
@@ -53,7 +53,7 @@ def run_generate(
     """Print the answers to the prompts; return the exit code."""
     given = {name: value for name, value in fields.items() if value is not None}
     _check_text([*prompts, *given.get("stop", ())])
-    with sigterm_as_interrupt(), _folder() as folder:
+    with ended_by_signals(), _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         if program_of(settings) != DECODERS:
             raise ValueError(f"{settings.name}: generates no text. Use `rankwise serve`, or a decoder")

@@ -88,18 +88,19 @@ def test_a_server_that_ends_later_shows_its_logs(
     assert "the last words of a rank" in capsys.readouterr().err and not folders[0].exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("generates", [False, True])
-def test_sigterm_while_the_model_is_fetched_leaves_no_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, generates: bool
+def test_a_signal_while_the_model_is_fetched_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, generates: bool, number: signal.Signals
 ) -> None:
     def fetched(*_: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         raise AssertionError("it goes on")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(server, "make_settings", fetched)
     asked = ServerRequest(model="m")
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    before = signal.signal(number, lambda *_: None)
     try:
         with pytest.raises(KeyboardInterrupt):
             if generates:
@@ -107,7 +108,7 @@ def test_sigterm_while_the_model_is_fetched_leaves_no_folder(
             else:
                 server.run_server(asked, no_token=False)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
     assert not list(tmp_path.iterdir())
 
 
