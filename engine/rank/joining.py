@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from configs.common.system.collector import imported_for_good
 from engine.rank.processes import RankPlace
-from engine.rank.stores import join_store
+from engine.rank.stores import join_store, serve_own_store
 
 if TYPE_CHECKING:
     import torch
@@ -112,13 +112,15 @@ def join_group(place: RankPlace, backend: str | None, timeout_seconds: float, pr
     timeout = timedelta(seconds=timeout_seconds)
     # Without it NCCL guesses the device from the rank, and connects only at the first collective.
     device = torch.device("cuda", place.local_rank) if backend == "nccl" else None
-    if prefix is None:
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, which serves the store
+    if prefix is None and has_agent:
         dist.init_process_group(backend, timeout=timeout, device_id=device)
     else:
-        # torchrun's agent serves the store; each group uses a separate key prefix.
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agent = join_store(address, port, timeout)
-        store = dist.PrefixStore(prefix, agent)  # type: ignore[attr-defined]
+        serves = prefix is None and place.rank == 0
+        store = (serve_own_store if serves else join_store)(address, port, timeout)
+        if prefix is not None:  # of the agent's store; each group uses a separate key prefix
+            store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
         dist.init_process_group(
             backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout, device_id=device
         )

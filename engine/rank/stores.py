@@ -5,6 +5,7 @@ bound first and handed over (`master_listen_fd`), so that the store of a run on 
 loopback only, and that of several nodes on the address by which they reach the head node.
 """
 
+import errno
 import os
 import socket
 from datetime import timedelta
@@ -25,6 +26,16 @@ def serve_store(address: str, port: int, timeout: timedelta, **options: Any) -> 
     return dist.TCPStore(  # type: ignore[attr-defined]  # not in __all__
         address, bound_port, is_master=True, timeout=timeout, master_listen_fd=descriptor, **options
     )
+
+
+def serve_own_store(address: str, port: int, timeout: timedelta) -> Any:
+    """As `serve_store`; on all interfaces where the others reach this host by an address that is none of its own."""
+    try:
+        return serve_store(address, port, timeout)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return serve_store("0.0.0.0", port, timeout)
 
 
 def join_store(address: str, port: int, timeout: timedelta) -> Any:

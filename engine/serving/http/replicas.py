@@ -174,6 +174,9 @@ class ReplicaRanks:
                 environment.pop("RANKWISE_API_KEY", None)
                 if settings.device == "cpu":
                     environment["CUDA_VISIBLE_DEVICES"] = ""
+                if meeting is None:  # no other machine reaches what they listen on
+                    for name, interface in (("GLOO", "lo"), ("TP", "lo"), ("NCCL", "=lo")):
+                        environment.setdefault(f"{name}_SOCKET_IFNAME", interface)
                 self._processes.append(
                     await asyncio.create_subprocess_exec(
                         *command, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.serving.settings import ServingSettings
+from configs.common.execution import Layout
+from configs.serving.settings import ServerRendezvous, ServingSettings
 from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
@@ -145,3 +146,26 @@ def test_a_rank_that_was_given_up_makes_no_replica_ready(tmp_path: Path) -> None
         await replica.stop()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_ranks_of_one_machine_talk_on_its_loopback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    meeting = ServerRendezvous(nodes=2, node=0, address="10.0.0.1", port=2000) if elsewhere else None
+    settings = ServingSettings(
+        name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8, layout=Layout(tp=2), rendezvous=meeting
+    )
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+    started: list[dict[str, str]] = []
+
+    async def start(*command: str, env: dict[str, str], **options: object) -> None:
+        started.append(env)
+
+    for name in ("GLOO", "TP", "NCCL"):
+        monkeypatch.delenv(f"{name}_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    asyncio.run(replica._spawn())
+    names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    here = ("10.0.0.1", None, None) if elsewhere else ("127.0.0.1", "lo", "=lo")
+    assert [tuple(map(env.get, names)) for env in started] == [here] * (1 if elsewhere else 2)
