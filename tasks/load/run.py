@@ -35,7 +35,9 @@ def run_load(job: LoadJob, folder: Path) -> LoadRun:
         raise ValueError(f"{folder}: holds a load run already. Use another folder")
     write_atomically(folder / JOB_FILE, job.model_dump_json(indent=1))
     command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder), str(os.getpid())]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+    # A folder named like one of ours in the working directory is not imported.
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace") as process:
         try:
             _, errors = process.communicate()
         except BaseException:

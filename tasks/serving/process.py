@@ -37,6 +37,7 @@ class ServerProcess:
         path = Path(settings.folder) / "settings.json"
         write_atomically(path, settings.model_dump_json())
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        environment["PYTHONSAFEPATH"] = "1"  # a folder named like one of ours in the working directory is not imported
         if api_key is not None:
             environment[API_KEY_VARIABLE] = api_key
         command = [sys.executable, "-m", program, str(path), str(os.getpid())]

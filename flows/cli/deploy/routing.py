@@ -46,7 +46,10 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
     with tempfile.TemporaryDirectory(prefix="rankwise-route-") as folder, ended_by_signals():
         config, state = Path(folder) / "front.json", Path(folder) / "state.json"
         write_atomically(config, FrontConfig(key=key, backends=backends).model_dump_json(), mode=0o600)
-        process = subprocess.Popen([sys.executable, "-m", "engine.routing.main", str(config), str(state), str(port)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "engine.routing.main", str(config), str(state), str(port)],
+            env=os.environ | {"PYTHONSAFEPATH": "1"},  # no folder of the working directory is imported
+        )
         try:
             _announce(process, port, key, own is None, models)
             return process.wait()

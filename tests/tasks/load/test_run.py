@@ -49,6 +49,15 @@ def test_a_generator_that_cannot_send_ends_the_search(tmp_path: Path, url: str) 
     assert "the generator was the bottleneck at 50 requests/s" in found.reason and "not sent" in found.reason
 
 
+def test_a_folder_of_the_user_is_not_imported(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "engine" / "__init__.py"
+    own.parent.mkdir()
+    own.write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    run_load(job(url, max_requests=1), tmp_path / "run")
+    assert not (tmp_path / "imported").exists()
+
+
 def test_a_cap_ends_the_search(tmp_path: Path, url: str) -> None:
     found = search_max_rate(job(url, caps=Caps(max_tokens=70)), OBJECTIVES, SearchGoal(0.5, 50.0), tmp_path)
     assert found.estimate is None and "70 tokens asked for" in found.reason

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from configs.common.base import WrongArgument
 from configs.common.execution import Layout
-from flows.cli.deploy import deploying, listing
+from flows.cli.deploy import deploying, listing, routing
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
 from flows.cli.main import app
 from tasks.deployment import rollouts
@@ -150,3 +151,21 @@ def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys
 def test_a_deployment_costs_what_its_cloud_charges_for_nodes_that_are_off(kind: str, usd: str) -> None:
     told = SimpleNamespace(kind=kind, usd_per_hour=2.0, began_at=0.0, expires_at=3600.0)
     assert listing._usd(cast(Any, told), 3 * 3600.0) == usd
+
+
+def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("k")
+    found = SimpleNamespace(
+        name="a", url="http://127.0.0.1:9", key_file=str(tmp_path / "key"), usd_per_hour=None, model="m"
+    )
+    monkeypatch.setattr(
+        routing, "store_of_user", lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
+    )
+    own = tmp_path / "engine" / "__init__.py"
+    own.parent.mkdir()
+    own.write_text("open('imported', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(routing, "_announce", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # it ends by itself, after its imports
+        assert routing.run_route(["a"], taken.getsockname()[1], 1, no_token=True) != 0
+    assert not (tmp_path / "imported").exists()
