@@ -105,9 +105,11 @@ async def events(
             yield opening
         if writer is not None and len(choices) == 1 and not choices[0].text.stops:
             _send_directly(service, choices[0], made, writer)
+        growing = len(choices)
         async for pieces in source:
+            growing -= pieces[-1].reason is not None  # of one choice, which may not be the last that has ended
             data = b"".join(map(made.of, pieces))
-            yield data + made.ending() if all(choice.reason for choice in choices) else data
+            yield data if growing else data + made.ending()
     except ApiError as error:
         refused(error.status)
         yield event_bytes(error.body)

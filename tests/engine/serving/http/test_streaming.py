@@ -67,6 +67,33 @@ def test_tokens_that_came_together_are_sent_together_each_with_its_event(tmp_pat
     assert 'vllm:inter_token_latency_seconds_count{model_name="m"} 3.0' in metrics
 
 
+def test_a_stream_of_several_answers_that_end_together_ends_once_after_all_of_them(tmp_path: Path) -> None:
+    """As they do where each has its `max_tokens`; a client reads no further than the end."""
+
+    async def scenario() -> bytes:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(n=3))
+        options = StreamOptions(include_usage=True)
+        source = events(generation, form, choices, options, lambda status: None, None)
+        following = asyncio.create_task(_whole(source))
+        await asyncio.sleep(0.01)
+        for token in (new(5), new(6, "length")):
+            for choice in choices:
+                give(choice, token)
+            await asyncio.sleep(0.01)
+        return await asyncio.wait_for(following, 30)
+
+    *told, end = [line[6:] for line in asyncio.run(scenario()).splitlines() if line]
+    *tokens, usage = map(json.loads, told)
+    found = [(one["choices"][0]["index"], one["choices"][0]["finish_reason"]) for one in tokens]
+    assert sorted(found, key=str) == [(index, reason) for index in range(3) for reason in ("length", None)]
+    assert usage["usage"]["completion_tokens"] == 6 and end == b"[DONE]"
+
+
+async def _whole(source: AsyncGenerator[bytes, None]) -> bytes:
+    return b"".join([piece async for piece in source])
+
+
 def test_an_error_comes_after_the_tokens_before_it(tmp_path: Path) -> None:
     async def scenario() -> list[bytes]:
         generation, _ = service(tmp_path)
