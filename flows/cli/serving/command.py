@@ -26,6 +26,10 @@ MaxLength = Annotated[
     int | None, typer.Option(min=2, help="tokens of a sequence, prompt and answer; default: the model's, up to 8192")
 ]
 
+_OF_PROVIDER = frozenset({"instance", "hours", "ssh_from", "python", "yes"})
+_ALSO_THERE = frozenset({"provider", "model", "name", "dtype", "max_length"})
+"""Options that say something of a rented instance too; all others are of a server on this machine."""
+
 
 def serve(
     context: typer.Context,
@@ -73,7 +77,9 @@ def serve(
     from flows.cli.serving.server import run_server
     from tasks.serving.settings import ServerRequest
 
-    if provider is not None or instance is not None:
+    rents = provider is not None or instance is not None
+    _refuse_others(context, rents)
+    if rents:
         raise typer.Exit(
             _serve_in_cloud(context, model, name, (provider, instance), dtype, max_length, hours, ssh_from, python, yes)
         )
@@ -96,6 +102,19 @@ def serve(
         max_queue=max_queue,
     )
     raise typer.Exit(guarded(lambda: run_server(asked, no_token), Path(model), context.obj["debug"], wrong_value=2))
+
+
+def _refuse_others(context: typer.Context, rents: bool) -> None:
+    """Raises typer.BadParameter for a given option of the other kind of server, which it would have no effect on."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if rents and name not in _OF_PROVIDER | _ALSO_THERE:
+            raise typer.BadParameter("not with --provider. `rankwise deploy` has more options", param_hint=option)
+        if not rents and name in _OF_PROVIDER:
+            raise typer.BadParameter("only with --provider and --instance", param_hint=option)
 
 
 def _serve_in_cloud(

@@ -12,7 +12,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli.main import app
 from tests.support.processes import runs
 from tests.support.run_folders.studies import RANKWISE
 from tests.support.servers.inference_server import TINY, running_server, wait_until
@@ -114,6 +116,22 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
 ) -> None:
     said = run("serve", "--port", "0", *arguments, folder=tmp_path)
     assert said.returncode == 2 and word in said.stderr and "Traceback" not in said.stderr, said.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--provider", "aws", "--instance", "g4dn.xlarge", "--tp", "4"], "--tp"),
+        (["--instance", "g4dn.xlarge", "--provider", "aws", "--compression", "int8"], "--compression"),
+        (["--provider", "aws", "--instance", "g4dn.xlarge", "--no-prefix-caching"], "--prefix-caching"),
+        (["--hours", "2"], "--hours"),
+        (["--yes"], "--yes"),
+    ],
+    ids=lambda value: " ".join(value)[-30:] if isinstance(value, list) else None,
+)
+def test_an_option_without_effect_is_refused(arguments: list[str], word: str) -> None:
+    said = CliRunner().invoke(app, ["serve", "--model", str(TINY), *arguments], env={"TERM": "dumb", "COLUMNS": "200"})
+    assert said.exit_code == 2 and word in said.output and "--provider" in said.output, said.output
 
 
 @pytest.mark.slow
