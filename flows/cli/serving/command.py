@@ -74,7 +74,7 @@ def serve(
     """Serve a model over OpenAI's API until Ctrl-C or SIGTERM."""
     from configs.common.execution import Layout
     from flows.cli.run import guarded
-    from flows.cli.serving.server import run_server
+    from flows.cli.serving.server import in_words, run_server
     from tasks.serving.settings import ServerRequest
 
     rents = provider is not None or instance is not None
@@ -101,7 +101,8 @@ def serve(
         batch_invariant=batch_invariant,
         max_queue=max_queue,
     )
-    raise typer.Exit(guarded(lambda: run_server(asked, no_token), Path(model), context.obj["debug"], wrong_value=2))
+    work = lambda: in_words(lambda: run_server(asked, no_token))  # noqa: E731
+    raise typer.Exit(guarded(work, Path(model), context.obj["debug"], wrong_value=2))
 
 
 def _refuse_others(context: typer.Context, rents: bool) -> None:
@@ -169,7 +170,7 @@ def generate(
     """Load a model, split it, and print its answers."""
     from configs.common.execution import Layout
     from flows.cli.run import guarded
-    from flows.cli.serving.server import run_generate
+    from flows.cli.serving.server import in_words, run_generate
     from tasks.serving.settings import ServerRequest
 
     fields = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, "stop": stop or None}
@@ -182,7 +183,7 @@ def generate(
         port=0,
         max_sequences=max(1, min(32, len(prompts))),
     )
-    work = lambda: run_generate(asked, prompts, fields, chat, as_json)  # noqa: E731
+    work = lambda: in_words(lambda: run_generate(asked, prompts, fields, chat, as_json))  # noqa: E731
     raise typer.Exit(guarded(work, Path(model), context.obj["debug"], wrong_value=2))
 
 

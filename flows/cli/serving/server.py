@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,24 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _MIB = 1 << 20
 _OPTIONS = ("max_tokens", "temperature", "top_p", "seed", "stop")
 """Fields of the API that are options of `rankwise generate`."""
+
+
+def in_words(work: Callable[[], int]) -> int:
+    """Run a command that measures nothing; return its exit code. Raises ValueError, and OSError with one line."""
+    from tasks.models.sources import TransientFetchError
+
+    try:
+        return work()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise OSError(f"{where}{error.strerror or error}") from error
+    except TransientFetchError as error:
+        raise OSError(str(error)) from error
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 1
 
 
 def run_server(asked: ServerRequest, no_token: bool) -> int:

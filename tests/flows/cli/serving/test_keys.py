@@ -12,8 +12,11 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli.main import app
 from flows.cli.serving import server
+from tasks.models.sources import TransientFetchError
 from tasks.serving.settings import ServerRequest
 
 
@@ -86,6 +89,29 @@ def test_a_server_that_ends_later_shows_its_logs(
     with pytest.raises(OSError, match="the server ended with exit code 1"):
         server.run_server(ServerRequest(model="m"), no_token=False)
     assert "the last words of a rank" in capsys.readouterr().err and not folders[0].exists()
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate", "a prompt"]])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (PermissionError(13, "Permission denied", "settings.json"), "settings.json: Permission denied"),
+        (TransientFetchError("the hub does not answer"), "the hub does not answer"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_is_told_without_measurements(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], error: BaseException, told: str
+) -> None:
+    """There are none."""
+
+    def raised(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(server, "make_settings", raised)
+    said = CliRunner().invoke(app, [*command, "--model", "m"])
+    assert (said.exit_code, said.output.strip().splitlines()[-1]) == (1, told)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
