@@ -79,8 +79,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
             end = await _drain(server, signals)
             await send_rest(http, listening, end, signals.now)
     finally:
-        for replica in router.replicas:
-            await replica.stop()
+        await asyncio.gather(*(replica.stop() for replica in router.replicas))
         http.should_exit = http.force_exit = True
         await asyncio.gather(listening, return_exceptions=True)
     return code

@@ -115,11 +115,11 @@ class ReplicaRanks:
     async def stop(self) -> None:
         """End the ranks."""
         self._stopping = True
-        if self.ready:
+        if self.ready:  # ranks that are loading hear nothing
             self._tell({"end": True})
-        with suppress(TimeoutError):
-            async with asyncio.timeout(5):
-                await asyncio.gather(*(process.wait() for process in self._processes))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    await asyncio.gather(*(process.wait() for process in self._processes))
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

@@ -169,3 +169,33 @@ def test_ranks_of_one_machine_talk_on_its_loopback(
     names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     here = ("10.0.0.1", None, None) if elsewhere else ("127.0.0.1", "lo", "=lo")
     assert [tuple(map(env.get, names)) for env in started] == [here] * (1 if elsewhere else 2)
+
+
+def test_ranks_that_are_loading_are_not_waited_for(tmp_path: Path) -> None:
+    """Those of several replicas, one after the other, took longer than whoever ends the server waits for it."""
+    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+
+    class Process:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+            self.killed = asyncio.Event()
+
+        async def wait(self) -> int:
+            self.asked.append("wait")
+            await self.killed.wait()
+            return -9
+
+        def kill(self) -> None:
+            self.asked.append("kill")
+            self.killed.set()
+
+    async def scenario() -> list[str]:
+        process = Process()
+        replica._keep_running = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+        await replica.start()
+        replica._processes = [process]  # type: ignore[list-item]
+        await replica.stop()
+        return process.asked
+
+    assert asyncio.run(scenario()) == ["kill", "wait"]
