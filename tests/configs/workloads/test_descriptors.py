@@ -58,6 +58,7 @@ ALLOWED = {
     "configs/plans/points.py": (3, "counts the prompts of a file"),
     "configs/spec/experiments.py": (1, "the sizes of the experiment `communication`"),
     "configs/spec/form.py": (1, "what a new form is filled in with"),
+    "configs/spec/placement.py": (1, "the traffic to an endpoint is held against the cap of its target"),
     "configs/spec/short_form.py": (2, "the two workloads that the short form asks for"),
     "configs/records/rates.py": (1, "the arithmetic of decoding, for the kinds whose descriptor says `decodes`"),
     "engine/answering/rank.py": (1, "an encoder's settings, as those of a cell"),
