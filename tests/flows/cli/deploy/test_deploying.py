@@ -99,9 +99,13 @@ def test_a_signal_interrupts_a_rollout_and_a_change_of_the_number_of_servers(
     )
     monkeypatch.setattr(deploying, "roll_out", work)
     monkeypatch.setattr(rollouts, "set_server_count", work)
-    with pytest.raises(KeyboardInterrupt):
-        run_rollout("one", "./m", "none", None, "float32", 0.01, 0.0, False)
-    assert CliRunner().invoke(app, ["scale", "one", "--replicas", "2"]).exit_code == 1
+    before = signal.signal(number, signal.SIG_DFL)  # SIGHUP is ignored where nohup runs the tests
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_rollout("one", "./m", "none", None, "float32", 0.01, 0.0, False)
+        assert CliRunner().invoke(app, ["scale", "one", "--replicas", "2"]).exit_code == 1
+    finally:
+        signal.signal(number, before)
     assert interrupted == [True, True]
 
 
