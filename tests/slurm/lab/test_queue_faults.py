@@ -152,6 +152,6 @@ def test_a_job_that_sbatch_took_without_saying_so_is_not_submitted_twice(
 
 
 def read_name(lab: Lab, job: str) -> str:
-    """The end of the job's name, which is the folder's."""
+    """What of the job's name is the folder's: what follows is of this submission alone."""
     told = lab.slurm("sacct", "--noheader", "--parsable2", "--allocations", "--jobs", job, "--format=jobname")
-    return told.strip().split("-", 2)[2]
+    return told.strip().split("-", 2)[2].rpartition("-")[0]
