@@ -6,12 +6,12 @@ guarded(lambda: plainly(work), ...)       # "plan/plan.json: Permission denied",
 from collections.abc import Callable
 
 
-def plainly(work: Callable[[], int]) -> int:
-    """Run `work`. Raises ValueError for a file that cannot be read or written; BrokenPipeError passes unchanged."""
+def plainly(work: Callable[[], int], kind: type[ValueError | OSError] = ValueError) -> int:
+    """Run `work`. Raises `kind`, of one line, for an error of the system; BrokenPipeError passes unchanged."""
     try:
         return work()
     except BrokenPipeError:
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise ValueError(f"{where}{error.strerror or error}") from error
+        raise kind(f"{where}{error.strerror or error}") from error

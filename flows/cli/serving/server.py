@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from flows.cli.errors import plainly
 from flows.cli.signals import ended_by_signals
 from flows.folders import cache_folder
 from tasks.serving.process import API_KEY_VARIABLE, ServerFailedError, ServerProcess
@@ -29,12 +30,7 @@ def in_words(work: Callable[[], int]) -> int:
     from tasks.models.sources import TransientFetchError
 
     try:
-        return work()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise OSError(f"{where}{error.strerror or error}") from error
+        return plainly(work, OSError)
     except TransientFetchError as error:
         raise OSError(str(error)) from error
     except KeyboardInterrupt:
