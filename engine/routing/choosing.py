@@ -14,9 +14,10 @@ from configs.serving.deployment import RoutedServer
 
 @dataclass
 class BackendLoad:
-    """What is known of a backend now."""
+    """What is known of a backend now. looked_at: when it was last asked whether it is ready (monotonic)."""
 
     ready: bool = False
+    looked_at: float = 0.0
     in_flight: int = 0
     requests: int = 0
     failures: int = 0

@@ -28,7 +28,7 @@ from engine.routing.choosing import BackendLoad, next_backend
 MAX_BODY_BYTES = 4 << 20
 _LOOK_SECONDS, _HEALTH_SECONDS, _AGAIN_SECONDS = 0.1, 0.5, 0.05
 _MAX_LOST = 3
-"""Backends that may go away with a request. One that ends its server would else end all of them, again and again."""
+"""So often backends may go away with a request, which may be why: it would end all of them, again and again."""
 _HOP_HEADERS = frozenset(
     (
         b"connection",
@@ -131,23 +131,26 @@ class Front:
         deadline = time.monotonic() + self.config.wait_seconds
         tried: set[str] = set()
         refusal: Refusal | None = None
-        lost = 0
+        lost, lost_at = 0, dict[str, float]()
         while lost < _MAX_LOST:
             backend = next_backend(self.config.backends, self.loads, tried)
             if backend is None:
                 if time.monotonic() > deadline or (refusal is not None and refusal.status == 429):
                     break
-                tried.clear()
+                # A tunnel takes connections for a server that is not there: one that went away is looked at before.
+                looks = {name: load.looked_at for name, load in self.loads.items()}
+                tried = {name for name, at in lost_at.items() if looks.get(name, at) <= at}
                 await asyncio.sleep(_AGAIN_SECONDS)
                 continue
             refusal = await self._try(backend, scope, body, receive, send)
             if refusal is None:
                 return
             tried.add(backend.name)
-            lost += refusal.lost
+            if refusal.lost:
+                lost, lost_at[backend.name] = lost + 1, time.monotonic()
         self._counts["failed"] += 1
         if lost == _MAX_LOST:
-            await _answer(send, 502, _error(f"{lost} servers in turn went away with this request"))
+            await _answer(send, 502, _error(f"servers went away with this request {lost} times"))
         elif refusal is not None and refusal.status in (429, 503):
             await _send_whole(send, refusal.status, refusal.headers, refusal.body)
         else:
@@ -241,13 +244,14 @@ class Front:
     async def _watch_health(self) -> None:
         async def look(backend: RoutedServer) -> None:
             headers = {b"Authorization": f"Bearer {backend.key}".encode()} if backend.key else {}
+            began = time.monotonic()
             try:
                 answer = await self._client.get(f"{backend.url}/readyz", headers=headers, timeout=3.0)
                 ready = answer.status_code == 200
             except httpx.HTTPError:
                 ready = False
             if backend.name in self.loads:
-                self.loads[backend.name].ready = ready
+                self.loads[backend.name].ready, self.loads[backend.name].looked_at = ready, began
 
         while True:
             await asyncio.gather(*(look(backend) for backend in self.config.backends))

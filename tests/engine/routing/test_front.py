@@ -22,6 +22,7 @@ class Upstream:
 
     def __init__(self, name: str) -> None:
         self.name, self.status, self.cut, self.dies, self.keys = name, 200, False, False, list[str | None]()
+        self.away = False
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         upstream = self
@@ -33,6 +34,9 @@ class Upstream:
                 return
 
             def do_GET(self) -> None:
+                if upstream.away:
+                    self.close_connection = True
+                    return
                 self._send(200, b"{}")
 
             def do_POST(self) -> None:
@@ -64,6 +68,9 @@ class Upstream:
         return RoutedServer(
             name=self.name, url=f"http://127.0.0.1:{self._server.server_port}", key=f"key-of-{self.name}"
         )
+
+    def come_back(self) -> None:
+        self.dies = self.away = False
 
     def close(self) -> None:
         self._server.shutdown()
@@ -130,8 +137,19 @@ def test_a_request_with_which_servers_go_away_does_not_go_round(tmp_path: Path) 
         before = len(one.keys) + len(two.keys)
         two.dies = True
         answer = post(url)
-        assert answer.status_code == 502 and "3 servers in turn" in answer.json()["error"]["message"]
+        assert answer.status_code == 502 and "went away with this request 3 times" in answer.json()["error"]["message"]
         assert len(one.keys) + len(two.keys) - before == 3
+
+
+def test_a_server_that_a_tunnel_stands_for_is_waited_for(tmp_path: Path) -> None:
+    """The tunnel takes connections while its server starts again, and closes them."""
+    with upstreams("a") as [one], running_front(tmp_path, config(one.backend, wait_seconds=30.0)) as url:
+        assert post(url).status_code == 200
+        one.dies = one.away = True
+        back = threading.Timer(2.0, one.come_back)
+        back.start()
+        assert post(url).json() == {"name": "a"}
+        back.join()
 
 
 def test_a_configuration_is_taken_while_requests_come(tmp_path: Path) -> None:
