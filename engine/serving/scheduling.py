@@ -3,12 +3,16 @@
     scheduler = Scheduler(SchedulerLimits(...), BlockPool(512, 16))
     scheduler.add(Request("a", (1, 2, 3), max_tokens=8))
     batch = scheduler.next_batch()                # None: nothing to do
+    behind = scheduler.next_batch(behind=batch)   # if wanted: the step after it, before it is known what it chose
     ended = scheduler.advance(batch, chosen)      # token ids of the rows that chose one
 
 A step has at most `max_step_tokens` tokens. Sequences that decode come first, one token each, so that no prompt delays
 them by more than a step; what is left goes to prompts, in pieces. Requests start in the order of their arrival, when a
 slot is free and the cache holds their whole prompt. When the cache is full, the sequence that arrived last gives its
 blocks back and is computed again later, before any newer request.
+
+A step that is scheduled behind another names the tokens that this one has yet to choose by their rows, as `~row`. That
+a sequence ends with such a token is found out a step later: what was computed beyond it is left out.
 """
 
 from collections import deque
@@ -52,8 +56,9 @@ class Request:
 class _Sequence:
     """A request in progress.
 
-    computed: positions in the cache; kept: full blocks that the pool knows; slot: its row of the tables, while it runs;
-    cached: tokens found in the cache when it first started.
+    computed: positions in the cache, those of scheduled steps included; kept: full blocks that the pool knows; slot: its
+    row of the tables, while it runs; cached: tokens found in the cache when it first started. tokens: the last may be
+    ~row, to be chosen by that row of the step that was scheduled last.
     """
 
     request: Request
@@ -71,6 +76,11 @@ class _Sequence:
         """Number of new tokens."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def left(self) -> int:
+        """Number of tokens to compute; none while the last token of the answer is being chosen."""
+        return len(self.tokens) - self.computed if self.answered < self.request.max_tokens else 0
+
 
 @dataclass(frozen=True)
 class TokenRun:
@@ -85,7 +95,10 @@ class TokenRun:
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """A step: its pieces and their tokens in order; new entries (slot, place, block) of the tables."""
+    """A step: its pieces and their tokens in order; new entries (slot, place, block) of the tables.
+
+    A token ~row is the one that this row of the step before chooses.
+    """
 
     pieces: tuple[TokenRun, ...]
     tokens: tuple[int, ...]
@@ -158,13 +171,22 @@ class Scheduler:
             self._leave(sequence)
         return True
 
-    def next_batch(self) -> ScheduledStep | None:
-        """Choose the next step, and take its blocks; None if nothing is to be done."""
+    def next_batch(self, behind: ScheduledStep | None = None) -> ScheduledStep | None:
+        """Choose the next step, and take its blocks; None if nothing is to be done.
+
+        behind: the one step that has been chosen and whose tokens are not known yet. None then also if a sequence would
+        have to be preempted, which needs to know them.
+        """
+        if behind is not None and not self._has_blocks():
+            return None
         room = self.limits.max_step_tokens
         assigned: list[tuple[int, int, int]] = []
         pieces: list[TokenRun] = []
-        decoding = [one for one in self._running if len(one.tokens) - one.computed == 1]
-        prompts = [one for one in self._running if len(one.tokens) - one.computed > 1]
+        decoding: list[_Sequence] = []
+        prompts: list[_Sequence] = []
+        for one in self._running:
+            if left := one.left:
+                (decoding if left == 1 else prompts).append(one)
         for sequence in (*decoding, *prompts):
             if sequence.slot is None or room == 0:  # preempted for an earlier one; or no room for a prompt now
                 continue
@@ -183,29 +205,33 @@ class Scheduler:
             return None
         self.counts.steps += 1
         slots = {piece.slot for piece in pieces}
-        tokens = [
-            token
-            for piece in pieces
-            for token in self._by_key[piece.key].tokens[piece.first : piece.first + piece.length]
-        ]
+        tokens: list[int] = []
+        rows = 0
+        for piece in pieces:
+            sequence = self._by_key[piece.key]
+            sequence.computed = piece.first + piece.length
+            tokens += sequence.tokens[piece.first : sequence.computed]
+            if piece.chooses:
+                sequence.tokens.append(~rows)
+                rows += 1
         return ScheduledStep(tuple(pieces), tuple(tokens), tuple(entry for entry in assigned if entry[0] in slots))
 
     def advance(self, batch: ScheduledStep, chosen: Mapping[str, int]) -> dict[str, FinishReason]:
-        """Note that a step was computed, and the token that each choosing piece's sequence chose, by key.
+        """Note that the older of the scheduled steps was computed, and what each choosing piece's sequence chose, by key.
 
-        Returns the sequences that have ended. Sequences cancelled since then are left out.
+        Returns the sequences that have ended. Sequences that were cancelled or have ended since then are left out.
         """
         ended: dict[str, FinishReason] = {}
         for piece in batch.pieces:
             sequence = self._by_key.get(piece.key)
             if sequence is None:
                 continue
-            sequence.computed = piece.first + piece.length
-            self._keep_full_blocks(sequence)
+            end = piece.first + piece.length
+            self._keep_full_blocks(sequence, end)
             if not piece.chooses:
                 continue
-            sequence.tokens.append(chosen[piece.key])
-            reason = _reason(sequence)
+            sequence.tokens[end] = token = chosen[piece.key]
+            reason = _reason(sequence.request, end + 1 - len(sequence.request.prompt), token)
             if reason is not None:
                 ended[piece.key] = reason
                 del self._by_key[piece.key]
@@ -215,7 +241,7 @@ class Scheduler:
     def _piece(self, sequence: _Sequence, room: int, assigned: list[tuple[int, int, int]]) -> TokenRun | None:
         """Take blocks for the next tokens of a running sequence, at most `room`; None if it was preempted itself."""
         assert sequence.slot is not None
-        length = min(len(sequence.tokens) - sequence.computed, room)
+        length = min(sequence.left, room)
         end = sequence.computed + length
         while len(sequence.blocks) * self.pool.size < end:
             block = self.pool.take()
@@ -229,6 +255,14 @@ class Scheduler:
             sequence.blocks.append(block)
         first = sequence.computed
         return TokenRun(sequence.request.key, sequence.slot, first, length, end == len(sequence.tokens))
+
+    def _has_blocks(self) -> bool:
+        """Return whether the running sequences' next pieces fit into what is free."""
+        most = len(self._running) + -(-self.limits.max_step_tokens // self.pool.size)
+        if most <= self.pool.free:
+            return True
+        ends = ((one, one.computed + min(one.left, self.limits.max_step_tokens)) for one in self._running)
+        return sum(max(0, -(-end // self.pool.size) - len(one.blocks)) for one, end in ends) <= self.pool.free
 
     def _admit(self, assigned: list[tuple[int, int, int]]) -> bool:
         """Start the first request of the queue if the cache holds its tokens, those it shares included."""
@@ -272,18 +306,19 @@ class Scheduler:
         self._slots.append(sequence.slot)
         sequence.blocks, sequence.slot = [], None
 
-    def _keep_full_blocks(self, sequence: _Sequence) -> None:
+    def _keep_full_blocks(self, sequence: _Sequence, computed: int) -> None:
+        """Tell the pool of full blocks within the positions that have been computed."""
         if not self.pool.caching:
             return
-        self.pool.extend_hashes(sequence.hashes, sequence.tokens, sequence.computed)
-        for place in range(sequence.kept, sequence.computed // self.pool.size):
+        self.pool.extend_hashes(sequence.hashes, sequence.tokens, computed)
+        for place in range(sequence.kept, computed // self.pool.size):
             self.pool.keep(sequence.blocks[place], sequence.hashes[place])
             sequence.kept = place + 1
 
 
-def _reason(sequence: _Sequence) -> FinishReason | None:
-    request, answered = sequence.request, sequence.answered
-    if answered >= request.min_tokens and sequence.tokens[-1] in request.stop_tokens:
+def _reason(request: Request, answered: int, token: int) -> FinishReason | None:
+    """Return why a request ends with its new token number `answered`; None if it goes on."""
+    if answered >= request.min_tokens and token in request.stop_tokens:
         return "stop"
     return "length" if answered >= request.max_tokens else None
 

@@ -38,6 +38,7 @@ class CacheModel:
     size: int
     tables: dict[tuple[int, int], int] = field(default_factory=dict)
     store: dict[tuple[int, int], int] = field(default_factory=dict)
+    chosen: list[int] = field(default_factory=list)
 
     def run(self, batch: ScheduledStep) -> dict[str, int]:
         for slot, place, block in batch.assigned:
@@ -45,42 +46,78 @@ class CacheModel:
         slots, positions, rows = positions_of(batch.pieces)
         assert len(slots) == len(batch.tokens)
         for slot, position, token in zip(slots, positions, batch.tokens, strict=True):
-            self.store[self._at(slot, position)] = token
+            self.store[self._at(slot, position)] = token if token >= 0 else self.chosen[~token]
         assert [slots[row] for row in rows] == [piece.slot for piece in batch.choosing]
-        return {
+        chosen = {
             piece.key: next_token([self.store[self._at(piece.slot, p)] for p in range(piece.first + piece.length)])
             for piece in batch.choosing
         }
+        self.chosen = list(chosen.values())
+        return chosen
 
     def _at(self, slot: int, position: int) -> tuple[int, int]:
         return self.tables[slot, position // self.size], position % self.size
 
 
 class Server:
-    """Scheduler and cache, with the answers so far."""
+    """Scheduler and cache, with the answers so far. ahead: a step is scheduled before the one before is known."""
 
-    def __init__(self, blocks: int, size: int, limits: SchedulerLimits, caching: bool = True) -> None:
+    def __init__(
+        self, blocks: int, size: int, limits: SchedulerLimits, caching: bool = True, ahead: bool = False
+    ) -> None:
+        self.ahead = ahead
+        self.launched: tuple[ScheduledStep, dict[str, int]] | None = None
+        self.overlapped = 0
         self.pool = BlockPool(blocks, size, caching)
         self.scheduler = Scheduler(limits, self.pool)
         self.cache = CacheModel(size)
         self.answers: dict[str, list[int]] = {}
         self.started: list[str] = []
         self.ended: dict[str, str] = {}
+        self.cancelled: set[str] = set()
 
     def step(self) -> ScheduledStep | None:
-        batch = self.scheduler.next_batch()
+        batch = self._launch()
+        if batch is None:
+            return None
+        if not self.ahead:
+            self._finish()
+        return batch
+
+    def _launch(self) -> ScheduledStep | None:
+        before = None if self.launched is None else self.launched[0]
+        batch = self.scheduler.next_batch(before)
+        if batch is None and before is not None:
+            self._finish()
+            batch = self.scheduler.next_batch()
         if batch is None:
             return None
         assert len(batch.tokens) <= self.scheduler.limits.max_step_tokens
         assert len({piece.slot for piece in batch.pieces}) == len(batch.pieces)
         for piece in batch.pieces:
+            assert piece.first + piece.length < self.scheduler.limits.max_length, "the last token is never computed"
             if piece.key not in self.started:
                 self.started.append(piece.key)
         chosen = self.cache.run(batch)
-        for key, token in chosen.items():
-            self.answers.setdefault(key, []).append(token)
-        self.ended |= self.scheduler.advance(batch, chosen)
+        if self.launched is not None:
+            self.overlapped += 1
+            self._finish()
+        self.launched = batch, chosen
         return batch
+
+    def _finish(self) -> None:
+        assert self.launched is not None
+        (batch, chosen), self.launched = self.launched, None
+        for key, token in chosen.items():
+            if key not in self.ended and key not in self.cancelled:
+                self.answers.setdefault(key, []).append(token)
+        self.ended |= self.scheduler.advance(batch, chosen)
+
+    def cancel(self, key: str) -> bool:
+        found = self.scheduler.cancel(key)
+        if found:
+            self.cancelled.add(key)
+        return found
 
     def finish(self) -> None:
         for _ in range(5000):
@@ -117,12 +154,13 @@ def made_request(key: int, beginning: int, length: int, tail: list[int], new: in
     st.integers(1, 5),
     st.integers(0, 12),
     st.booleans(),
+    st.booleans(),
 )
 def test_every_answer_is_the_one_given_alone(
-    wanted: list[Any], size: int, spare: int, sequences: int, more: int, caching: bool
+    wanted: list[Any], size: int, spare: int, sequences: int, more: int, caching: bool, ahead: bool
 ) -> None:
     limits = SchedulerLimits(sequences, sequences + more, 41)
-    server = Server(-(-41 // size) + spare, size, limits, caching)
+    server = Server(-(-41 // size) + spare, size, limits, caching, ahead)
     requests = [made_request(key, *one[:5]) for key, one in enumerate(wanted)]
     cancelled = {}
     for step in range(60):
@@ -130,7 +168,7 @@ def test_every_answer_is_the_one_given_alone(
             if one[5] == step:
                 server.scheduler.add(request)
             if one[6] is not None and one[5] <= one[6] == step:
-                cancelled[request.key] = server.scheduler.cancel(request.key)
+                cancelled[request.key] = server.cancel(request.key)
         server.step()
     server.finish()
     for request in requests:
@@ -226,3 +264,25 @@ def test_a_cancelled_request_frees_its_slot_at_once() -> None:
     assert server.scheduler.cancel("0") and not server.scheduler.cancel("0")
     batch = server.step()
     assert batch is not None and batch.pieces[0].key == "1"
+
+
+def test_a_step_behind_another_needs_no_token_of_it() -> None:
+    server = Server(40, 4, SchedulerLimits(4, 16, 29), ahead=True)
+    requests = [*requests_of(3, 7, 20), made_request(3, 1, 9, [], 20, {3})]
+    for request in requests:
+        server.scheduler.add(request)
+    server.finish()
+    assert server.answers == {request.key: answer(request) for request in requests}
+    assert server.ended["3"] == "stop", "the case must have an end that is known a step late"
+    assert server.overlapped == server.scheduler.counts.steps - 1, "every step but the first was behind another"
+    assert server.pool.free == server.pool.count
+
+
+def test_a_full_cache_waits_for_the_tokens_of_a_step_before_it_preempts() -> None:
+    server = Server(10, 4, SchedulerLimits(4, 16, 40), caching=False, ahead=True)
+    requests = requests_of(4, 6, 20)
+    for request in requests:
+        server.scheduler.add(request)
+    server.finish()
+    assert server.scheduler.counts.preemptions > 0 and server.overlapped > 0
+    assert server.answers == {request.key: answer(request) for request in requests}
