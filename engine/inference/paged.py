@@ -111,7 +111,7 @@ class PagedCache:
         self.store = huge_zeros(shape, like.dtype, like.device)
         heads = self.store[..., : config.head_dim]
         self.keys, self.values = heads[0].unbind(), heads[1].unbind()
-        # Tables stay on the host, where the step is made.
+        # Where they are read: on the host, by our kernels for GPUs on the device.
         self.tables = torch.zeros((sizes.sequences, sizes.blocks_of_longest), dtype=torch.int32)
         length = sizes.blocks_of_longest * sizes.block
         self._angles = None if frequencies is None else position_angles(frequencies, length, like.dtype)
@@ -139,9 +139,8 @@ class PagedCache:
             )
         self._on_gpu: GpuAttention | None = None
         if has_gpu_attention(like.device, like.dtype, width, len(share.heads) // len(share.kv_heads)):
-            # A copy, which steps read there.
-            self._device_tables = self.tables.to(like.device)
-            self._on_gpu = gpu_attention(self.store, share, config, self._angles, self._device_tables)
+            self.tables = self.tables.to(like.device)
+            self._on_gpu = gpu_attention(self.store, share, config, self._angles, self.tables)
 
     @property
     def batch_invariant(self) -> bool:
@@ -154,11 +153,12 @@ class PagedCache:
         return self.store.nbytes
 
     def assign(self, sequences: Tensor, places: Tensor, blocks: Tensor) -> None:
-        """Set the numbers of blocks at places of the tables of sequences, int32 [n] each."""
-        self.tables[sequences.long(), places.long()] = blocks
-        if self._on_gpu is not None:
-            moved = torch.stack((sequences, places, blocks)).to(self.store.device)
-            self._device_tables[moved[0].long(), moved[1].long()] = moved[2]
+        """Set the numbers of blocks at places of the tables of sequences, int32 [n] each.
+
+        On the host or on a GPU, where nothing is waited for.
+        """
+        rows, columns, numbers = (one.to(self.tables.device) for one in (sequences, places, blocks))
+        self.tables[rows.long(), columns.long()] = numbers
 
     @property
     def has_static_steps(self) -> bool:

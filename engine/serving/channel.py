@@ -54,6 +54,10 @@ class Channel:
         self._outbound += json.dumps(message, separators=(",", ":")).encode() + b"\n"
         self._flush()
 
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()
+
     def _flush(self) -> None:
         try:
             while self._outbound:

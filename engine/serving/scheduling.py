@@ -3,7 +3,7 @@
     scheduler = Scheduler(SchedulerLimits(...), BlockPool(512, 16))
     scheduler.add(Request("a", (1, 2, 3), max_tokens=8))
     batch = scheduler.next_batch()                # None: nothing to do
-    behind = scheduler.next_batch(behind=batch)   # if wanted: the step after it, before it is known what it chose
+    behind = scheduler.next_batch(ahead=True)     # if wanted: the step after it, before it is known what it chose
     ended = scheduler.advance(batch, chosen)      # token ids of the rows that chose one
 
 A step has at most `max_step_tokens` tokens. Sequences that decode come first, one token each, so that no prompt delays
@@ -56,9 +56,9 @@ class Request:
 class _Sequence:
     """A request in progress.
 
-    computed: positions in the cache, those of scheduled steps included; kept: full blocks that the pool knows; slot: its
-    row of the tables, while it runs; cached: tokens found in the cache when it first started. tokens: the last may be
-    ~row, to be chosen by that row of the step that was scheduled last.
+    tokens: the last may be ~row, to be chosen by that row of the step that was scheduled last; computed: positions in
+    the cache, those of scheduled steps included; kept: full blocks that the pool knows; slot: its row of the tables,
+    while it runs; cached: tokens found in the cache when it first started.
     """
 
     request: Request
@@ -171,13 +171,13 @@ class Scheduler:
             self._leave(sequence)
         return True
 
-    def next_batch(self, behind: ScheduledStep | None = None) -> ScheduledStep | None:
+    def next_batch(self, ahead: bool = False) -> ScheduledStep | None:
         """Choose the next step, and take its blocks; None if nothing is to be done.
 
-        behind: the one step that has been chosen and whose tokens are not known yet. None then also if a sequence would
-        have to be preempted, which needs to know them.
+        ahead: before the tokens of the step before are known (of one at most). None then also if a sequence would have
+        to be preempted, which needs to know them.
         """
-        if behind is not None and not self._has_blocks():
+        if ahead and not self._has_blocks():
             return None
         room = self.limits.max_step_tokens
         assigned: list[tuple[int, int, int]] = []
@@ -217,7 +217,7 @@ class Scheduler:
         return ScheduledStep(tuple(pieces), tuple(tokens), tuple(entry for entry in assigned if entry[0] in slots))
 
     def advance(self, batch: ScheduledStep, chosen: Mapping[str, int]) -> dict[str, FinishReason]:
-        """Note that the older of the scheduled steps was computed, and what each choosing piece's sequence chose, by key.
+        """Note that the older of the scheduled steps was computed, and what its choosing sequences chose, by key.
 
         Returns the sequences that have ended. Sequences that were cancelled or have ended since then are left out.
         """

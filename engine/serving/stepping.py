@@ -2,7 +2,11 @@
 
 runner = StepRunner(shard, communicators.pipeline, cache)
 found = runner.run(step)        # on the first rank: token ids [rows], or logits [rows, vocabulary] in float32
+launched = runner.launch(step)  # the same, without waiting for a GPU
+found, seconds = launched.wait()
 """
+
+import time
 
 import torch
 from torch import Tensor
@@ -18,6 +22,39 @@ from engine.serving.step_message import TokenStep
 _MAX_WARM_SIZES = 64
 
 
+class LaunchedStep:
+    """A step that may still be running: what its rows chose, and how long it took."""
+
+    def __init__(self, device: torch.device, began: float) -> None:
+        """began: by time.perf_counter; a GPU has a clock of its own, since steps wait there for those before."""
+        self._began = began
+        self._found: Tensor | None = None
+        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            first.record()
+            self._events = first, last
+
+    def take(self, found: Tensor | None) -> None:
+        """Take what the rows chose. Token ids go to the host as soon as they are known, before a step behind begins."""
+        self._found = found
+        if self._events is None:
+            return
+        if found is not None and found.dim() == 1:
+            self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+            self._found.copy_(found, non_blocking=True)
+        self._events[1].record()
+
+    def wait(self) -> tuple[Tensor | None, float]:
+        """Return what the rows chose, on the host, and the seconds of the step. Logits wait for every launched step."""
+        if self._events is None:
+            return self._found, time.perf_counter() - self._began
+        first, last = self._events
+        last.synchronize()
+        found = None if self._found is None else self._found.cpu()
+        return found, first.elapsed_time(last) / 1e3
+
+
 class StepRunner:
     """This rank's layers and cache."""
 
@@ -25,30 +62,45 @@ class StepRunner:
         self._shard, self._pipeline, self._cache = shard, pipeline, cache
         self._stage = PipelineStage(shard, pipeline)
         self._records = shard.uses_graphs and cache.has_static_steps
+        self._chosen: Tensor | None = None  # token ids of the last step that chose some
+        self.on_gpu = shard.device.type == "cuda"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step can be launched while the one before is computed: every rank has what that one chooses."""
+        return self._records and self._pipeline.size == 1
+
+    def launch(self, step: TokenStep, began: float) -> LaunchedStep:
+        """Begin a step, on a CPU compute it. began: when its work began, by time.perf_counter."""
+        launched = LaunchedStep(self._shard.device, began)
+        launched.take(self.run(step))
+        return launched
 
     @torch.inference_mode()
     def run(self, step: TokenStep) -> Tensor | None:
         """Compute a step; return what the rows chose on the first stage, None on others and where none chooses.
 
-        On a GPU the step may still be running then.
+        A token ~row is the one that this row of the step before has chosen. On a GPU the step may still be running.
         """
         shard, cache = self._shard, self._cache
+        moved = self._moved(step)
         if step.assigned.shape[1]:
-            cache.assign(*step.assigned)
-        inputs = self._stage.inputs(step.tokens.long()[None].to(shard.device))
+            cache.assign(*moved.assigned)
+        inputs = self._stage.inputs(self._known(step, moved.tokens)[None])
         count = len(step.rows)
         if count == len(step.tokens) and not step.full_logits and shard.device.type == "cpu":
             made = paged_decode_step(shard, cache, inputs, step.slots, step.positions)
         else:
             if self._records and len(step.tokens) <= MAX_RECORDED_TOKENS:
-                hidden = static_paged_step(shard, cache, inputs, step.slots, step.positions)
+                hidden = static_paged_step(shard, cache, inputs, moved.slots, moved.positions)
             else:
                 hidden = paged_step(shard, cache, inputs, step.slots, step.positions)
-            made = self._choices(hidden, step) if shard.last else hidden
+            made = self._choices(hidden, moved) if shard.last else hidden
         chosen = self._stage.passed_on(made)
         if not count:
             return None
         if self._pipeline.size == 1:
+            self._chosen = None if step.full_logits else chosen
             return chosen
         if chosen is not None:
             self._pipeline.send(chosen, 0)
@@ -56,6 +108,24 @@ class StepRunner:
         if not shard.first:
             return None
         return self._pipeline.receive(self._room(count, step.full_logits), self._pipeline.size - 1)
+
+    def _moved(self, step: TokenStep) -> TokenStep:
+        """Return a step's numbers on the device, in one copy that waits for nothing before it."""
+        if self._shard.device.type != "cuda":
+            return step
+        parts = (step.tokens, step.slots, step.positions, step.rows, step.assigned.flatten())
+        numbers = torch.cat(parts).pin_memory().to(self._shard.device, non_blocking=True)
+        tokens, slots, positions, rows, assigned = torch.split(numbers, [len(part) for part in parts])
+        return TokenStep(tokens, slots, positions, rows, assigned.view(3, -1), step.full_logits)
+
+    def _known(self, step: TokenStep, tokens: Tensor) -> Tensor:
+        """Return token ids [tokens], int64 on the device, with those that the step before has chosen."""
+        if not bool((step.tokens < 0).any()):
+            return tokens.long().to(self._shard.device)
+        assert self._chosen is not None, "the step before has chosen no token"
+        # What could not be chosen (NO_WORD) is told by that step; here any word will do.
+        chosen = self._chosen[(~tokens).clamp(min=0).long()].clamp(min=0)
+        return torch.where(tokens < 0, chosen, tokens)
 
     def warm_up(self) -> None:
         """Compute each size of a decode step until it is recorded, so that no request pays for it.

@@ -85,9 +85,8 @@ class Server:
         return batch
 
     def _launch(self) -> ScheduledStep | None:
-        before = None if self.launched is None else self.launched[0]
-        batch = self.scheduler.next_batch(before)
-        if batch is None and before is not None:
+        batch = self.scheduler.next_batch(ahead=self.launched is not None)
+        if batch is None and self.launched is not None:
             self._finish()
             batch = self.scheduler.next_batch()
         if batch is None:
