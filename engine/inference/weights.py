@@ -191,7 +191,8 @@ def read_shard(
         names = names_in_file(config, stored)
         # Data to be converted is copied anyway; on a network file system a page may be fetched again.
         lend = (
-            (report.page_cache, device.type) == ("warm", "cpu")
+            report.page_cache == "warm"
+            and device.type in ("cpu", "cuda")
             and not (compressor and compressor.passes)
             and all(stored[names[piece.name]].dtype is dtype for piece in wanted)
             and not any(network_file_system(file) for file in files)
@@ -199,7 +200,8 @@ def read_shard(
         barrier()
         began = time.perf_counter()
         parts = _read(config, grid, files, wanted, names, local, report, lend)
-    assembly = Assembly(config, grid, slots, dtype, device, lend, compressor)
+    # What is on another device is a copy already.
+    assembly = Assembly(config, grid, slots, dtype, device, lend and device.type == "cpu", compressor)
     for piece, tensor in parts:
         assembly.put(piece, tensor)
     shards = _shards(config, grid, group, assembly)

@@ -70,6 +70,7 @@ class StepRunner:
         """Whether a step can be launched while the one before is computed: every rank has what that one chooses."""
         return self._records and self._pipeline.size == 1
 
+    @torch.inference_mode()
     def launch(self, step: TokenStep, began: float) -> LaunchedStep:
         """Begin a step, on a CPU compute it. began: when its work began, by time.perf_counter."""
         launched = LaunchedStep(self._shard.device, began)

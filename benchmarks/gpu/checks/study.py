@@ -35,6 +35,8 @@ def study_data(rehearsal: bool) -> dict[str, Any]:
     else:
         generate |= {"num_prompts": 8, "prompt_tokens": 512, "new_tokens": 64, "batch_size": 8}
         train |= {"global_batch_size": 16, "sequence_length": 1024, "steps": 12}
+    # Answers keep all logits of every token: few of them, as the archive has to travel.
+    answers = generate | {"new_tokens": 8 if rehearsal else 16}
     few = {"repeats": 1, "min_seconds": 0.1, "memory": False} if rehearsal else {"repeats": 2, "min_seconds": 0.5}
     return {
         "study": "gpu-check",
@@ -44,7 +46,7 @@ def study_data(rehearsal: bool) -> dict[str, Any]:
         "experiments": {
             "batch": {"kind": "sweep", "over": {"batch_size": [1, 2 if rehearsal else 8]}},
             "training": {"kind": "sweep", "base": {"workload": train}, "over": {"dtype": ["float32", "bfloat16"]}},
-            "correctness": {"kind": "correctness", "prompts": 2 if rehearsal else 8, "layouts": [{}]},
+            "correctness": {"kind": "correctness", "base": {"workload": answers}, "prompts": 2, "layouts": [{}]},
         },
         "measuring": few,
     }
