@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.parallel.communicator import Communicator
 from engine.serving.channel import Channel, ChannelClosedError
+from engine.serving.drawing import as_draws
 from engine.serving.messages import NewToken, StepReport, WantedAnswer
 from engine.serving.sampling import Chosen, next_token
 from engine.serving.scheduling import ScheduledStep, Scheduler
@@ -25,11 +26,20 @@ class FirstRank:
     """What the first rank does between steps, and while they are computed."""
 
     def __init__(
-        self, channel: Channel, scheduler: Scheduler, message: StepMessage, idle_seconds: float, defers: bool
+        self,
+        channel: Channel,
+        scheduler: Scheduler,
+        message: StepMessage,
+        idle_seconds: float,
+        defers: bool,
+        draws: bool = False,
     ) -> None:
-        """defers: a step's tokens are kept until the next is launched, so that they are sent while ranks compute."""
+        """defers: a step's tokens are kept until the next is launched, so that they are sent while ranks compute.
+
+        draws: ranks draw tokens where temperature and filters are all that is asked for.
+        """
         self._channel, self._scheduler, self._message = channel, scheduler, message
-        self._idle_seconds, self._defers = idle_seconds, defers
+        self._idle_seconds, self._defers, self._draws = idle_seconds, defers, draws
         self._launched: tuple[ScheduledStep, LaunchedStep] | None = None
         self._unsent: StepReport | None = None
         self._wanted: dict[str, WantedAnswer] = {}
@@ -93,9 +103,21 @@ class FirstRank:
             if batch is None:
                 self._message.write_idle()
         if batch is not None:
-            full_logits = any(self._wanted[piece.key].sampling.needs_logits for piece in batch.choosing)
-            self._message.write(batch, full_logits)
+            self._write(batch)
         return batch
+
+    def _write(self, batch: ScheduledStep) -> None:
+        """Tell the ranks a step: which rows they draw, or that all logits are needed here."""
+        drawn, needs_host = [], False
+        for row, piece in enumerate(batch.choosing):
+            wanted = self._wanted[piece.key]
+            if wanted.sampling.needs_logits:
+                needs_host |= not self._draws or wanted.sampling.needs_host
+                drawn.append((row, wanted.sampling, piece.first + piece.length - len(wanted.prompt)))
+        if needs_host or not drawn:
+            self._message.write(batch, needs_host)
+        else:
+            self._message.write(batch, False, as_draws(drawn))
 
     def _step_after_waiting(self) -> ScheduledStep | None:
         """Wait for requests, with all told before."""

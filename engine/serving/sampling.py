@@ -9,6 +9,7 @@ The random number of a token depends on seed, choice and the token's place only,
 whatever else is computed.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FIRST_CANDIDATES = 256
+_DRAWN_TOGETHER = 64
+"""Random numbers of an answer that are made at once: a generator costs more than its numbers."""
 
 Logits = NDArray[np.float32]
 
@@ -45,9 +48,13 @@ class Sampling:
     @property
     def needs_logits(self) -> bool:
         """Whether more than the most likely token is asked for. Filters leave that as it is."""
+        return self.temperature != 0.0 or self.needs_host
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether a choice needs more than the logits, temperature, filters and a random number."""
         return (
-            self.temperature != 0.0
-            or self.presence_penalty != 0.0
+            self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or self.repetition_penalty != 1.0
             or self.logprobs is not None
@@ -103,6 +110,23 @@ def _changed(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer: 
     return changed
 
 
+def uniform(sampling: Sampling, place: int) -> float:
+    """Return the random number in [0, 1) of the token at a place of an answer, from Philox4x64-10.
+
+    Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3": the counter is the place.
+    """
+    group, within = divmod(place, _DRAWN_TOGETHER)
+    return float(_uniforms(sampling.seed, sampling.choice, group)[within])
+
+
+@functools.lru_cache(maxsize=4096)
+def _uniforms(seed: int, choice: int, group: int) -> NDArray[np.float64]:
+    generator = np.random.Philox(key=np.array([seed, choice], dtype=np.uint64), counter=group * _DRAWN_TOGETHER)
+    # Each value of the counter gives four numbers, of which the first is used, with its upper 53 bits.
+    raw: NDArray[np.uint64] = generator.random_raw(4 * _DRAWN_TOGETHER)[::4]
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
     """Draw a token from the softmax of the logits over the temperature, after min_p, top_k and top_p."""
     wide = logits.astype(np.float64)
@@ -114,10 +138,7 @@ def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
         words = _kept(logits, weights, sampling)
         weights = weights[words]
     sums = np.cumsum(weights)
-    drawn = np.random.Generator(
-        np.random.Philox(key=np.array([sampling.seed, sampling.choice], dtype=np.uint64), counter=place)
-    ).random()
-    index = int(np.searchsorted(sums, drawn * sums[-1], side="right"))
+    index = int(np.searchsorted(sums, uniform(sampling, place) * sums[-1], side="right"))
     index = min(index, int(np.flatnonzero(weights)[-1]))
     return index if words is None else int(words[index])
 

@@ -10,23 +10,30 @@ A step in which every sequence decodes is one short broadcast; what a longer one
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.parallel.communicator import Communicator
+from engine.serving.drawing import DRAW_FIELDS
 from engine.serving.scheduling import ScheduledStep, positions_of
 
 _HEADER = 8
 _STEP, _IDLE, _END = 1, 2, 3
 _NUMBERS_OF_A_DECODING_SEQUENCE = 7
 """Token, slot, position and row, and a new block's slot, place and number."""
+_NUMBERS_OF_A_DRAW = 2 * DRAW_FIELDS
+"""Numbers of 64 bits are sent as two of 32."""
+_NO_DRAWS = torch.zeros((DRAW_FIELDS, 0), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
 class TokenStep:
     """Tokens of a step with their slots and positions, int32 [tokens]; rows [choosing] of tokens that choose the next.
 
-    assigned: new entries (slot, place, block) of the tables, [3, n]. full_logits: whether all logits are needed.
+    assigned: new entries (slot, place, block) of the tables, [3, n]. full_logits: whether all logits are needed, on the
+    host. draws: how the ranks draw tokens of rows, float64 [DRAW_FIELDS, draws] (`engine.serving.drawing`); the other
+    rows choose the most likely.
     """
 
     tokens: Tensor
@@ -35,6 +42,7 @@ class TokenStep:
     rows: Tensor
     assigned: Tensor
     full_logits: bool
+    draws: Tensor = _NO_DRAWS
 
 
 class StepMessage:
@@ -43,17 +51,18 @@ class StepMessage:
     def __init__(self, max_tokens: int, max_sequences: int, max_length: int, block: int, device: torch.device) -> None:
         # A sequence that shares its whole beginning is assigned all its blocks at once.
         max_assigned = max_sequences * -(-max_length // block)
-        size = _HEADER + 3 * max_tokens + max_sequences + 3 * max_assigned
+        size = _HEADER + 3 * max_tokens + (1 + _NUMBERS_OF_A_DRAW) * max_sequences + 3 * max_assigned
         self._short = min(size, _HEADER + _NUMBERS_OF_A_DECODING_SEQUENCE * max_sequences)
         self._host = torch.zeros(size, dtype=torch.int32)
         self._shared = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.int32, device=device)
 
-    def write(self, batch: ScheduledStep, full_logits: bool) -> None:
+    def write(self, batch: ScheduledStep, full_logits: bool, draws: Tensor = _NO_DRAWS) -> None:
         """Write a step."""
         slots, positions, rows = positions_of(batch.pieces)
         assigned = [number for entry in batch.assigned for number in entry]
-        header = [_STEP, len(slots), len(rows), len(batch.assigned), int(full_logits), 0, 0, 0]
-        values = torch.tensor([*header, *batch.tokens, *slots, *positions, *rows, *assigned], dtype=torch.int32)
+        header = [_STEP, len(slots), len(rows), len(batch.assigned), int(full_logits), draws.shape[1], 0, 0]
+        drawn = draws.numpy().ravel().view(np.int32).tolist()
+        values = torch.tensor([*header, *batch.tokens, *slots, *positions, *rows, *assigned, *drawn], dtype=torch.int32)
         self._host[: len(values)].copy_(values)
 
     def write_idle(self) -> None:
@@ -80,8 +89,10 @@ class StepMessage:
             return None
         counts = self._counts()
         parts = torch.split(self._host[_HEADER : _HEADER + sum(counts)], counts)
-        tokens, slots, positions, rows, assigned = parts
-        return TokenStep(tokens, slots, positions, rows, assigned.view(-1, 3).T, bool(full_logits))
+        tokens, slots, positions, rows, assigned, drawn = parts
+        # A copy: 64-bit numbers do not begin anywhere.
+        draws = drawn.clone().view(torch.float64).view(DRAW_FIELDS, -1) if len(drawn) else _NO_DRAWS
+        return TokenStep(tokens, slots, positions, rows, assigned.view(-1, 3).T, bool(full_logits), draws)
 
     def _write_alone(self, kind: int) -> None:
         self._host[:_HEADER] = 0
@@ -89,8 +100,8 @@ class StepMessage:
 
     def _counts(self) -> list[int]:
         """How many numbers each part after the header has."""
-        tokens, rows, assigned = self._host[1:4].tolist()
-        return [tokens, tokens, tokens, rows, 3 * assigned]
+        tokens, rows, assigned, _, draws = self._host[1:6].tolist()
+        return [tokens, tokens, tokens, rows, 3 * assigned, _NUMBERS_OF_A_DRAW * draws]
 
     def _broadcast(self, group: Communicator, start: int, end: int) -> None:
         """Broadcast numbers from host to host, through the device where the group's transport wants them there."""

@@ -7,6 +7,7 @@ found, seconds = launched.wait()
 """
 
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from engine.inference.paged import PagedCache
 from engine.inference.pipeline import PipelineStage
 from engine.inference.recorded import STEPS_BEFORE_TRUST, paged_decode_step, paged_step, scaled_counts
 from engine.parallel.communicator import Communicator
+from engine.serving.drawing import DRAW_FIELDS, as_draws, count_unfiltered, draw_tokens
+from engine.serving.sampling import Sampling
 from engine.serving.step_message import TokenStep
 
 _MAX_WARM_SIZES = 64
@@ -84,19 +87,20 @@ class StepRunner:
         A token ~row is the one that this row of the step before has chosen. On a GPU the step may still be running.
         """
         shard, cache = self._shard, self._cache
-        moved = self._moved(step)
+        moved = moved_to(shard.device, step)
         if step.assigned.shape[1]:
             cache.assign(*moved.assigned)
         inputs = self._stage.inputs(self._known(step, moved.tokens)[None])
         count = len(step.rows)
-        if count == len(step.tokens) and not step.full_logits and shard.device.type == "cpu":
+        greedy = not step.full_logits and not step.draws.shape[1]
+        if count == len(step.tokens) and greedy and shard.device.type == "cpu":
             made = paged_decode_step(shard, cache, inputs, step.slots, step.positions)
         else:
             if self._records and len(step.tokens) <= MAX_RECORDED_TOKENS:
                 hidden = static_paged_step(shard, cache, inputs, moved.slots, moved.positions)
             else:
                 hidden = paged_step(shard, cache, inputs, step.slots, step.positions)
-            made = self._choices(hidden, moved) if shard.last else hidden
+            made = self._choices(hidden, moved, count_unfiltered(step.draws)) if shard.last else hidden
         chosen = self._stage.passed_on(made)
         if not count:
             return None
@@ -109,15 +113,6 @@ class StepRunner:
         if not shard.first:
             return None
         return self._pipeline.receive(self._room(count, step.full_logits), self._pipeline.size - 1)
-
-    def _moved(self, step: TokenStep) -> TokenStep:
-        """Return a step's numbers on the device, in one copy that waits for nothing before it."""
-        if self._shard.device.type != "cuda":
-            return step
-        parts = (step.tokens, step.slots, step.positions, step.rows, step.assigned.flatten())
-        numbers = torch.cat(parts).pin_memory().to(self._shard.device, non_blocking=True)
-        tokens, slots, positions, rows, assigned = torch.split(numbers, [len(part) for part in parts])
-        return TokenStep(tokens, slots, positions, rows, assigned.view(3, -1), step.full_logits)
 
     def _known(self, step: TokenStep, tokens: Tensor) -> Tensor:
         """Return token ids [tokens], int64 on the device, with those that the step before has chosen."""
@@ -139,6 +134,8 @@ class StepRunner:
             recorded = {min(size, sizes.max_tokens) for size in RECORDED_SIZES} if self._records else set()
             for length in sorted(recorded | {sizes.max_tokens}):
                 self.run(self._prompt_step(length, choosing=1))
+            drawing = as_draws([(0, Sampling(temperature=1.0), 0), (0, Sampling(temperature=1.0, top_p=0.5), 0)])
+            self.run(replace(self._prompt_step(1, choosing=1), draws=drawing))
             return
         for count in range(1, min(sizes.sequences, sizes.blocks, _MAX_WARM_SIZES) + 1):
             numbers = torch.arange(count, dtype=torch.int32)
@@ -157,14 +154,42 @@ class StepRunner:
         nowhere = torch.zeros(length, dtype=torch.int32)
         return TokenStep(nowhere, nowhere, places, nowhere[:choosing], torch.zeros((3, 0), dtype=torch.int32), False)
 
-    def _choices(self, hidden: Tensor, step: TokenStep) -> Tensor:
+    def _choices(self, hidden: Tensor, step: TokenStep, unfiltered: int) -> Tensor:
+        """Return what the rows choose, or their logits. step: on the device; unfiltered: of its draws."""
         shard = self._shard
         if not len(step.rows):
             return hidden
         logits = shard.head(hidden[:, step.rows.long().to(hidden.device)])
-        return shard.full_logits(logits)[0].float() if step.full_logits else shard.greedy(logits[0])
+        if not step.full_logits and not step.draws.shape[1]:
+            return shard.greedy(logits[0])
+        full = shard.full_logits(logits)[0].float()
+        return full if step.full_logits else draw_tokens(full, step.draws, unfiltered)
 
     def _room(self, count: int, full_logits: bool) -> Tensor:
         shape = (count, self._shard.config.vocabulary) if full_logits else (count,)
         dtype = torch.float32 if full_logits else torch.int64
         return torch.empty(shape, dtype=dtype, device=self._shard.device)
+
+
+def moved_to(device: torch.device, step: TokenStep) -> TokenStep:
+    """Return a step's numbers on a device: to a GPU in one copy that waits for nothing before it."""
+    if device.type == "cpu":
+        return step
+    packed, lengths = packed_numbers(step)
+    if device.type == "cuda":
+        packed = packed.pin_memory()
+    return unpacked_step(packed.to(device, non_blocking=True), lengths, step.full_logits)
+
+
+def packed_numbers(step: TokenStep) -> tuple[Tensor, list[int]]:
+    """Return all numbers of a step as int32, and how many belong to each part."""
+    draws = step.draws.flatten().view(torch.int32)  # first: numbers of 64 bits do not begin anywhere
+    parts = (draws, step.tokens, step.slots, step.positions, step.rows, step.assigned.flatten())
+    return torch.cat(parts), [len(part) for part in parts]
+
+
+def unpacked_step(packed: Tensor, lengths: list[int], full_logits: bool) -> TokenStep:
+    """Return the step of `packed_numbers`, as views."""
+    draws, tokens, slots, positions, rows, assigned = torch.split(packed, lengths)
+    drawn = draws.view(torch.float64).view(DRAW_FIELDS, lengths[0] // (2 * DRAW_FIELDS))
+    return TokenStep(tokens, slots, positions, rows, assigned.view(3, lengths[-1] // 3), full_logits, drawn)

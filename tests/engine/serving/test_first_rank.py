@@ -85,7 +85,11 @@ def wanted_answers() -> list[WantedAnswer]:
     words[::2, :9] = words[0, :9]
     answers = []
     for place, prompt in enumerate(words.tolist()):
-        sampling = Sampling(temperature=1.0, seed=place) if place % 8 == 5 else Sampling()
+        sampling = {
+            3: Sampling(temperature=1.0, seed=place, presence_penalty=0.5),  # on the host
+            5: Sampling(temperature=1.0, seed=place),
+            6: Sampling(temperature=0.8, seed=place, top_p=0.9, top_k=40),
+        }.get(place % 8, Sampling())
         answers.append(
             WantedAnswer(str(place), tuple(prompt[: 3 + place % 12]), max_tokens=2 + 3 * place % 25, sampling=sampling)
         )
@@ -95,7 +99,7 @@ def wanted_answers() -> list[WantedAnswer]:
 def serve(
     answers: list[WantedAnswer], ahead: bool, device: str, blocks: int = 60, cancel: str = "", failing: bool = False
 ) -> Served:
-    """Serve the answers; cancel one of them when its second token has come."""
+    """Serve the answers; cancel one of them when its second token has come. ahead: ranks draw tokens, too."""
     sizes = replace(_SIZES, blocks=blocks)
     runner = runner_on(device, sizes)
     runner.ahead, runner.failing = ahead, failing
@@ -107,7 +111,7 @@ def serve(
         listener.bind(str(path))
         listener.listen()
         channel = Channel(path)
-        first = FirstRank(channel, scheduler, message, 0.2, defers=ahead)
+        first = FirstRank(channel, scheduler, message, 0.2, defers=ahead, draws=ahead)
         own, _ = listener.accept()
     thread = threading.Thread(target=first.lead, args=(runner, Communicator((0,), 0)))
     with closing(channel), own, own.makefile("r") as lines:

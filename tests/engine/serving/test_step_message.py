@@ -2,10 +2,14 @@
 
 from typing import Any
 
+import pytest
 import torch
 
+from engine.serving.drawing import as_draws, count_unfiltered
+from engine.serving.sampling import Sampling
 from engine.serving.scheduling import ScheduledStep, TokenRun
-from engine.serving.step_message import StepMessage
+from engine.serving.step_message import StepMessage, TokenStep
+from engine.serving.stepping import packed_numbers, unpacked_step
 
 SIZES = {"max_tokens": 32, "max_sequences": 4, "max_length": 64, "block": 8, "device": torch.device("cpu")}
 
@@ -83,3 +87,26 @@ def test_nothing_to_do_and_the_end_are_told_after_a_step() -> None:
     first.write_end()
     share()
     assert second.read() is None
+
+
+def test_draws_arrive_bit_by_bit() -> None:
+    sampling = Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=1e-9, seed=5)
+    draws = as_draws([(0, sampling, 4), (2, Sampling(temperature=1.3, seed=6), 9)])
+    message, _ = told(lambda first: first.write(decoding(3), False, draws))
+    step = message.read()
+    assert step is not None and torch.equal(step.draws, draws)
+    assert step.draws[0].tolist() == [2.0, 0.0], "those without filters are first"
+    assert count_unfiltered(step.draws) == 1
+
+
+@pytest.mark.parametrize("assigned", [0, 2])
+@pytest.mark.parametrize("drawn", [0, 3])
+def test_a_step_is_the_same_after_it_was_packed(assigned: int, drawn: int) -> None:
+    numbers = torch.arange(5, dtype=torch.int32)
+    draws = as_draws([(row, Sampling(temperature=0.1 + row, seed=row), row) for row in range(drawn)])
+    entries = torch.arange(3 * assigned, dtype=torch.int32).view(assigned, 3).T
+    step = TokenStep(numbers, numbers + 1, numbers + 2, numbers[:3], entries, True, draws)
+    again = unpacked_step(*packed_numbers(step), step.full_logits)
+    for name, value in vars(step).items():
+        found = getattr(again, name)
+        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value, name
