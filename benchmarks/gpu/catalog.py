@@ -42,7 +42,7 @@ CHECKS = (
     Check(
         "serving",
         "our server under load, beside the engine's own rate",
-        55.0,
+        65.0,
         needs=(*ENGINE, "fastapi", "uvicorn", "prometheus_client", "psutil", "jinja2", "httpx", "yaml"),
     ),
     Check(

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -35,6 +36,12 @@ TOKENS, USERS = 64, (1, 8, 32)
 _MAX_LENGTH = 4 * TOKENS
 _LEAST_SHARE, _MOST_BETWEEN = 0.75, 0.02
 _RAMP_SHARE = 0.25  # of a run, not counted: its users all begin together
+_DRAWN: dict[str, dict[str, Any]] = {
+    "temperature 1": {"temperature": 1.0},
+    "top_p 0.9": {"temperature": 1.0, "fields": {"top_p": 0.9}},
+    "presence_penalty": {"temperature": 1.0, "fields": {"presence_penalty": 0.5}},
+}
+"""What is not greedy; the last is chosen on the host."""
 _COMPUTE, _BETWEEN = "rankwise:compute_seconds_total", "rankwise:between_steps_seconds_total"
 
 
@@ -68,6 +75,8 @@ def run(bench: Bench) -> None:
         bench.attempt("answers", partial(_answers, bench, url, users[-1], config["vocab_size"]))
         for count in users:
             bench.attempt(f"{count} users", partial(_load, bench, url, count, config["vocab_size"], alone, users[-1]))
+        for name, fields in _DRAWN.items():
+            bench.attempt(name, partial(_drawn, bench, url, users[-1], config["vocab_size"], name, fields))
 
 
 def _engine(bench: Bench, config: dict[str, object], sequences: int) -> float:
@@ -82,11 +91,10 @@ def _engine(bench: Bench, config: dict[str, object], sequences: int) -> float:
 
 def _load(bench: Bench, url: str, users: int, vocabulary: int, alone: float, most: int) -> None:
     before = _times(url)
-    run = _sent(bench, url, users, vocabulary, 2.0 if bench.rehearsal else 4.0)
-    compute, between = (now - then for now, then in zip(_times(url), before, strict=True))
-    window = Window(_RAMP_SHARE * run.facts.issuing_seconds, run.facts.issuing_seconds, None, "a fixed share")
-    speed = tokens_within(run, window) / window.seconds
     name = f"{users} users"
+    run = _sent(bench, url, users, vocabulary, name)
+    compute, between = (now - then for now, then in zip(_times(url), before, strict=True))
+    speed = _speed(run)
     bench.seen(f"{name}: tokens/s", speed)
     bench.seen(f"{name}: TTFT, P50", float(np.median(run.ttft_seconds[run.completed])) * 1e3, "ms")
     bench.figure(f"{name}: time between steps", [between / (between + compute)], "", _MOST_BETWEEN, "at most", "share")
@@ -94,15 +102,25 @@ def _load(bench: Bench, url: str, users: int, vocabulary: int, alone: float, mos
         bench.figure(f"{name}: tokens/s of the engine's decode alone", [speed / alone], bar=_LEAST_SHARE)
 
 
-def _sent(bench: Bench, url: str, users: int, vocabulary: int, seconds: float) -> LoadRun:
-    folder = bench.folder / f"load-{users}"
+def _drawn(bench: Bench, url: str, users: int, vocabulary: int, name: str, fields: dict[str, Any]) -> None:
+    name = f"{users} users, {name}"
+    bench.seen(f"{name}: tokens/s", _speed(_sent(bench, url, users, vocabulary, name, **fields)))
+
+
+def _speed(run: LoadRun) -> float:
+    window = Window(_RAMP_SHARE * run.facts.issuing_seconds, run.facts.issuing_seconds, None, "a fixed share")
+    return tokens_within(run, window) / window.seconds
+
+
+def _sent(bench: Bench, url: str, users: int, vocabulary: int, name: str, **fields: Any) -> LoadRun:
+    folder = bench.folder / f"load-{name.replace(' ', '-').replace(',', '')}"
     folder.mkdir()
-    contents = Contents(prompt_tokens=TOKENS, new_tokens=TOKENS, vocabulary=(10, vocabulary), exact=True)
+    contents = Contents(prompt_tokens=TOKENS, new_tokens=TOKENS, vocabulary=(10, vocabulary), exact=True, **fields)
     job = LoadJob(
         endpoint=Endpoint(url=url, model="model"),
         arrivals=ClosedLoop(users=users),
         contents=contents,
-        duration_seconds=seconds,
+        duration_seconds=2.0 if bench.rehearsal else 4.0,
     )
     (folder / JOB_FILE).write_text(job.model_dump_json())
     subprocess.run([sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder)], check=True)

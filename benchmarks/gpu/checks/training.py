@@ -25,9 +25,9 @@ def run(bench: Bench) -> None:
     peak = product_flops(bench, torch.bfloat16)
     cells = {
         "one rank": training_cell(bench),
+        "one rank, compiled": training_cell(bench, compiled=True),
         "fsdp": training_cell(bench, "fsdp"),
         "one rank, full checkpointing": training_cell(bench, checkpointing="full"),
-        "one rank, compiled": training_cell(bench, compiled=True),
         "zero2": training_cell(bench, "zero2"),
         "fsdp, full checkpointing": training_cell(bench, "fsdp", checkpointing="full"),
         "fsdp, compiled": training_cell(bench, "fsdp", compiled=True),
