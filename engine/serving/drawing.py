@@ -76,8 +76,8 @@ def _drawn_of_kept(logits: Tensor, draws: Tensor) -> Tensor:
     sums = weights.cumsum(-1)
     # The smallest set that has the share; at most all, whose share of rounded sums can stay below 1.
     last = torch.searchsorted(sums, top_p * sums[:, -1:]).clamp_(max=logits.shape[1] - 1)
-    kept = sums.gather(-1, last)
-    return words.gather(-1, _place(sums, kept, draws[5][:, None])[:, None])[:, 0]
+    kept = torch.zeros_like(weights).scatter_(-1, words, weights.masked_fill_(places > last, 0.0)).cumsum(-1)
+    return _place(kept, kept[:, -1:], draws[5][:, None])
 
 
 def _place(sums: Tensor, total: Tensor, chance: Tensor) -> Tensor:

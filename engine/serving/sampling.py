@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 _SUMMED_TOGETHER = 256
 _COMPARED_TOGETHER = 32
+_MOST_SORTED, _CLASS_BITS = 2048, 13
 _DRAWN_TOGETHER = 64
 """Random numbers of an answer that are made at once: a generator costs more than its numbers."""
 
@@ -133,8 +134,13 @@ def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
     if sampling.min_p:
         weights[weights < sampling.min_p] = 0.0  # the largest is 1
     chance = uniform(sampling, place)
-    if sampling.top_k or sampling.top_p < 1.0:
-        words = _kept(logits, weights, sampling)
+    if 0 < sampling.top_k < len(weights):
+        words = _best(logits, sampling.top_k)
+        share = sampling.top_p * float(weights[words].sum(dtype=np.float64))
+        words = np.sort(words[: _within(weights[words], share)])
+        return int(words[_place(weights[words], chance)])
+    if sampling.top_p < 1.0:
+        words = _words_of_share(logits, weights, sampling.top_p)
         return int(words[_place(weights[words], chance)])
     return _place(weights, chance)
 
@@ -169,23 +175,43 @@ def _place(weights: Logits, chance: float) -> int:
     return first + min(found, int(np.flatnonzero(own)[-1]))
 
 
-def _kept(logits: Logits, weights: Logits, sampling: Sampling) -> NDArray[np.int64]:
-    """Return the words that top_k and top_p keep, the most likely first.
+def _words_of_share(logits: Logits, weights: Logits, top_p: float) -> NDArray[np.int64]:
+    """Return the words with the largest weights that make up a share of their sum, in order.
 
     They are ranked by logits: weights of different logits can round to one number.
     """
-    if sampling.top_k and sampling.top_k < len(weights):
-        words = _best(logits, sampling.top_k)
-        total = float(weights[words].sum(dtype=np.float64))
-    else:
-        total = float(weights.sum(dtype=np.float64))
-        # Words below this weight have less than the share that is left out, all of them together.
-        least = np.float32(0.5 * (1.0 - sampling.top_p) * total / len(weights))
-        words = np.flatnonzero(weights >= least)
-        words = words[np.argsort(-logits[words], kind="stable")]
-    sums = np.cumsum(weights[words], dtype=np.float64)
-    count = int(np.searchsorted(sums, sampling.top_p * total, side="left")) + 1
-    return words[:count]
+    total = float(weights.sum(dtype=np.float64))
+    # Words below this weight have less than the share that is left out, all of them together.
+    least = np.float32(0.5 * (1.0 - top_p) * total / len(weights))
+    words = np.flatnonzero(weights >= least)
+    if len(words) <= _MOST_SORTED:
+        words = _ranked(words, logits)
+        return np.sort(words[: _within(weights[words], top_p * total)])
+    # Sorting many would take milliseconds. Positive numbers of 32 bits are in the order of their bits: the first of
+    # these are a class, and only the class in which the share is reached is sorted.
+    lowest, highest = int(least.view(np.int32)), int(weights.max().view(np.int32))
+    shift = max(0, (highest - lowest).bit_length() - _CLASS_BITS)
+    classes = np.maximum(weights.view(np.int32), lowest)
+    classes -= lowest
+    classes >>= shift
+    sums = np.cumsum(np.bincount(classes, weights=weights)[::-1])
+    passed = min(int(np.searchsorted(sums, top_p * total, side="left")), len(sums) - 1)
+    edge, before = len(sums) - 1 - passed, float(sums[passed - 1]) if passed else 0.0
+    last = _ranked(np.flatnonzero(classes == edge), logits)
+    kept = classes > edge
+    kept[last[: _within(weights[last], top_p * total - before)]] = True
+    return np.flatnonzero(kept)
+
+
+def _within(weights: Logits, share: float) -> int:
+    """Return how many of the weights, largest first, make up the share; at least one, at most all."""
+    sums = np.cumsum(weights, dtype=np.float64)
+    return min(len(sums), int(np.searchsorted(sums, share, side="left")) + 1)
+
+
+def _ranked(words: NDArray[np.int64], logits: Logits) -> NDArray[np.int64]:
+    """Return words, given in order, by their logits: the largest first, the lower id of equals first."""
+    return words[np.argsort(-logits[words], kind="stable")]
 
 
 def _best(values: Logits, count: int) -> NDArray[np.int64]:
@@ -197,4 +223,4 @@ def _best(values: Logits, count: int) -> NDArray[np.int64]:
         words = np.flatnonzero(values >= np.partition(largest, -count)[-count])
     else:
         words = np.arange(len(values))
-    return words[np.argsort(-values[words], kind="stable")][:count]
+    return _ranked(words, values)[:count]

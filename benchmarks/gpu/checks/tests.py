@@ -3,6 +3,7 @@
 Most of the time goes into compiling kernels, so several processes share the device where pytest-xdist is installed.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -24,15 +25,14 @@ def run(bench: Bench) -> None:
     if not marked:
         bench.seen("tests marked gpu", 0.0)
         return
-    report = bench.folder / "tests.xml"
-    together = ["-n", str(_PROCESSES)] if find_spec("xdist") is not None and not bench.rehearsal else []
-    options = ["-v", "--durations=10", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    output = bench.folder / "tests.txt"
+    report, output = bench.folder / "tests.xml", bench.folder / "tests.txt"
     try:
         with output.open("w") as written:
             subprocess.run(
-                [sys.executable, "-m", "pytest", *options, *together, *marked],
+                _command(report, marked, 2 if bench.rehearsal else _PROCESSES),
                 cwd=ROOT,
+                # Plugins that happen to be there may warn, which is an error in our tests.
+                env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
                 check=False,
                 timeout=max(1.0, bench.seconds_left - 2),
                 stdout=written,
@@ -43,6 +43,8 @@ def run(bench: Bench) -> None:
         raise
     finally:
         print(output.read_text(errors="replace"))
+    if not report.exists():
+        raise RuntimeError(f"pytest ended early: {output.read_text(errors='replace').strip().splitlines()[-1:]}")
     cases = list(ElementTree.parse(report).iter("testcase"))
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     skipped = [case for case in cases if case.find("skipped") is not None]
@@ -51,6 +53,15 @@ def run(bench: Bench) -> None:
     note = f"{len(cases)} of {len(marked)} files, {len(skipped)} skipped"
     passed = len(cases) - len(failed) - len(skipped)
     bench.figure("tests marked gpu that passed", [float(passed)], "", float(len(cases)), note=note)
+
+
+def _command(report: Path, files: list[str], processes: int) -> list[str]:
+    """Return the command of pytest with what it needs of plugins, in several processes where they can be had."""
+    options = ["-v", "--durations=10", "-m", "gpu", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    options += ["-p", "pytest_timeout"]
+    if find_spec("xdist") is not None:
+        options += ["-p", "xdist", "-n", str(processes)]
+    return [sys.executable, "-m", "pytest", *options, *files]
 
 
 def outcomes(output: Path) -> str:
