@@ -140,8 +140,7 @@ def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
         words = np.sort(words[: _within(weights[words], share)])
         return int(words[_place(weights[words], chance)])
     if sampling.top_p < 1.0:
-        words = _words_of_share(logits, weights, sampling.top_p)
-        return int(words[_place(weights[words], chance)])
+        _keep_share(logits, weights, sampling.top_p)
     return _place(weights, chance)
 
 
@@ -175,18 +174,22 @@ def _place(weights: Logits, chance: float) -> int:
     return first + min(found, int(np.flatnonzero(own)[-1]))
 
 
-def _words_of_share(logits: Logits, weights: Logits, top_p: float) -> NDArray[np.int64]:
-    """Return the words with the largest weights that make up a share of their sum, in order.
+def _keep_share(logits: Logits, weights: Logits, top_p: float) -> None:
+    """Set all weights to 0 but the largest that make up a share of their sum.
 
-    They are ranked by logits: weights of different logits can round to one number.
+    Words are ranked by logits: weights of different logits can round to one number.
     """
     total = float(weights.sum(dtype=np.float64))
     # Words below this weight have less than the share that is left out, all of them together.
     least = np.float32(0.5 * (1.0 - top_p) * total / len(weights))
-    words = np.flatnonzero(weights >= least)
-    if len(words) <= _MOST_SORTED:
-        words = _ranked(words, logits)
-        return np.sort(words[: _within(weights[words], top_p * total)])
+    large = weights >= least
+    if np.count_nonzero(large) <= _MOST_SORTED:
+        words = _ranked(np.flatnonzero(large), logits)
+        words = words[: _within(weights[words], top_p * total)]
+        kept = weights[words]
+        weights.fill(0.0)
+        weights[words] = kept
+        return
     # Sorting many would take milliseconds. Positive numbers of 32 bits are in the order of their bits: the first of
     # these are a class, and only the class in which the share is reached is sorted.
     lowest, highest = int(least.view(np.int32)), int(weights.max().view(np.int32))
@@ -198,9 +201,8 @@ def _words_of_share(logits: Logits, weights: Logits, top_p: float) -> NDArray[np
     passed = min(int(np.searchsorted(sums, top_p * total, side="left")), len(sums) - 1)
     edge, before = len(sums) - 1 - passed, float(sums[passed - 1]) if passed else 0.0
     last = _ranked(np.flatnonzero(classes == edge), logits)
-    kept = classes > edge
-    kept[last[: _within(weights[last], top_p * total - before)]] = True
-    return np.flatnonzero(kept)
+    weights[last[_within(weights[last], top_p * total - before) :]] = 0.0
+    weights *= classes >= edge
 
 
 def _within(weights: Logits, share: float) -> int:
