@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.catalog import CHECKS, Check
+from benchmarks.gpu.checks.tests import outcomes
 from benchmarks.gpu.reporting.document import PAGE, RESULTS, page, read_runs
 from benchmarks.gpu.reporting.results import CheckResult, Figure, read_result, read_results, write_result
 from benchmarks.gpu.reporting.table import rows, summary
@@ -184,3 +185,21 @@ def test_the_whole_rehearsal_passes(tmp_path: Path) -> None:
     assert unreached == {}
     assert (tmp_path / "study.tar.gz").is_file()
     assert not (tmp_path / "work").exists() or not list((tmp_path / "work").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (
+            "[gw0] [ 10%] PASSED tests/a.py::test_a\n[gw1] [ 20%] FAILED tests/a.py::test_b\n"
+            "[gw0] [ 30%] PASSED tests/a.py::test_c\ntests/a.py::test_d \n",
+            "2 passed, 1 failed",
+        ),
+        ("tests/a.py::test_a PASSED [ 50%]\ntests/a.py::test_b SKIPPED (needs a GPU) [100%]\n", "1 passed, 1 skipped"),
+        ("collecting ... \n", "none"),
+    ],
+)
+def test_what_passed_until_the_time_was_up_is_counted(written: str, said: str, tmp_path: Path) -> None:
+    output = tmp_path / "tests.txt"
+    output.write_text(written)
+    assert outcomes(output) == said
