@@ -10,16 +10,14 @@ device does not wait for the host. Not where logits are needed to choose them: t
 import time
 from contextlib import suppress
 
-from torch import Tensor
-
 from engine.parallel.communicator import Communicator
 from engine.serving.channel import Channel, ChannelClosedError
 from engine.serving.drawing import as_draws
 from engine.serving.messages import NewToken, StepReport, WantedAnswer
-from engine.serving.sampling import Chosen, next_token
+from engine.serving.sampling import Chosen, Sampling, next_token
 from engine.serving.scheduling import ScheduledStep, Scheduler
 from engine.serving.step_message import StepMessage
-from engine.serving.stepping import LaunchedStep, StepRunner
+from engine.serving.stepping import LaunchedStep, StepChoices, StepRunner
 
 
 class FirstRank:
@@ -40,7 +38,7 @@ class FirstRank:
         """
         self._channel, self._scheduler, self._message = channel, scheduler, message
         self._idle_seconds, self._defers, self._draws = idle_seconds, defers, draws
-        self._launched: tuple[ScheduledStep, LaunchedStep] | None = None
+        self._launched: tuple[ScheduledStep, LaunchedStep, list[int]] | None = None  # with its logit rows
         self._unsent: StepReport | None = None
         self._wanted: dict[str, WantedAnswer] = {}
         self._answers: dict[str, list[int]] = {}
@@ -75,13 +73,14 @@ class FirstRank:
             if not runner.on_gpu:
                 self._send_unsent()  # another rank computes while the HTTP process takes this one's core
         launched = runner.launch(step, began)
-        before, self._launched = self._launched, (batch, launched)
+        # The rows are read now: the next step is written to the same memory.
+        before, self._launched = self._launched, (batch, launched, step.logit_rows.tolist())
         with suppress(ChannelClosedError):
             self._send_unsent()  # the GPU computes
             if before is not None:
                 self._finish(*before)
                 self._send_unsent()
-            if not runner.overlaps or step.full_logits:
+            if not runner.overlaps or len(step.logit_rows):
                 self._finish_launched()
 
     def _finish_launched(self) -> None:
@@ -107,17 +106,22 @@ class FirstRank:
         return batch
 
     def _write(self, batch: ScheduledStep) -> None:
-        """Tell the ranks a step: which rows they draw, or that all logits are needed here."""
-        drawn, needs_host = [], False
+        """Tell the ranks a step: which rows they draw, and of which the logits are needed here."""
+        logit_rows, drawn = [], []
         for row, piece in enumerate(batch.choosing):
             wanted = self._wanted[piece.key]
-            if wanted.sampling.needs_logits:
-                needs_host |= not self._draws or wanted.sampling.needs_host
+            if self._chooses(wanted.sampling):
+                logit_rows.append(row)
+            elif wanted.sampling.needs_logits:
                 drawn.append((row, wanted.sampling, piece.first + piece.length - len(wanted.prompt)))
-        if needs_host or not drawn:
-            self._message.write(batch, needs_host)
+        if drawn:
+            self._message.write(batch, logit_rows, as_draws(drawn))
         else:
-            self._message.write(batch, False, as_draws(drawn))
+            self._message.write(batch, logit_rows)
+
+    def _chooses(self, sampling: Sampling) -> bool:
+        """Whether this process chooses a token from its logits."""
+        return sampling.needs_host or (sampling.needs_logits and not self._draws)
 
     def _step_after_waiting(self) -> ScheduledStep | None:
         """Wait for requests, with all told before."""
@@ -129,10 +133,10 @@ class FirstRank:
         self._ended = time.perf_counter()
         return self._scheduler.next_batch()
 
-    def _finish(self, batch: ScheduledStep, launched: LaunchedStep) -> None:
+    def _finish(self, batch: ScheduledStep, launched: LaunchedStep, logit_rows: list[int]) -> None:
         """Choose tokens, note them and report them. Answers that have ended since the launch get none."""
         found, compute_seconds = launched.wait()
-        chosen = self._chosen(batch, found)
+        chosen = {} if found is None else self._chosen(batch, found, logit_rows)
         cached = self._newly_started(batch)
         failed = {key for key, one in chosen.items() if one is None}
         for key in failed:
@@ -182,24 +186,19 @@ class FirstRank:
         self._started.update(new)
         return {key: self._scheduler.cached_tokens(key) for key in new}
 
-    def _chosen(self, batch: ScheduledStep, found: Tensor | None) -> dict[str, Chosen | None]:
+    def _chosen(self, batch: ScheduledStep, found: StepChoices, logit_rows: list[int]) -> dict[str, Chosen | None]:
         """Return the token of each choosing sequence that goes on; None where the logits are not finite."""
-        if found is None:
-            return {}
-        pieces = batch.choosing
-        if found.dim() == 1:
-            return {
-                piece.key: Chosen(token) if token >= 0 else None
-                for piece, token in zip(pieces, found.tolist(), strict=True)
-                if piece.key in self._wanted
-            }
+        logits = {} if found.logits is None else dict(zip(logit_rows, found.logits.numpy(), strict=True))
         chosen: dict[str, Chosen | None] = {}
-        for piece, logits in zip(pieces, found.numpy(), strict=True):
+        for row, (piece, token) in enumerate(zip(batch.choosing, found.tokens.tolist(), strict=True)):
             wanted = self._wanted.get(piece.key)
-            if wanted is None:
+            if wanted is None:  # it was cancelled, or has ended with the step before
+                continue
+            if row not in logits:
+                chosen[piece.key] = Chosen(token) if token >= 0 else None
                 continue
             try:
-                chosen[piece.key] = next_token(logits, wanted.sampling, wanted.prompt, self._answers[piece.key])
+                chosen[piece.key] = next_token(logits[row], wanted.sampling, wanted.prompt, self._answers[piece.key])
             except FloatingPointError:
                 chosen[piece.key] = None
         return chosen

@@ -1,13 +1,14 @@
 """What the first rank of a replica tells the others before each step.
 
 message = StepMessage(sizes.max_tokens, sizes.sequences, sizes.max_length, sizes.block, device)
-message.write(batch, full_logits=False)            # on the first rank
+message.write(batch, logit_rows=[], draws=None)    # on the first rank
 message.share(group)
 step = message.read()                              # on all; None: the server ends
 
 A step in which every sequence decodes is one short broadcast; what a longer one has in addition is a second.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ _NUMBERS_OF_A_DECODING_SEQUENCE = 7
 """Token, slot, position and row, and a new block's slot, place and number."""
 _NUMBERS_OF_A_DRAW = 2 * DRAW_FIELDS
 """Numbers of 64 bits are sent as two of 32."""
+_NO_ROWS = torch.zeros(0, dtype=torch.int32)
 _NO_DRAWS = torch.zeros((DRAW_FIELDS, 0), dtype=torch.float64)
 
 
@@ -31,9 +33,9 @@ _NO_DRAWS = torch.zeros((DRAW_FIELDS, 0), dtype=torch.float64)
 class TokenStep:
     """Tokens of a step with their slots and positions, int32 [tokens]; rows [choosing] of tokens that choose the next.
 
-    assigned: new entries (slot, place, block) of the tables, [3, n]. full_logits: whether all logits are needed, on the
-    host. draws: how the ranks draw tokens of rows, float64 [DRAW_FIELDS, draws] (`engine.serving.drawing`); the other
-    rows choose the most likely.
+    assigned: new entries (slot, place, block) of the tables, [3, n]. logit_rows: rows whose token the first rank
+    chooses on the host from all logits, int32, in order. draws: how the ranks draw tokens of rows, float64 [DRAW_FIELDS, draws]
+    (`engine.serving.drawing`). All other rows choose the most likely.
     """
 
     tokens: Tensor
@@ -41,7 +43,7 @@ class TokenStep:
     positions: Tensor
     rows: Tensor
     assigned: Tensor
-    full_logits: bool
+    logit_rows: Tensor = _NO_ROWS
     draws: Tensor = _NO_DRAWS
 
 
@@ -51,18 +53,19 @@ class StepMessage:
     def __init__(self, max_tokens: int, max_sequences: int, max_length: int, block: int, device: torch.device) -> None:
         # A sequence that shares its whole beginning is assigned all its blocks at once.
         max_assigned = max_sequences * -(-max_length // block)
-        size = _HEADER + 3 * max_tokens + (1 + _NUMBERS_OF_A_DRAW) * max_sequences + 3 * max_assigned
+        size = _HEADER + 3 * max_tokens + (2 + _NUMBERS_OF_A_DRAW) * max_sequences + 3 * max_assigned
         self._short = min(size, _HEADER + _NUMBERS_OF_A_DECODING_SEQUENCE * max_sequences)
         self._host = torch.zeros(size, dtype=torch.int32)
         self._shared = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.int32, device=device)
 
-    def write(self, batch: ScheduledStep, full_logits: bool, draws: Tensor = _NO_DRAWS) -> None:
+    def write(self, batch: ScheduledStep, logit_rows: Sequence[int] = (), draws: Tensor = _NO_DRAWS) -> None:
         """Write a step."""
         slots, positions, rows = positions_of(batch.pieces)
         assigned = [number for entry in batch.assigned for number in entry]
-        header = [_STEP, len(slots), len(rows), len(batch.assigned), int(full_logits), draws.shape[1], 0, 0]
+        header = [_STEP, len(slots), len(rows), len(batch.assigned), len(logit_rows), draws.shape[1], 0, 0]
         drawn = draws.numpy().ravel().view(np.int32).tolist()
-        values = torch.tensor([*header, *batch.tokens, *slots, *positions, *rows, *assigned, *drawn], dtype=torch.int32)
+        numbers = [*header, *batch.tokens, *slots, *positions, *rows, *assigned, *logit_rows, *drawn]
+        values = torch.tensor(numbers, dtype=torch.int32)
         self._host[: len(values)].copy_(values)
 
     def write_idle(self) -> None:
@@ -84,15 +87,14 @@ class StepMessage:
 
     def read(self) -> TokenStep | None:
         """Return the step. None: the server ends. A step without tokens: nothing to do."""
-        kind, *_, full_logits = self._host[:5].tolist()
-        if kind == _END:
+        if self._host[0] == _END:
             return None
         counts = self._counts()
         parts = torch.split(self._host[_HEADER : _HEADER + sum(counts)], counts)
-        tokens, slots, positions, rows, assigned, drawn = parts
+        tokens, slots, positions, rows, assigned, logit_rows, drawn = parts
         # A copy: 64-bit numbers do not begin anywhere.
         draws = drawn.clone().view(torch.float64).view(DRAW_FIELDS, -1) if len(drawn) else _NO_DRAWS
-        return TokenStep(tokens, slots, positions, rows, assigned.view(-1, 3).T, bool(full_logits), draws)
+        return TokenStep(tokens, slots, positions, rows, assigned.view(-1, 3).T, logit_rows, draws)
 
     def _write_alone(self, kind: int) -> None:
         self._host[:_HEADER] = 0
@@ -100,8 +102,8 @@ class StepMessage:
 
     def _counts(self) -> list[int]:
         """How many numbers each part after the header has."""
-        tokens, rows, assigned, _, draws = self._host[1:6].tolist()
-        return [tokens, tokens, tokens, rows, 3 * assigned, _NUMBERS_OF_A_DRAW * draws]
+        tokens, rows, assigned, logits, draws = self._host[1:6].tolist()
+        return [tokens, tokens, tokens, rows, 3 * assigned, logits, _NUMBERS_OF_A_DRAW * draws]
 
     def _broadcast(self, group: Communicator, start: int, end: int) -> None:
         """Broadcast numbers from host to host, through the device where the group's transport wants them there."""

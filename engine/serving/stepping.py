@@ -1,13 +1,13 @@
 """Compute the steps of a replica on one of its ranks.
 
 runner = StepRunner(shard, communicators.pipeline, cache)
-found = runner.run(step)        # on the first rank: token ids [rows], or logits [rows, vocabulary] in float32
-launched = runner.launch(step)  # the same, without waiting for a GPU
+found = runner.run(step)                # on the first rank: what the rows chose
+launched = runner.launch(step, began)   # the same, without waiting for a GPU
 found, seconds = launched.wait()
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,36 +25,50 @@ from engine.serving.step_message import TokenStep
 _MAX_WARM_SIZES = 64
 
 
+@dataclass(frozen=True)
+class StepChoices:
+    """What a step's rows chose: token ids int64 [rows]; logits of its logit rows, float32 [logit rows, vocabulary].
+
+    The tokens of these rows say nothing. logits None: there are none.
+    """
+
+    tokens: Tensor
+    logits: Tensor | None = None
+
+
 class LaunchedStep:
     """A step that may still be running: what its rows chose, and how long it took."""
 
     def __init__(self, device: torch.device, began: float) -> None:
         """began: by time.perf_counter; a GPU has a clock of its own, since steps wait there for those before."""
         self._began = began
-        self._found: Tensor | None = None
+        self._found: StepChoices | None = None
         self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         if device.type == "cuda":
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             first.record()
             self._events = first, last
 
-    def take(self, found: Tensor | None) -> None:
+    def take(self, found: StepChoices | None) -> None:
         """Take what the rows chose. Token ids go to the host as soon as they are known, before a step behind begins."""
         self._found = found
         if self._events is None:
             return
-        if found is not None and found.dim() == 1:
-            self._found = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-            self._found.copy_(found, non_blocking=True)
+        if found is not None:
+            tokens = torch.empty(found.tokens.shape, dtype=found.tokens.dtype, pin_memory=True)
+            tokens.copy_(found.tokens, non_blocking=True)
+            self._found = StepChoices(tokens, found.logits)
         self._events[1].record()
 
-    def wait(self) -> tuple[Tensor | None, float]:
+    def wait(self) -> tuple[StepChoices | None, float]:
         """Return what the rows chose, on the host, and the seconds of the step. Logits wait for every launched step."""
+        found = self._found
         if self._events is None:
-            return self._found, time.perf_counter() - self._began
+            return found, time.perf_counter() - self._began
         first, last = self._events
         last.synchronize()
-        found = None if self._found is None else self._found.cpu()
+        if found is not None and found.logits is not None:
+            found = StepChoices(found.tokens, found.logits.cpu())
         return found, first.elapsed_time(last) / 1e3
 
 
@@ -81,7 +95,7 @@ class StepRunner:
         return launched
 
     @torch.inference_mode()
-    def run(self, step: TokenStep) -> Tensor | None:
+    def run(self, step: TokenStep) -> StepChoices | None:
         """Compute a step; return what the rows chose on the first stage, None on others and where none chooses.
 
         A token ~row is the one that this row of the step before has chosen. On a GPU the step may still be running.
@@ -91,28 +105,41 @@ class StepRunner:
         if step.assigned.shape[1]:
             cache.assign(*moved.assigned)
         inputs = self._stage.inputs(self._known(step, moved.tokens)[None])
-        count = len(step.rows)
-        greedy = not step.full_logits and not step.draws.shape[1]
-        if count == len(step.tokens) and greedy and shard.device.type == "cpu":
-            made = paged_decode_step(shard, cache, inputs, step.slots, step.positions)
+        greedy = not len(step.logit_rows) and not step.draws.shape[1]
+        made: StepChoices | None = None
+        if len(step.rows) == len(step.tokens) and greedy and shard.device.type == "cpu":
+            tokens = self._stage.passed_on(paged_decode_step(shard, cache, inputs, step.slots, step.positions))
+            made = None if tokens is None else StepChoices(tokens)
         else:
             if self._records and len(step.tokens) <= MAX_RECORDED_TOKENS:
                 hidden = static_paged_step(shard, cache, inputs, moved.slots, moved.positions)
             else:
                 hidden = paged_step(shard, cache, inputs, step.slots, step.positions)
-            made = self._choices(hidden, moved, count_unfiltered(step.draws)) if shard.last else hidden
-        chosen = self._stage.passed_on(made)
-        if not count:
+            last = self._stage.passed_on(hidden)
+            if last is not None and len(step.rows):
+                made = self._choices(last, moved, count_unfiltered(step.draws))
+        return self._on_first_stage(step, made) if len(step.rows) else None
+
+    def _on_first_stage(self, step: TokenStep, made: StepChoices | None) -> StepChoices | None:
+        """Return on the first stage what the last one has made, and None on the others."""
+        pipeline = self._pipeline
+        if pipeline.size == 1:
+            self._chosen = None if made is None or made.logits is not None else made.tokens
+            return made
+        if made is not None:
+            pipeline.send(made.tokens, 0)
+            if made.logits is not None:
+                pipeline.send(made.logits, 0)
             return None
-        if self._pipeline.size == 1:
-            self._chosen = None if step.full_logits else chosen
-            return chosen
-        if chosen is not None:
-            self._pipeline.send(chosen, 0)
+        if not self._shard.first:
             return None
-        if not shard.first:
-            return None
-        return self._pipeline.receive(self._room(count, step.full_logits), self._pipeline.size - 1)
+        device, wanted = self._shard.device, len(step.logit_rows)
+        tokens = torch.empty(len(step.rows), dtype=torch.int64, device=device)
+        tokens = pipeline.receive(tokens, pipeline.size - 1)
+        if not wanted:
+            return StepChoices(tokens)
+        logits = torch.empty((wanted, self._shard.config.vocabulary), dtype=torch.float32, device=device)
+        return StepChoices(tokens, pipeline.receive(logits, pipeline.size - 1))
 
     def _known(self, step: TokenStep, tokens: Tensor) -> Tensor:
         """Return token ids [tokens], int64 on the device, with those that the step before has chosen."""
@@ -140,7 +167,7 @@ class StepRunner:
         for count in range(1, min(sizes.sequences, sizes.blocks, _MAX_WARM_SIZES) + 1):
             numbers = torch.arange(count, dtype=torch.int32)
             places = torch.zeros(count, dtype=torch.int32)
-            step = TokenStep(places, numbers, places, numbers, torch.stack([numbers, places, numbers]), False)
+            step = TokenStep(places, numbers, places, numbers, torch.stack([numbers, places, numbers]))
             for _ in range(STEPS_BEFORE_TRUST):
                 self.run(step)
         for counts in scaled_counts(self._shard, self._cache).values():
@@ -152,23 +179,22 @@ class StepRunner:
         """Return a step of a prompt's tokens, of which so many choose; the prompt's table is all block 0."""
         places = torch.arange(length, dtype=torch.int32) % self._cache.sizes.max_length
         nowhere = torch.zeros(length, dtype=torch.int32)
-        return TokenStep(nowhere, nowhere, places, nowhere[:choosing], torch.zeros((3, 0), dtype=torch.int32), False)
+        return TokenStep(nowhere, nowhere, places, nowhere[:choosing], torch.zeros((3, 0), dtype=torch.int32))
 
-    def _choices(self, hidden: Tensor, step: TokenStep, unfiltered: int) -> Tensor:
-        """Return what the rows choose, or their logits. step: on the device; unfiltered: of its draws."""
-        shard = self._shard
-        if not len(step.rows):
-            return hidden
-        logits = shard.head(hidden[:, step.rows.long().to(hidden.device)])
-        if not step.full_logits and not step.draws.shape[1]:
-            return shard.greedy(logits[0])
-        full = shard.full_logits(logits)[0].float()
-        return full if step.full_logits else draw_tokens(full, step.draws, unfiltered)
-
-    def _room(self, count: int, full_logits: bool) -> Tensor:
-        shape = (count, self._shard.config.vocabulary) if full_logits else (count,)
-        dtype = torch.float32 if full_logits else torch.int64
-        return torch.empty(shape, dtype=dtype, device=self._shard.device)
+    def _choices(self, hidden: Tensor, step: TokenStep, unfiltered: int) -> StepChoices:
+        """Return what the rows choose. step: on the device; unfiltered: of its draws."""
+        shard, device = self._shard, hidden.device
+        logits = shard.head(hidden[:, step.rows.long().to(device)])
+        wanted = step.logit_rows.long().to(device)
+        if step.draws.shape[1]:
+            full = shard.full_logits(logits)[0].float()
+            return StepChoices(draw_tokens(full, step.draws, unfiltered), full[wanted] if len(wanted) else None)
+        if not len(wanted):
+            return StepChoices(shard.greedy(logits[0]))
+        full = shard.full_logits(logits[:, wanted])[0].float()
+        if len(wanted) == len(step.rows):
+            return StepChoices(torch.zeros(len(wanted), dtype=torch.int64, device=device), full)
+        return StepChoices(shard.greedy(logits[0]), full)
 
 
 def moved_to(device: torch.device, step: TokenStep) -> TokenStep:
@@ -178,18 +204,19 @@ def moved_to(device: torch.device, step: TokenStep) -> TokenStep:
     packed, lengths = packed_numbers(step)
     if device.type == "cuda":
         packed = packed.pin_memory()
-    return unpacked_step(packed.to(device, non_blocking=True), lengths, step.full_logits)
+    return unpacked_step(packed.to(device, non_blocking=True), lengths)
 
 
 def packed_numbers(step: TokenStep) -> tuple[Tensor, list[int]]:
     """Return all numbers of a step as int32, and how many belong to each part."""
     draws = step.draws.flatten().view(torch.int32)  # first: numbers of 64 bits do not begin anywhere
-    parts = (draws, step.tokens, step.slots, step.positions, step.rows, step.assigned.flatten())
+    assigned = step.assigned.flatten()
+    parts = (draws, step.tokens, step.slots, step.positions, step.rows, step.logit_rows, assigned)
     return torch.cat(parts), [len(part) for part in parts]
 
 
-def unpacked_step(packed: Tensor, lengths: list[int], full_logits: bool) -> TokenStep:
+def unpacked_step(packed: Tensor, lengths: list[int]) -> TokenStep:
     """Return the step of `packed_numbers`, as views."""
-    draws, tokens, slots, positions, rows, assigned = torch.split(packed, lengths)
+    draws, tokens, slots, positions, rows, logit_rows, assigned = torch.split(packed, lengths)
     drawn = draws.view(torch.float64).view(DRAW_FIELDS, lengths[0] // (2 * DRAW_FIELDS))
-    return TokenStep(tokens, slots, positions, rows, assigned.view(3, lengths[-1] // 3), full_logits, drawn)
+    return TokenStep(tokens, slots, positions, rows, assigned.view(3, lengths[-1] // 3), logit_rows, drawn)

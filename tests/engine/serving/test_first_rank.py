@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from configs.families.config import ModelConfig
 from configs.hardware.architectures import ARCHITECTURES
@@ -26,7 +25,7 @@ from engine.serving.messages import WantedAnswer
 from engine.serving.sampling import Sampling
 from engine.serving.scheduling import Scheduler, SchedulerLimits
 from engine.serving.step_message import StepMessage, TokenStep
-from engine.serving.stepping import StepRunner
+from engine.serving.stepping import StepChoices, StepRunner
 
 _SIZES = PagedSizes(blocks=60, block=4, sequences=5, max_length=48, max_tokens=24)
 _DEVICES = (
@@ -41,21 +40,23 @@ _DEVICES = (
 class Runner(StepRunner):
     """Counts steps that take tokens from the one before, and fails where a test wants it."""
 
-    behind, failing, ahead = 0, False, False
+    behind, mixed, failing, ahead = 0, 0, False, False
 
     @property
     def overlaps(self) -> bool:
         return self.ahead
 
-    def run(self, step: TokenStep) -> Tensor | None:
+    def run(self, step: TokenStep) -> StepChoices | None:
         self.behind += bool((step.tokens < 0).any())
         found = super().run(step)
         if found is None:
             return None
-        found = found.clone()  # a recorded step on a CPU leaves its result where the next one does
-        if self.failing and found.dim() == 1 and len(found) == _SIZES.sequences:
-            found[1], self.failing = -1, False
-        return found
+        self.mixed += found.logits is not None and len(found.logits) < len(found.tokens)
+        tokens = found.tokens.clone()  # a recorded step on a CPU leaves its result where the next one does
+        if self.failing and len(tokens) == _SIZES.sequences:
+            row = next(row for row in range(len(tokens)) if row not in step.logit_rows.tolist())
+            tokens[row], self.failing = -1, False
+        return StepChoices(tokens, found.logits)
 
 
 @dataclass
@@ -133,6 +134,7 @@ def serve(
         own.sendall(b'{"end": true}\n')
         thread.join(20)
     assert not thread.is_alive()
+    assert runner.mixed > 5, "rows for the host and others in one step"
     served.behind, served.preemptions, served.free_blocks = runner.behind, scheduler.counts.preemptions, pool.free
     return served
 

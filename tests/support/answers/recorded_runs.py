@@ -131,8 +131,9 @@ def serve_in_company(rank: int, run: Decoding, split_rows: int | None = None) ->
         for step in _random_steps(sizes, seed=5):
             found = [runner.run(step) for runner in runners]
             counts.append(len(step.tokens))
-            if found[0] is not None and found[1] is not None:
-                same.append(torch.equal(found[0], found[1]))
+            logits = [one.logits for one in found if one is not None and one.logits is not None]
+            if len(logits) == 2:
+                same.append(torch.equal(*logits))
         recordings = caches[0].scaled_recordings or {}
         return {
             "trusted": {splits: one.is_trusted for splits, one in recordings.items()},
@@ -168,4 +169,4 @@ def _random_steps(sizes: PagedSizes, seed: int) -> Iterator[TokenStep]:
             tokens = torch.tensor([chance.randrange(WORDS) for _ in slots], dtype=torch.int32)
             numbers = [torch.tensor(one, dtype=torch.int32) for one in (slots, positions, rows)]
             entries = torch.tensor(assigned, dtype=torch.int32).reshape(-1, 3).T
-            yield TokenStep(tokens, *numbers, entries, full_logits=True)
+            yield TokenStep(tokens, *numbers, entries, torch.arange(len(rows), dtype=torch.int32))
