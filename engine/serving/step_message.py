@@ -34,8 +34,8 @@ class TokenStep:
     """Tokens of a step with their slots and positions, int32 [tokens]; rows [choosing] of tokens that choose the next.
 
     assigned: new entries (slot, place, block) of the tables, [3, n]. logit_rows: rows whose token the first rank
-    chooses on the host from all logits, int32, in order. draws: how the ranks draw tokens of rows, float64 [DRAW_FIELDS, draws]
-    (`engine.serving.drawing`). All other rows choose the most likely.
+    chooses on the host from all logits, int32, in order. draws: how the ranks draw tokens of rows, float64
+    [DRAW_FIELDS, draws] (`engine.serving.drawing`). All other rows choose the most likely.
     """
 
     tokens: Tensor
