@@ -52,6 +52,7 @@ def test_company_changes_no_bit_of_an_answer(server: RunningServer) -> None:
         {"prompt": prompt, "max_tokens": 20, "temperature": 0.8, "seed": seed, "logprobs": 3, "return_token_ids": True}
         for seed, prompt in enumerate(PROMPTS * 4)
     ]
+    asked += [{"prompt": prompt, "max_tokens": 20, "temperature": 0, "return_token_ids": True} for prompt in PROMPTS]
     alone = [server.complete(**one)["choices"] for one in asked]
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(lambda one: server.complete(**one)["choices"], asked))
@@ -245,8 +246,13 @@ def test_layouts_answer_alike(
         with ThreadPoolExecutor(5) as pool:
             found = pool.map(lambda one: other.tokens(prompt=one, max_tokens=24, ignore_eos=True), PROMPTS)
             assert dict(zip(PROMPTS, found, strict=True)) == reference
-        sampled = {"prompt": "def ", "max_tokens": 8, "temperature": 1.0, "seed": 3}
-        assert other.tokens(**sampled) == server.tokens(**sampled)
+        mixed = [
+            {"prompt": prompt, "max_tokens": 8, "ignore_eos": True} | fields
+            for prompt in PROMPTS
+            for fields in ({}, {"temperature": 1.0, "seed": 3}, {"presence_penalty": 1.0, "logprobs": 1})
+        ]
+        with ThreadPoolExecutor(len(mixed)) as pool:
+            assert list(pool.map(lambda one: other.tokens(**one), mixed)) == [server.tokens(**one) for one in mixed]
         if dp == 2:
             used = [
                 line for line in other.client.get("/metrics").text.splitlines() if line.startswith("rankwise:steps")
