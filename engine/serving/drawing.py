@@ -1,7 +1,8 @@
-"""Draw tokens on the device of the logits, many rows at once: what `next_token` of `sampling` does for one on a host.
+"""Draw tokens on the ranks, by temperature and filters, as `next_token` of `sampling` does.
 
     draws = as_draws([(row, sampling, place), ...])      # float64 [fields, draws], on the host
-    tokens = draw_tokens(logits, draws.to(device), count_unfiltered(draws))
+    tokens = draw_tokens(logits, draws.to(device), count_unfiltered(draws))      # a GPU: all rows at once
+    tokens = draw_in_shares(logits, draws, group)                                # CPUs: each rank of a group some
 
 A GPU's step takes a few milliseconds, as long as numpy for a single row of a large vocabulary. A row's draw depends on
 its own logits and numbers only; sums of 64-bit numbers may differ from numpy's in the last bit.
@@ -9,11 +10,13 @@ its own logits and numbers only; sums of 64-bit numbers may differ from numpy's 
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kernels.rows import NO_WORD, argmax_rows
-from engine.serving.sampling import Sampling, uniform
+from engine.parallel.communicator import Communicator
+from engine.serving.sampling import Sampling, drawn_token, uniform
 
 DRAW_FIELDS = 6
 """Row, temperature, top_k, top_p, min_p and the random number in [0, 1)."""
@@ -52,6 +55,20 @@ def draw_tokens(logits: Tensor, draws: Tensor, unfiltered: int) -> Tensor:
             drawn = draw(own, some).masked_fill_(~own.isfinite().all(-1), NO_WORD)
             tokens = tokens.index_copy(0, rows, drawn)
     return tokens
+
+
+def draw_in_shares(logits: Tensor, draws: Tensor, group: Communicator) -> Tensor:
+    """As `draw_tokens`, on a CPU; all ranks of the group call it with equal logits, and each draws some rows."""
+    tokens = argmax_rows(logits)
+    mine = torch.zeros(draws.shape[1], dtype=torch.float64)
+    rows = draws[0].long()
+    for place in range(group.index, draws.shape[1], group.size):
+        own = logits[rows[place]].numpy()
+        temperature, top_k, top_p, min_p, chance = draws[1:, place].tolist()
+        finite = bool(np.isfinite(own).all())
+        mine[place] = drawn_token(own, temperature, int(top_k), top_p, min_p, chance) if finite else NO_WORD
+    # Each place is drawn by one rank; a word's number is exact in 64 bits.
+    return tokens.index_copy(0, rows, group.all_gather(mine).sum(0).long())
 
 
 def _weights(logits: Tensor, draws: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from engine.parallel.communicator import Communicator
 from engine.serving.channel import Channel, ChannelClosedError
 from engine.serving.drawing import as_draws
 from engine.serving.messages import NewToken, StepReport, WantedAnswer
-from engine.serving.sampling import Chosen, Sampling, next_token
+from engine.serving.sampling import Chosen, next_token
 from engine.serving.scheduling import ScheduledStep, Scheduler
 from engine.serving.step_message import StepMessage
 from engine.serving.stepping import LaunchedStep, StepChoices, StepRunner
@@ -30,14 +30,10 @@ class FirstRank:
         message: StepMessage,
         idle_seconds: float,
         defers: bool,
-        draws: bool = False,
     ) -> None:
-        """defers: a step's tokens are kept until the next is launched, so that they are sent while ranks compute.
-
-        draws: ranks draw tokens where temperature and filters are all that is asked for.
-        """
+        """defers: a step's tokens are kept until the next is launched, so that they are sent while ranks compute."""
         self._channel, self._scheduler, self._message = channel, scheduler, message
-        self._idle_seconds, self._defers, self._draws = idle_seconds, defers, draws
+        self._idle_seconds, self._defers = idle_seconds, defers
         self._launched: tuple[ScheduledStep, LaunchedStep, list[int]] | None = None  # with its logit rows
         self._unsent: StepReport | None = None
         self._wanted: dict[str, WantedAnswer] = {}
@@ -110,18 +106,14 @@ class FirstRank:
         logit_rows, drawn = [], []
         for row, piece in enumerate(batch.choosing):
             wanted = self._wanted[piece.key]
-            if self._chooses(wanted.sampling):
+            if wanted.sampling.needs_host:
                 logit_rows.append(row)
-            elif wanted.sampling.needs_logits:
+            elif not wanted.sampling.is_greedy:
                 drawn.append((row, wanted.sampling, piece.first + piece.length - len(wanted.prompt)))
         if drawn:
             self._message.write(batch, logit_rows, as_draws(drawn))
         else:
             self._message.write(batch, logit_rows)
-
-    def _chooses(self, sampling: Sampling) -> bool:
-        """Whether this process chooses a token from its logits."""
-        return sampling.needs_host or (sampling.needs_logits and not self._draws)
 
     def _step_after_waiting(self) -> ScheduledStep | None:
         """Wait for requests, with all told before."""

@@ -145,7 +145,6 @@ def _lead(
         message,
         idle_seconds=_IDLE_SHARE * settings.group_timeout_seconds,
         defers=runner.on_gpu or world.size > 1,
-        draws=runner.on_gpu,
     )
     channel.send({"ready": ready})
     first.lead(runner, world)

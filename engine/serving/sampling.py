@@ -49,13 +49,13 @@ class Sampling:
     bias: tuple[tuple[int, float], ...] = ()
 
     @property
-    def needs_logits(self) -> bool:
-        """Whether more than the most likely token is asked for. Filters leave that as it is."""
-        return self.temperature != 0.0 or self.needs_host
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is all that is asked for. Filters leave that as it is."""
+        return self.temperature == 0.0 and not self.needs_host
 
     @property
     def needs_host(self) -> bool:
-        """Whether a choice needs more than the logits, temperature, filters and a random number."""
+        """Whether the first rank chooses: it needs more than logits, temperature, filters and a random number."""
         return (
             self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
@@ -83,7 +83,8 @@ def next_token(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer
     if sampling.temperature == 0.0:
         token = int(changed.argmax())  # the first of equals, as everywhere
     else:
-        token = _drawn(changed, sampling, len(answer))
+        chance = uniform(sampling, len(answer))
+        token = drawn_token(changed, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance)
     if sampling.logprobs is None:
         return Chosen(token)
     log_total = float(logits.max()) + math.log(float(_weights(logits, 1.0).sum(dtype=np.float64)))
@@ -128,19 +129,21 @@ def _uniforms(seed: int, choice: int, group: int) -> NDArray[np.float64]:
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _drawn(logits: Logits, sampling: Sampling, place: int) -> int:
-    """Draw a token from the softmax of the logits over the temperature, after min_p, top_k and top_p."""
-    weights = _weights(logits, sampling.temperature)
-    if sampling.min_p:
-        weights[weights < sampling.min_p] = 0.0  # the largest is 1
-    chance = uniform(sampling, place)
-    if 0 < sampling.top_k < len(weights):
-        words = _best(logits, sampling.top_k)
-        share = sampling.top_p * float(weights[words].sum(dtype=np.float64))
+def drawn_token(logits: Logits, temperature: float, top_k: int, top_p: float, min_p: float, chance: float) -> int:
+    """Draw a token from the softmax of finite logits over the temperature, after min_p, top_k and top_p.
+
+    chance: the random number in [0, 1) that decides.
+    """
+    weights = _weights(logits, temperature)
+    if min_p:
+        weights[weights < min_p] = 0.0  # the largest is 1
+    if 0 < top_k < len(weights):
+        words = _best(logits, top_k)
+        share = top_p * float(weights[words].sum(dtype=np.float64))
         words = np.sort(words[: _within(weights[words], share)])
         return int(words[_place(weights[words], chance)])
-    if sampling.top_p < 1.0:
-        _keep_share(logits, weights, sampling.top_p)
+    if top_p < 1.0:
+        _keep_share(logits, weights, top_p)
     return _place(weights, chance)
 
 

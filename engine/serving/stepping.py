@@ -18,7 +18,7 @@ from engine.inference.paged import PagedCache
 from engine.inference.pipeline import PipelineStage
 from engine.inference.recorded import STEPS_BEFORE_TRUST, paged_decode_step, paged_step, scaled_counts
 from engine.parallel.communicator import Communicator
-from engine.serving.drawing import DRAW_FIELDS, as_draws, count_unfiltered, draw_tokens
+from engine.serving.drawing import DRAW_FIELDS, as_draws, count_unfiltered, draw_in_shares, draw_tokens
 from engine.serving.sampling import Sampling
 from engine.serving.step_message import TokenStep
 
@@ -188,7 +188,11 @@ class StepRunner:
         wanted = step.logit_rows.long().to(device)
         if step.draws.shape[1]:
             full = shard.full_logits(logits)[0].float()
-            return StepChoices(draw_tokens(full, step.draws, unfiltered), full[wanted] if len(wanted) else None)
+            if self.on_gpu:
+                tokens = draw_tokens(full, step.draws, unfiltered)
+            else:
+                tokens = draw_in_shares(full, step.draws, shard.group)
+            return StepChoices(tokens, full[wanted] if len(wanted) else None)
         if not len(wanted):
             return StepChoices(shard.greedy(logits[0]))
         full = shard.full_logits(logits[:, wanted])[0].float()

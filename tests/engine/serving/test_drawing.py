@@ -1,5 +1,7 @@
 """Draws of many rows on a device against the choice of one row in numpy."""
 
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels.rows import NO_WORD
+from engine.parallel.communicator import Communicator
 from engine.serving import drawing
-from engine.serving.drawing import as_draws, count_unfiltered, draw_tokens
+from engine.serving.drawing import as_draws, count_unfiltered, draw_in_shares, draw_tokens
 from engine.serving.sampling import Sampling, next_token
 
 _DEVICES = (
@@ -60,6 +63,47 @@ def test_a_row_draws_in_company_what_numpy_chooses_alone(device: str, monkeypatc
     got = drawn_together(logits, samplings, places, device)
     assert got == chosen_alone(logits, samplings, places)
     assert got != logits.argmax(-1).tolist()
+
+
+def test_ranks_share_the_rows_and_all_get_every_token() -> None:
+    logits = torch.randn((9, 400), generator=torch.Generator().manual_seed(4))
+    logits[4, 3] = float("nan")
+    samplings = [Sampling(**_SAMPLINGS[row % 5], seed=row) if row != 7 else Sampling() for row in range(9)]
+    draws = as_draws([(row, one, row) for row, one in enumerate(samplings) if one.temperature])
+    expected = [NO_WORD if row == 4 else one for row, one in enumerate(_chosen_but(logits, samplings, 4))]
+    assert draw_in_shares(logits, draws, Communicator((0,), 0)).tolist() == expected
+
+    with ThreadPoolExecutor(2) as pool:
+        groups = Pair(0), Pair(1)
+        groups[0].other, groups[1].other = groups[1], groups[0]
+        found = list(pool.map(lambda group: draw_in_shares(logits, draws, group), groups))
+    assert [one.tolist() for one in found] == [expected, expected]
+    assert all(group.drawn == 4 for group in groups), "half of the eight draws each"
+
+
+def _chosen_but(logits: torch.Tensor, samplings: list[Sampling], bad: int) -> list[int]:
+    """The choices of all rows, with any for one that is not finite."""
+    rows = logits.clone()
+    rows[bad] = 0.0
+    return chosen_alone(rows, samplings, list(range(len(rows))))
+
+
+class Pair:
+    """One of two ranks in threads."""
+
+    other: "Pair"
+    size = 2
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.sent: Queue[torch.Tensor] = Queue()
+        self.drawn = 0
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.drawn = int(tensor.count_nonzero())
+        self.sent.put(tensor)
+        parts = [tensor, self.other.sent.get(timeout=10)]
+        return torch.stack(parts if self.index == 0 else parts[::-1])
 
 
 @settings(max_examples=200, deadline=None)

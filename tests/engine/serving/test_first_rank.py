@@ -100,7 +100,7 @@ def wanted_answers() -> list[WantedAnswer]:
 def serve(
     answers: list[WantedAnswer], ahead: bool, device: str, blocks: int = 60, cancel: str = "", failing: bool = False
 ) -> Served:
-    """Serve the answers; cancel one of them when its second token has come. ahead: ranks draw tokens, too."""
+    """Serve the answers; cancel one of them when its second token has come."""
     sizes = replace(_SIZES, blocks=blocks)
     runner = runner_on(device, sizes)
     runner.ahead, runner.failing = ahead, failing
@@ -112,7 +112,7 @@ def serve(
         listener.bind(str(path))
         listener.listen()
         channel = Channel(path)
-        first = FirstRank(channel, scheduler, message, 0.2, defers=ahead, draws=ahead)
+        first = FirstRank(channel, scheduler, message, 0.2, defers=ahead)
         own, _ = listener.accept()
     thread = threading.Thread(target=first.lead, args=(runner, Communicator((0,), 0)))
     with closing(channel), own, own.makefile("r") as lines:

@@ -143,11 +143,12 @@ def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 def test_what_greedy_decoding_gives_needs_no_logits() -> None:
-    assert not Sampling(seed=4, choice=2, banned=(1,)).needs_logits
-    assert Sampling(temperature=1.0).needs_logits and Sampling(logprobs=0).needs_logits
-    assert Sampling(min_tokens=1, banned=(1,)).needs_logits
+    assert Sampling(seed=4, choice=2, banned=(1,)).is_greedy
+    assert not Sampling(temperature=1.0).is_greedy and not Sampling(temperature=1.0).needs_host
+    assert not Sampling(logprobs=0).is_greedy and Sampling(logprobs=0).needs_host
+    assert Sampling(min_tokens=1, banned=(1,)).needs_host
     # What leaves the most likely token as it is costs no logits: a load generator's min_tokens with ignore_eos.
-    assert not Sampling(min_tokens=64, top_p=0.9, top_k=5, min_p=0.1).needs_logits
+    assert Sampling(min_tokens=64, top_p=0.9, top_k=5, min_p=0.1).is_greedy
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-310, 5e-324])
