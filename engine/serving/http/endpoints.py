@@ -317,6 +317,8 @@ class Generation:
             raise ApiError(400, f"min_tokens: {min_tokens} is more than the {max_tokens} at most", "min_tokens")
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed % (1 << 64)
         banned = tuple(one for one in (stops if min_tokens else ()) if one < model.vocabulary)
+        if len(banned) == model.vocabulary:
+            raise ApiError(400, "min_tokens: each token of this model is one that ends the answer", "min_tokens")
         return [
             WantedAnswer(
                 key=str(next(self._keys)),

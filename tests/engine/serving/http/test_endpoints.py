@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,19 @@ def test_a_stop_string_ends_no_answer_before_its_min_tokens(tmp_path: Path) -> N
 
     [choice] = asyncio.run(scenario())["choices"]
     assert (choice["text"], choice["finish_reason"]) == (" 7 5 7 6", "stop")
+
+
+def test_a_minimum_of_tokens_needs_one_that_does_not_end_the_answer(tmp_path: Path) -> None:
+    """To draw from no token at all ends the ranks."""
+    generation, router = service(tmp_path)
+    generation._model = replace(generation._model, vocabulary=5, end_tokens=frozenset({4, 7}))
+    asked = {"min_tokens": 1, "top_p": 0.9, "max_tokens": 2}
+    with pytest.raises(ApiError, match="each token of this model is one that ends the answer") as caught:
+        asyncio.run(generation.complete(completion(stop_token_ids=[0, 1, 2, 3], **asked)))
+    assert (caught.value.status, caught.value.param) == (400, "min_tokens") and not router.answers
+    for fields in ({"stop_token_ids": [0, 1, 2]}, {"stop_token_ids": [0, 1, 2, 3], "ignore_eos": True}):
+        _, [choice] = asyncio.run(generation.complete(completion(**fields, **asked)))
+        assert len(choice.answer.wanted.sampling.banned) == 4
 
 
 def test_an_unexpected_error_in_one_answer_ends_the_request(tmp_path: Path) -> None:
