@@ -204,7 +204,6 @@ class Scheduler:
         if not pieces:
             return None
         self.counts.steps += 1
-        slots = {piece.slot for piece in pieces}
         tokens: list[int] = []
         rows = 0
         for piece in pieces:
@@ -214,7 +213,7 @@ class Scheduler:
             if piece.chooses:
                 sequence.tokens.append(~rows)
                 rows += 1
-        return ScheduledStep(tuple(pieces), tuple(tokens), tuple(entry for entry in assigned if entry[0] in slots))
+        return ScheduledStep(tuple(pieces), tuple(tokens), tuple(assigned))
 
     def advance(self, batch: ScheduledStep, chosen: Mapping[str, int]) -> dict[str, FinishReason]:
         """Note that the older of the scheduled steps was computed, and what its choosing sequences chose, by key.
@@ -247,6 +246,8 @@ class Scheduler:
             block = self.pool.take()
             if block is None:
                 last = max(self._running, key=lambda one: one.arrival)
+                # Its slot may begin another sequence in this very step.
+                assigned[:] = (entry for entry in assigned if entry[0] != last.slot)
                 self._preempt(last)
                 if last is sequence:
                     return None
