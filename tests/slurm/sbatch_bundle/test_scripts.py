@@ -231,3 +231,14 @@ def test_the_image_has_what_the_ranks_import() -> None:
     text = image_definition()
     for folder in ("configs", "engine", "slurm", "constraints.txt", "prefect.yaml", "hatch_build.py"):
         assert f"    {folder} /opt/rankwise/{folder}\n" in text
+
+
+def test_what_the_setup_prints_names_no_launch(tmp_path: Path) -> None:
+    """submit.sbatch takes what a module prints through run.sh for the next launch, as long as there is one."""
+    (tmp_path / "python3").write_text('#!/bin/bash\necho "$3"\n')
+    (tmp_path / "python3").chmod(0o755)
+    target = SlurmTarget(setup=["echo ready", "printf more >&1"])
+    variables = {"PIPELINE_ROOT": str(tmp_path), "CODE_ROOT": "", "APPTAINER_IMAGE": ""}
+    variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    done = bash(run_script(target), "slurm.sbatch_bundle.retry", "0001-timed-0-2", **variables)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"0001-timed-0-2\n", b"ready\nmore")

@@ -2,7 +2,9 @@
 # Runs a Rankwise module on this node, in a container if an image is set. Called by submit.sbatch:
 #     bash run.sh slurm.launch jobs/0001-timed-1a2b3c4d/job.json
 # In the container /app is $CODE_ROOT, /tmp/workspace is $PIPELINE_ROOT, /workspace/models is $SCRATCH_ROOT/models.
+exec 3>&1 >&2 # what these lines print is no result of the module
 set -e # the first failing line ends the launch on this node
+exec >&3 3>&-
 set -u
 cd "$PIPELINE_ROOT" || exit
 if [ "$1" = slurm.launch ] && [ "${SLURM_NODEID:-}" = 0 ]; then # record the job step of this launch, for its accounting
