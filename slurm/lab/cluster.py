@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from configs.common.base import write_atomically
-from configs.common.files.reading import read_bytes
+from configs.common.files.reading import read_bytes, read_text
 from slurm.lab import daemons, files, members, network, nodes
 from slurm.lab.commands import LabError, need_root, output_of, why_no_lab
 from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_lab_plan
@@ -30,7 +30,8 @@ _DOWN_LIMIT_SECONDS = 30.0
 _NEEDED = tuple(
     Path(each) for each in ("/", "/bin", "/dev", "/etc", "/lib", "/mnt", "/proc", "/run", "/sbin", "/usr", "/var")
 )
-_KEPT = ("shared", "log")  # of a lab that was taken down
+_KEPT = ("log", "shared")  # of a lab that was taken down
+_REMOVED = ("db", "nodes", "run", "spool", "state", "etc")  # what else lies there is of no lab; the mark is in `etc`
 
 
 def up(request: LabRequest) -> list[str]:
@@ -66,9 +67,9 @@ def down(name: str, folder: Path) -> None:
         _remove_cgroups(name)
         # The plan is deleted last: once it is gone, nothing is left to take down.
         if plan is None or plan.name == name:
-            for each in sorted(folder.iterdir() if folder.is_dir() and _is_of_a_lab(folder) else []):
-                if each.name not in (*_KEPT, lab_file(folder).name):
-                    shutil.rmtree(each) if each.is_dir() else each.unlink()
+            for each in [folder / made for made in _REMOVED] if _is_of_a_lab(folder) else []:
+                if each.is_dir():
+                    shutil.rmtree(each)
             lab_file(folder).unlink(missing_ok=True)
 
 
@@ -155,6 +156,9 @@ def _planned(request: LabRequest) -> LabPlan:
     if about.st_uid != os.geteuid() or about.st_mode & 0o022:
         # Daemons run scripts from there as root.
         raise ValueError(f"--folder: {request.folder} belongs to or is writable by other users. Use another folder")
+    if not _is_of_a_lab(request.folder) and (others := [each for each in _REMOVED if (request.folder / each).exists()]):
+        # `down` would delete them.
+        raise ValueError(f"--folder: {request.folder} has {others[0]}, which is of no lab. Use another folder")
     plan = LabPlan(
         **dict(request),
         subnet=network.free_subnet(request.name),
@@ -176,7 +180,7 @@ def _words(value: object) -> str:
 def _write_files(plan: LabPlan) -> bool:
     """Write missing or differing files. Returns whether anything was written."""
     folder = plan.folder
-    for each in ("etc", "run", "log", "state", "spool", "db", "shared"):
+    for each in (*_KEPT, *_REMOVED):
         (folder / each).mkdir(exist_ok=True)
     (folder / "db").chmod(0o700)
     (folder / "shared").chmod(0o1777)  # jobs of any user write here
@@ -266,8 +270,12 @@ def _readable_plan(folder: Path) -> LabPlan | None:
 
 
 def _is_of_a_lab(folder: Path) -> bool:
-    """Return whether a folder was created by `up`; no other folder is ever deleted."""
-    return lab_file(folder).exists() or (folder / "etc" / "slurm.conf").exists()
+    """Return whether a folder was created by `up`; in no other folder is anything ever deleted."""
+    if lab_file(folder).exists():
+        return True
+    with suppress(OSError, ValueError):
+        return f"{folder}/run/" in read_text(folder / "etc" / "slurm.conf")
+    return False
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """What a lab would be: names, addresses, cores and files, and the words for what cannot be. Nothing is started."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from slurm.lab import cluster, files, members
-from slurm.lab.plan import LabPlan, bits_per_second, requested
+from slurm.lab import cluster, files, members, network
+from slurm.lab.plan import LabPlan, bits_per_second, lab_file, requested
 
 
 def plan(**changes: object) -> LabPlan:
@@ -100,3 +101,43 @@ def test_a_lab_that_is_not_there_is_not_found() -> None:
     assert members.folder_of("nosuch") is None
     with pytest.raises(ValueError, match=r"lab nosuch: not up. Start it with `rankwise lab up`"):
         cluster.find_lab("nosuch")
+
+
+def test_down_deletes_what_up_made_and_nothing_beside_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for name in ("need_root", "_kill_all", "_remove_cgroups"):
+        monkeypatch.setattr(cluster, name, lambda *_: None)
+    monkeypatch.setattr(cluster, "_LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(network, "remove_devices", lambda name: None)
+    monkeypatch.setattr(files, "program", lambda name: f"/sbin/{name}")
+    folder = tmp_path_factory.mktemp("d")
+    (folder / "results").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    lab = plan(name="nosuch", folder=folder)
+    lab_file(folder).write_text(lab.model_dump_json())
+    cluster._write_files(lab)
+    (lab.shared / "shipped").write_text("to all")
+    cluster.down("nosuch", folder)
+    assert sorted(each.name for each in folder.iterdir()) == ["log", "notes.txt", "results", "shared"]
+    assert (lab.shared / "shipped").exists()
+    # Another Slurm's configuration makes no lab of a folder, a lab's own without its plan does.
+    for text, left in (("ClusterName=other\n", True), (files.slurm_conf(lab), False)):
+        (folder / "etc").mkdir()
+        lab.slurm_conf.write_text(text)
+        cluster.down("nosuch", folder)
+        assert lab.slurm_conf.exists() is left
+        shutil.rmtree(folder / "etc", ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", ["db", "etc", "state"])
+def test_up_takes_no_folder_whose_content_down_would_delete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    monkeypatch.setattr(cluster, "why_no_lab", lambda: None)
+    monkeypatch.setattr(cluster, "_LOCKS", tmp_path / "locks")
+    folder = tmp_path_factory.mktemp("u")
+    (folder / name).mkdir()
+    with pytest.raises(ValueError, match=f"--folder: {folder} has {name}, which is of no lab. Use another folder"):
+        cluster.up(requested(name="nosuch", folder=folder))
+    assert [each.name for each in folder.iterdir()] == [name]
