@@ -6,7 +6,7 @@ files = compose_of_server(served)         # {"compose.yaml": ..., "prometheus.ym
 from typing import Any
 
 from slurm.manifests.dashboard import serving_dashboard
-from slurm.manifests.serving import METRICS_PATH, PORT, ContainedServer
+from slurm.manifests.serving import METRICS_PATH, PORT, ContainedServer, escaped
 
 _PROMETHEUS, _GRAFANA = "prom/prometheus:v3.5.0", "grafana/grafana:12.1.1"
 _MASTER_PORT = 29500
@@ -24,7 +24,7 @@ def compose_of_server(served: ContainedServer) -> dict[str, Any]:
         "build": ".",
         "image": f"rankwise-{served.slug}",
         "entrypoint": ["/bin/sh", "-c", _ENTRYPOINT, "sh"],
-        "command": served.command,
+        "command": escaped(served.command),
         "ports": [f"127.0.0.1:{PORT}:{PORT}"],
         "secrets": ["rankwise_key"],
         "restart": "unless-stopped",

@@ -7,7 +7,7 @@ files = kubernetes_of_script("strong", "registry/rankwise:1", nodes=2, ranks_per
 from typing import Any
 
 from slurm.manifests.dockerfile import USER_ID
-from slurm.manifests.serving import PORT, ContainedServer
+from slurm.manifests.serving import PORT, ContainedServer, escaped
 
 _MASTER_PORT = 29500
 _SECURITY = {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID,
@@ -40,7 +40,7 @@ def kubernetes_of_server(
     container = {
         "name": "server",
         "image": image,
-        "args": served.command,
+        "args": escaped(served.command),
         "env": [key],
         "ports": [{"name": "http", "containerPort": PORT}],
         "startupProbe": ready | {"periodSeconds": 5, "failureThreshold": 120},
@@ -90,7 +90,7 @@ def kubernetes_of_server(
     }
     files = {"deployment.yaml": deployment, "service.yaml": service, "autoscaler.yaml": autoscaler}
     gpus = max(1, served.gpus or served.tp * served.pp * served.dp)
-    args = served.model_copy(update={"gpus": gpus}).command
+    args = escaped(served.model_copy(update={"gpus": gpus}).command)
     return _with_overlays(files, deployment, "server", gpus, args)
 
 

@@ -22,6 +22,11 @@ def dns_name(text: str, kind: str) -> str:
     return (name if name[0].isalpha() else f"{kind}-{name}")[:50].rstrip("-")
 
 
+def escaped(words: list[str]) -> list[str]:
+    """Return the words as Compose and Kubernetes take them, which both replace variables and read `$$` as `$`."""
+    return [word.replace("$", "$$") for word in words]
+
+
 class ContainedServer(Frozen):
     """A server as containers run it. model: what `--model` names in the container. gpus: of a container."""
 

@@ -152,6 +152,17 @@ def test_a_model_that_is_named_like_a_device_keeps_its_name_on_gpus() -> None:
     assert patched["args"][3:5] == ["--name", "cpu"] and "--device" not in patched["args"]
 
 
+def test_a_name_with_a_dollar_is_no_variable() -> None:
+    served = SERVED.model_copy(update={"name": "7b $cheap"})
+    compose = compose_of_server(served)["compose.yaml"]["services"]["server"]
+    kubernetes = kubernetes_of_server(served, "i:1")
+    [base] = kubernetes["base/deployment.yaml"]["spec"]["template"]["spec"]["containers"]
+    [patched] = kubernetes["overlays/gpu/gpus.yaml"]["spec"]["template"]["spec"]["containers"]
+    for words in (compose["command"], base["args"], patched["args"]):
+        assert words[words.index("--name") + 1] == "7b $$cheap"
+    assert '"--name", "7b $cheap"' in dockerfile(served, "cpu")  # where nothing is replaced
+
+
 def test_apptainer_runs_the_server() -> None:
     text = bundle_definition(SERVED)
     assert "model /bundle/model" in text
