@@ -285,7 +285,7 @@ def _bring(source: Path, target: Path, may_link: bool) -> str:
 
     Files of the cache are written once; a user's own folder may be rewritten in place, so it is copied.
     """
-    if may_link:
+    if may_link and source.stat().st_uid == os.geteuid():  # nobody else may set its mode
         with suppress(OSError):
             os.link(source.resolve(), target)
             return sha256_of_file(target)

@@ -129,6 +129,27 @@ def test_a_model_is_brought_once_and_again_when_damaged(shared: Path, manifest: 
     assert stage_model(shared, manifest, "m", said.append) == path and path.exists()
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_file_of_the_cache_is_linked_where_it_is_the_users_own(
+    shared: Path, manifest: ModelManifest, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A team's cache has files of others, which can be linked where all may write them; their modes cannot be set."""
+    weights = Path(manifest.folder) / "model.safetensors"
+    weights.chmod(0o666)
+    chmod, geteuid = Path.chmod, os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: geteuid if own else geteuid + 1)
+
+    def refused(path: Path, mode: int) -> None:
+        if not own and path.stat().st_ino == weights.stat().st_ino:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        chmod(path, mode)
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    staged = stage_model(shared, manifest.model_copy(update={"source": "hub"}), "m", lambda _: None)
+    there = staged.parent / "files" / "model.safetensors"
+    assert (there.stat().st_nlink == 2) is own and there.read_bytes() == weights.read_bytes()
+
+
 def test_a_source_that_changed_is_refused_and_leaves_nothing(shared: Path, manifest: ModelManifest) -> None:
     (Path(manifest.folder) / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"config\.json: content changed since the study began"):
