@@ -189,8 +189,9 @@ def main(arguments: list[str]) -> int:
     except BlockingIOError:
         print(f"{folder}: another supervisor runs this service", file=sys.stderr)
         return 1
-    os.truncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
+    with suppress(OSError):  # for people alone, and the disk may be full
+        os.truncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
     try:
         supervisor = Supervisor(folder)
     except (OSError, ValueError) as error:

@@ -118,3 +118,14 @@ def test_a_full_disk_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(watched, "_start", start)
     assert watched.run() == 0
     assert len(tries) == 2 and "No space left on device" in tries[1]
+
+
+def test_a_full_disk_does_not_keep_a_supervisor_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    assert main([str(tmp_path)]) == 1
+    assert "service.json" in capsys.readouterr().err  # the next thing that it needs
