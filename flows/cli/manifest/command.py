@@ -53,6 +53,8 @@ def compose(
         from slurm.manifests.dockerfile import dockerfile as text_of
 
         bundle, study = _read(what)
+        if bundle is not None:
+            _refuse(context, "nodes", "only for a study")
         folder = _new(out)
         served = None if bundle is None else _served(bundle, gpus)
         if served is not None:
@@ -88,6 +90,7 @@ def k8s(
         from slurm.manifests.serving import dns_name
 
         bundle, study = _read(what)
+        _refuse(context, *(("nodes", "only for a study") if bundle is not None else ("replicas", "only for a bundle")))
         folder = _new(out)
         if bundle is not None:
             files = kubernetes_of_server(_served(bundle, gpus), image, replicas)
@@ -117,6 +120,8 @@ def apptainer(
         from slurm.manifests.apptainer import bundle_definition
 
         bundle = _read(what)[0] if what is not None else None
+        if bundle is None:
+            _refuse(context, "gpus", "only for a bundle")
         text = bundle_definition(None if bundle is None else _served(bundle, gpus))
         if out is None:
             print(text, end="")
@@ -184,6 +189,13 @@ def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
             target = folder / "model" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(Path(manifest.folder) / name, target)
+
+
+def _refuse(context: typer.Context, name: str, why: str) -> None:
+    """Raises ValueError where an option is given that would have no effect."""
+    source = context.get_parameter_source(name)
+    if source is not None and source.name == "COMMANDLINE":
+        raise ValueError(f"--{name}: {why}. Leave it out")
 
 
 def _new(out: Path) -> Path:

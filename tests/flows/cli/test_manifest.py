@@ -8,6 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from configs.serving.deployment import ServingBundle
 from flows.cli.main import app
 from slurm.manifests.serving import ContainedServer
 
@@ -45,6 +46,28 @@ def test_the_job_of_a_study_gets_the_gpus_that_were_asked_for(tmp_path: Path) ->
     patch = written(tmp_path, "strong", "k8s", "--gpus", "4")["overlays/gpu/gpus.yaml"]
     [container] = patch["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "4"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compose", "bundle.json", "--nodes", "2"), "--nodes: only for a study"),
+        (("k8s", "bundle.json", "--nodes", "2"), "--nodes: only for a study"),
+        (("k8s", "study.yaml", "--replicas", "1"), "--replicas: only for a bundle"),
+        (("apptainer", "study.yaml", "--gpus", "1"), "--gpus: only for a bundle"),
+    ],
+    ids=str,
+)
+def test_an_option_without_effect_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    bundle = ServingBundle(id="b", model="m", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={})
+    (tmp_path / "bundle.json").write_text(bundle.model_dump_json())
+    experiments = {"one": {"kind": "sweep", "over": {"dtype": ["float32"]}}}
+    told = {"study": "s", "workload": {"kind": "noop"}, "experiments": experiments}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(told))
+    kind, what, *options = words
+    done = CliRunner().invoke(app, ["manifest", kind, str(tmp_path / what), "--out", str(tmp_path / "out"), *options])
+    assert done.exit_code == 2 and said in done.output
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
