@@ -242,3 +242,21 @@ def test_what_the_setup_prints_names_no_launch(tmp_path: Path) -> None:
     variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     done = bash(run_script(target), "slurm.sbatch_bundle.retry", "0001-timed-0-2", **variables)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"0001-timed-0-2\n", b"ready\nmore")
+
+
+@pytest.mark.parametrize("began_on", [0, 1])
+def test_a_launch_that_began_on_any_node_is_tried_again_in_a_folder_of_its_own(tmp_path: Path, began_on: int) -> None:
+    """The end that a node left there would be believed, and not that of the second time."""
+    programs = {"srun": 'echo "${@: -1}" >> sruns', "python3": '[ "$4" = missing ] && echo "$3-2" || true'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    for launch in ("0001-timed-1a2b3c4d", "0002-timed-5e6f7081"):
+        (tmp_path / "jobs" / launch).mkdir(parents=True)
+    (tmp_path / "jobs" / "0002-timed-5e6f7081" / f"launcher_{began_on}.json").write_text("{}")
+    (tmp_path / "run.sh").write_text(run_script(PLAIN.target))
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "PIPELINE_ROOT": str(tmp_path)}
+    done = bash(sbatch_script(PLAIN), **variables)
+    assert done.returncode == 3, done.stderr
+    started = [f"jobs/{name}/job.json" for name in ("0001-timed-1a2b3c4d", "0002-timed-5e6f7081-2")]
+    assert (tmp_path / "sruns").read_text().splitlines() == started
