@@ -137,11 +137,15 @@ def stage_interpreter(shared: Path, python: str | None, notice: Notice) -> Path:
     digest = content_hash({"code": code.parent.name, "python": python})
     folder = common_folder(shared, "rankwise", "envs") / digest
     program = folder / "bin" / "python"
-    if not program.exists():
+    script = interpreter_script(str(code), python)
+    if not folder.exists():
         with _made_whole(folder) as work:
             (work / "bin").mkdir()
-            write_atomically(work / "bin" / "python", interpreter_script(str(code), python))
-            (work / "bin" / "python").chmod(0o755)
+            write_atomically(work / "bin" / "python", script, 0o755)
+    elif not program.exists():  # cleared, as code may be
+        program.parent.mkdir(exist_ok=True)
+        write_atomically(program, script, 0o755)
+        _let_read(folder, _mode(folder.parent))
     return program
 
 
@@ -163,15 +167,30 @@ def _stage_code(shared: Path, notice: Notice) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         wheel = pack_wheel(Path(scratch))
         folder = parent / sha256_of_file(wheel)[:16]
-        if not folder.exists():
+        with zipfile.ZipFile(wheel) as archive:
+            if folder.exists():
+                _bring_again(archive, folder, notice)
+                return folder / "code"
             notice(f"code: {wheel.name} to {folder}")
             with _made_whole(folder) as work:
                 shutil.copy(wheel, work)
-                with zipfile.ZipFile(wheel) as archive:
-                    archive.extractall(work / "code")
+                archive.extractall(work / "code")
                 # Other users may not write bytecode beside it.
                 compileall.compile_dir(work / "code", quiet=2, stripdir=work, prependdir=folder)
     return folder / "code"
+
+
+def _bring_again(archive: zipfile.ZipFile, folder: Path, notice: Notice) -> None:
+    """Unpack the files of our packages that are gone: clusters clear old files of a disk, one by one."""
+    code = folder / "code"
+    gone = [each for each in archive.infolist() if not (code / each.filename).exists()]
+    if not gone:
+        return
+    notice(f"code: {len(gone)} of its files were removed from {folder}, unpacking them again")
+    for each in gone:
+        (code / each.filename).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(code / each.filename, archive.read(each))
+    _let_read(folder, _mode(folder.parent))
 
 
 def _stage_libraries(shared: Path, notice: Notice) -> Path:

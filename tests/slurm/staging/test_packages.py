@@ -96,6 +96,26 @@ def test_an_interpreter_runs_our_code_from_the_shared_folder(shared: Path) -> No
     assert stage_interpreter(shared, "/opt/other/python3", said.append) != program and len(said) == 1
 
 
+def test_code_that_a_cluster_has_cleared_in_part_is_brought_again(shared: Path) -> None:
+    program = stage_interpreter(shared, sys.executable, lambda _: None)
+    [folder] = (shared / "rankwise" / "code").iterdir()
+    shutil.rmtree(folder / "code" / "slurm")
+    (folder / "code" / "configs" / "__init__.py").unlink()
+    program.unlink()
+    said: list[str] = []
+    before = os.umask(0o077)
+    try:
+        assert stage_interpreter(shared, sys.executable, said.append) == program
+    finally:
+        os.umask(before)
+    assert len(said) == 1 and "of its files were removed from" in said[0]
+    assert all(mode & 0o040 for _, mode in modes(folder))
+    code = "import configs, slurm.launch; print(configs.__file__, slurm.launch.__file__, sep='|')"
+    done = subprocess.run([program, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
+    assert all(Path(each).is_relative_to(folder) for each in done.stdout.strip().split("|")), done.stderr
+    assert stage_interpreter(shared, sys.executable, lambda line: pytest.fail(line)) == program
+
+
 def test_the_group_may_read_all_and_add_its_own(shared: Path) -> None:
     before = os.umask(0o077)
     try:
