@@ -296,6 +296,8 @@ def _damaged(path: Path, thorough: bool) -> list[str]:
         whole = staged.is_file() and staged.stat().st_size == file.size_bytes
         if not whole or (thorough and sha256_of_file(staged) != file.sha256):
             found.append(name)
+    if manifest.source == "synthetic" and not (Path(manifest.folder) / "config.json").is_file():
+        found.append("config.json")
     return found
 
 

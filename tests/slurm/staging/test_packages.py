@@ -180,7 +180,11 @@ def test_a_source_that_changed_is_refused_and_leaves_nothing(shared: Path, manif
 def test_a_synthetic_model_has_its_configuration_there(shared: Path, tmp_path: Path) -> None:
     manifest = resolve_model("synthetic:llama-4m@0", None, tmp_path / "cache", tmp_path)
     there = ModelManifest.model_validate_json(stage_model(shared, manifest, "s", lambda _: None).read_bytes())
-    assert json.loads((Path(there.folder) / "config.json").read_bytes()) == manifest.config
+    config = Path(there.folder) / "config.json"
+    assert json.loads(config.read_bytes()) == manifest.config
+    config.unlink()
+    stage_model(shared, manifest, "s", lambda _: None)
+    assert config.exists()
 
 
 @pytest.mark.nightly
