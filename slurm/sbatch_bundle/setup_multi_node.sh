@@ -61,19 +61,20 @@ interface() {
     done | head -n 1
 }
 
-# open: whether a process listens at node 0's address and port.
+# open SECONDS: whether a process listens at node 0's address and port. A firewall may leave the question unanswered.
 open() {
-    (exec 3<> "/dev/tcp/$MASTER_ADDR/$MASTER_PORT") 2> /dev/null
+    # shellcheck disable=SC2016
+    timeout "$1" bash -c 'exec 3<> "/dev/tcp/$0/$1"' "$MASTER_ADDR" "$MASTER_PORT" 2> /dev/null
 }
 
 device=$(interface)
 if [ "$NODE_RANK" -eq 0 ]; then
     ! command -v ip > /dev/null || [ -n "$device" ] ||
         fail 2 "NODE_RANK: got 0, but MASTER_ADDR=$MASTER_ADDR is not an address of $(hostname)"
-    ! open || fail 2 "MASTER_PORT: $MASTER_PORT is in use on $(hostname). Use another port on all nodes"
+    ! open 5 || fail 2 "MASTER_PORT: $MASTER_PORT is in use on $(hostname). Use another port on all nodes"
 else
     deadline=$((SECONDS + WAIT_SECONDS))
-    until open; do
+    until open $((SECONDS + 5 <= deadline ? 5 : SECONDS < deadline ? deadline - SECONDS : 1)); do
         ((SECONDS < deadline)) || fail 3 "node 0 does not respond at $MASTER_ADDR:$MASTER_PORT after $WAIT_SECONDS s. \
 Check that it is started, the address is correct and no firewall blocks the port"
         sleep 0.5

@@ -5,8 +5,10 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -208,6 +210,21 @@ def test_the_setup_script_names_what_is_wrong(
         ["bash", script, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode in (2, 3) and said in done.stderr, done.stderr
+
+
+def test_a_firewall_that_answers_nothing_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "setup_multi_node.sh").write_text(setup_script())
+    with ExitStack() as sockets:
+        full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # whoever comes after these gets no answer for two minutes
+            sockets.enter_context(waiting := socket.socket()).setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NODE_RANK": "1"}
+        environment |= {"WAIT_SECONDS": "0", "MASTER_PORT": str(full.getsockname()[1])}
+        command = ["bash", "setup_multi_node.sh", "train.py"]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3 and "node 0 does not respond" in done.stderr, done.stderr
 
 
 @pytest.mark.nightly
