@@ -28,6 +28,7 @@ number() {
     local value=${!1}
     [[ $value =~ ^[0-9]{1,6}$ ]] || fail 2 "$1: got $value, expected a whole number"
     ((10#$value >= $2 && 10#$value <= $3)) || fail 2 "$1: got $value, expected $2 to $3"
+    printf -v "$1" %d $((10#$value)) # to bash 010 is 8, and 08 no number
 }
 number NNODES 1 100000
 number NPROC_PER_NODE 1 1000

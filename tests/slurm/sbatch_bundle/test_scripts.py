@@ -186,6 +186,7 @@ def test_what_an_option_cannot_hold_is_refused_by_name() -> None:
     ("variables", "arguments", "said"),
     [
         ({"NODE_RANK": "2"}, ["train.py"], "NODE_RANK: got 2, expected 0 to 1"),
+        ({"NODE_RANK": "8", "NNODES": "08"}, ["train.py"], "NODE_RANK: got 8, expected 0 to 7"),
         ({"NNODES": "two"}, ["train.py"], "NNODES: got two, expected a whole number"),
         ({"MASTER_PORT": "70000"}, ["train.py"], "MASTER_PORT: got 70000, expected 1 to 65535"),
         ({}, [], "missing script"),
