@@ -262,19 +262,40 @@ def test_what_the_setup_prints_names_no_launch(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"0001-timed-0-2\n", b"ready\nmore")
 
 
+def submitted(folder: Path, **programs: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run the job of PLAIN with stand-ins for programs; srun's has the path of the job file in $job."""
+    programs["srun"] = f'job=${{@: -1}}\necho "$job" >> sruns\n{programs.get("srun", "")}'
+    programs.setdefault("sacct", "exit 1")
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    for step in PLAIN.steps:
+        (folder / "jobs" / step.job).mkdir(parents=True, exist_ok=True)
+    (folder / "run.sh").write_text(run_script(PLAIN.target))
+    variables = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "PIPELINE_ROOT": str(folder)}
+    return bash(sbatch_script(PLAIN), **variables)
+
+
+def test_a_job_whose_time_is_over_between_two_launches_has_not_succeeded(tmp_path: Path) -> None:
+    ended = """echo '{"status":"completed"}' > "$(dirname "$job")/end_0.json"; kill -USR1 $PPID"""
+    done = submitted(tmp_path, srun=ended)
+    assert (tmp_path / "sruns").read_text().splitlines() == ["jobs/0001-timed-1a2b3c4d/job.json"]
+    assert done.returncode == 3 and b"stopped: TIMEOUT" in done.stderr
+
+
+def test_a_launch_that_begins_as_the_job_is_stopped_is_ended(tmp_path: Path) -> None:
+    done = submitted(tmp_path, date="kill -USR1 $PPID; echo 12:00:00", srun="mkfifo f; read -r -t 4 <> f; touch whole")
+    assert done.returncode == 3 and b"stopped: TIMEOUT" in done.stderr
+    assert not (tmp_path / "whole").exists()
+
+
 @pytest.mark.parametrize("began_on", [0, 1])
 def test_a_launch_that_began_on_any_node_is_tried_again_in_a_folder_of_its_own(tmp_path: Path, began_on: int) -> None:
     """The end that a node left there would be believed, and not that of the second time."""
-    programs = {"srun": 'echo "${@: -1}" >> sruns', "python3": '[ "$4" = missing ] && echo "$3-2" || true'}
-    for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    for launch in ("0001-timed-1a2b3c4d", "0002-timed-5e6f7081"):
-        (tmp_path / "jobs" / launch).mkdir(parents=True)
-    (tmp_path / "jobs" / "0002-timed-5e6f7081" / f"launcher_{began_on}.json").write_text("{}")
-    (tmp_path / "run.sh").write_text(run_script(PLAIN.target))
-    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "PIPELINE_ROOT": str(tmp_path)}
-    done = bash(sbatch_script(PLAIN), **variables)
+    own = tmp_path / "jobs" / "0002-timed-5e6f7081"
+    own.mkdir(parents=True)
+    (own / f"launcher_{began_on}.json").write_text("{}")
+    done = submitted(tmp_path, python3='[ "$4" = missing ] && echo "$3-2" || true')
     assert done.returncode == 3, done.stderr
     started = [f"jobs/{name}/job.json" for name in ("0001-timed-1a2b3c4d", "0002-timed-5e6f7081-2")]
     assert (tmp_path / "sruns").read_text().splitlines() == started
