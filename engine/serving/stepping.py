@@ -189,7 +189,8 @@ class StepRunner:
         if step.draws.shape[1]:
             full = shard.full_logits(logits)[0].float()
             if self.on_gpu:
-                tokens = draw_tokens(full, step.draws, unfiltered)
+                # Sums on a GPU may differ in the last bit from rank to rank.
+                tokens = shard.group.broadcast(draw_tokens(full, step.draws, unfiltered), 0)
             else:
                 tokens = draw_in_shares(full, step.draws, shard.group)
             return StepChoices(tokens, full[wanted] if len(wanted) else None)
