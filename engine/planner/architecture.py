@@ -72,6 +72,8 @@ class Architecture:
     windows: attention window in tokens, by layer (None: unlimited); empty: unlimited in all layers.
     positions: rows of a learned table, 0 without one.
     head_dim: of queries and keys; value_dim: of values, if different.
+    max_positions: the most tokens of a sequence. by_distance: positions are distances (T5, ALiBi), so that a model was
+    made for max_positions and takes more.
     counted: the transformers class whose parameters are counted; it determines the head.
     vocabulary: 0 for a model without text input.
     """
@@ -102,6 +104,7 @@ class Architecture:
     )
     value_dim: int | None = None
     counted: str = ""
+    by_distance: bool = False
 
     @cached_property
     def parameters(self) -> int:
@@ -118,6 +121,11 @@ class Architecture:
             weight.size * weight.share * (weight.copies if weight.uses is None else weight.uses)
             for weight in self.weights
         )
+
+    @property
+    def position_limit(self) -> int | None:
+        """The most tokens of a sequence; None: no limit, or an unknown one."""
+        return None if self.by_distance else self.max_positions
 
     def splits(self, tp: int) -> bool:
         """Return whether tensor parallelism can split the model equally over `tp` ranks."""

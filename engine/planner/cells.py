@@ -261,8 +261,8 @@ def _prompted(
             notes.append(f"prompts taken for {RANDOM_PROMPT_TOKENS} tokens each")
     known = work.prompt_tokens is not None or work.prompts is None  # what is estimated must not refuse a cell
     asked = work.positions(max(lengths))
-    if known and architecture.max_positions and asked > architecture.max_positions:
-        limit = f"{architecture.max_positions} positions"
+    if known and architecture.position_limit and asked > architecture.position_limit:
+        limit = f"{architecture.position_limit} positions"
         return Prediction(reason=f"{max(lengths)} + {new_tokens} tokens are more than the model's {limit}")
     if work.longest_tokens is not None:
         lengths.append(work.longest_tokens)

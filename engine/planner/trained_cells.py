@@ -94,8 +94,8 @@ def unpredicted(cell: Cell, architecture: Architecture) -> str | None:
         return f"{work.task} is for a model of kind {kind}, and this is one of kind {architecture.kind}"
     if work.task == "text_classification" and architecture.kind == "vision":
         return "text_classification is for a model that reads words"
-    if architecture.max_positions is not None and work.sequence_length > architecture.max_positions:
-        limit = f"{architecture.max_positions} positions"
+    if architecture.position_limit is not None and work.sequence_length > architecture.position_limit:
+        limit = f"{architecture.position_limit} positions"
         if work.task != "image_classification":
             return f"sequences of {work.sequence_length} tokens are more than the model's {limit}"
     return None

@@ -149,7 +149,7 @@ def read_bloom(fields: Fields) -> Architecture:
     tied = fields.flag("tie_word_embeddings", True)
     counted, head = text_head(fields, decoder_classes("Bloom"), hidden, sizes.vocabulary, tied=tied)
     weights = (*_embedding(sizes), *norm("embedding.norm", hidden, 1, block=False), *_blocks(sizes), *head)
-    return _architecture(fields, sizes, weights, tied, "gelu", counted)
+    return _architecture(fields, sizes, weights, tied, "gelu", counted, by_distance=True)
 
 
 def read_mpt(fields: Fields) -> Architecture:
@@ -243,6 +243,7 @@ def _architecture(
     *,
     positions: int = 0,
     windows: tuple[int | None, ...] = (),
+    by_distance: bool = False,
 ) -> Architecture:
     return Architecture(
         name=fields.name,
@@ -264,5 +265,6 @@ def _architecture(
         weights=weights,
         windows=windows,
         max_positions=sizes.max_positions,
+        by_distance=by_distance,
         counted=counted,
     )

@@ -72,6 +72,7 @@ def read_t5(fields: Fields) -> Architecture:
         weights=weights,
         max_positions=fields.optional("n_positions"),
         counted=counted,
+        by_distance=True,
     )
 
 

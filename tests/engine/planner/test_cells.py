@@ -282,6 +282,17 @@ def test_an_encoder_decoder_reads_its_source_first() -> None:
     assert long.peak_memory_bytes is not None and long.peak_memory_bytes > short.peak_memory_bytes
 
 
+def test_a_model_whose_positions_are_distances_takes_longer_sequences_than_it_was_made_for() -> None:
+    t5 = read_architecture(ARCHITECTURES["t5-1m"], "t5-1m")
+    assert t5.max_positions == 512
+    assert predict_cell(prompted("seq2seq", prompt_tokens=600, new_tokens=8), t5, HERE).tokens_per_second
+    work = TrainWorkload(task="seq2seq", sequence_length=600, global_batch_size=2)
+    assert predict_cell(Cell(model="m", workload=work), t5, HERE).tokens_per_second
+    bloom = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "seq_length": 512}
+    trained = Cell(model="m", workload=TrainWorkload(sequence_length=600, global_batch_size=2))
+    assert predict_cell(trained, read_architecture(bloom, "bloom"), HERE).tokens_per_second
+
+
 @pytest.mark.parametrize(("kind", "architecture"), [("encode", SMALL), ("seq2seq", BERT), ("generate", T5)])
 def test_work_of_another_kind_of_model_is_not_predicted(kind: str, architecture: Any) -> None:
     said = predict_cell(prompted(kind), architecture, HERE)
