@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.families.config import ModelConfig
+from configs.families.positions import unused_positions
 from configs.families.sizes import ModelForm, Positions
 from engine.context import Context
 from engine.models.text_model import TextModel
@@ -76,7 +77,7 @@ def _by_transformers(folder: Path, work: WorkKind, identity: str) -> PeerModel:
         kind=_KINDS[work],
         vocabulary=vocabulary,
         positions="relative" if limit is None else "learned",
-        max_positions=limit or 0,
+        max_positions=limit - unused_positions(text.to_dict()) if limit else 0,
         windows=_windows(text),
         start_token=start if isinstance(start, int) else 0,
     )

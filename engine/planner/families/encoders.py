@@ -5,8 +5,9 @@ transform and a tied head, no pooler), `BertModel` has a pooler and no head. Wit
 its pooler, as for embeddings.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from configs.families.positions import unused_positions
 from engine.planner.architecture import Architecture
 from engine.planner.families.parts import (
     Fields,
@@ -23,7 +24,10 @@ from engine.planner.families.parts import (
 
 @dataclass(frozen=True)
 class _Encoder:
-    """width: of the embeddings. pooler: the body has one. dense_classifier: a classifier has a layer before it."""
+    """width: of the embeddings. pooler: the body has one. dense_classifier: a classifier has a layer before it.
+
+    unused_positions: rows of the table before the first token's.
+    """
 
     stem: str
     hidden: int
@@ -38,6 +42,7 @@ class _Encoder:
     groups: int | None = None  # of layers that share their weights; None: no layer shares
     pooler: bool = True
     dense_classifier: bool = False
+    unused_positions: int = 0
 
 
 def read_bert(fields: Fields) -> Architecture:
@@ -46,9 +51,10 @@ def read_bert(fields: Fields) -> Architecture:
 
 
 def read_roberta(fields: Fields) -> Architecture:
-    """Read RoBERTa and XLM-RoBERTa. Position rows are as configured (two more than tokens)."""
+    """Read RoBERTa and XLM-RoBERTa. Positions begin after the row of the padding token: two rows more than tokens."""
     stem = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}[fields.model_type]
-    return _read(fields, _named_sizes(fields, stem, dense_classifier=True))
+    sizes = _named_sizes(fields, stem, dense_classifier=True)
+    return _read(fields, replace(sizes, unused_positions=unused_positions(fields.config)))
 
 
 def read_distilbert(fields: Fields) -> Architecture:
@@ -137,7 +143,7 @@ def _read(fields: Fields, sizes: _Encoder) -> Architecture:
         norm="layernorm",
         tied=tied,
         weights=weights,
-        max_positions=sizes.positions,
+        max_positions=fields.checked(sizes.positions - sizes.unused_positions, "max_position_embeddings"),
         counted=counted,
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from configs.families.positions import unused_positions
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
@@ -147,7 +148,8 @@ def check_length(workload: TrainWorkload, context: Context) -> None:
     config = required_manifest(context).config
     if "relative_attention_num_buckets" in config:
         return
-    most = next((int(config[name]) for name in _NAMES_OF_POSITIONS if config.get(name)), None)
+    rows = next((int(config[name]) for name in _NAMES_OF_POSITIONS if config.get(name)), None)
+    most = None if rows is None else rows - unused_positions(config)
     if most is not None and workload.sequence_length > most:
         raise ValueError(
             f"workload.sequence_length: {workload.sequence_length} is more than the model's {most} "

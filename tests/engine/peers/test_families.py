@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from configs.plans.model_manifest import ModelManifest
+from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.peers.families import PeerModel, text_model
@@ -71,6 +72,16 @@ def test_an_encoder_decoder_and_the_wrong_workload(tmp_path: Path) -> None:
         outcome_of(tmp_path, manifest, GenerateWorkload(**WORK))
     with pytest.raises(ValueError, match=r"has 60 tokens, with 5 new ones 65; the model takes 64|has 65 tokens"):
         outcome_of(tmp_path, manifest, Seq2SeqWorkload(**WORK | {"prompt_tokens": 65, "new_tokens": 1}))
+
+
+def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(tmp_path: Path) -> None:
+    options = {"intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 1}
+    manifest = made("roberta", tmp_path / "model", **options)
+    work = {"num_prompts": 2, "batch_size": 2}
+    outcome = outcome_of(tmp_path, manifest, EncodeWorkload(**work, prompt_tokens=64))
+    assert outcome.figures["num_prompts"] == 2
+    with pytest.raises(ValueError, match="has 65 tokens; the model takes 64"):
+        outcome_of(tmp_path, manifest, EncodeWorkload(**work, prompt_tokens=65))
 
 
 @pytest.mark.parametrize(("config", "words"), [({"model_type": "no-such"}, "no-such"), ({}, "model_type")])

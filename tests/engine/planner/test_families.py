@@ -173,6 +173,21 @@ def test_every_family_reads_nothing_but_whole_numbers_from_junk() -> None:
             read_architecture({"model_type": kind, "hidden_size": "wide", "n_embd": [], "d_model": None, "dim": {}})
 
 
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_roberta_takes_as_many_tokens_as_transformers_finds_positions_for(kind: str, padding: int) -> None:
+    config = {
+        "model_type": kind, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+        "vocab_size": 9, "max_position_embeddings": 20, "pad_token_id": padding,
+    }  # fmt: skip
+    most = read_architecture(config).max_positions
+    assert most is not None and read_architecture(config).positions == 20
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
+    model(torch.full((1, most), 5))
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (bounds|range)"):
+        model(torch.full((1, most + 1), 5))
+
+
 # --- random sizes ---
 
 

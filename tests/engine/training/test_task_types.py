@@ -267,6 +267,13 @@ def test_mistakes_are_named_by_field(case: str, work: dict[str, Any], message: s
         make_task(workload_of(context), context)
 
 
+def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(folder: Path) -> None:
+    config = CONFIGS["bert"] | {"model_type": "roberta", "pad_token_id": 1}
+    context = made_context(folder, "bert", config=config, sequence_length=63)
+    with pytest.raises(ValueError, match=r"workload.sequence_length: 63 is more than the model's 62"):
+        make_task(workload_of(context), context)
+
+
 def test_a_model_without_the_form_is_refused(folder: Path) -> None:
     context = made_context(folder, "t5", config=CONFIGS["bert"])
     with pytest.raises(ValueError, match="synthetic:tiny@1: transformers makes no AutoModelForSeq2SeqLM of it"):
