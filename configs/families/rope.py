@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from configs.common.printable import printable
-from configs.families.numbers import real_number, short_value
+from configs.families.numbers import MAX_SIZE, real_number, short_value, size_of
 
 RopeKind = Literal["default", "linear", "llama3"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3")
@@ -88,8 +88,9 @@ def _scaled(
     if missing:
         raise ValueError(f"config.json: {name}.{missing[0]} is missing; {kind} needs {', '.join(needed)}")
     numbers = {key: real_number(rope[key], f"{name}.{key}") for key in needed}
-    if numbers["factor"] <= 0:
-        raise ValueError(f"config.json: {name}.factor {numbers['factor']} is not implemented; use a positive number")
+    wrong = next((key for key in needed if numbers[key] <= 0), None)
+    if wrong is not None:
+        raise ValueError(f"config.json: {name}.{wrong} {numbers[wrong]} is not implemented; use a positive number")
     if kind == "linear":
         return Rope(theta, kind, numbers["factor"])
     before = data.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
@@ -99,5 +100,5 @@ def _scaled(
         factor=numbers["factor"],
         low_frequency_factor=numbers["low_freq_factor"],
         high_frequency_factor=numbers["high_freq_factor"],
-        original_positions=int(before or max_positions),
+        original_positions=size_of(before, "original_max_position_embeddings", MAX_SIZE) if before else max_positions,
     )

@@ -36,6 +36,20 @@ def parsed(text: str) -> ModelConfig:
         ('{"rope_theta": "10000"}', "rope_theta '10000', expected a number"),
         ('{"rope_scaling": [1]}', r"rope_scaling \[1\], expected an object"),
         ('{"rope_scaling": {"rope_type": "default", "beta_fast": 1}}', "rope_scaling.beta_fast is not implemented"),
+        (
+            '{"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 0, "high_freq_factor": 4}}',
+            "rope_scaling.low_freq_factor 0.0 is not implemented; use a positive number",
+        ),
+        (
+            '{"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, '
+            '"original_max_position_embeddings": [8192]}}',
+            r"original_max_position_embeddings \[8192\], expected a whole number",
+        ),
+        (
+            '{"rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, '
+            '"original_max_position_embeddings": -8192}}',
+            "original_max_position_embeddings -8192, expected a whole number from 1",
+        ),
         ('{"attention_bias": "false"}', "attention_bias 'false', expected true or false"),
         ('{"logit_scale": 0.5}', "logit_scale 0.5 is not implemented for llama models and may change the result"),
         ('{"sliding_window": 96}', "sliding_window 96 is not implemented for llama models"),
