@@ -7,7 +7,7 @@ the engine cannot measure.
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from configs.common.execution import Layout
+from configs.common.execution import Layout, Strategy
 from configs.hardware.hardware import Machine
 from configs.workloads.train import Offload
 from engine.planner.architecture import Architecture
@@ -106,3 +106,10 @@ class InferenceSetup:
     def replace(self, **changes: object) -> "InferenceSetup":
         """Return the setup with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def precision_for(strategy: Strategy, precision: Precision) -> Precision:
+    """Return a strategy's 16-bit precision: DDP uses autocast, sharded strategies 16-bit copies."""
+    if precision in ("bfloat16_autocast", "bfloat16_mixed"):
+        return "bfloat16_autocast" if strategy in ("none", "ddp") else "bfloat16_mixed"
+    return precision

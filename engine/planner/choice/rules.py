@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from configs.common.execution import Layout, Strategy
 from configs.workloads.train import Offload
-from engine.planner.setup import Checkpointing, TrainingSetup
+from engine.planner.setup import Checkpointing, TrainingSetup, precision_for
 
 _SMALL_BELOW, _LARGE_FROM = 1e9, 10e9
 
@@ -47,8 +47,6 @@ class Rule:
 
         Data parallel over all GPUs; the base's micro-batch and accumulation are unchanged.
         """
-        from engine.planner.choice.search import precision_for
-
         alone = gpu_count == 1 and self.strategy == "ddp"
         strategy: Strategy = "none" if alone else self.strategy
         return base.replace(

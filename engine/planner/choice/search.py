@@ -27,7 +27,7 @@ from configs.workloads.train import Offload
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.training import training_memory
 from engine.planner.results import GenerationTime, Memory, StepTime
-from engine.planner.setup import Checkpointing, InferenceSetup, Precision, TrainingSetup
+from engine.planner.setup import Checkpointing, InferenceSetup, TrainingSetup, precision_for
 from engine.planner.timing.inference import generation_time
 from engine.planner.timing.training import step_time
 
@@ -138,13 +138,6 @@ def layouts(
                 continue
             for strategy in _strategies(limits, dp, pp) if training else ("none",):
                 yield Layout(dp=dp, tp=tp, pp=pp, strategy=strategy)
-
-
-def precision_for(strategy: Strategy, precision: Precision) -> Precision:
-    """Return a strategy's 16-bit precision: DDP uses autocast, sharded strategies 16-bit copies."""
-    if precision in ("bfloat16_autocast", "bfloat16_mixed"):
-        return "bfloat16_autocast" if strategy in ("none", "ddp") else "bfloat16_mixed"
-    return precision
 
 
 def divisors(number: int) -> list[int]:

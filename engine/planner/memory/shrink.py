@@ -20,7 +20,7 @@ from configs.common.execution import Strategy
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.training import training_memory
 from engine.planner.results import Memory
-from engine.planner.setup import InferenceSetup, TrainingSetup
+from engine.planner.setup import InferenceSetup, TrainingSetup, precision_for
 
 _GB = 1e9
 _MOST_RANKS = 4096
@@ -137,11 +137,22 @@ def _sharded(setup: TrainingSetup) -> Iterator[tuple[str, TrainingSetup]]:
         return
     # Strategies of one library: a DeepSpeed script stays with DeepSpeed, and DDP goes to FSDP.
     stages: tuple[Strategy, ...] = ("zero1", "zero2", "zero3")
+    better: tuple[Strategy, ...]
     current = setup.layout.strategy
-    better = stages[stages.index(current) + 1 :] if current in stages else ("fsdp",) if current != "fsdp" else ()
+    if current in stages:
+        # Gradients of a pipeline's micro-batches are not reduced one by one.
+        better = () if setup.layout.pp > 1 else stages[stages.index(current) + 1 :]
+    else:
+        better = ("fsdp",) if current != "fsdp" else ()
     for strategy in better:
         name = "FSDP" if strategy == "fsdp" else f"ZeRO stage {strategy[-1]}"
-        yield name, setup.replace(layout=setup.layout.model_copy(update={"strategy": strategy}))
+        yield name, _with_strategy(setup, strategy)
+
+
+def _with_strategy(setup: TrainingSetup, strategy: Strategy) -> TrainingSetup:
+    """Return the setup with a strategy that shards, and with the precision that it has there."""
+    layout = setup.layout.model_copy(update={"strategy": strategy})
+    return setup.replace(layout=layout, precision=precision_for(strategy, setup.precision))
 
 
 def _more_ranks(setup: TrainingSetup, most: int) -> Iterator[tuple[str, TrainingSetup]]:
@@ -177,13 +188,13 @@ def _offloaded(setup: TrainingSetup) -> Iterator[tuple[str, TrainingSetup]]:
         return
     strategy = setup.layout.strategy
     if strategy in ("none", "ddp"):
-        setup = setup.replace(layout=setup.layout.model_copy(update={"strategy": "zero2"}))
-        yield "ZeRO stage 2 with the optimizer on the CPU", setup.replace(offload="cpu")
+        stage: Strategy = "zero2" if setup.layout.pp == 1 else "zero1"
+        name = f"ZeRO stage {stage[-1]} with the optimizer on the CPU"
+        yield name, _with_strategy(setup, stage).replace(offload="cpu")
     else:
         yield "offload to the CPU", setup.replace(offload="cpu")
-    if strategy != "fsdp" and setup.machine.storage_bytes is not None:
-        third = setup.layout.model_copy(update={"strategy": "zero3"})
-        yield "ZeRO stage 3 with offload to NVMe", setup.replace(layout=third, offload="nvme")
+    if strategy != "fsdp" and setup.layout.pp == 1 and setup.machine.storage_bytes is not None:
+        yield "ZeRO stage 3 with offload to NVMe", _with_strategy(setup, "zero3").replace(offload="nvme")
 
 
 def _inference_steps(ranks: int) -> list[SetupSteps[InferenceSetup]]:

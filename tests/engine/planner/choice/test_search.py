@@ -21,12 +21,11 @@ from engine.planner.choice.search import (
     evaluate_setup,
     layouts,
     memory_limit,
-    precision_for,
     ranked,
     usd_per_million_tokens,
     with_memory_limit,
 )
-from engine.planner.setup import InferenceSetup, TrainingSetup
+from engine.planner.setup import InferenceSetup, TrainingSetup, precision_for
 
 NODE = instance("aws/p4d.24xlarge")  # 8 A100 of 40 GB
 OPT = TrainingSetup(find_model("opt-1.3b"), NODE)

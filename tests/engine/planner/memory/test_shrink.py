@@ -133,3 +133,20 @@ def test_nothing_is_offloaded_from_a_cpu() -> None:
     for share in (0.9, 0.5, 0.2, 0.1, 0.01):
         change = smallest_change(setup, share * memory_of(setup).total)
         assert change is None or change.setup.offload == "none", change.sentence
+
+
+@pytest.mark.parametrize("strategy", ["none", "ddp", "zero1"])
+def test_a_pipeline_is_offered_no_strategy_that_reduces_each_micro_batch(strategy: str) -> None:
+    layout = Layout.model_validate({"dp": 1 if strategy == "none" else 2, "pp": 2, "strategy": strategy})
+    setup = training(layout=layout, machine=machine(storage_bytes=10**13))
+    found = [smallest_change(setup, share * memory_of(setup).total, 8) for share in (0.9, 0.6, 0.4, 0.3, 0.2, 0.15)]
+    assert any(found)
+    for change in found:
+        assert change is None or change.setup.layout.strategy not in ("zero2", "zero3"), change.sentence
+
+
+def test_a_strategy_that_shards_is_counted_with_its_own_precision() -> None:
+    setup = training(precision="bfloat16_autocast", micro_batch=1, sequence_length=64)
+    sharded = setup.replace(layout=Layout(dp=4, strategy="fsdp"), precision="bfloat16_mixed")
+    change = smallest_change(setup, memory_of(sharded).total)
+    assert change is not None and change.words == ("FSDP",) and change.setup == sharded
