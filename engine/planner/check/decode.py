@@ -151,7 +151,7 @@ def _point(row: PublishedRow) -> _Point:
 def number_format(text: str) -> tuple[WeightFormat, int]:
     """Parse `bf16`, `int8`, `int4`, `int4-g128`, `4-bit (G=64)` into format and int4 group size."""
     plain = re.sub(r"[^a-z0-9]", "", text.lower()).replace("weightonly", "")
-    found = re.fullmatch(r"([a-z]*\d+(?:bit|a16)?)(?:(?:g|group|groupsize)(\d+))?", plain)
+    found = re.fullmatch(r"([a-z]*\d+(?:bit|a16)?)(?:(?:g|group|groupsize)([1-9]\d*))?", plain)
     if found is None and plain in _FORMATS:
         return _FORMATS[plain], _INT4_GROUP
     if found is None or found[1] not in _FORMATS:

@@ -21,7 +21,7 @@ _PRECISIONS = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "fp8": "fp8", "float8": "fp8", "w8a8": "fp8", "fp4": "fp4",
     "nvfp4": "fp4", "mxfp4": "fp4", "float4": "fp4",
 }  # fmt: skip
-_LAYOUT = re.compile(r"(tp|dep|dp|ep|tep)(\d+)(?:ep(\d+))?$")
+_LAYOUT = re.compile(r"(tp|dep|dp|ep|tep)([1-9]\d*)(?:ep(\d+))?$")
 
 
 def predict(rows: Sequence[PublishedRow], fit_rows: Sequence[PublishedRow]) -> list[RowPrediction]:
@@ -50,7 +50,7 @@ def service_of(row: PublishedRow) -> SaturatedServer:
     service = SaturatedServer(
         architecture=architecture,
         device=accelerator(row["gpu"]),
-        ranks=max(1, int(found[2])),
+        ranks=int(found[2]),
         expert_parallel=found[1] in ("dep", "dp") and int(found[2]) > 1,
         precision=precision,
         prompt_tokens=positive_integer(row, "prompt_tokens"),

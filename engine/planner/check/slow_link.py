@@ -36,8 +36,8 @@ def fitted_on(rows: Sequence[PublishedRow]) -> FewFit[LinkedDevices]:
 
 def cluster_of(row: PublishedRow) -> LinkedDevices:
     """What a row describes. Raises ValueError naming the column that is not known."""
-    speed = re.match(r"([\d.]+)\s*(g|m)(?:bit|b)", row["link"].strip().lower())
-    if speed is None:
+    speed = re.match(r"(\d+\.?\d*|\.\d+)\s*(g|m)(?:bit|b)", row["link"].strip().lower())
+    if speed is None or not float(speed[1]):
         raise ValueError(f"link: {row['link']!r} is not known; write its speed first, such as 1gbit-ethernet")
     stored, sent = (_format(row, name) for name in ("weights", "sync"))
     known = [rate for name, rate in _DEVICES.items() if row["device"].strip().lower().startswith(name)]

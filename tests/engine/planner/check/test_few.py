@@ -86,6 +86,7 @@ def test_measured_columns_are_no_inputs(module: ModuleType, tmp_path: Path) -> N
     ("module", "changes", "reason"),
     [
         (serving, {"layout": "pp2"}, "layout: 'pp2' is not known; write tp8, or dep8"),
+        (serving, {"layout": "tp0"}, "layout: 'tp0' is not known"),
         (serving, {"precision": "int3"}, "precision: 'int3' is not known"),
         (serving, {"gpu": "rtx4090"}, "do not fit in the 25 GB of rtx4090"),
         (pretraining, {"precision": "fp2"}, "precision: 'fp2' is not known"),
@@ -93,6 +94,8 @@ def test_measured_columns_are_no_inputs(module: ModuleType, tmp_path: Path) -> N
         (pretraining, {"ep": "8"}, "ep: 8 ranks cannot share 1 experts"),
         (slow_link, {"device": "abacus"}, "device: 'abacus' is not known; use one of: raspberry-pi-4b"),
         (slow_link, {"link": "string"}, "link: 'string' is not known; write its speed first"),
+        (slow_link, {"link": "0gbit-ethernet"}, "link: '0gbit-ethernet' is not known"),
+        (slow_link, {"link": "1.2.3gbit"}, "link: '1.2.3gbit' is not known"),
         (slow_link, {"weights": "q1"}, "weights: 'q1' is not known"),
         (slow_link, {"model": "t5-small"}, "is not a decoder"),
     ],
