@@ -103,7 +103,8 @@ def best_measurement(
     candidates = [
         replace(answer.point, batch=batch, tp=tp, pp=1) for tp in _ranks(wish) for batch in (1, 16, 64)
     ]  # fmt: skip
-    point, left = most_informative(calibrated.fitted, answer.point, [one for one in candidates if _room(one) >= 1])
+    fitting = [one for one in candidates if _room(one) >= 1] or [answer.point]  # some models fit on several stages only
+    point, left = most_informative(calibrated.fitted, answer.point, fitting)
     return point, float(np.sqrt(left))
 
 

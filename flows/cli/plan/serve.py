@@ -144,20 +144,24 @@ def _nothing(wish: ServingRequest, everything: list[ServingLayout]) -> str:
 
 def _title(service: ServingLayout) -> str:
     point = service.point
-    layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
+    layout = _ranks(point)
     return layout if service.prefill_ranks is None else f"{layout}, prefill apart on tp={service.prefill_ranks}"
+
+
+def _ranks(point: BatchPoint) -> str:
+    return f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
 
 
 def _named(point: BatchPoint) -> str:
     return (
-        f"{point.architecture.name} with {point.engine} on {point.machine.accelerator.name}, tp={point.tp}, batch "
+        f"{point.architecture.name} with {point.engine} on {point.machine.accelerator.name}, {_ranks(point)}, batch "
         f"{point.batch}, {point.prompt_tokens} prompt and {point.new_tokens} new tokens"
     )
 
 
 def _row(service: ServingLayout) -> list[str]:
     point = service.point
-    layout = f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
+    layout = _ranks(point)
     apart = service.prefill_ranks is not None
     prefill = f"{service.prefill_replicas:.2g} x tp={service.prefill_ranks}" if apart else "together"
     usd = "-" if service.usd_per_million_tokens is None else short(service.usd_per_million_tokens)
