@@ -12,6 +12,7 @@ on a share of the batch each.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class ServingLayout:
     point: BatchPoint
     replicas: int
     prefill_ranks: int | None
-    prefill_replicas: float
+    prefill_replicas: int
     ttft_seconds: float
     tpot_seconds: float
     tokens_per_second_per_device: float
@@ -164,25 +165,42 @@ def _ways(wish: ServingRequest, speed: _Speed, speeds: Sequence[_Speed]) -> Iter
     prompt = wish.prompt_tokens * speed.prompt_token_seconds
     # Stages compute prompts at once, so a replica's prompts take a stage's share of the time.
     each = speed.step_seconds + point.batch * prompt / point.pp / new
-    yield _service(wish, speed, None, 0.0, prompt + speed.step_seconds, each, point.batch / each / ranks)
+    together = wish.devices // ranks, 0
+    yield _service(wish, speed, together, None, prompt + speed.step_seconds, each, point.batch / each / ranks)
     requests = point.batch / (new * speed.step_seconds)
     for other in speeds:
         if other.point.batch != 1 or other.point.pp != 1:
             continue
         alone = wish.prompt_tokens * other.prompt_token_seconds
-        replicas = requests * alone
-        devices = ranks + replicas * other.point.tp
-        if ranks + max(1.0, replicas) * other.point.tp <= wish.devices:
-            rate = point.batch / speed.step_seconds / devices
-            yield _service(wish, speed, other.point.tp, replicas, alone, speed.step_seconds, rate)
+        count, prefills = _whole_replicas(wish.devices, ranks, other.point.tp, requests * alone)
+        if count:
+            devices = count * ranks + prefills * other.point.tp
+            rate = count * point.batch / speed.step_seconds / devices
+            yield _service(wish, speed, (count, prefills), other.point.tp, alone, speed.step_seconds, rate)
+
+
+def _whole_replicas(devices: int, ranks: int, prefill_ranks: int, needed: float) -> tuple[int, int]:
+    """Return how many replicas decode and how many compute their prompts; none where the devices do not suffice.
+
+    needed: replicas for the prompts of one that decodes, a fraction.
+    """
+    for count in range(int(devices / (ranks + needed * prefill_ranks)), 0, -1):
+        prefills = ceil(count * needed)
+        if count * ranks + prefills * prefill_ranks <= devices:
+            return count, prefills
+    return 0, 0
 
 
 def _service(
-    wish: ServingRequest, speed: _Speed, prefill: int | None, replicas: float, ttft: float, tpot: float, rate: float
+    wish: ServingRequest,
+    speed: _Speed,
+    replicas: tuple[int, int],
+    prefill: int | None,
+    ttft: float,
+    tpot: float,
+    rate: float,
 ) -> ServingLayout:
-    point = speed.point
-    each = point.tp * point.pp + (prefill or 0) * replicas
+    """Return the layout. replicas: that decode, and of prompts alone."""
     hourly = wish.machine.usd_per_hour and wish.machine.usd_per_hour / wish.machine.accelerators
     usd = None if hourly is None else hourly / 3600 / rate * 1e6
-    count = max(1, int(wish.devices / each))
-    return ServingLayout(point, count, prefill, replicas * count, ttft, tpot, rate, speed.spread, usd)
+    return ServingLayout(speed.point, replicas[0], prefill, replicas[1], ttft, tpot, rate, speed.spread, usd)

@@ -163,7 +163,7 @@ def _row(service: ServingLayout) -> list[str]:
     point = service.point
     layout = _ranks(point)
     apart = service.prefill_ranks is not None
-    prefill = f"{service.prefill_replicas:.2g} x tp={service.prefill_ranks}" if apart else "together"
+    prefill = f"{service.prefill_replicas} x tp={service.prefill_ranks}" if apart else "together"
     usd = "-" if service.usd_per_million_tokens is None else short(service.usd_per_million_tokens)
     return [
         layout, prefill, str(service.replicas), str(point.batch), f"{service.ttft_seconds:.2g}",

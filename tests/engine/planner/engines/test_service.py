@@ -18,6 +18,22 @@ def test_tensor_parallelism_splits_the_heads_of_queries_and_of_keys_equally() ->
     assert {service.point.tp for service in found} == {1, 2}
 
 
+def test_replicas_are_whole_and_no_more_than_the_devices() -> None:
+    wish = ServingRequest(
+        "vllm", find_model("llama-3-8b"), instance("aws/p5.48xlarge"), prompt_tokens=1024, new_tokens=256, devices=6,
+    )  # fmt: skip
+    found = services(wish, CalibratedEngines.none())
+    apart = [service for service in found if service.prefill_ranks is not None]
+    assert apart
+    for service in found:
+        decoding = service.replicas * service.point.tp * service.point.pp
+        used = decoding + service.prefill_replicas * (service.prefill_ranks or 0)
+        assert used <= wish.devices and service.prefill_replicas == round(service.prefill_replicas)
+        if service.prefill_ranks is not None:
+            tokens_per_second = service.replicas * service.point.batch / service.tpot_seconds
+            assert service.tokens_per_second_per_device == pytest.approx(tokens_per_second / used)
+
+
 def test_a_model_that_fits_on_several_stages_only_has_a_measurement_that_would_narrow_its_answer() -> None:
     node = instance("aws/g5.xlarge")  # one GPU of 24 GB
     wish = ServingRequest(
