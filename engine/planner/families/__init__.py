@@ -79,5 +79,9 @@ def _check(config: Mapping[str, Any], architecture: Architecture) -> None:
         raise ValueError(f"{where} a hidden size of {hidden} cannot be shared equally by {heads} heads")
     if heads % kv_heads:
         raise ValueError(f"{where} {heads} query heads cannot share {kv_heads} heads of keys and values equally")
+    if architecture.experts_per_token > architecture.experts:
+        raise ValueError(
+            f"{where} a token cannot go to {architecture.experts_per_token} of {architecture.experts} experts"
+        )
     if architecture.windows and len(architecture.windows) != architecture.layers:
         raise ValueError(f"{where} layer types are said of {len(architecture.windows)} of {architecture.layers} layers")

@@ -186,6 +186,8 @@ def _windows(fields: Fields, variant: _Variant, layers: int) -> tuple[int | None
     if variant.slides is None:
         return ()
     window = fields.optional("sliding_window") if "sliding_window" in fields.config else variant.window
+    if variant.slides is _upper_layers and not fields.flag("use_sliding_window", False):
+        window = None  # whatever layer_types says
     types = fields.entries("layer_types")
     if not types:
         slides = variant.slides(fields, layers)

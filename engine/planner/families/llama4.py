@@ -16,7 +16,7 @@ from engine.planner.families.parts import (
     text_head,
 )
 
-_CHUNK, _EVERY = 8192, 4
+_CHUNK, _INTERVAL = 8192, 4
 _CLASSES = ("Llama4ForCausalLM", "Llama4TextModel", "Llama4TextForSequenceClassification")
 
 
@@ -66,9 +66,9 @@ def read_llama4(fields: Fields) -> Architecture:
 
 def _sparse_layers(fields: Fields, layers: int) -> int:
     """Return how many layers have experts."""
-    said = fields.entries("moe_layers")
-    if said:
-        return len(said)
+    said = fields.get("moe_layers")
+    if said is not None:
+        return sum(layer in fields.entries("moe_layers") for layer in range(layers))
     return layers // fields.number("interleave_moe_layer_step", default=1)
 
 
@@ -80,5 +80,6 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     elif rotary:
         chunked = [bool(flag) for flag in rotary]  # 1: with rotary positions, whatever the key is called
     else:
-        chunked = [(layer + 1) % _EVERY != 0 for layer in range(layers)]
+        interval = fields.number("no_rope_layer_interval", default=_INTERVAL)
+        chunked = [(layer + 1) % interval != 0 for layer in range(layers)]
     return tuple(chunk if each else None for each in chunked)

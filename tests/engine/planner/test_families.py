@@ -188,6 +188,39 @@ def test_a_roberta_takes_as_many_tokens_as_transformers_finds_positions_for(kind
         model(torch.full((1, most + 1), 5))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"moe_layers": []},
+        {"moe_layers": [1, 3, 9]},
+        {"moe_layers": None, "interleave_moe_layer_step": 2},
+        {"no_rope_layer_interval": 2},
+        {"no_rope_layers": [1, 0, 0, 1]},
+    ],
+)
+def test_a_llama_4_has_experts_and_chunks_where_transformers_has_them(changes: dict[str, Any]) -> None:
+    config = LLAMA | {"model_type": "llama4_text", "num_hidden_layers": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config |= {"intermediate_size_mlp": 12, "num_local_experts": 3, "pad_token_id": 0} | changes
+    ours = read_architecture(config)
+    assert ours.parameters == counted_by_transformers(config, ours.counted)
+    kinds = ["full_attention" if window is None else "chunked_attention" for window in ours.windows]
+    assert kinds == transformers.AutoConfig.for_model(**config).layer_types
+
+
+def test_a_qwen_without_sliding_windows_has_none_whatever_its_layers_are_called() -> None:
+    layers = {"model_type": "qwen2", "num_key_value_heads": 4, "sliding_window": 8}
+    layers |= {"layer_types": ["full_attention", "sliding_attention"]}
+    assert read_architecture(LLAMA | layers).windows == ()
+    assert read_architecture(LLAMA | layers | {"use_sliding_window": True}).windows == (None, 8)
+
+
+def test_a_token_goes_to_no_more_experts_than_there_are() -> None:
+    config = LLAMA | {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": 4}
+    assert read_architecture(config | {"num_experts_per_tok": 4}).experts_per_token == 4
+    with pytest.raises(ValueError, match="a token cannot go to 5 of 4 experts"):
+        read_architecture(config | {"num_experts_per_tok": 5})
+
+
 # --- random sizes ---
 
 
