@@ -291,8 +291,8 @@ def _assigned(known: HardwareCatalog, tables: Tables, assignment: str) -> tuple[
     if not equals or not dot or not name:
         raise ValueError(f"{assignment}: expected name.column=value, such as h100-80gb.memory_bytes=84e9")
     if column == "usd_per_hour":
-        if "*" not in name and name.count("/") != 1:
-            name = known.name_of("instances", name)
+        if "*" not in name:
+            name = _priced_name(known, name)
         try:
             price = Price.model_validate({"usd_per_hour": value.strip(), "source": "the command line"})
         except ValidationError as error:
@@ -309,6 +309,16 @@ def _assigned(known: HardwareCatalog, tables: Tables, assignment: str) -> tuple[
         return laid_over(tables, nothing | {table: {found: {column: figures[column]}}}), None
     hints = [str(problem) for table in ("accelerators", "instances") if (problem := _problem(known, table, name))]
     raise ValueError(f"{assignment}: " + "; ".join(hints))
+
+
+def _priced_name(known: HardwareCatalog, name: str) -> str:
+    """Return the catalog's spelling of an instance that is priced; a machine of the user's own has his."""
+    if name.count("/") != 1:
+        return known.name_of("instances", name)
+    try:
+        return known.listed_instance(name).name
+    except ValueError:
+        return name
 
 
 def _problem(known: HardwareCatalog, table: str, name: str) -> ValueError | None:

@@ -294,6 +294,7 @@ def test_prices_of_later_layers_win(tmp_path: Path) -> None:
     assert catalog().instance("aws/g4dn.xlarge").usd_per_hour == 0.526
     assert catalog(cache, own).instance("p5.48xlarge").usd_per_hour == 40
     assert catalog(cache, own, ["p5.48xlarge.usd_per_hour=30"]).instance("p5.48xlarge").usd_per_hour == 30
+    assert catalog(cache, own, ["AWS/P5.48xlarge.usd_per_hour=30"]).instance("p5.48xlarge").usd_per_hour == 30
     price = catalog(None, None, ["gcp/t4.usd_per_hour=0.5"]).price("gcp/n1-standard-8+t4")
     assert price is not None and "the command line" in price.source and price.region == HOME_REGIONS["gcp"]
     first, *_ = catalog(cache, own).offers()
