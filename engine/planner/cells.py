@@ -30,6 +30,7 @@ from engine.planner.memory.reference import STREAMED, USED_SHARE, reference_memo
 from engine.planner.memory.stored import QUANTISED
 from engine.planner.results import GenerationTime, Memory
 from engine.planner.setup import InferenceSetup, WeightFormat
+from engine.planner.splits import why_not_split
 from engine.planner.timing.cpu import can_measure, measured_generation_time
 from engine.planner.timing.inference import generation_time
 from engine.planner.trained_cells import DEEPSPEED_BYTES, EAGER_LAYER_SECONDS, training_figures, unpredicted
@@ -237,7 +238,7 @@ def _unpredicted(cell: Cell, architecture: Architecture, accelerator: Accelerato
         return f"{cell.workload.kind} is for a model of kind {wanted}, and this is one of kind {architecture.kind}"
     if set(cell.compression) & set(LEVELS):
         return f"what {cell.compression[0]} becomes is known on the machine alone"
-    return _why_not_multiplied(cell, accelerator)
+    return why_not_split(architecture, cell.layout) or _why_not_multiplied(cell, accelerator)
 
 
 def _prompted(

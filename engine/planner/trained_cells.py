@@ -20,6 +20,7 @@ from engine.planner.memory.framework import of_engine
 from engine.planner.memory.training import training_memory
 from engine.planner.results import Memory, StepTime
 from engine.planner.setup import Precision, TrainingSetup
+from engine.planner.splits import why_not_split_in_training
 from engine.planner.timing.cpu import can_measure, measured_step_time
 from engine.planner.timing.traffic import step_network_bytes
 from engine.planner.timing.training import step_time
@@ -98,7 +99,7 @@ def unpredicted(cell: Cell, architecture: Architecture) -> str | None:
         limit = f"{architecture.position_limit} positions"
         if work.task != "image_classification":
             return f"sequences of {work.sequence_length} tokens are more than the model's {limit}"
-    return None
+    return why_not_split_in_training(architecture, cell.layout)
 
 
 def seconds_of(setup: TrainingSetup) -> StepTime:
