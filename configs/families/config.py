@@ -181,8 +181,10 @@ def _activation(data: dict[str, Any], family: Family, named: Any, gated: bool | 
         # "gated-gelu" always means the tanh form, as in transformers; "gelu" means the exact one.
         name = "gelu_new" if name == "gated-gelu" else name.removeprefix("gated-")
         # Newer files state both parts too, and transformers uses those.
-        named, gated = data.get("dense_act_fn", named), bool(data.get("is_gated_act", gated))
-        name = data.get("dense_act_fn", name)
+        gated = bool(data.get("is_gated_act", gated))
+        if "dense_act_fn" in data:
+            named = data["dense_act_fn"]
+            name = named if isinstance(named, str) else ""
     name = family.activations.get(name, name)
     if name not in ACTIVATIONS:
         where = "dense_act_fn" if family.gate_keys and "dense_act_fn" in data else _name_of(family, "activation")

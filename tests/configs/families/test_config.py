@@ -63,6 +63,15 @@ def test_what_is_not_understood_is_refused_by_name(text: str, message: str) -> N
     assert len(str(caught.value)) < 400
 
 
+def test_the_parts_of_an_activation_are_names() -> None:
+    for named in ({}, ["relu"], 1, None):
+        with pytest.raises(ValueError, match="dense_act_fn .* is not implemented; use one of: silu"):
+            ModelConfig.parse(ARCHITECTURES["t5-1m"] | {"dense_act_fn": named})
+    parts = ModelConfig.parse(ARCHITECTURES["t5-1m"] | {"dense_act_fn": "gelu_new", "is_gated_act": True})
+    whole = ModelConfig.parse(ARCHITECTURES["t5-gated-1m"])
+    assert (parts.activation, parts.gated) == (whole.activation, whole.gated) == ("gelu_new", True)
+
+
 def test_a_message_is_bounded_whatever_the_file_holds() -> None:
     for changes in ({"x" * 10_000: "y" * 10_000}, {"model_type": "z" * 10_000}, {"hidden_size": "9" * 10_000}):
         with pytest.raises(ValueError, match=r"config\.json: ") as caught:
