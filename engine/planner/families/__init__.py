@@ -48,6 +48,12 @@ READERS: dict[str, Callable[[Fields], Architecture]] = {
 }
 
 
+_MOST_EXPERTS = 200_000
+"""Of all layers: eight times as many as any known model has. Each has an entry in a plan, which a damaged file could
+make fill the memory.
+"""
+
+
 def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture:
     """Return the architecture of a config.json. Raises ValueError naming the unknown family or key."""
     check_finite(config, f"{name}: config.json" if name else "config.json")
@@ -79,6 +85,10 @@ def _check(config: Mapping[str, Any], architecture: Architecture) -> None:
         raise ValueError(f"{where} a hidden size of {hidden} cannot be shared equally by {heads} heads")
     if heads % kv_heads:
         raise ValueError(f"{where} {heads} query heads cannot share {kv_heads} heads of keys and values equally")
+    if architecture.layers * architecture.experts > _MOST_EXPERTS:
+        raise ValueError(
+            f"{where} {architecture.experts:,} experts in each of {architecture.layers:,} layers are too many"
+        )
     if architecture.experts_per_token > architecture.experts:
         raise ValueError(
             f"{where} a token cannot go to {architecture.experts_per_token} of {architecture.experts} experts"

@@ -219,6 +219,8 @@ def test_a_token_goes_to_no_more_experts_than_there_are() -> None:
     assert read_architecture(config | {"num_experts_per_tok": 4}).experts_per_token == 4
     with pytest.raises(ValueError, match="a token cannot go to 5 of 4 experts"):
         read_architecture(config | {"num_experts_per_tok": 5})
+    with pytest.raises(ValueError, match="100,001 experts in each of 2 layers are too many"):
+        read_architecture(config | {"num_local_experts": 100_001})
 
 
 # --- random sizes ---
