@@ -23,12 +23,16 @@ def read_t5(fields: Fields) -> Architecture:
     transformers 5 ties the head of every T5 that it builds from a configuration; a loaded T5 keeps its own.
     """
     stem = {"t5": "T5", "mt5": "MT5"}[fields.model_type]
-    hidden, heads, head_dim = (fields.number(key) for key in ("d_model", "num_heads", "d_kv"))
+    hidden, heads, head_dim = fields.number("d_model"), fields.number("num_heads"), fields.number("d_kv", default=64)
     inner, vocabulary = fields.number("d_ff"), fields.number("vocab_size")
     encoder = fields.number("num_layers", "num_hidden_layers")
     decoder = fields.number("num_decoder_layers", default=encoder)
-    activation = fields.word("feed_forward_proj", "relu" if stem == "T5" else "gated-gelu")
-    gated, tied = activation.startswith("gated"), fields.flag("tie_word_embeddings", True)
+    both = fields.word("feed_forward_proj", "relu" if stem == "T5" else "gated-gelu")
+    # Newer files state both parts too, and transformers uses those.
+    gated = fields.flag("is_gated_act", both.startswith("gated-"))
+    activation = "gelu_new" if both == "gated-gelu" else both.removeprefix("gated-")
+    activation = fields.word("dense_act_fn", activation)
+    tied = fields.flag("tie_word_embeddings", True)
     counted = fields.one_of((f"{stem}ForConditionalGeneration", f"{stem}Model", f"{stem}EncoderModel"))
     buckets = fields.number("relative_attention_num_buckets", default=32)
     alone = counted.endswith("EncoderModel")
@@ -66,7 +70,7 @@ def read_t5(fields: Fields) -> Architecture:
         vocabulary=vocabulary,
         positions=0,
         gated=gated,
-        activation=activation.removeprefix("gated-"),
+        activation=activation,
         norm="rmsnorm",
         tied=tied,
         weights=weights,

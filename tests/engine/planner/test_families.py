@@ -207,6 +207,22 @@ def test_a_llama_4_has_experts_and_chunks_where_transformers_has_them(changes: d
     assert kinds == transformers.AutoConfig.for_model(**config).layer_types
 
 
+@pytest.mark.parametrize("kind", ["t5", "mt5"])
+@pytest.mark.parametrize(
+    "changes", [{"is_gated_act": True}, {"feed_forward_proj": "gated-gelu", "is_gated_act": False}, {"d_kv": None}]
+)
+def test_a_t5_is_gated_where_transformers_gates_it(kind: str, changes: dict[str, Any]) -> None:
+    config = {"model_type": kind, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2, "vocab_size": 9}
+    config = {name: value for name, value in (config | changes).items() if value is not None}
+    ours, reference = read_architecture(config), transformers.AutoConfig.for_model(**config)
+    assert (ours.gated, ours.activation, ours.head_dim) == (
+        reference.is_gated_act,
+        reference.dense_act_fn,
+        reference.d_kv,
+    )
+    assert ours.parameters == counted_by_transformers(config, ours.counted)
+
+
 def test_a_qwen_without_sliding_windows_has_none_whatever_its_layers_are_called() -> None:
     layers = {"model_type": "qwen2", "num_key_value_heads": 4, "sliding_window": 8}
     layers |= {"layer_types": ["full_attention", "sliding_attention"]}
