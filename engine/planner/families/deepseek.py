@@ -20,9 +20,9 @@ from engine.planner.families.parts import (
 
 def read_deepseek(fields: Fields) -> Architecture:
     """Read the configuration: the first blocks are dense (`first_k_dense_replace`), the others have experts."""
-    stem, dense_by_default, shared_by_default = {
-        "deepseek_v2": ("DeepseekV2", 0, 2),
-        "deepseek_v3": ("DeepseekV3", 3, 1),
+    stem, dense_by_default, shared_by_default, positions = {
+        "deepseek_v2": ("DeepseekV2", 0, 2, 2048),
+        "deepseek_v3": ("DeepseekV3", 3, 1, 4096),
     }[fields.model_type]
     hidden, layers, heads, inner, vocabulary = (
         fields.number(key)
@@ -68,6 +68,7 @@ def read_deepseek(fields: Fields) -> Architecture:
         kv_elements_per_token=fields.number("kv_lora_rank", default=512) + rope,
         value_dim=fields.number("v_head_dim", default=128),
         counted=counted,
+        default_positions=positions,
     )
 
 

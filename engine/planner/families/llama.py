@@ -61,6 +61,7 @@ class _Variant:
     sinks: bool = False  # a learned logit for each head, beside the scores
     kv_heads: int | None = None  # None: as many as query heads
     head_dim: int | None = None  # None: hidden / heads
+    positions: int = 2048
     slides: Callable[[Fields, int], list[bool]] | None = None
     window: int | None = None
     experts: tuple[int, int] | None = None  # how many there are, and to how many a token goes
@@ -70,26 +71,43 @@ class _Variant:
 _GEMMA = "gelu_pytorch_tanh"
 VARIANTS = {
     "llama": _Variant("Llama", mlp_bias=True),
-    "mistral": _Variant("Mistral", qkv_bias=False, kv_heads=8, slides=_every_layer, window=4096),
-    "mixtral": _Variant("Mixtral", qkv_bias=False, kv_heads=8, slides=_every_layer, experts=(8, 2)),
-    "qwen2": _Variant("Qwen2", qkv_bias=True, kv_heads=32, slides=_upper_layers, window=4096),
-    "qwen3": _Variant("Qwen3", query_key_norms=True, kv_heads=32, head_dim=128, slides=_upper_layers, window=4096),
+    "mistral": _Variant("Mistral", qkv_bias=False, kv_heads=8, positions=131072, slides=_every_layer, window=4096),
+    "mixtral": _Variant("Mixtral", qkv_bias=False, kv_heads=8, positions=131072, slides=_every_layer, experts=(8, 2)),
+    "qwen2": _Variant("Qwen2", qkv_bias=True, kv_heads=32, positions=32768, slides=_upper_layers, window=4096),
+    "qwen3": _Variant(
+        "Qwen3", query_key_norms=True, kv_heads=32, head_dim=128, positions=32768, slides=_upper_layers, window=4096
+    ),
     "qwen3_moe": _Variant(
-        "Qwen3Moe", query_key_norms=True, kv_heads=4, slides=_upper_layers, window=4096, experts=(128, 8)
+        "Qwen3Moe",
+        query_key_norms=True,
+        kv_heads=4,
+        positions=32768,
+        slides=_upper_layers,
+        window=4096,
+        experts=(128, 8),
     ),
     "gpt_oss": _Variant(
         "GptOss",
         kv_heads=8,
         head_dim=64,
+        positions=131072,
         mlp_bias=True,
         sinks=True,
         slides=_every_second_layer,
         window=128,
         experts=(128, 4),
     ),
-    "gemma": _Variant("Gemma", _GEMMA, tied=True, kv_heads=16, head_dim=256),
+    "gemma": _Variant("Gemma", _GEMMA, tied=True, kv_heads=16, head_dim=256, positions=8192),
     "gemma2": _Variant(
-        "Gemma2", _GEMMA, tied=True, block_norms=4, kv_heads=4, head_dim=256, slides=_every_second_layer, window=4096
+        "Gemma2",
+        _GEMMA,
+        tied=True,
+        block_norms=4,
+        kv_heads=4,
+        head_dim=256,
+        positions=8192,
+        slides=_every_second_layer,
+        window=4096,
     ),
     "gemma3_text": _Variant(
         "Gemma3",
@@ -99,11 +117,12 @@ VARIANTS = {
         query_key_norms=True,
         kv_heads=4,
         head_dim=256,
+        positions=131072,
         slides=_all_but_each_sixth,
         window=4096,
         classes=("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
     ),
-    "phi3": _Variant("Phi3", qkv_bias=False, slides=_every_layer),
+    "phi3": _Variant("Phi3", qkv_bias=False, positions=4096, slides=_every_layer),
 }
 
 
@@ -142,6 +161,7 @@ def read_llama_like(fields: Fields) -> Architecture:
         tied=tied,
         weights=weights,
         windows=_windows(fields, variant, layers),
+        default_positions=variant.positions,
         experts=experts,
         experts_per_token=used,
         counted=counted,

@@ -16,7 +16,7 @@ from engine.planner.families.parts import (
     text_head,
 )
 
-_CHUNK, _INTERVAL = 8192, 4
+_CHUNK, _INTERVAL, _POSITIONS = 8192, 4, 131072
 _CLASSES = ("Llama4ForCausalLM", "Llama4TextModel", "Llama4TextForSequenceClassification")
 
 
@@ -58,6 +58,7 @@ def read_llama4(fields: Fields) -> Architecture:
         tied=tied,
         weights=weights,
         windows=_windows(fields, layers),
+        default_positions=_POSITIONS,
         experts=experts,
         experts_per_token=used,
         counted=counted,

@@ -214,7 +214,7 @@ def classifier(labels: int, width: int) -> WeightTuple:
     return linear("classifier", labels, width, 1, bias=True, block=False, per_sequence=True)
 
 
-def gated_decoder(fields: Fields, *, layers: int, **sizes: Any) -> Architecture:
+def gated_decoder(fields: Fields, *, layers: int, default_positions: int, **sizes: Any) -> Architecture:
     """Return a decoder with RMSNorm, gated feed-forward and rotary positions. sizes: fields of `Architecture`."""
     return Architecture(
         name=fields.name,
@@ -225,7 +225,7 @@ def gated_decoder(fields: Fields, *, layers: int, **sizes: Any) -> Architecture:
         positions=0,
         gated=True,
         norm="rmsnorm",
-        max_positions=fields.optional("max_position_embeddings"),
+        max_positions=fields.number("max_position_embeddings", default=default_positions),
         **sizes,
     )
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.catalog import find_model, known_models
 from engine.planner.families import READERS, read_architecture
+from engine.planner.families.llama import VARIANTS
 
 # transformers' MPT knows neither learned positions nor biases; llm-foundry's sizes are held against its own totals.
 LLM_FOUNDRY = {model.name for model in known_models() if model.repository.startswith("llm-foundry/")}
@@ -221,6 +222,13 @@ def test_a_t5_is_gated_where_transformers_gates_it(kind: str, changes: dict[str,
         reference.d_kv,
     )
     assert ours.parameters == counted_by_transformers(config, ours.counted)
+
+
+@pytest.mark.parametrize("kind", sorted({*VARIANTS, "llama4_text", "deepseek_v2", "deepseek_v3"}))
+def test_a_decoder_that_names_no_positions_has_as_many_as_in_transformers(kind: str) -> None:
+    config = next(model.config for model in known_models() if model.config["model_type"] == kind)
+    unnamed = {name: value for name, value in config.items() if name != "max_position_embeddings"}
+    assert read_architecture(unnamed).max_positions == transformers.AutoConfig.for_model(kind).max_position_embeddings
 
 
 def test_a_qwen_without_sliding_windows_has_none_whatever_its_layers_are_called() -> None:
