@@ -21,7 +21,14 @@ from configs.common.execution import Layout
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, factor_interval, measured_figure, positive_integer
+from engine.planner.check.rows import (
+    PublishedRow,
+    RowPrediction,
+    factor_interval,
+    measured_figure,
+    positive_integer,
+    split_parts,
+)
 from engine.planner.fitting.few import UNFITTED_FACTOR
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.timing.inference import generation_time
@@ -143,6 +150,8 @@ def _point(row: PublishedRow) -> _Point:
         int4_group=group,
         sharded_vocabulary=False,
     )
+    if not setup.architecture.splits(gpus):
+        raise ValueError(f"num_gpus: {gpus} ranks cannot share {split_parts(setup.architecture)} equally")
     if not setup.architecture.decoder_layers:
         raise ValueError(f"model: {row['model']} generates nothing")
     return _Point(setup, device.name, weights)

@@ -17,7 +17,7 @@ from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
 from engine.planner.check.decode import number_format
-from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer
+from engine.planner.check.rows import PublishedRow, RowPrediction, measured_figure, positive_integer, split_parts
 from engine.planner.engines.calibrated import BatchForecast, CalibratedEngines, fit_engines
 from engine.planner.engines.constants import engine_name
 from engine.planner.engines.point import BatchPoint
@@ -26,6 +26,8 @@ from engine.planner.engines.work import PhaseWork
 
 MEASURED, LATENCY = "tokens_per_second", "latency_seconds"
 _NODE_GPUS = 8
+_BY_LAYERS = ("llama.cpp", "transformers")
+"""Engines that give each GPU some of the layers, on any number of them."""
 
 
 def complete(row: PublishedRow) -> PublishedRow:
@@ -80,7 +82,7 @@ def measured_points(rows: Sequence[PublishedRow]) -> tuple[list[BatchPoint], Flo
 
 def checked_point(row: PublishedRow) -> BatchPoint:
     """What a row describes. Raises ValueError naming the column that is not known, or why it does not fit."""
-    gpus = positive_integer(row, "num_gpus")
+    gpus, engine = positive_integer(row, "num_gpus"), engine_name(row["framework"])
     if gpus > _NODE_GPUS:
         raise ValueError(f"num_gpus: {gpus} are more than the {_NODE_GPUS} of a node; tensor parallelism stays in one")
     device = accelerator(row["gpu"])
@@ -88,10 +90,10 @@ def checked_point(row: PublishedRow) -> BatchPoint:
     architecture = find_model(row["model"])
     if not architecture.decoder_layers or architecture.kind != "decoder":
         raise ValueError(f"model: {row['model']} is not a decoder")
-    if gpus > architecture.heads:
-        raise ValueError(f"num_gpus: {gpus} ranks cannot share the {architecture.heads} heads of {row['model']}")
+    if gpus > architecture.heads or (engine not in _BY_LAYERS and not architecture.splits(gpus)):
+        raise ValueError(f"num_gpus: {gpus} ranks cannot share {split_parts(architecture)} equally")
     point = BatchPoint(
-        engine=engine_name(row["framework"]),
+        engine=engine,
         architecture=architecture,
         machine=Machine(name=device.name, accelerator=device, accelerators=_NODE_GPUS),
         tp=Layout(tp=gpus).tp,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer
+from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer, split_parts
 from engine.planner.fitting.few import FewFit, fit_few
 from engine.planner.timing.pretraining import PRETRAINING, Run
 
@@ -52,8 +52,12 @@ def run_of(row: PublishedRow) -> Run:
     if architecture.kind != "decoder":
         raise ValueError(f"model: {row['model']} is not a decoder")
     device = accelerator(row["gpu"])
-    if degrees["ep"] > max(1, architecture.experts):
+    if architecture.experts % degrees["ep"]:
         raise ValueError(f"ep: {degrees['ep']} ranks cannot share {architecture.experts} experts")
+    if numbers["pp"] > architecture.layers:
+        raise ValueError(f"pp: {numbers['pp']} stages for {architecture.layers} layers")
+    if not architecture.splits(numbers["tp"]):
+        raise ValueError(f"tp: {numbers['tp']} ranks cannot share {split_parts(architecture)} equally")
     return Run(
         architecture=architecture,
         device=device,

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from engine.planner.architecture import Architecture
+
 PublishedRow = dict[str, str]
 Described = TypeVar("Described")
 _MOST = 10**9
@@ -97,6 +99,14 @@ def known_rows(
             known.append(setup)
             measured.append(figure)
     return known, measured
+
+
+def split_parts(architecture: Architecture) -> str:
+    """Name what tensor-parallel ranks share."""
+    return (
+        f"{architecture.heads} heads, {architecture.kv_heads} of keys and values and a feed-forward of "
+        f"{architecture.feed_forward}"
+    )
 
 
 def factor_interval(predicted: float, factor: float) -> tuple[float, float]:

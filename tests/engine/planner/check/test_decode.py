@@ -113,6 +113,7 @@ def test_what_is_not_known_has_a_reason() -> None:
     assert "dtype: 'int3'" in reason(dtype="int3") and "int4-g128" in reason(dtype="int3")
     assert "dtype: 'int4-g0' is not known" in reason(dtype="int4-g0")
     assert reason(num_gpus="16").startswith("num_gpus: 16 are more than the 8 of a node")
+    assert reason(num_gpus="3").startswith("num_gpus: 3 ranks cannot share 32 heads, 32 of keys and values")
     assert reason(num_gpus="1.5") == "num_gpus: '1.5' is not a whole number of at least 1"
     assert reason(batch_size="many").startswith("batch_size")
     assert "generates nothing" in reason(model="bert-base-uncased")

@@ -92,6 +92,8 @@ def test_measured_columns_are_no_inputs(module: ModuleType, tmp_path: Path) -> N
         (pretraining, {"precision": "fp2"}, "precision: 'fp2' is not known"),
         (pretraining, {"pp": "7"}, "num_gpus: 8 are not a multiple of tp x pp x cp = 7"),
         (pretraining, {"ep": "8"}, "ep: 8 ranks cannot share 1 experts"),
+        (pretraining, {"pp": "64", "num_gpus": "64"}, "pp: 64 stages for 32 layers"),
+        (pretraining, {"tp": "3", "num_gpus": "24"}, "tp: 3 ranks cannot share 32 heads, 8 of keys and values"),
         (slow_link, {"device": "abacus"}, "device: 'abacus' is not known; use one of: raspberry-pi-4b"),
         (slow_link, {"link": "string"}, "link: 'string' is not known; write its speed first"),
         (slow_link, {"link": "0gbit-ethernet"}, "link: '0gbit-ethernet' is not known"),

@@ -40,6 +40,7 @@ def test_latency_alone_becomes_tokens_a_second(tmp_path: Path) -> None:
         ("llama-3-8b,h1000,1,vllm,1,8,8,,", "unknown accelerator 'h1000'"),
         ("llama-3-8b,h100-80gb,16,vllm,1,8,8,,", "num_gpus: 16 are more than the 8 of a node"),
         ("llama-3-8b,h100-80gb,1,tgi,1,8,8,,", "framework: 'tgi' is not known"),
+        ("phi-4,h100-80gb,4,vllm,1,8,8,,", "num_gpus: 4 ranks cannot share 40 heads, 10 of keys and values"),
         ("llama-3-70b,h100-80gb,1,vllm,1,8,8,,", "do not fit in the 84.9 GB"),
         ("bert-base-uncased,h100-80gb,1,vllm,1,8,8,,", "is not a decoder"),
         ("llama-3-8b,h100-80gb,1,vllm,0,8,8,,", "batch_size: '0' is not a whole number of at least 1"),
