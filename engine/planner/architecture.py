@@ -127,6 +127,12 @@ class Architecture:
         """The most tokens of a sequence; None: no limit, or an unknown one."""
         return None if self.by_distance else self.max_positions
 
+    @property
+    def most_stages(self) -> int:
+        """Stages of a pipeline at most: each has a layer, in an encoder-decoder one of both."""
+        encoder = self.layers - self.decoder_layers
+        return min(encoder, self.decoder_layers) if self.kind == "encoder_decoder" else self.layers
+
     def splits(self, tp: int) -> bool:
         """Return whether tensor parallelism can split the model equally over `tp` ranks."""
         shared = self.kv_heads % tp == 0 or tp % self.kv_heads == 0

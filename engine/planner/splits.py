@@ -17,9 +17,7 @@ def why_not_split(architecture: Architecture, layout: Layout) -> str | None:
         return f"{tp} ranks cannot share {heads} attention heads with {shared} key and value heads evenly"
     if min(architecture.vocabulary, architecture.feed_forward) < tp:
         return f"{tp} ranks are more than the words or feed-forward columns that they share"
-    layers = architecture.layers
-    if architecture.kind == "encoder_decoder":  # a stage has layers of both
-        layers = min(architecture.decoder_layers, layers - architecture.decoder_layers)
+    layers = architecture.most_stages
     return f"{layout.pp} stages need a layer each, but the model has {layers}" if layout.pp > layers else None
 
 

@@ -134,7 +134,7 @@ def layouts(
             continue
         for pp in divisors(ranks // tp) if "pp" in limits.axes else (1,):
             dp = ranks // (tp * pp)
-            if pp > base.architecture.layers or global_batch % dp or (dp > 1 and "dp" not in limits.axes):
+            if pp > base.architecture.most_stages or global_batch % dp or (dp > 1 and "dp" not in limits.axes):
                 continue
             for strategy in _strategies(limits, dp, pp) if training else ("none",):
                 yield Layout(dp=dp, tp=tp, pp=pp, strategy=strategy)

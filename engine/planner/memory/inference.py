@@ -8,6 +8,7 @@ for the whole context, as our engine and most do; activations are the largest se
 plain PyTorch without gradients (listed at `_block_elements`). Decode needs less.
 """
 
+from collections.abc import Sequence
 from math import ceil
 
 from configs.hardware.hardware import Accelerator
@@ -98,7 +99,7 @@ def _stage(setup: InferenceSetup, stage: int, all_logits: bool) -> Memory:
     )
 
 
-def _parameter_bytes(setup: InferenceSetup, layers: range, first: bool, last: bool) -> float:
+def _parameter_bytes(setup: InferenceSetup, layers: Sequence[int], first: bool, last: bool) -> float:
     """Return parameter bytes: blocks by their share of layers; tables on the first stage; norm and head on the last.
 
     On a CPU products are packed, so a tied head is a copy beside the table.
@@ -117,7 +118,7 @@ def _parameter_bytes(setup: InferenceSetup, layers: range, first: bool, last: bo
     return total
 
 
-def _cache_bytes(setup: InferenceSetup, layers: range) -> float:
+def _cache_bytes(setup: InferenceSetup, layers: Sequence[int]) -> float:
     """Return keys and values of the whole context; an encoder-decoder's decoder caches its source's too."""
     architecture = setup.architecture
     if not architecture.decoder_layers:

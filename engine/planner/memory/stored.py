@@ -8,6 +8,8 @@ scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero
 (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
 """
 
+from collections.abc import Sequence
+
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.setup import InferenceSetup
 from engine.planner.stages import balanced_stages
@@ -44,28 +46,37 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
     return elements + _SCALE_BYTES * rows
 
 
-def stored_stage_layers(setup: InferenceSetup) -> list[range]:
+def stored_stage_layers(setup: InferenceSetup) -> list[Sequence[int]]:
     """Return the layers of each pipeline stage, as the engine splits them; layers of all kinds count equally.
 
-    Raises ValueError for more stages than layers.
+    A stage of an encoder-decoder has a slice of both, and the tables count towards the decoder's. Raises ValueError for
+    more stages than layers.
     """
-    layers, stages = setup.architecture.layers, setup.layout.pp
-    if stages > layers:
+    architecture, stages = setup.architecture, setup.layout.pp
+    if stages > architecture.most_stages:
         raise ValueError(
-            f"layout.pp: {stages} stages for {layers} layers of {setup.architecture.name}; use at most that"
+            f"layout.pp: {stages} stages for {architecture.most_stages} layers of {architecture.name}; use at most that"
         )
     if stages == 1:
-        return [range(layers)]
+        return [range(architecture.layers)]
+    both = architecture.kind == "encoder_decoder"
+    encoder = architecture.layers - architecture.decoder_layers if both else 0
     blocks = embedding = head = 0.0
-    for weight in setup.architecture.weights:
+    for weight in architecture.weights:
         if weight.block:
-            blocks += weight.copies * stored_bytes(weight, setup)
+            of_encoder = both and weight.stream == "source" and not weight.name.startswith("cross_")
+            blocks += 0.0 if of_encoder else weight.copies * stored_bytes(weight, setup)
         elif weight.role == "embedding":
             embedding += weight.copies * stored_bytes(weight, setup)
         else:  # a tied head is a copy on the last stage
             head += max(weight.copies, 1) * stored_bytes(weight, setup)
     first = embedding if setup.layout.stage_balance == "memory" else 0.0
-    return balanced_stages(layers, stages, blocks / max(layers, 1), first, head)
+    layers = architecture.layers - encoder
+    main = balanced_stages(layers, stages, blocks / max(layers, 1), first, head)
+    if not both:
+        return list(main)
+    slices = balanced_stages(encoder, stages, 1.0, 0.0, 0.0)
+    return [[*own, *(encoder + layer for layer in other)] for own, other in zip(slices, main, strict=True)]
 
 
 def slowest_stage(setup: InferenceSetup) -> float:

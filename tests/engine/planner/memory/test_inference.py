@@ -113,6 +113,21 @@ def test_stages_are_those_of_the_engine(balance: StageBalance) -> None:
         assert split == engine_stage_layers(config, pp, balance)
 
 
+@pytest.mark.parametrize("balance", ["memory", "speed"])
+def test_a_stage_of_an_encoder_decoder_has_layers_of_both_as_in_the_engine(balance: StageBalance) -> None:
+    shape = ARCHITECTURES["t5-61m"]
+    config, architecture = ModelConfig.parse(shape), read_architecture(shape)
+    for pp in (2, 3, 6):
+        layout = Layout(pp=pp, stage_balance=balance)
+        split = stored_stage_layers(setup(architecture=architecture, layout=layout))
+        stacks = (engine_stage_layers(config, pp, balance, stack) for stack in ("encoder", "decoder"))
+        assert split == [[*own, *(6 + layer for layer in other)] for own, other in zip(*stacks, strict=True)]
+    halves = inference_memory(setup(architecture=architecture, layout=Layout(pp=6)))
+    assert halves.kv_cache == inference_memory(setup(architecture=architecture)).kv_cache // 6
+    with pytest.raises(ValueError, match="7 stages for 6 layers"):
+        inference_memory(setup(architecture=architecture, layout=Layout(pp=7)))
+
+
 def test_pipeline_stages_and_the_fullest_of_them() -> None:
     assert [len(layers) for layers in stored_stage_layers(setup(layout=Layout(pp=3)))] == [11, 11, 10]
     two = inference_memory(setup(layout=Layout(pp=2)))
