@@ -94,9 +94,9 @@ def parse_filter(text: str) -> HardwareFilter:
             named = {"figure": match["figure"].lower(), "sign": match["sign"], "value": float(match["value"])}
             conditions.append(Condition.model_validate(named))
         elif match := _PLACE.fullmatch(term):
-            found[match["what"].lower()] = match["name"]
+            _set(found, {match["what"].lower(): match["name"]})
         elif (match := _DEVICE.fullmatch(term)) and not (match["kind"].lower() == "cpu" and match["name"]):
-            found |= {"device": match["kind"].lower(), "gpu": match["name"], "or_newer": bool(match["newer"])}
+            _set(found, {"device": match["kind"].lower(), "gpu": match["name"], "or_newer": bool(match["newer"])})
         else:
             raise ValueError(
                 f"--hardware-filter: got {term!r}, expected GPU:T4, GPU:T4+, memory>=24, count>=4, price<=6, "
@@ -108,6 +108,14 @@ def parse_filter(text: str) -> HardwareFilter:
     if wanted.provider is not None and wanted.provider not in HOME_REGIONS:
         raise ValueError(f"--hardware-filter: unknown provider {wanted.provider!r}; known: {', '.join(HOME_REGIONS)}")
     return wanted
+
+
+def _set(found: dict[str, object], terms: dict[str, object]) -> None:
+    """Add what a term asks for. Raises ValueError for a second one of its kind: all must hold, and only one can."""
+    for name in terms:
+        if name in found:
+            raise ValueError(f"--hardware-filter: {name} is asked for twice, expected once")
+    found |= terms
 
 
 def matching(wanted: HardwareFilter, known: HardwareCatalog) -> list[Offered]:

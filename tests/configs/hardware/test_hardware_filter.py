@@ -52,6 +52,16 @@ def test_every_gpu_of_the_catalog_has_its_generation() -> None:
     assert {name.partition("-")[0] for name in gpus} == set(_GENERATIONS)
 
 
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("GPU:T4, GPU:L4", "device"), ("GPU, CPU", "device"), ("region=a, GPU, region=b", "region")],
+)
+def test_a_term_that_would_replace_another_is_refused(text: str, word: str) -> None:
+    with pytest.raises(ValueError, match=f"--hardware-filter: {word} is asked for twice"):
+        parse_filter(text)
+    assert len(parse_filter("price>=1, price<=6").conditions) == 2
+
+
 @pytest.mark.parametrize("text", ["", "T4", "GPU:T5", "price<6", "CPU:x", "GPU:T4+;count>=4", "provider=ibm"])
 def test_what_is_wrong_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="--hardware-filter: "):
