@@ -15,7 +15,9 @@ from engine.planner.architecture import Architecture
 
 PublishedRow = dict[str, str]
 Described = TypeVar("Described")
-_MOST = 10**9
+_MOST, _MOST_RANKS = 10**9, 65_536
+_RANKS = ("num_gpus", "num_devices")
+"""Columns that count ranks, of which a layout has no more than that."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,16 @@ class Checked:
 
 
 def positive_integer(row: PublishedRow, column: str) -> int:
-    """From 1 to 10^9; `8.0` is one too. Raises ValueError that names the column."""
+    """From 1 to 10^9, of ranks to 65,536; `8.0` is one too. Raises ValueError that names the column."""
     text = (row.get(column) or "").strip()
     if not text:
         raise ValueError(f"{column}: missing or empty")
     number = _number(text)
     if number is None or number < 1 or number != int(number):
         raise ValueError(f"{column}: {text!r} is not a whole number of at least 1")
-    if number > _MOST:
-        raise ValueError(f"{column}: got {text}, expected at most {_MOST:,}")
+    most = _MOST_RANKS if column in _RANKS else _MOST
+    if number > most:
+        raise ValueError(f"{column}: got {text}, expected at most {most:,}")
     return int(number)
 
 

@@ -100,6 +100,7 @@ def test_measured_columns_are_no_inputs(module: ModuleType, tmp_path: Path) -> N
         (slow_link, {"link": "1.2.3gbit"}, "link: '1.2.3gbit' is not known"),
         (slow_link, {"weights": "q1"}, "weights: 'q1' is not known"),
         (slow_link, {"model": "t5-small"}, "is not a decoder"),
+        (slow_link, {"num_devices": "1e9"}, "num_devices: got 1e9, expected at most 65,536"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(module: ModuleType, changes: dict[str, str], reason: str) -> None:

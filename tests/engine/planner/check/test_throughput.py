@@ -166,6 +166,7 @@ def test_what_a_row_says_changes_the_prediction_as_it_should() -> None:
         ({"sharding": "HYBRID_SHARD"}, "sharding: 'HYBRID_SHARD' is not known"),
         ({"activation_checkpointing": "maybe"}, "activation_checkpointing: 'maybe'"),
         ({"num_gpus": "many"}, "num_gpus: 'many' is not a whole number"),
+        ({"num_gpus": "100000"}, "num_gpus: got 100000, expected at most 65,536"),
         ({"micro_batch_size": "0"}, "micro_batch_size: '0' is not a whole number of at least 1"),
         ({"micro_batch_size": "nan"}, "micro_batch_size: 'nan'"),
     ],
