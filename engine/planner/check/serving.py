@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from configs.hardware.catalog import accelerator
 from engine.planner.catalog import find_model
-from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer
+from engine.planner.check.rows import PublishedRow, RowPrediction, known_rows, positive_integer, split_parts
 from engine.planner.fitting.few import FewFit, fit_few
 from engine.planner.timing.saturated import SATURATED, SaturatedServer, sequences
 
@@ -56,6 +56,8 @@ def service_of(row: PublishedRow) -> SaturatedServer:
         prompt_tokens=positive_integer(row, "prompt_tokens"),
         new_tokens=positive_integer(row, "new_tokens"),
     )
+    if found[1] in ("tp", "tep") and not architecture.splits(service.ranks):
+        raise ValueError(f"layout: {service.ranks} ranks cannot share {split_parts(architecture)} equally")
     sequences(service)
     return service
 

@@ -86,6 +86,7 @@ def test_measured_columns_are_no_inputs(module: ModuleType, tmp_path: Path) -> N
     ("module", "changes", "reason"),
     [
         (serving, {"layout": "pp2"}, "layout: 'pp2' is not known; write tp8, or dep8"),
+        (serving, {"layout": "tp3", "model": "llama-3-8b"}, "layout: 3 ranks cannot share 32 heads, 8 of keys"),
         (serving, {"layout": "tp0"}, "layout: 'tp0' is not known"),
         (serving, {"precision": "int3"}, "precision: 'int3' is not known"),
         (serving, {"gpu": "rtx4090"}, "do not fit in the 25 GB of rtx4090"),
