@@ -9,6 +9,9 @@ The planner's own searches propose `Architecture.splits`, which also asks for eq
 from configs.common.execution import Layout
 from engine.planner.architecture import Architecture
 
+_SPLIT_IN_TRAINING = ("llama", "mistral", "qwen2")
+"""Families that `engine.models.llama.Llama` trains, without Qwen3: norms of single heads are not split."""
+
 
 def why_not_split(architecture: Architecture, layout: Layout) -> str | None:
     """Return why a model that generates or encodes is not split this way; None: it is."""
@@ -22,7 +25,9 @@ def why_not_split(architecture: Architecture, layout: Layout) -> str | None:
 
 
 def why_not_split_in_training(architecture: Architecture, layout: Layout) -> str | None:
-    """Return why a model is not trained with this tensor parallelism; None: it is, if its family is."""
+    """Return why a model is not trained with this tensor parallelism; None: it is."""
+    if layout.tp > 1 and (architecture.model_type not in _SPLIT_IN_TRAINING or architecture.activation != "silu"):
+        return f"{architecture.model_type} models are not split in training, only Llama and its kin"
     parts = {
         "query heads": architecture.heads, "key and value heads": architecture.kv_heads,
         "feed-forward columns": architecture.feed_forward,

@@ -46,9 +46,13 @@ def test_a_layout_that_cannot_be_split_is_not_predicted(layout: Layout, reason: 
     assert said.tokens_per_second is None and said.fits is None and said.reason == reason
 
 
-def test_training_splits_heads_of_keys_and_values_too() -> None:
+def test_training_splits_llamas_alone_and_their_heads_of_keys_and_values_too() -> None:
     work = TrainWorkload(global_batch_size=4, sequence_length=64)
     cells = [Cell(model="m", workload=work, layout=Layout(tp=tp)) for tp in (4, 6)]
+    two = Cell(model="m", workload=work, layout=Layout(tp=2))
+    for name in ("gpt2-1m", "qwen3-1m"):
+        said = predict_cell(two, read_architecture(ARCHITECTURES[name]), NODE)
+        assert said.tokens_per_second is None and "models are not split in training" in (said.reason or "")
     four, six = (predict_cell(cell, MODEL, NODE) for cell in cells)
     assert four.tokens_per_second and six.tokens_per_second is None
     assert six.reason == "4 key and value heads cannot be split by 6 in training"
