@@ -44,6 +44,12 @@ _UNPACKED_BYTES = 256 * MIB
 class DamagedSamplesError(ValueError):
     """An archive of samples that cannot be read."""
 
+    @property
+    def refusal(self) -> OSError | None:
+        """The system's error where an archive that may be whole could not be read; None: damaged, or not there."""
+        cause = self.__cause__
+        return cause if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) else None
+
 
 def read_samples(path: Path, columns: tuple[str, ...]) -> dict[str, Column]:
     """The named columns of every rank, keyed `<rank>/<column>`. Raises DamagedSamplesError naming the file."""

@@ -18,6 +18,7 @@ from configs.plans.passes import passes_of
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.records.record import MeasuringPass, Record, SchemaError, Status, place_set_aside, read_record
+from configs.records.samples import DamagedSamplesError
 from reports.reading.read import decisive_reading
 
 RepeatKey = tuple[str, MeasuringPass, int]
@@ -70,6 +71,8 @@ def read_ledger(run: RunPaths) -> Ledger:
             raise
         except FileNotFoundError:
             continue  # a run has set it aside since the folder was listed
+        except DamagedSamplesError as error:
+            ledger.damaged[path] = error.refusal or error
         except (ValueError, OSError) as error:
             ledger.damaged[path] = error
         else:

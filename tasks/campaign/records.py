@@ -139,6 +139,8 @@ def _samples(
         try:
             columns |= {f"{part.rank}/{name}": column for name, column in read_archive(path).items()}
         except DamagedSamplesError as error:
+            if error.refusal is not None:
+                raise error.refusal from error
             return {}, [set_aside(run, path.with_suffix(".json"), str(error))]
     return columns, []
 

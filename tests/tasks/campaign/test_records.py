@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from configs.common.base import SCHEMA_VERSION
 from configs.common.execution import Layout
+from configs.common.files import reading
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import CellPoint, Plan, PlannedExperiment
@@ -242,6 +244,47 @@ def test_a_damaged_record_is_set_aside_and_measured_again(run: RunPaths, suffix:
     assert [(measurement.cell.key, measurement.attempt) for measurement in missing] == [(CELLS[0].key, 2)]
     again = missing_measurements(plan(), read_ledger(run), "timed", only_failed=False)
     assert again == missing, "the attempt's number is remembered"
+
+
+@pytest.fixture
+def keep_shut(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Let the system refuse a file; the tests may run as root, whom no permission stops."""
+    whole = reading.open_descriptor
+
+    def keep(refused: Path) -> None:
+        def opened(path: Path, *rest: int | None) -> object:
+            if path == refused:
+                raise PermissionError(13, "Permission denied", str(path))
+            return whole(path, *rest)
+
+        monkeypatch.setattr(reading, "open_descriptor", opened)
+
+    return keep
+
+
+def test_samples_that_the_system_keeps_from_being_read_may_be_whole(
+    run: RunPaths, keep_shut: Callable[[Path], None]
+) -> None:
+    samples = completed_run(run).with_suffix(".npz")
+    keep_shut(samples)
+    assert len(read_ledger(run).damaged) == 1
+    with pytest.raises(PermissionError):
+        set_aside_damaged(run)
+    assert samples.exists() and not run.set_aside.exists()
+
+
+def test_a_part_whose_samples_cannot_be_read_now_is_merged_later(
+    run: RunPaths, keep_shut: Callable[[Path], None]
+) -> None:
+    paths = run.job(NAME)
+    for rank in range(2):
+        leave_part(paths, MEASUREMENTS[0], rank)
+    leave_end(paths)
+    keep_shut(paths.samples(MEASUREMENTS[0].name, 1))
+    with pytest.raises(PermissionError):
+        collect_job(run, NAME)
+    keep_shut(run.folder)
+    assert [record.status for record in collect_job(run, NAME).records] == [Status.COMPLETED]
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
