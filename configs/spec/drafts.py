@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.common.execution import Layout
 from configs.common.files.reading import brief
+from configs.common.variables import checked_variables
 from configs.spec.cell import Cell
 from configs.spec.study import suggestion
 from configs.workloads import STUDIED
@@ -93,6 +94,8 @@ def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
             problems.append(f"{dotted}: the same field as {set_by[path]}. Name it once")
         elif dotted in _PARTS and not isinstance(value, dict):
             problems.append(f"{dotted}: expected a mapping of fields to values, got {brief(value)}")
+        elif path[0] == "env" and (wrong := _wrong_variables(value if len(path) == 1 else {path[1]: value})):
+            problems.append(f"{dotted}: {wrong}")
         elif len(path) == 3:
             entries = dict(draft[path[0]].get(path[1]) or {})
             draft[path[0]][path[1]] = entries | {path[2]: value}
@@ -106,3 +109,12 @@ def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
         if path is not None:
             set_by.setdefault(path, dotted)
     return problems
+
+
+def _wrong_variables(env: dict[str, Any]) -> str | None:
+    """Return what is wrong with variables of the ranks; values that are no text are for the check of the cell."""
+    try:
+        checked_variables({name: value if isinstance(value, str) else "" for name, value in env.items()})
+    except ValueError as error:
+        return str(error)
+    return None

@@ -14,7 +14,7 @@ from pydantic import (
 
 from configs.common.base import Frozen
 from configs.common.execution import Degree
-from configs.common.secrets import holds_secret, is_secret
+from configs.common.variables import checked_variables
 
 
 class Resources(Frozen):
@@ -37,13 +37,8 @@ class Resources(Frozen):
 
     @field_validator("env")
     @classmethod
-    def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
-        for name, value in env.items():
-            if is_secret(name):
-                raise ValueError(f"{name}: the name of a secret; values of env are kept in records, so remove it")
-            if holds_secret(name, value):
-                raise ValueError(f"{name}: contains a secret; values of env are kept in records, so remove it")
-        return env
+    def _variables(cls, env: dict[str, str]) -> dict[str, str]:
+        return checked_variables(env)
 
     @field_validator("machine")
     @classmethod

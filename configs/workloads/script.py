@@ -17,6 +17,7 @@ from configs.common.base import Frozen
 from configs.common.execution import Layout
 from configs.common.files.reading import brief
 from configs.common.secrets import holds_secret
+from configs.common.variables import VARIABLE_NAME
 from configs.workloads.descriptor import BaseWorkload, Combination, ComparedLatency, Descriptor, ShownTime
 from configs.workloads.placeholders import ParameterValue, argument_text, arithmetic, filled_text, names_in
 from configs.workloads.script_figures import (
@@ -34,7 +35,7 @@ ScriptLauncher = Literal["torchrun", "deepspeed", "accelerate", "mpirun", "srun"
 Measure = Literal["probe", "lines", "tensorboard", "hf_trainer", "lightning", "json", "wall"]
 PlannedFile = Literal["torch", "deepspeed", "accelerate", "trainer"]
 Argument = Annotated[str, Field(max_length=4000)]
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,200}$")]
+VariableName = Annotated[str, Field(pattern=VARIABLE_NAME)]
 ParameterName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,59}$")]
 
 FIELDS = ("micro_batch_size", "accumulation_steps", "sequence_length", "activation_checkpointing")

@@ -14,6 +14,7 @@ from configs.common.secrets import (
     shown_value,
     without_password,
 )
+from configs.plans.expand import expand
 from configs.records.record import Failure
 from configs.spec.study import StudyError, parse_study
 from configs.targets.target import LocalTarget
@@ -130,6 +131,34 @@ def test_a_secret_in_a_targets_env_is_refused_since_env_is_kept() -> None:
     with pytest.raises(StudyError, match="WANDB_API_KEY: the name of a secret") as caught:
         parse_study(study)
     assert "hush-42" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        {"kind": "sweep", "over": {"env.WANDB_API_KEY": ["hush-42"]}},
+        {"kind": "sweep", "base": {"env": {"WANDB_API_KEY": "hush-42"}}, "over": {"items": [1, 2]}},
+        {"kind": "optimization", "variants": {"on": {"env.WANDB_API_KEY": "hush-42"}}},
+    ],
+)
+def test_so_is_one_that_an_experiment_sets(experiment: dict[str, Any]) -> None:
+    study = {"study": "s", "workload": {"kind": "noop"}, "experiments": {"one": experiment}}
+    with pytest.raises(StudyError, match=r"env(\.WANDB_API_KEY)?: WANDB_API_KEY: the name of a secret") as caught:
+        expand(parse_study(study), [], {}, lambda workload: 1)
+    assert "hush-42" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "TWO WORDS", "1ST", "é"])
+def test_a_variable_of_the_ranks_has_a_name_that_a_process_can_have(name: str) -> None:
+    study = {"study": "s", "workload": {"kind": "noop"}}
+    with pytest.raises(StudyError, match=r"targets\[0\].env: '.*': expected the name of a variable"):
+        parse_study(
+            study
+            | {"targets": [{"env": {name: "1"}}], "experiments": {"one": {"kind": "sweep", "over": {"items": [1, 2]}}}}
+        )
+    swept = {"kind": "sweep", "over": {f"env.{name}": ["1", "2"]}}
+    with pytest.raises(StudyError, match=r"experiments.one.over.env.*: '.*': expected the name of a variable"):
+        expand(parse_study(study | {"experiments": {"one": swept}}), [], {}, lambda workload: 1)
 
 
 def test_an_error_and_what_it_came_from_are_redacted_in_place() -> None:
