@@ -168,6 +168,8 @@ class _Builder(PointBuilder):
         return self._correctness(where, experiment, draft), []
 
     def _scaling(self, where: str, experiment: StrongScaling | WeakScaling, draft: Draft) -> list[CellPoint]:
+        if not self._settled(where, draft):
+            return []
         points = []
         degrees = experiment.degrees
         for position, degree in enumerate(degrees):
@@ -274,14 +276,13 @@ class _Builder(PointBuilder):
         return points
 
     def _correctness(self, where: str, experiment: Correctness, draft: Draft) -> list[CellPoint]:
-        work = draft["workload"]
-        known = STUDIED[work["kind"]]
+        known = STUDIED[draft["workload"]["kind"]]
         if known.answers is None:
             answering = " or ".join(kinds_with("answers"))
             self._problem(f"{where}: correctness requires a workload of kind {answering}")
             return []
-        if not all(isinstance(work.get(name), int | None) for name in ("batch_size", "num_prompts", "prompt_tokens")):
-            return self._point(where, draft, {}, where, True)  # which says what is wrong
+        if not self._settled(where, draft):
+            return []
         used = used_workloads(self.cells.values(), draft)
         saved = self.references.get(experiment.reference or "")
         try:
@@ -306,6 +307,8 @@ class _Builder(PointBuilder):
         if not known.compressible or known.answers is None:
             compressible = " or ".join(kind for kind in kinds_with("compressible") if STUDIED[kind].answers)
             self._problem(f"{where}: compression requires a workload of kind {compressible}")
+            return []
+        if not self._settled(where, draft):
             return []
         points: list[CellPoint] = []
         dtypes = experiment.dtypes or [draft["dtype"]]
@@ -352,6 +355,9 @@ class _Builder(PointBuilder):
                 f"{where}: layouts requires predictions, which a {work['kind']} workload does not have. Use strong"
             )
             return [], []
+        if not self._settled(where, draft):
+            return [], []
+        work = draft["workload"]
         assert self.layout_choice is not None, "a study of layouts needs the planner"
         ranks = experiment.ranks or self.layout_choice.ranks(target)
         if known.takes_prompts and work.get("num_prompts") is None:

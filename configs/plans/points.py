@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import PositiveInt, TypeAdapter, ValidationError
 
 from configs.common.execution import Layout
 from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
@@ -23,6 +23,7 @@ from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
 
 _INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for field in known.input_fields))
+_NODES: TypeAdapter[int] = TypeAdapter(PositiveInt)
 
 CountPrompts = Callable[[PromptedWorkload], int]
 """How many prompts a workload selects, its inputs already replaced."""
@@ -94,7 +95,7 @@ class PointBuilder:
                 count = self.count_prompts(cell.workload) if cell.workload.prompts else None
                 work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
                 cell = Cell.model_validate(draft)
-            return placed(cell, self._target(cell.target), draft.get("nodes"))
+            return placed(cell, self._target(cell.target), cell.nodes if draft.get("nodes") is not None else None)
         except ValidationError as error:
             self._invalid(where, error)
         except ValueError as error:
@@ -113,6 +114,21 @@ class PointBuilder:
 
     def _target(self, name: str) -> Target:
         return next(target for target in self.study.targets if target.name == name)
+
+    def _settled(self, where: str, draft: Draft) -> bool:
+        """Make the values of workload and nodes those of their fields, as those of an override need not be: "8" is 8.
+
+        False, and the problem noted, where one is wrong: nothing can be computed from it.
+        """
+        work = draft["workload"]
+        try:
+            draft["workload"] = STUDIED[work["kind"]].model.model_validate(work).model_dump()
+            if draft.get("nodes") is not None:
+                draft["nodes"] = _NODES.validate_python(draft["nodes"])
+        except ValidationError:
+            self._point(where, draft, {}, where)
+            return False
+        return True
 
     def _prompts_in_file(self, draft: Draft) -> int | None:
         work = draft["workload"]

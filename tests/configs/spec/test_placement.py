@@ -246,3 +246,19 @@ def test_traffic_above_the_cap_of_an_endpoint_is_refused_before_the_run(work: di
         with pytest.raises(ValueError) as caught:
             placed(cell, target, None)
         assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["2", 2.0, 2])
+def test_a_number_of_nodes_counts_however_it_is_written(given: Any) -> None:
+    base = {"nodes": given, "dp": 2, "num_prompts": 8}
+    assert [nodes for *_, nodes in places(plan_of({"kind": "strong", "grow": "nodes", "to": 2, "base": base}))] == [
+        2,
+        4,
+    ]
+    assert [nodes for *_, nodes in places(plan_of({"kind": "sweep", "base": base, "over": {"batch_size": [1]}}))] == [2]
+
+
+@pytest.mark.parametrize("given", ["x", [1], 0, -1])
+def test_a_wrong_number_of_nodes_is_named(given: Any) -> None:
+    [problem] = problems_of({"kind": "weak", "grow": "nodes", "to": 2, "base": {"nodes": given}})
+    assert problem.startswith("experiments.e: nodes: Input should be "), problem

@@ -175,6 +175,33 @@ def test_weak_scaling_holds_the_work_of_a_rank(tmp_path: Path) -> None:
         assert [getattr(plan.cells[p.cell].workload, field) for p in plan.experiments[0].points] == totals
 
 
+@pytest.mark.parametrize("given", ["6", 6.0, 6])
+def test_a_number_of_an_experiments_base_counts_however_it_is_written(tmp_path: Path, given: Any) -> None:
+    experiments: list[dict[str, Any]] = [
+        {"kind": "weak", "grow": "dp", "to": 2, "base": {"num_prompts": given}},
+        {"kind": "correctness", "base": {"batch_size": given, "new_tokens": given}},
+        {"kind": "compression", "baseline": {"num_prompts": given}, "passes": ["int8"]},
+    ]
+    plans = [plan_of(tmp_path, study(experiments={"e": each})) for each in experiments]
+    weak, right, small = ([plan.cells[point.cell].workload for point in plan.experiments[0].points] for plan in plans)
+    assert [work.sequences for work in weak] == [6, 12]
+    assert all(work.keeps_answers for work in right)
+    assert [work.size_of_pass(1) for work in right] == [(1, None, 6), (6, None, 6)]
+    assert {work.sequences for work in small} == {6}
+
+
+@pytest.mark.parametrize("given", ["many", [1], 0, -1, 1.5])
+@pytest.mark.parametrize("field", ["batch_size", "num_prompts", "new_tokens", "prompt_tokens"])
+@pytest.mark.parametrize("kind", ["weak", "correctness", "compression"])
+def test_a_wrong_number_of_an_experiments_base_is_named(tmp_path: Path, kind: str, field: str, given: Any) -> None:
+    scaling = {"grow": "dp", "to": 2} if kind == "weak" else {}
+    experiments = {"e": {"kind": kind, "base": {field: given}} | scaling}
+    with pytest.raises(StudyError) as caught:
+        plan_of(tmp_path, study(experiments=experiments))
+    [problem] = caught.value.problems
+    assert problem.startswith(f"experiments.e: workload.{field}: Input should be "), problem
+
+
 def test_a_degree_that_is_no_power_of_two_is_a_point(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, study(experiments={"s": {"kind": "strong", "grow": "dp", "to": 6}}))
     assert [point.values["ranks"] for point in plan.experiments[0].points] == [1, 2, 4, 6]
