@@ -181,7 +181,7 @@ class _Builder(PointBuilder):
             known = STUDIED[work["kind"]]
             if known.takes_prompts and work.get("num_prompts") is None:
                 available = self._prompts_in_file(cell_draft)
-                replicas = Layout.model_validate(draft["layout"]).dp if experiment.grow == "nodes" else 1
+                replicas = 1 if experiment.grow == "dp" else Layout.model_validate(draft["layout"]).dp
                 replicas *= 1 if experiment.kind == "weak" else max(degrees)
                 work["num_prompts"] = available or _whole(work.get("batch_size")) * replicas
             if experiment.kind == "weak" and known.grows is not None:

@@ -175,6 +175,16 @@ def test_weak_scaling_holds_the_work_of_a_rank(tmp_path: Path) -> None:
         assert [getattr(plan.cells[p.cell].workload, field) for p in plan.experiments[0].points] == totals
 
 
+@pytest.mark.parametrize("kind", ["weak", "strong"])
+def test_each_replica_has_a_full_batch_whatever_grows(tmp_path: Path, kind: str) -> None:
+    experiments = {"w": {"kind": kind, "grow": "tp", "points": [1, 2]}}
+    plan = plan_of(
+        tmp_path, study(workload={"kind": "generate", "batch_size": 3}, layout={"dp": 4}, experiments=experiments)
+    )
+    works = [plan.cells[point.cell].workload for point in plan.experiments[0].points]
+    assert [work.sequences for work in works] == ([12, 24] if kind == "weak" else [24, 24])
+
+
 @pytest.mark.parametrize("given", ["6", 6.0, 6])
 def test_a_number_of_an_experiments_base_counts_however_it_is_written(tmp_path: Path, given: Any) -> None:
     experiments: list[dict[str, Any]] = [
