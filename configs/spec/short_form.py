@@ -7,6 +7,7 @@ are chosen by name from a list that the receiver keeps; a study in YAML may name
 Form input is untrusted: problems are reported as StudyError, by the field of the form or of the study.
 """
 
+import math
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
@@ -30,8 +31,16 @@ Question = Literal[
     "correctness",
     "strong scaling of training",
 ]
-_GENERATE = {"kind": "generate", "prompt_tokens": 16, "new_tokens": 16, "num_prompts": 16, "batch_size": 4}
-_TRAIN = {"kind": "train"}
+_GENERATE: dict[str, Any] = {
+    "kind": "generate",
+    "prompt_tokens": 16,
+    "new_tokens": 16,
+    "num_prompts": 16,
+    "batch_size": 4,
+}
+_TRAIN: dict[str, Any] = {"kind": "train"}
+_SEQUENCES = 8
+"""Of a step of training, where the ranks can share so many."""
 _BATCH_SIZES = [1, 2, 4, 8, 16]
 
 
@@ -135,10 +144,23 @@ def _asked(form: ShortStudy) -> dict[str, Any]:
     return {
         "study": form.name,
         "models": [{"id": form.model}],
-        "workload": dict(_TRAIN if form.question == "strong scaling of training" else _GENERATE),
+        "workload": _work(form),
         "experiments": {form.question.replace(" ", "-"): questions[form.question]},
         "measuring": {"repeats": form.repeats},
     }
+
+
+def _work(form: ShortStudy) -> dict[str, Any]:
+    """Work that all degrees of parallelism of the question can share out, in batches that are full."""
+    if form.question == "strong scaling of training":
+        largest_power = 1 << (form.ranks.bit_length() - 1)  # the degrees are the powers of 2 below `ranks`, and `ranks`
+        return _TRAIN | {"global_batch_size": math.lcm(_SEQUENCES, largest_power, form.ranks)}
+    prompts = _GENERATE["num_prompts"]
+    if form.question in ("strong scaling", "best layout"):
+        prompts = max(prompts, _GENERATE["batch_size"] * form.ranks)
+    if form.question == "batch sizes":
+        prompts = max(_BATCH_SIZES) * form.ranks
+    return _GENERATE | {"num_prompts": prompts}
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from typing import Any, get_args
 
 import pytest
 
+from configs.plans.expand import expand
+from configs.plans.plan import PlannedModel
 from configs.spec.short_form import Question, ShortStudy, checked_targets, study_of_short_form
 from configs.spec.study import StudyError, StudySpec
 from configs.targets.target import LocalTarget, SlurmTarget
+from configs.workloads.prompted import PromptedWorkload
 
 LAB: dict[str, dict[str, Any]] = {"lab": {"kind": "slurm", "partition": "gpu", "nodes": 2}}
 
@@ -24,6 +27,18 @@ def test_each_question_is_a_study(question: str) -> None:
     assert name == question.replace(" ", "-")
     assert "4" in experiment.model_dump_json(), "the ranks are in it"
     assert study.measuring.repeats == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 6, 32, 4096])
+@pytest.mark.parametrize("question", [one for one in get_args(Question) if one not in ("correctness", "best layout")])
+def test_the_work_of_a_question_fills_its_largest_number_of_ranks(question: str, ranks: int) -> None:
+    study = study_of_short_form({"question": question, "ranks": ranks}, {})
+    models = [PlannedModel(name=model.name, identity=model.id, manifest="unused") for model in study.models]
+    cells = expand(study, models, {}, lambda workload: 0).cells.values()
+    assert max(cell.layout.ranks for cell in cells) == ranks
+    for cell in cells:
+        if isinstance(cell.workload, PromptedWorkload):
+            assert (cell.workload.num_prompts or 0) >= cell.workload.batch_size * cell.layout.dp
 
 
 def test_a_target_is_named() -> None:
