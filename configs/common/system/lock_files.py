@@ -6,6 +6,7 @@ A lock ends with the process that took it; nothing can leave one behind. Imports
 import os
 import pwd
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from configs.common.system.proc import command_line
@@ -33,7 +34,10 @@ def open_lock_file(name: str) -> int:
     try:
         return os.open(path, flags)
     except FileNotFoundError:
-        return os.open(path, flags | os.O_CREAT, 0o644)
+        descriptor = os.open(path, flags | os.O_CREAT, 0o644)
+    with suppress(PermissionError):  # another user was faster
+        os.fchmod(descriptor, 0o644)  # whatever the umask is: all users open it
+    return descriptor
 
 
 def lock_holder(name: str) -> str | None:

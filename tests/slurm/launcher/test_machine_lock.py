@@ -117,6 +117,15 @@ def test_a_holder_of_another_user_excludes_too(locks: Path) -> None:
     assert is_free(), "the file is the other user's, the lock can be had"
 
 
+def test_the_lock_of_a_user_whose_files_are_private_can_be_had_by_all(locks: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert is_free()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in locks.iterdir()] == [0o644, 0o644]
+
+
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare")
 def test_a_holder_in_another_network_namespace_excludes_too(start: Start) -> None:
     pid = pid_of_holder(start("unshare", "--net"))
