@@ -141,5 +141,6 @@ def measured_so_far(job: Job, run: RunPaths) -> int:
 
 def _job_name(launch: Launch, run: RunPaths) -> str:
     """Unique in the run folder, sorts by time: `0007-timed-1a2b3c4d`."""
-    numbers = [int(folder.name.split("-")[0]) for folder in run.jobs.glob("[0-9]*-*")]
+    firsts = [folder.name.partition("-")[0] for folder in run.jobs.glob("[0-9]*-*")]
+    numbers = [int(first) for first in firsts if first.isdecimal()]  # a person may have put others there
     return f"{max(numbers, default=0) + 1:04d}-{launch.measuring_pass}-{launch.pack_key}"

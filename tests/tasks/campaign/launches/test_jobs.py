@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from configs.plans.job import Job
+from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
 from configs.spec.measuring import Measuring
-from configs.targets.target import SlurmTarget
+from configs.targets.target import LocalTarget, SlurmTarget
 from tasks.campaign.launches import jobs
 from tests.support.cluster.launches import noop_measurement
 
@@ -49,3 +51,15 @@ def test_waiting_counts_to_no_limit_however_slow_the_looks_are(
 
     jobs.follow_job(job, RunPaths(tmp_path), look)
     assert adapter.cancelled is cancelled and max(waited) == pytest.approx(7200, abs=30)
+
+
+def test_a_folder_that_somebody_put_beside_the_jobs_counts_for_no_number(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    for name in ("0003-timed-ab", "3b-copy", "2026.11-kept"):
+        run.job(name).folder.mkdir(parents=True)
+    plan = Plan(
+        study="s", models=(), targets=(LocalTarget(),), measuring=Measuring(), pack=True, experiments=(), cells={},
+        repeats={},
+    )  # fmt: skip
+    job = jobs.job_of(Launch("timed", (noop_measurement("a"),)), plan, run, tmp_path)
+    assert job.name.startswith("0004-timed-")
