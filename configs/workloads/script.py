@@ -197,7 +197,10 @@ class ScriptWorkload(BaseWorkload):
         try:
             value = arithmetic(filled_text(given, self.values(layout)))
         except KeyError as error:
-            raise ValueError(f"workload.{field}: {{{error.args[0]}}} {self._why_empty(error.args[0])}") from error
+            name = error.args[0]
+            why = self._why_empty(name) if name not in CELL_FIELDS else "is not known to its arithmetic"
+            known = ", ".join(name for name, value in self.values(layout).items() if value is not None)
+            raise ValueError(f"workload.{field}: {{{name}}} {why}\n  use one of: {known}") from error
         except ValueError as error:
             raise ValueError(f"workload.{field}: {error}") from error
         if value < 1 or value != int(value):

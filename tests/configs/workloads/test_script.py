@@ -82,6 +82,10 @@ def test_every_field_of_a_layout_reaches_the_command() -> None:
         ({"command": ("a", "{params.lr}")}, "workload.command: {params.lr} has no value: workload.params has nothing"),
         ({"command": ("a", "{micro_batch_size}")}, "workload.micro_batch_size: {micro_batch_size} is used, but"),
         ({"tokens_per_step": "{dp} * 0"}, "workload.tokens_per_step: {dp} * 0 is 0, expected a whole number"),
+        (
+            {"tokens_per_step": "{nodes} * 8"},
+            "workload.tokens_per_step: {nodes} is not known to its arithmetic\n  use one of: dp, tp, pp",
+        ),
         ({"tokens_per_step": "open('x')"}, "workload.tokens_per_step: got"),
         ({"tokens_per_step": 4, "items_per_step": 4}, "workload.items_per_step: mutually exclusive"),
         ({"items_per_step": 4}, "workload.unit: required with items_per_step"),
