@@ -93,6 +93,8 @@ def expand(
                         reference=inputs.get(getattr(experiment, "reference", None) or ""),
                     )
                 )
+    if not builder.problems and all(planned.values()):
+        builder.note_without_effect()
     if builder.problems:
         raise StudyError(list(builder.problems))
     return empty_plan(study, models).model_copy(

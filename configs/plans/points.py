@@ -49,6 +49,21 @@ class PointBuilder:
                 self._problem(f"{where}: no point can be measured: {reason}")
         return refused
 
+    def note_without_effect(self) -> None:
+        """Note a problem for each value of a workload that is set and does nothing in any cell of its kind."""
+        works = [(cell.workload, cell.workload.without_effect) for cell in self.cells.values()]
+        idle = {(work.kind, name, getattr(work, name)): what for work, found in works for name, what in found.items()}
+        names = {(kind, name) for kind, name, _ in idle}
+        used = {
+            (kind, name, getattr(work, name))
+            for work, found in works
+            for kind, name in names
+            if work.kind == kind and name not in found
+        }
+        for kind, name, value in [place for place in idle if place not in used]:
+            what = idle[kind, name, value]
+            self._problem(f"workload.{name}: {value} has no effect without {what}. Leave it out, or set that")
+
     def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
         return {
             "model": model.identity if model else None,

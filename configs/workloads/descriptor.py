@@ -126,6 +126,11 @@ class BaseWorkload(Frozen):
         """The descriptor of the kind as it is for these fields."""
         return descriptor
 
+    @property
+    def without_effect(self) -> dict[str, str]:
+        """Fields that are set and do nothing -> what they would need."""
+        return {}
+
     def check(self, layout: Layout) -> None:
         """Refuse a layout that these fields cannot run in. Raises ValueError naming the field."""
 

@@ -141,6 +141,25 @@ class ServeWorkload(BaseWorkload):
         runs = self.max_runs if self.find is not None else 1
         return MAX_START_SECONDS + runs * (1.5 * self.duration_seconds + 10) + 30 * self.judged_requests
 
+    @property
+    def without_effect(self) -> dict[str, str]:
+        is_open = self.users is None and self.trace is None
+        needed = {
+            "arrivals": (is_open, "an open loop, such as rate"),
+            "burstiness": (is_open and self.arrivals == "gamma", "arrivals: gamma"),
+            "speed": (self.trace is not None, "trace"),
+            "think_seconds": (self.users is not None or self.turns > 1, "users or turns"),
+            "prefixes": (self.shared_prefix_tokens > 0, "shared_prefix_tokens"),
+            "tolerance": (self.find is not None, "find: max_rate"),
+            "max_runs": (self.find is not None, "find: max_rate"),
+        }
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        return {
+            name: what
+            for name, (is_used, what) in needed.items()
+            if not is_used and getattr(self, name) != defaults[name]
+        }
+
     def scaled(self, factor: int) -> Self:
         """Traffic is not a rank's work: it stays."""
         return self

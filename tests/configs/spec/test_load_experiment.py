@@ -1,0 +1,45 @@
+"""Fields of the traffic of a server that no cell can use are refused; what one of several cells uses is not."""
+
+from typing import Any
+
+import pytest
+
+from configs.plans.expand import expand
+from configs.plans.plan import Plan, PlannedModel
+from configs.spec.study import StudyError, parse_study
+
+MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")
+
+
+def plan_of(work: dict[str, Any], *experiments: dict[str, Any]) -> Plan:
+    named = {f"e{number}": {"kind": "load"} | each for number, each in enumerate(experiments)}
+    study = {"study": "s", "models": [{"id": "synthetic:llama-1m@0", "name": "m"}]}
+    return expand(
+        parse_study(study | {"workload": {"kind": "serve"} | work, "experiments": named}), [MODEL], {}, lambda _: 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "experiment", "problem"),
+    [
+        ({"burstiness": 0.2}, {"rate": 4}, "workload.burstiness: 0.2 has no effect without arrivals: gamma"),
+        ({}, {"rate": 4, "burstiness": 2}, "workload.burstiness: 2.0 has no effect without arrivals: gamma"),
+        ({"arrivals": "gamma"}, {"users": 4}, "workload.arrivals: gamma has no effect without an open loop"),
+        ({"speed": 2}, {"over": {"rate": [1, 2]}}, "workload.speed: 2.0 has no effect without trace"),
+        ({"prefixes": 3}, {"rate": 4}, "workload.prefixes: 3 has no effect without shared_prefix_tokens"),
+        ({"think_seconds": 1}, {"rate": 4}, "workload.think_seconds: 1.0 has no effect without users or turns"),
+        ({}, {"rate": 4, "max_runs": 9}, "workload.max_runs: 9 has no effect without find: max_rate"),
+        ({}, {"rate": 4, "tolerance": 0.2}, "workload.tolerance: 0.2 has no effect without find: max_rate"),
+    ],
+)
+def test_what_no_cell_uses_is_refused(work: dict[str, Any], experiment: dict[str, Any], problem: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        plan_of(work, experiment)
+    assert caught.value.problems[0].startswith(problem)
+
+
+def test_what_one_of_several_cells_uses_is_not() -> None:
+    plan_of({"burstiness": 0.2}, {"rate": 4, "over": {"arrivals": ["poisson", "gamma"]}})
+    plan_of({"think_seconds": 1}, {"rate": 4}, {"over": {"users": [1, 2]}})
+    plan_of({"turns": 2, "think_seconds": 1, "prefixes": 2, "shared_prefix_tokens": 4}, {"rate": 4})
+    plan_of({"objectives": {"ttft_seconds": 1.0}}, {"find": "max_rate", "tolerance": 0.2}, {"users": 2})
