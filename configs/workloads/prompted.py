@@ -128,6 +128,11 @@ class PromptedWorkload(BaseWorkload):
             fields["batch_size"] = min(self.batch_size, max(1, self.num_prompts // dp))
         return fields
 
+    @property
+    def without_effect(self) -> dict[str, str]:
+        given = () if self.prompts is not None else ("variant", "limit")
+        return {name: "prompts" for name in given if getattr(self, name) is not None}
+
     def check(self, layout: Layout) -> None:
         if (self.micro_batch_size or 1) > self.batch_size:
             raise ValueError(

@@ -149,6 +149,7 @@ class ServeWorkload(BaseWorkload):
             "burstiness": (is_open and self.arrivals == "gamma", "arrivals: gamma"),
             "speed": (self.trace is not None, "trace"),
             "think_seconds": (self.users is not None or self.turns > 1, "users or turns"),
+            "prompt_tokens": (self.prompts is None, "random prompts, which prompts are not"),
             "prefixes": (self.shared_prefix_tokens > 0, "shared_prefix_tokens"),
             "tolerance": (self.find is not None, "find: max_rate"),
             "max_runs": (self.find is not None, "find: max_rate"),

@@ -1,4 +1,4 @@
-"""Fields of the traffic of a server that no cell can use are refused; what one of several cells uses is not."""
+"""Fields of a workload that no cell can use are refused; what one of several cells uses is not."""
 
 from typing import Any
 
@@ -29,6 +29,11 @@ def plan_of(work: dict[str, Any], *experiments: dict[str, Any]) -> Plan:
         ({"prefixes": 3}, {"rate": 4}, "workload.prefixes: 3 has no effect without shared_prefix_tokens"),
         ({"think_seconds": 1}, {"rate": 4}, "workload.think_seconds: 1.0 has no effect without users or turns"),
         ({}, {"rate": 4, "max_runs": 9}, "workload.max_runs: 9 has no effect without find: max_rate"),
+        (
+            {"prompts": "p.jsonl", "prompt_tokens": 9},
+            {"rate": 4},
+            "workload.prompt_tokens: 9 has no effect without random",
+        ),
         ({}, {"rate": 4, "tolerance": 0.2}, "workload.tolerance: 0.2 has no effect without find: max_rate"),
     ],
 )
@@ -43,3 +48,12 @@ def test_what_one_of_several_cells_uses_is_not() -> None:
     plan_of({"think_seconds": 1}, {"rate": 4}, {"over": {"users": [1, 2]}})
     plan_of({"turns": 2, "think_seconds": 1, "prefixes": 2, "shared_prefix_tokens": 4}, {"rate": 4})
     plan_of({"objectives": {"ttft_seconds": 1.0}}, {"find": "max_rate", "tolerance": 0.2}, {"users": 2})
+
+
+@pytest.mark.parametrize("field", [{"variant": "short"}, {"limit": 3}])
+def test_a_choice_among_prompts_needs_prompts(field: dict[str, Any]) -> None:
+    [name] = field
+    swept = {"kind": "sweep", "over": {"batch_size": [1, 2]}}
+    with pytest.raises(StudyError, match=f"workload.{name}: .* has no effect without prompts"):
+        plan_of({"kind": "generate"} | field, swept)
+    plan_of({"kind": "generate"} | field, swept, swept | {"base": {"prompts": "p.jsonl"}})
