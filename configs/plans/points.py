@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import PositiveInt, TypeAdapter, ValidationError
 
-from configs.common.execution import Layout
+from configs.common.execution import Dtype, Layout
 from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
 from configs.plans.refusals import refusal
 from configs.spec.cell import Cell
@@ -24,6 +24,7 @@ from configs.workloads.prompted import PromptedWorkload
 
 _INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for field in known.input_fields))
 _NODES: TypeAdapter[int] = TypeAdapter(PositiveInt)
+_DTYPE: TypeAdapter[Dtype] = TypeAdapter(Dtype)
 
 CountPrompts = Callable[[PromptedWorkload], int]
 """How many prompts a workload selects, its inputs already replaced."""
@@ -138,6 +139,7 @@ class PointBuilder:
         work = draft["workload"]
         try:
             draft["workload"] = STUDIED[work["kind"]].model.model_validate(work).model_dump()
+            _DTYPE.validate_python(draft["dtype"])
             if draft.get("nodes") is not None:
                 draft["nodes"] = _NODES.validate_python(draft["nodes"])
         except ValidationError:

@@ -212,6 +212,12 @@ def test_a_wrong_number_of_an_experiments_base_is_named(tmp_path: Path, kind: st
     assert problem.startswith(f"experiments.e: workload.{field}: Input should be "), problem
 
 
+def test_several_precisions_of_a_compressions_baseline_are_refused(tmp_path: Path) -> None:
+    experiments = {"e": {"kind": "compression", "baseline": {"dtype": ["float32", "bfloat16"]}}}
+    with pytest.raises(StudyError, match=r"^experiments.e: dtype: Input should be 'float32'"):
+        plan_of(tmp_path, study(experiments=experiments))
+
+
 def test_a_degree_that_is_no_power_of_two_is_a_point(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, study(experiments={"s": {"kind": "strong", "grow": "dp", "to": 6}}))
     assert [point.values["ranks"] for point in plan.experiments[0].points] == [1, 2, 4, 6]
