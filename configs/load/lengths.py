@@ -42,3 +42,5 @@ Lengths = (
     | Annotated[UniformLengths | LognormalLengths, Field(discriminator="distribution")]
 )
 """A fixed length, or a distribution of lengths."""
+
+DISTRIBUTIONS = ("uniform", "lognormal")

@@ -6,6 +6,7 @@ Raises StudyError with every problem found, each with the dotted field and the a
 """
 
 import difflib
+import re
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,6 +20,7 @@ from configs.common.files.reading import brief, read_text
 from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.secrets import secret_fields
+from configs.load.lengths import DISTRIBUTIONS
 from configs.spec.assignments import set_dotted
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.experiments import (
@@ -267,9 +269,13 @@ _PLAIN: dict[str, type[BaseModel]] = {
 }
 
 
+_ALTERNATIVE = re.compile(r"constrained-|tagged-union\[|function-")
+"""How pydantic names an alternative of a union in a location."""
+
+
 def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
     """Format a validation error of pydantic as `dotted.field: what is wrong`, without the tags of unions."""
-    location = list(detail["loc"])
+    location = [item for item in detail["loc"] if not _ALTERNATIVE.match(str(item))]
     tag_at = {"workload": 1, "experiments": 2, "targets": 2}.get(str(location[0]) if location else "", len(location))
     if len(location) > tag_at and location[tag_at] in _KINDS[str(location[0])]:
         tag = str(location.pop(tag_at))
@@ -317,10 +323,13 @@ def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
         return str(context.get("error", detail["msg"]))
     if kind in ("literal_error", "union_tag_invalid"):
         expected = str(context.get("expected", context.get("expected_tags"))).replace("'", "").replace(" or ", ", ")
-        value = given.get("kind") if kind == "union_tag_invalid" and isinstance(given, dict) else given
+        tag = "distribution" if context.get("discriminator") == "'distribution'" else "kind"
+        value = given.get(tag) if kind == "union_tag_invalid" and isinstance(given, dict) else given
         what = "axis" if name == "grow" else "value"
-        where = "kind: " if kind == "union_tag_invalid" else ""
+        where = f"{tag}: " if kind == "union_tag_invalid" else ""
         return f"{where}unknown {what} {brief(value)}\n  use one of: {expected}"
+    if kind == "union_tag_not_found" and context.get("discriminator") == "'distribution'":
+        return f"distribution is missing\n  use one of: {', '.join(DISTRIBUTIONS)}"
     if kind == "union_tag_not_found":
         tags = ", ".join(_KINDS["workload" if name == "workload" else "experiments"])
         return f"kind is missing\n  use one of: {tags}"
@@ -332,6 +341,9 @@ def study_yaml(study: StudySpec) -> str:
     """Return the study as YAML for `load_study`, without defaults."""
     data = study.model_dump(mode="json", exclude_defaults=True)
     data["workload"]["kind"] = study.workload.kind
+    for name, value in study.workload:
+        if hasattr(value, "distribution"):  # the tag of a union, as kind is
+            data["workload"][name]["distribution"] = value.distribution
     for name, experiment in study.experiments.items():
         data["experiments"][name]["kind"] = experiment.kind
     for place, target in enumerate(study.targets if "targets" in data else []):

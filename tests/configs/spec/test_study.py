@@ -293,3 +293,31 @@ def test_the_quickstart_covers_what_it_promises() -> None:
     }
     assert {cell.layout.ranks for cell in plan.cells.values()} == {1, 2}
     assert loaded.measuring.repeats >= LEAST_REPEATS, "its report has intervals"
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"distribution": "uniform", "low": 1, "high": 9}, {"distribution": "lognormal", "mean": 9}]
+)
+def test_a_distribution_of_lengths_is_written_so_that_it_is_read_again(tmp_path: Path, lengths: dict[str, Any]) -> None:
+    served = study(workload={"kind": "serve", "new_tokens": lengths}, experiments={"l": {"kind": "load", "rate": 1}})
+    loaded = load_study(write(tmp_path, served))
+    assert load_study(write(tmp_path, study_yaml(loaded))) == loaded
+
+
+@pytest.mark.parametrize(
+    ("lengths", "problem"),
+    [
+        ({"low": 1, "high": 9}, "distribution is missing"),
+        ({"distribution": "normal", "mean": 9}, "distribution: unknown value 'normal'"),
+    ],
+)
+def test_a_length_of_no_distribution_is_told_which_there_are(
+    tmp_path: Path, lengths: dict[str, Any], problem: str
+) -> None:
+    served = study(workload={"kind": "serve", "new_tokens": lengths})
+    with pytest.raises(StudyError) as caught:
+        load_study(write(tmp_path, served))
+    assert caught.value.problems == [
+        "workload.new_tokens: input should be a valid integer",
+        f"workload.new_tokens: {problem}\n  use one of: uniform, lognormal",
+    ]
