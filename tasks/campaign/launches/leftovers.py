@@ -25,6 +25,7 @@ class Leftovers:
 def resolve_leftovers(session: Session) -> Leftovers:
     """Look at every job folder that was not collected. Jobs that still run for this plan are returned."""
     run, found = session.run, Leftovers()
+    bring_rest_home(run)
     wanted = set(planned_repeats(session.plan))
     unwanted: dict[str, list[str]] = {}
     for name, job in _uncollected(run):
@@ -66,6 +67,17 @@ def _uncollected(run: RunPaths) -> list[tuple[str, Job]]:
     names = sorted(folder.name for folder in run.jobs.glob("[0-9]*-*"))
     left = [name for name in names if not collected_marker(run, name).exists() and run.job(name).job.exists()]
     return [(name, read_model(run.job(name).job, Job, PLAN_BYTES)) for name in left]
+
+
+def bring_rest_home(run: RunPaths) -> None:
+    """Bring home what a killed run had collected and not yet brought, or a full disk had kept away."""
+    for copy in sorted(run.jobs.glob(".*.home")):
+        folder = run.job(copy.name[1:].removesuffix(".home")).folder
+        if not folder.is_symlink() and not folder.exists():
+            copy.rename(folder)  # whole: the link to what it is a copy of was gone already
+    for folder in sorted(run.jobs.glob("[0-9]*-*")):
+        if folder.is_symlink() and collected_marker(run, folder.name).exists():
+            bring_home(run, folder.name)
 
 
 def collected_marker(run: RunPaths, name: str) -> Path:

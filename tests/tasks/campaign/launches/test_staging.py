@@ -4,6 +4,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,13 +12,16 @@ from configs.common.files.project_files import ROOT
 from configs.plans.job import Job
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
-from configs.plans.plan import PlannedModel
+from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
 from configs.targets.resources import Container
 from configs.targets.target import LocalTarget, SlurmTarget, SshTarget, Target
 from slurm.staging.packages import run_root
+from tasks.campaign.launches.leftovers import bring_rest_home, resolve_leftovers
 from tasks.campaign.launches.staging import TargetAway, bring_home, placed_job, stage_target, stage_targets
+from tasks.campaign.progress import RunProgress
+from tasks.campaign.session import Session
 from tasks.models.sources import manifest_path, resolve_model
 from tests.support.cluster.launches import noop_measurement
 from tests.support.run_folders.studies import rankwise, write_study
@@ -115,6 +119,33 @@ def test_what_is_left_of_a_job_comes_home(run: RunPaths, shared: Path) -> None:
         assert not link.is_symlink() and (link / "rank_0.log").read_text() == "hello\n"
         assert (link / "slurm_0.log").read_text() == "x" and not away.exists()
     assert [entry.name for entry in run.jobs.iterdir()] == [job.name]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_the_next_run_brings_home_what_a_killed_one_did_not(run: RunPaths, shared: Path, is_copied: bool) -> None:
+    job = placed_job(job_of(run, cluster(shared)), run)
+    link = run.job(job.name).folder
+    (link / "rank_0.log").write_text("the end")
+    (link / "collected").touch()
+    half = link.with_name(f".{job.name}.home")
+    if is_copied:
+        shutil.copytree(link, half)
+        link.unlink()
+    else:
+        half.mkdir()
+    plan = Plan(
+        study="s", models=(), targets=(LocalTarget(),), measuring=Measuring(), pack=True, experiments=(), cells={},
+        repeats={},
+    )  # fmt: skip
+    resolve_leftovers(Session(run, plan, run.folder, RunProgress(), SimpleNamespace(check=lambda: None)))
+    assert not link.is_symlink() and (link / "rank_0.log").read_text() == "the end"
+    assert [path.name for path in run.jobs.iterdir()] == [job.name]
+
+
+def test_a_job_that_is_not_collected_stays_away(run: RunPaths, shared: Path) -> None:
+    job = placed_job(job_of(run, cluster(shared)), run)
+    bring_rest_home(run)
+    assert run.job(job.name).folder.is_symlink()
 
 
 def test_where_nothing_can_come_home_the_link_stays(run: RunPaths, shared: Path) -> None:
