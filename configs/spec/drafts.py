@@ -19,6 +19,9 @@ _PARTS = ("workload", "layout", "env")
 _MAPPINGS = ("params", "environment", "stop_after", "arguments")
 """Fields of a workload that are mappings, whose entries an override can name."""
 
+_VARIABLES = (("env",), ("workload", "environment"))
+"""Where a cell has variables of its ranks: their values would be shown beside what is wrong with a point."""
+
 
 def copied(draft: Draft) -> Draft:
     """Return an independent copy of a draft."""
@@ -94,7 +97,7 @@ def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
             problems.append(f"{dotted}: the same field as {set_by[path]}. Name it once")
         elif dotted in _PARTS and not isinstance(value, dict):
             problems.append(f"{dotted}: expected a mapping of fields to values, got {brief(value)}")
-        elif path[0] == "env" and (wrong := _wrong_variables(value if len(path) == 1 else {path[1]: value})):
+        elif wrong := _wrong_variables(path, value):
             problems.append(f"{dotted}: {wrong}")
         elif len(path) == 3:
             entries = dict(draft[path[0]].get(path[1]) or {})
@@ -111,10 +114,14 @@ def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _wrong_variables(env: dict[str, Any]) -> str | None:
+def _wrong_variables(path: tuple[str, ...], value: Any) -> str | None:
     """Return what is wrong with variables of the ranks; values that are no text are for the check of the cell."""
+    place = next((place for place in _VARIABLES if path[: len(place)] == place), None)
+    named = {path[-1]: value} if place is not None and len(path) > len(place) else value
+    if place is None or not isinstance(named, dict):
+        return None
     try:
-        checked_variables({name: value if isinstance(value, str) else "" for name, value in env.items()})
+        checked_variables({name: text if isinstance(text, str) else "" for name, text in named.items()})
     except ValueError as error:
         return str(error)
     return None

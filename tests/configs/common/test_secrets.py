@@ -148,6 +148,14 @@ def test_so_is_one_that_an_experiment_sets(experiment: dict[str, Any]) -> None:
     assert "hush-42" not in str(caught.value)
 
 
+def test_one_of_a_script_is_not_shown() -> None:
+    swept = {"kind": "sweep", "over": {"environment.WANDB_API_KEY": ["hush-42"]}}
+    work = {"kind": "script", "command": ["train.py"]}
+    with pytest.raises(StudyError, match=r"environment.WANDB_API_KEY: WANDB_API_KEY: the name of a secret") as caught:
+        expand(parse_study({"study": "s", "workload": work, "experiments": {"one": swept}}), [], {}, lambda _: 1)
+    assert "hush-42" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["", "A=B", "TWO WORDS", "1ST", "é"])
 def test_a_variable_of_the_ranks_has_a_name_that_a_process_can_have(name: str) -> None:
     study = {"study": "s", "workload": {"kind": "noop"}}
