@@ -31,7 +31,8 @@ _SAID_BESIDE_ARGS = ("strerror", "filename", "filename2", "reason")
 _USERINFO = re.compile(r"(?P<kept>[a-z][a-z0-9+.-]{1,20}://)(?![$({])[^\s/?#@'\"<>]+@", re.IGNORECASE)
 # name=value of a query, a connection string (libpq's and ADO's), or a setting; a number is a count (new_tokens=8).
 _SETTING = re.compile(
-    r"(?P<kept>\b(?:[a-z0-9]+[_-])*(?:(?:api|access|account|private|secret|shared|subscription)[_-]?key|token|secret"
+    # Of a longer name the end counts: to look for its beginning takes the square of the text's length.
+    r"(?P<kept>(?<![a-z0-9])(?:(?:api|access|account|private|secret|shared|subscription)[_-]?key|token|secret"
     r"|password|passwd|passphrase|pwd|credential|auth[_-]string|signature|sig)\s?=\s?)"
     r"(?!\(hidden\)|\d+\b)(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s&;,\"')<>{}\[\]$]{3,})",
     re.IGNORECASE,

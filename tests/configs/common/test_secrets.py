@@ -100,6 +100,11 @@ def test_urls_are_shown_without_user() -> None:
     assert shown_url("http://host:4200/api") == "http://host:4200/api"
 
 
+def test_a_long_chain_of_words_takes_no_time_to_speak_of() -> None:
+    """Some ten minutes, where each word of the chain is a beginning."""
+    assert redacted("a-" * 70_000 + "token=hush-42") == "a-" * 70_000 + "token=(hidden)"
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [
