@@ -32,6 +32,8 @@ _MISMATCH = 1 << 20
 TOKEN_BYTES = 16
 
 _IsGone = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_found_gone: set[int] = set()
+"""Indices of ranks that this process has found gone, in whatever group."""
 
 
 class WaitError(Exception):
@@ -111,7 +113,14 @@ class SharedMemory:
         compiled = library()
         assert compiled is not None
         self._library = compiled
-        self._callback = _IsGone(lambda peer: int(is_gone(peer)))  # kept alive: C calls it
+
+        def look(peer: int) -> int:
+            gone = is_gone(peer)
+            if gone:
+                _found_gone.add(peer)
+            return int(gone)
+
+        self._callback = _IsGone(look)  # kept alive: C calls it
         nanoseconds = int(timeout_seconds * 1e9)
         self._group: int | None = compiled.open_group(descriptor, size, index, nanoseconds, self._callback)
         if self._group is None:
@@ -168,7 +177,13 @@ class SharedMemory:
 
 
 def raise_for(code: int) -> None:
-    """Raise the exception for a function's non-zero code: see `SharedMemory`."""
+    """Raise the exception for a function's non-zero code: see `SharedMemory`.
+
+    Handlers of signals run while C asks whether a rank is gone. What they raise does not pass through C, which is left
+    with any answer: KeyboardInterrupt instead of a rank that nobody has found gone.
+    """
+    if code < 0 and -1 - code not in _found_gone:
+        raise KeyboardInterrupt
     if code >= _MISMATCH:
         raise RuntimeError(
             f"the ranks do not take part in the same operation with the same number of bytes: "
