@@ -7,6 +7,8 @@
 Checkpoints are the library's: each rank writes its part, and the same number of ranks restores it bit-identically.
 """
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from engine.rank.failures import one_line
 from engine.training.strategies.tensor import COLUMN_PARALLEL, ROWS
 
 _TAG = "zero"
@@ -21,9 +24,36 @@ _PARTS = "*_optim_states.pt"
 
 
 def save(engine: Any, folder: Path) -> None:
-    """Write this rank's part; returns when all ranks have written theirs."""
-    engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
-    dist.barrier()
+    """Write this rank's part; returns when all ranks have written theirs.
+
+    Raises OSError, on all ranks, if one of them could not write its part.
+    """
+    problems: list[str] = []
+    with _noted(engine.checkpoint_engine, "save", problems), _noted(engine, "_copy_recovery_script", problems):
+        engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+    of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(of_ranks, problems)
+    failed = [f"rank {rank} could not write its part ({told[0]})" for rank, told in enumerate(of_ranks) if told]
+    if failed:
+        raise OSError(failed[0])
+
+
+@contextlib.contextmanager
+def _noted(owner: Any, name: str, problems: list[str]) -> Iterator[None]:
+    """Note what a function of the library raises, because the other ranks wait for this one in a barrier of its own."""
+    function = getattr(owner, name)
+
+    def noted(*given: Any, **named: Any) -> None:
+        try:
+            function(*given, **named)
+        except Exception as error:
+            problems.append(one_line(error.__context__ or error))  # torch says last that the file is too short
+
+    setattr(owner, name, noted)
+    try:
+        yield
+    finally:
+        delattr(owner, name)  # the class's is visible again
 
 
 def restore(engine: Any, folder: Path, tp: int) -> None:

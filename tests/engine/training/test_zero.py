@@ -18,8 +18,18 @@ import torch
 from configs.common.execution import Layout
 from configs.spec.cell import Cell
 from configs.workloads.train import TrainWorkload
+from engine.training.checkpoints.files import steps_in
 from tests.support.rank_pool import RankPool
-from tests.support.training.zero_runs import Case, alone, leftovers, refused, resumed, trained, without_numbers
+from tests.support.training.zero_runs import (
+    Case,
+    alone,
+    leftovers,
+    refused,
+    resumed,
+    saved_on_a_small_disk,
+    trained,
+    without_numbers,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -157,6 +167,14 @@ def test_resumes_bit_for_bit(pool: RankPool, tmp_path: Path, strategy: str, dtyp
         assert "written by 1 ranks" in said and "not by 2" in said and "resume with 1" in said
     shutil.rmtree(tmp_path / "checkpoint")
     assert all("no checkpoint of ZeRO" in said for said in pool.run(refused, case))
+
+
+@pytest.mark.parametrize("short_rank", [0, 1])
+def test_a_full_disk_costs_the_checkpoint_and_no_training(pool: RankPool, tmp_path: Path, short_rank: int) -> None:
+    for failures, written, losses in pool.run(saved_on_a_small_disk, Case("zero2", folder=str(tmp_path)), short_rank):
+        assert (len(failures), written, len(losses)) == (1, 1, 1)
+        assert failures[0].startswith(f"rank {short_rank} could not write its part (")
+    assert steps_in(tmp_path / "saved") == [2] and not list((tmp_path / "saved").glob(".*"))
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])

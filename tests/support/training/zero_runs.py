@@ -4,6 +4,7 @@ Its matrices are larger than what stage 3 leaves whole on every rank, so that we
 """
 
 import gc
+import resource
 import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.llama import Llama
+from engine.training.checkpoints.saving import Saver, own_group
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch
 
@@ -279,3 +281,21 @@ def leftovers(rank: int, case: Case) -> list[str]:
     gc.collect()
     changed = [] if functional.linear is linear else ["functional.linear"]
     return [f"{one().numel()} elements" for one in watched if one() is not None and one().numel()] + changed
+
+
+def saved_on_a_small_disk(rank: int, case: Case, short_rank: int) -> tuple[list[str], int, list[float]]:
+    """Why a checkpoint failed that one rank could not write; how many succeeded; losses of the steps after it."""
+    trainer = open_trainer(case, rank)
+    train_steps(trainer, case, rank, range(1))
+    saver = Saver(Path(case.folder) / "saved", group=own_group())
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == short_rank:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        saver.save_with(trainer.save, 1, {}, "deepspeed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    losses = train_steps(trainer, case, rank, range(1, 2))["losses"]
+    saver.save_with(trainer.save, 2, {}, "deepspeed")
+    trainer.close()
+    return saver.failures, saver.count, losses
