@@ -144,6 +144,8 @@ def train(run: TrainingRun) -> None:
     bounds, watch = StepBudget(run.workload, context), Stopwatch(run.trainer.exposed, context.device)
     synchronise = synchroniser(context.device)
     run.resumed_from = history.steps
+    if history.steps and _evaluation_due(run):
+        evaluate_now(run)  # a checkpoint is made before the evaluation of its step
     measured_seconds, loss = 0.0, _last_loss(run)
     said, said_step = time.perf_counter(), run.steps
     context.barrier()
@@ -242,13 +244,19 @@ def _judged(run: TrainingRun, loss: float | None) -> float | None:
     if context.measuring_pass != "timed":
         return None
     if run.validation:
-        if work.evaluate_every is not None and run.steps % work.evaluate_every == 0:
+        if _evaluation_due(run):
             evaluate_now(run)
             return _last_loss(run)
     elif work.target_loss is not None and run.steps % RECENT_STEPS == 0:
         reduce_latest_losses(run)
         return sum(run.history.losses[-RECENT_STEPS:]) / RECENT_STEPS
     return loss
+
+
+def _evaluation_due(run: TrainingRun) -> bool:
+    every = run.workload.evaluate_every
+    timed = run.context.measuring_pass == "timed"
+    return timed and bool(run.validation) and every is not None and run.steps % every == 0
 
 
 def evaluate_now(run: TrainingRun) -> None:

@@ -369,3 +369,24 @@ def test_the_rate_rises_then_falls_to_a_tenth() -> None:
     assert rates[-1] == pytest.approx(0.1) and rates[4:] == sorted(rates[4:], reverse=True)
     constant = workload.model_copy(update={"steps": None})
     assert {learning_rate(constant, step) for step in range(4, 50)} == {1.0}
+
+
+def test_an_evaluation_that_was_interrupted_is_made_by_the_resuming_run(
+    make: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint of its step had been written before."""
+    work: dict[str, Any] = {
+        "steps": 7, "checkpoint_every": 3, "checkpoint_mode": "sync", "evaluate_every": 3, "heldout_share": 0.1,
+    }  # fmt: skip
+    undisturbed = train.run(*make(**work, learning_rate=0.01))
+
+    def interrupted(*_: Any) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_steps, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train.run(*make(**work))
+    resumed = train.run(*make(**work))
+    assert resumed.figures["resumed_from_step"] == 3
+    assert resumed.figures["evaluations"] == undisturbed.figures["evaluations"] == 3
