@@ -26,7 +26,7 @@ from engine.training.data.examples import (
     rows_fingerprint,
 )
 from engine.training.data.text import the_tokenizer
-from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
+from engine.training.task_types.common import exported_config, filled_rows, numbered_names, seen, tensors, the_task
 from engine.training.task_types.images import RANDOM_CLASSES, image_examples
 from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
 from engine.training.trainer import Task
@@ -100,11 +100,11 @@ def image_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
 
 
 def label_names(said: list[Any]) -> tuple[str, ...]:
-    """Return the names of the classes: sorted words, or the numbers from 0 to the largest."""
+    """Return the names of the classes: sorted words, or the numbers from 0 to the largest. Raises ValueError."""
     if all(isinstance(label, int) and not isinstance(label, bool) for label in said):
         if min(said) < 0:
             raise ValueError(f"workload.data: label {min(said)} is below 0; number classes from 0")
-        return tuple(str(number) for number in range(max(said) + 1))
+        return numbered_names(max(said), "data")
     return tuple(sorted({str(label) for label in said}))
 
 

@@ -31,6 +31,8 @@ Call = Callable[[nn.Module, Inputs], Tensor]
 
 EXPORTED = torch.bfloat16
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_MAX_CLASSES = 1 << 20
+"""Each is a row of the model's head. A larger label is a mistake, such as an identifier in its place."""
 
 
 def the_task(
@@ -78,6 +80,16 @@ def write_tokenizer(source: Path | None, folder: Path) -> None:
     if not (folder / _TOKENIZER_FILES[0]).is_file():
         # Otherwise transformers uses the architecture's class, which replaces parts of tokenizer.json.
         write_atomically(folder / _TOKENIZER_FILES[0], json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def numbered_names(highest: int, field: str) -> tuple[str, ...]:
+    """Return the names of the classes 0 to `highest`. Raises ValueError for more than a model can have."""
+    if highest >= _MAX_CLASSES:
+        raise ValueError(
+            f"workload.{field}: label {highest} would be one of {highest + 1:,} classes; number classes from 0 on, or "
+            "name them by words"
+        )
+    return tuple(str(number) for number in range(highest + 1))
 
 
 def filled_rows(rows: Sequence[Sequence[int]], length: int, filling: int) -> Numbers:

@@ -283,3 +283,5 @@ def test_classes_are_words_in_their_order_or_numbers_from_0() -> None:
     assert label_names([2, 0]) == ("0", "1", "2")
     with pytest.raises(ValueError, match="label -1 is below 0"):
         label_names([0, -1])
+    with pytest.raises(ValueError, match=r"workload.data: label 5000000 would be one of 5,000,001 classes"):
+        label_names([0, 5_000_000])
