@@ -14,7 +14,7 @@ from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
 from engine.training.data.examples import RANDOM_STEPS, Examples, Inputs, Numbers, input_file, rows_fingerprint
-from engine.training.task_types.common import tensors
+from engine.training.task_types.common import numbered_names, tensors
 
 RANDOM_CLASSES = 2
 _MIDDLE = 127.5
@@ -44,10 +44,7 @@ def image_examples(
         def pixels_of(numbers: Numbers) -> np.ndarray:
             return images[numbers]
 
-    names = names or found
-    if labels.min() < 0 or labels.max() >= len(names):
-        outside = labels[(labels < 0) | (labels >= len(names))][0]
-        raise ValueError(f"workload.{field}: label {outside} is none of the {len(names)} classes, numbered from 0")
+    labels, names = _with_names(labels, found, names, field)
 
     def collate(numbers: Numbers, places: Numbers) -> Inputs:
         pixels = (pixels_of(numbers).astype(np.float32) - _MIDDLE) / _MIDDLE
@@ -65,7 +62,7 @@ def image_examples(
 
 
 def _read(path: Path, field: str) -> tuple[np.ndarray, Numbers, tuple[str, ...]]:
-    """Return images [rows, height, width, channels], labels, names of the classes."""
+    """Return images [rows, height, width, channels], labels, names of the classes; () if the file has none."""
     if path.suffix != ".npz":
         raise ValueError(
             f"workload.{field}: task image_classification learns from an .npz of `images` and `labels`; "
@@ -91,8 +88,28 @@ def _read(path: Path, field: str) -> tuple[np.ndarray, Numbers, tuple[str, ...]]
             f"workload.{field}: `labels` is {labels.dtype} of shape {labels.shape}; use a whole number for each of "
             f"{len(images)} images"
         )
-    named = held.get("label_names", np.arange(int(labels.max()) + 1))
-    return images if images.ndim == 4 else images[..., None], labels.astype(np.int64), tuple(map(str, named.tolist()))
+    named = tuple(map(str, held["label_names"].tolist())) if "label_names" in held else ()
+    return images if images.ndim == 4 else images[..., None], labels.astype(np.int64), named
+
+
+def _with_names(
+    labels: Numbers, own: tuple[str, ...], trained: tuple[str, ...], field: str
+) -> tuple[Numbers, tuple[str, ...]]:
+    """Return labels as positions in the names of the classes, and these names: the training data's, if there are any.
+
+    own: the file's names, () for none. Files may number the same classes differently, as where one lacks a class.
+    """
+    known = own or trained or numbered_names(int(labels.max()), field)
+    outside = labels[(labels < 0) | (labels >= len(known))]
+    if len(outside):
+        raise ValueError(f"workload.{field}: label {outside[0]} is none of the {len(known)} classes, numbered from 0")
+    if not trained or known == trained:
+        return labels, known
+    unknown = [known[label] for label in np.unique(labels) if known[label] not in trained]
+    if unknown:
+        raise ValueError(f"workload.{field}: class {unknown[0]!r} is none of data's: {', '.join(trained)}")
+    places = np.array([trained.index(name) if name in trained else -1 for name in known])
+    return places[labels], trained
 
 
 def _fitting(images: np.ndarray, size: int, channels: int, field: str) -> np.ndarray:

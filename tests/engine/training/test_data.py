@@ -253,6 +253,22 @@ def test_another_file_is_evaluated_on(case: str, other: str, folder: Path) -> No
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 5])
+def test_files_may_number_their_classes_differently(folder: Path) -> None:
+    with np.load(folder / "inputs" / "squares.npz") as squares:
+        images, labels = squares["images"], squares["labels"]
+    renumbered = {"labels": 1 - labels, "label_names": np.array(["light", "dark"])}
+    np.savez(folder / "inputs" / "renumbered.npz", images=images, **renumbered)
+    np.savez(folder / "inputs" / "blue.npz", images=images, labels=labels, label_names=np.array(["light", "blue"]))
+    context = made_context(folder, "vit", validation_data="renumbered")
+    train, held = load_examples(workload_of(context), context)
+    assert held is not None and held.names == train.names == ("dark", "light")
+    places = np.arange(len(labels))
+    assert torch.equal(held.collate(places, places)["targets"], train.collate(places, places)["targets"])
+    context = made_context(folder, "vit", validation_data="blue")
+    with pytest.raises(ValueError, match=r"workload.validation_data: class 'blue' is none of data's: dark, light"):
+        load_examples(workload_of(context), context)
+
+
 def test_every_rank_evaluates_as_often_and_every_row_is_counted_once(dp: int) -> None:
     shares = [validation_batches(numbered_rows(11), 2, (dp, rank), CPU) for rank in range(dp)]
     assert len({len(share) for share in shares}) == 1
