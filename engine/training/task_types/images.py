@@ -5,6 +5,7 @@ is held in memory, as bytes.
 """
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ def _read(path: Path, field: str) -> tuple[np.ndarray, Numbers, tuple[str, ...]]
         check_regular(path, SAMPLES_BYTES)
         with np.load(path) as arrays:
             held = {name: arrays[name] for name in arrays.files if name in ("images", "labels", "label_names")}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"workload.{field}: not an .npz that can be read without unpickling ({error})") from error
     missing = [name for name in ("images", "labels") if name not in held]
     if missing:

@@ -252,6 +252,8 @@ class Held:
         ("vit", {"data": "large"}, "workload.data: images of 9 x 9 x 3; the model takes 8 x 8 x 3"),
         ("vit", {"data": "wide"}, "workload.data: `images` is int64 of shape"),
         ("vit", {"data": "unlabelled"}, "workload.data: the .npz holds no `labels`"),
+        ("vit", {"data": "identified"}, "workload.data: label 5000000 would be one of 5,000,001 classes"),
+        ("vit", {"data": "damaged"}, "workload.data: not an .npz that can be read"),
         ("vit", {"data": "pickled"}, "workload.data: not an .npz that can be read without unpickling"),
     ],
 )
@@ -262,6 +264,8 @@ def test_mistakes_are_named_by_field(case: str, work: dict[str, Any], message: s
     np.savez(inputs / "wide.npz", images=np.zeros((3, 8, 8), dtype=np.int64), labels=labels)
     np.savez(inputs / "unlabelled.npz", images=np.zeros((3, 8, 8), dtype=np.uint8))
     np.savez(inputs / "pickled.npz", images=np.array([{}, []], dtype=object), labels=labels)
+    np.savez(inputs / "identified.npz", images=np.zeros((3, 8, 8), dtype=np.uint8), labels=labels + 5_000_000)
+    write_damaged(inputs / "damaged.npz", labels)
     context = made_context(folder, case, **work)
     with pytest.raises(ValueError, match=message):
         make_task(workload_of(context), context)
@@ -272,6 +276,15 @@ def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(folde
     context = made_context(folder, "bert", config=config, sequence_length=63)
     with pytest.raises(ValueError, match=r"workload.sequence_length: 63 is more than the model's 62"):
         make_task(workload_of(context), context)
+
+
+def write_damaged(path: Path, labels: np.ndarray) -> None:
+    """Compressed, with some bytes of the images overwritten."""
+    draw = np.random.default_rng(0)
+    np.savez_compressed(path, images=draw.integers(0, 4, (3, 64, 64), dtype=np.uint8), labels=labels)
+    content = bytearray(path.read_bytes())
+    content[200:400] = bytes(200)
+    path.write_bytes(content)
 
 
 def test_a_model_without_the_form_is_refused(folder: Path) -> None:
