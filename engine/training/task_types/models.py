@@ -167,6 +167,6 @@ def vocabulary_of(context: Context) -> int:
 
 
 def padding_of(context: Context) -> int:
-    """Return the padding token."""
+    """Return the padding token; 0 where the configuration names none of the vocabulary (the first Llamas say -1)."""
     given = required_manifest(context).config.get("pad_token_id")
-    return int(given) if given is not None else 0
+    return int(given) if given is not None and 0 <= given < vocabulary_of(context) else 0

@@ -278,6 +278,13 @@ def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(folde
         make_task(workload_of(context), context)
 
 
+def test_a_padding_token_outside_the_vocabulary_is_none(folder: Path) -> None:
+    for padding in (-1, CONFIGS["bert"]["vocab_size"]):
+        context = made_context(folder, "bert classes", config=CONFIGS["bert"] | {"pad_token_id": padding})
+        _, task, found = train(context, 1)
+        assert np.isfinite(found).all() and task.config["pad_token_id"] == 0
+
+
 def write_damaged(path: Path, labels: np.ndarray) -> None:
     """Compressed, with some bytes of the images overwritten."""
     draw = np.random.default_rng(0)
