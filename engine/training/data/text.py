@@ -76,7 +76,7 @@ def _cached(cached: Path, data: str, field: str, context: Context, tokenizer_fil
             check_regular(cached)
             loaded: np.ndarray = np.load(cached, mmap_mode="r")
             return loaded
-        except (ValueError, OSError):
+        except (ValueError, OSError, EOFError):  # EOFError: no byte, as after a power failure
             cached.unlink(missing_ok=True)  # incomplete; created again
     tokenizer = load_tokenizer(tokenizer_file)
     ids = _tokenised(_texts(data, field, context), tokenizer, end, field)
