@@ -55,7 +55,8 @@ from engine.training.checkpoints.files import (
 from engine.training.checkpoints.staging import Staging, TensorState, is_value, leaves, shared_out, values_of
 from engine.training.checkpoints.streams import DirectFiles
 
-_VALUES = "values"
+_VALUES, _RANDOM = "values", "random"
+"""Parts of a checkpoint besides the state: all that is no tensor, and the random generators."""
 GROUP_SECONDS = 1800.0
 """Time-out for another rank's slow disk; a rank that has ended aborts the wait at once."""
 
@@ -141,12 +142,16 @@ class Saver:
         """Begin a checkpoint of the current state. Returns the seconds that the caller was blocked.
 
         progress: JSON-able; written in the background, so it must not change afterwards.
+        Raises ValueError, on all ranks, for a state with tensors under a reserved name.
         """
         began = time.perf_counter()
         self.wait()
         whole = state()
+        lost = [name for name in (_VALUES, _RANDOM) if any(not is_value(leaf) for _, leaf in leaves(whole.get(name)))]
+        if lost:
+            raise ValueError(f"state: {lost[0]!r} is a part of every checkpoint; give yours another name")
         mine = shared_out(whole, self.rank, self.ranks)
-        mine["random"] = {f"rank_{self.rank}": _random_state()}
+        mine[_RANDOM] = {f"rank_{self.rank}": _random_state()}
         if self.rank == 0:
             mine[_VALUES] = values_of(whole)
         if self.background:
@@ -281,7 +286,7 @@ def load(checkpoint: Path, state: TensorState) -> None:
     reader = FileSystemReader(checkpoint)
     stored = reader.read_metadata().state_dict_metadata
     tensors = {".".join(path): leaf for path, leaf in leaves(state) if not is_value(leaf)}
-    place = f"random.rank_{_rank()}"
+    place = f"{_RANDOM}.rank_{_rank()}"
     generators = {f"{place}.{name}": tensor for name, tensor in _random_state().items()}
     generators = {name: tensor for name, tensor in generators.items() if name in stored}
     wanted: TensorState = {**tensors, **generators, _VALUES: b""}

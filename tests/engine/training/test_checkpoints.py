@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from engine.training.checkpoints.export import export, main
 from engine.training.checkpoints.files import newest_whole, steps_in
+from engine.training.checkpoints.measurement import save
 from engine.training.checkpoints.saving import Saver, load
 from engine.training.checkpoints.staging import shared_out
 from tests.support.rank_pool import RankPool
@@ -267,6 +268,13 @@ def test_a_loop_of_ones_own(pool: RankPool, tmp_path: Path) -> None:
     assert steps_in(tmp_path) == [2, 3]
     save_by_hand(0, str(tmp_path), (4,))
     assert pool.run(load_by_hand, str(tmp_path))[0][0] == 4
+
+
+@pytest.mark.parametrize("name", ["values", "random"])
+def test_a_state_that_would_overwrite_a_checkpoints_own_part_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"state: '{name}' is a part of every checkpoint"):
+        save(tmp_path, {"model": {"a": torch.ones(2)}, name: torch.ones(3)}, step=1)
+    assert steps_in(tmp_path) == []
 
 
 def test_a_checkpoint_becomes_a_model(pool: RankPool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
