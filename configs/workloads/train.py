@@ -82,6 +82,11 @@ class TrainWorkload(BaseWorkload):
             )
         if self.heldout_share and self.validation_data is not None:
             raise ValueError("workload.heldout_share: mutually exclusive with validation_data. Leave one of them out")
+        if self.validation_data is not None and self.data is None and self.task not in ("causal_lm", "masked_lm"):
+            raise ValueError(
+                f"workload.validation_data: not evaluated on by {self.task} without data, whose rows are random then. "
+                "Set data, or use heldout_share"
+            )
         if self.target_loss is not None:
             if self.steps is None and high is None:
                 raise ValueError("workload.target_loss: may never be reached. Set steps or max_period_seconds as well")

@@ -54,6 +54,10 @@ def test_without_a_bound_the_measuring_rules_decide() -> None:
     [
         ({"target_loss": 2.0}, "target_loss: may never be reached. Set steps or max_period_seconds"),
         ({"target_loss": 2.0, "min_period_seconds": 9}, "target_loss: may never be reached"),
+        (
+            {"task": "text_classification", "validation_data": "held.jsonl"},
+            "validation_data: not evaluated on by text_classification without data",
+        ),
         ({"target_loss": 2.0, "steps": 9, "heldout_share": 0.1}, "evaluate_every: required, because target_loss"),
         ({"min_period_seconds": "2m", "max_period_seconds": "30s"}, "min_period_seconds: got 120, more than"),
     ],
