@@ -64,24 +64,30 @@ class SharedLoader:
         return position * self.sampler.num_replicas + self.sampler.rank >= len(data)
 
 
-def share_out(loader: "DataLoader[Any]", world_size: int, rank: int, seed: int) -> SharedLoader:
+def share_out(
+    loader: "DataLoader[Any]", world_size: int, rank: int, seed: int, name: str = "train_data"
+) -> SharedLoader:
     """Return the loader itself if its sampler is distributed, else a copy with a distributed sampler.
 
-    Raises ValueError for a loader with a custom order, which only the user can split.
+    name: of the argument, for messages. Raises ValueError for a loader with a custom order, which only the user can
+    split: a sampler of another class, or a RandomSampler that draws another number of examples, or some twice.
     """
     if isinstance(loader.dataset, IterableDataset):
-        raise ValueError("train_data: a loader of an IterableDataset cannot be shared out; use a Dataset with a length")
-    if isinstance(loader.sampler, DistributedSampler):
+        raise ValueError(f"{name}: a loader of an IterableDataset cannot be shared out; use a Dataset with a length")
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise ValueError(f"{name}: a loader without batches cannot be shared out; give it a batch_size")
+    if loader.batch_size is not None and isinstance(loader.sampler, DistributedSampler):
         if (loader.sampler.num_replicas, loader.sampler.rank) != (world_size, rank):
             raise ValueError(
-                f"train_data: its DistributedSampler is rank {loader.sampler.rank} of {loader.sampler.num_replicas}, "
+                f"{name}: its DistributedSampler is rank {loader.sampler.rank} of {loader.sampler.num_replicas}, "
                 f"this process is {rank} of {world_size}; make it after the recipe, or leave the sampler out"
             )
         return SharedLoader(loader, loader.sampler, remade=False)
-    if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
+    refused = _refused(loader)
+    if refused is not None:
         raise ValueError(
-            f"train_data: its {type(loader.batch_sampler if loader.batch_size is None else loader.sampler).__name__} "
-            "cannot be shared out; give it a torch.utils.data.distributed.DistributedSampler, or batch_size and shuffle"
+            f"{name}: its {refused} cannot be shared out; give it a torch.utils.data.distributed.DistributedSampler, "
+            "or batch_size and shuffle"
         )
     shuffled = isinstance(loader.sampler, RandomSampler)
     sampler = PartSampler(loader.dataset, world_size, rank, shuffle=shuffled, seed=seed, drop_last=loader.drop_last)
@@ -90,3 +96,16 @@ def share_out(loader: "DataLoader[Any]", world_size: int, rank: int, seed: int) 
         loader.dataset, batch_size=loader.batch_size, sampler=sampler, drop_last=loader.drop_last, **settings
     )
     return SharedLoader(remade, sampler, remade=True)
+
+
+def _refused(loader: "DataLoader[Any]") -> str | None:
+    """Return what of a loader has an order of its own, which a distributed sampler would lose; None: nothing."""
+    if loader.batch_size is None:
+        return type(loader.batch_sampler).__name__
+    sampler: Any = loader.sampler
+    kind, count = type(sampler).__name__, len(loader.dataset)  # type: ignore[arg-type]  # it has a length
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        return kind
+    if getattr(sampler, "replacement", False):
+        return f"{kind} with replacement"
+    return None if len(sampler) == count else f"{kind} of {len(sampler)} examples out of {count}"

@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 import engine
@@ -280,6 +287,13 @@ def test_torchrun_begins_anew_after_a_lost_rank(tmp_path: Path, rank: int, step:
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+    for sampler, said in (
+        (RandomSampler(points, replacement=True), "RandomSampler with replacement cannot be shared out"),
+        (RandomSampler(points, num_samples=8), "RandomSampler of 8 examples out of 20 cannot be shared out"),
+        (SequentialSampler(range(8)), "SequentialSampler of 8 examples out of 20 cannot"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            share_out(DataLoader(points, batch_size=5, sampler=sampler), 2, 0, seed=0)
 def test_two_hosts_train_by_the_setup_script(tmp_path: Path) -> None:
     script, out = tmp_path / "setup_multi_node.sh", tmp_path / "out.json"
     script.write_text(setup_script())
