@@ -237,3 +237,11 @@ class Loop:
             self.place.examples -= self.place.examples % size
         self.saved = self.history.steps
         self.say(f"goes on from {found}, {self.history.steps} steps done")
+
+
+def checkpointed_batch(checkpoint: Path) -> int:
+    """Return the global batch with which a recipe made a checkpoint. Raises ValueError if no recipe did."""
+    progress = read_checkpoint_progress(checkpoint)
+    if not {"history", "place", "judged", "global_batch_size"} <= progress.keys():
+        raise ValueError(f"checkpoints: {checkpoint} was not made by a recipe; give each its own folder")
+    return int(progress["global_batch_size"])

@@ -37,9 +37,9 @@ from engine.context import Context
 from engine.rank.gloo_threads import wait_for_gloo
 from engine.rank.joining import alone_device, choose_device
 from engine.rank.processes import place_from_environment
-from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
+from engine.training.checkpoints.measurement import latest
 from engine.training.recipes.loaders import SharedLoader, share_out
-from engine.training.recipes.loop import CheckpointRules, Loop
+from engine.training.recipes.loop import CheckpointRules, Loop, checkpointed_batch
 from engine.training.recipes.optimizer import OptimizerSpec, build, spec_by_parameter
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch, TrainingHistory
 from engine.training.trainers import STRATEGIES
@@ -78,6 +78,7 @@ class ClassifyRecipe:
     ) -> None:
         if strategy not in ("ddp", "fsdp"):
             raise ValueError(f"strategy: {strategy!r} is none of a recipe's; use ddp or fsdp")
+        _check_counts(accumulation=accumulation)
         self.specs = [optimizer] if isinstance(optimizer, OptimizerSpec) else list(optimizer)
         self._taken = spec_by_parameter(model, self.specs)
         if use_distributed:
@@ -119,6 +120,7 @@ class ClassifyRecipe:
         """
         if self._trained:
             raise ValueError("train: this recipe has been trained; make a new one for the next training")
+        _check_counts(epochs=epochs, checkpoint_every=checkpoint_every, checkpoints_kept=checkpoints_kept)
         verbose = self.rank == 0 if verbose is None else verbose
         shared, held = self._shared(train_data, val_data)
         folder = None if checkpoints is None else Path(checkpoints)
@@ -165,10 +167,12 @@ class ClassifyRecipe:
 
     def _shared(self, train_data: Loader, val_data: Loader | None) -> tuple[SharedLoader, SharedLoader | None]:
         shared = share_out(train_data, self.world_size, self.rank, self._seed)
-        held = None if val_data is None else share_out(val_data, self.world_size, self.rank, self._seed)
+        held = None if val_data is None else share_out(val_data, self.world_size, self.rank, self._seed, "val_data")
         sizes = torch.tensor([shared.batches, shared.batch_size, held.batches if held else 0])
         if any(not torch.equal(sizes, other.cpu()) for other in gather_tensors(sizes.to(self._device))):
             raise ValueError("train_data: processes have loaders of different lengths; give all the same data")
+        if held is not None and held.batches == 0:
+            raise ValueError("val_data: it has no batch to evaluate; give it examples, or leave it out")
         return shared, held
 
     def _steps(self, batches: int, accumulation: int, epochs: int | None, *periods: str | float | None) -> int | None:
@@ -187,13 +191,12 @@ class ClassifyRecipe:
     def _accumulated(self, shared: SharedLoader, folder: Path | None) -> int:
         """Return the batches of a process in a step, keeping the resumed checkpoint's global batch."""
         own = shared.batch_size * self.world_size
+        wanted = own * self._accumulation
         found = None if folder is None else latest(folder)
-        before = (
-            own * self._accumulation if found is None else int(read_checkpoint_progress(found)["global_batch_size"])
-        )
+        before = wanted if found is None else checkpointed_batch(found)
         if before % own:
             if self.rank == 0:
-                _printed(f"the checkpoint's global batch of {before} is no multiple of {own}: it is {own} from here on")
+                _printed(f"the checkpoint's global batch of {before} is no multiple of {own}: {wanted} from here on")
             return self._accumulation
         return before // own
 
@@ -260,6 +263,12 @@ class ClassifyRecipe:
 
 
 _INPUTS = "inputs of a pair"
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name}: {count} is not above 0")
 
 
 def _outputs(module: nn.Module, batch: TrainingBatch) -> Tensor:

@@ -25,6 +25,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import engine
+from engine.training.checkpoints.measurement import save
 from engine.training.recipes import ClassifyRecipe, OptimizerSpec
 from engine.training.recipes.loaders import share_out
 from engine.training.recipes.loop import DataPosition, Loop
@@ -214,12 +215,44 @@ def test_batches_may_be_mappings_and_outputs_have_logits() -> None:
         (lambda: a_recipe([OptimizerSpec("SGD"), OptimizerSpec("Adam")]), "SGD, Adam in one recipe"),
         (lambda: a_recipe([OptimizerSpec("SGD")]).train(a_loader(), "1s", epochs=1), "a period is given"),
         (lambda: a_recipe([OptimizerSpec("SGD")]).train(a_loader(), "1 fortnight"), "invalid duration"),
+        (lambda: a_recipe([OptimizerSpec("SGD")], accumulation=0), "accumulation: 0 is not above 0"),
+        (lambda: a_recipe([OptimizerSpec("SGD")]).train(a_loader(), epochs=0), "epochs: 0 is not above 0"),
+        (lambda: trained_with(checkpoint_every=0), "checkpoint_every: 0 is not above 0"),
+        (lambda: trained_with(checkpoints_kept=-1), "checkpoints_kept: -1 is not above 0"),
         (lambda: a_recipe([OptimizerSpec("SGD")], accumulation=99).train(a_loader()), "less than the 99 of one step"),
     ],
 )
 def test_what_is_wrong_is_named(make: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def trained_with(**more: Any) -> Any:
+    return a_recipe([OptimizerSpec("SGD")]).train(a_loader(), verbose=False, **more)
+
+
+def test_data_to_evaluate_on_that_have_no_batch_are_refused_before_the_training() -> None:
+    few = DataLoader(Points(3, 2), batch_size=8, drop_last=True)
+    for none in (few, DataLoader(Points(0, 2), batch_size=8)):
+        with pytest.raises(ValueError, match="val_data: it has no batch to evaluate"):
+            trained_with(val_data=none)
+    with pytest.raises(ValueError, match="val_data: a loader of an IterableDataset"):
+        trained_with(val_data=DataLoader(Endless(), batch_size=2))
+
+
+def test_checkpoints_that_no_recipe_made_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, {"model": {"a": torch.zeros(2)}}, step=3, progress={"epoch": 1})
+    with pytest.raises(ValueError, match=r"checkpoints: .*step_00000003 was not made by a recipe"):
+        trained_with(checkpoints=tmp_path)
+
+
+def test_a_global_batch_that_cannot_be_kept_is_told_with_the_one_that_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained_with(checkpoints=tmp_path)
+    recipe = a_recipe([OptimizerSpec("SGD")], accumulation=2)
+    recipe.train(DataLoader(Points(15, 2), batch_size=3), epochs=4, checkpoints=tmp_path, verbose=False)
+    assert "global batch of 8 is no multiple of 3: 6 from here on" in capsys.readouterr().out
 
 
 def a_recipe(specs: list[OptimizerSpec], **more: Any) -> ClassifyRecipe:
@@ -254,6 +287,13 @@ def test_a_loader_is_shared_out_or_refused() -> None:
         share_out(own, 2, 0, seed=0)
     with pytest.raises(ValueError, match="IterableDataset cannot be shared out"):
         share_out(DataLoader(Endless(), batch_size=2), 2, 0, seed=0)
+    for sampler, said in (
+        (RandomSampler(points, replacement=True), "RandomSampler with replacement cannot be shared out"),
+        (RandomSampler(points, num_samples=8), "RandomSampler of 8 examples out of 20 cannot be shared out"),
+        (SequentialSampler(range(8)), "SequentialSampler of 8 examples out of 20 cannot"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            share_out(DataLoader(points, batch_size=5, sampler=sampler), 2, 0, seed=0)
     weighted = DataLoader(points, batch_size=5, sampler=WeightedRandomSampler([1.0] * 20, 20))
     with pytest.raises(ValueError, match="WeightedRandomSampler cannot be shared out"):
         share_out(weighted, 2, 0, seed=0)
@@ -287,13 +327,6 @@ def test_torchrun_begins_anew_after_a_lost_rank(tmp_path: Path, rank: int, step:
 
 @pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
-    for sampler, said in (
-        (RandomSampler(points, replacement=True), "RandomSampler with replacement cannot be shared out"),
-        (RandomSampler(points, num_samples=8), "RandomSampler of 8 examples out of 20 cannot be shared out"),
-        (SequentialSampler(range(8)), "SequentialSampler of 8 examples out of 20 cannot"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            share_out(DataLoader(points, batch_size=5, sampler=sampler), 2, 0, seed=0)
 def test_two_hosts_train_by_the_setup_script(tmp_path: Path) -> None:
     script, out = tmp_path / "setup_multi_node.sh", tmp_path / "out.json"
     script.write_text(setup_script())
