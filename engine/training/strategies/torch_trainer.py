@@ -112,6 +112,7 @@ class TorchTrainer:
     def state(self) -> dict[str, Any]:
         """Return model and optimizer by the plain model's names; tensors share memory with the trained ones."""
         fresh = not self._optimizer.state
+        self._create_missing_states()
         state: dict[str, Any] = {
             "model": get_model_state_dict(self.module),
             "optimizer": get_optimizer_state_dict(self.module, self._optimizer, options=_BY_NAME),
@@ -124,6 +125,27 @@ class TorchTrainer:
         if self.loss_scale:
             state["loss_scale"] = self.loss_scale.state()
         return state
+
+    def _create_missing_states(self) -> None:
+        """Give parameters that had no gradient yet their optimizer states, as torch does before a first step.
+
+        A resuming run has states of all parameters, and asks the checkpoint for each.
+        """
+        held, groups = self._optimizer.state, self._optimizer.param_groups
+        without = [one for one in self._parameters if one.requires_grad and one not in held]
+        if not held or not without:
+            return
+        rates = [group["lr"] for group in groups]
+        set_rate(self._optimizer, 0.0)
+        for parameter in without:
+            parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        for parameter in without:
+            if "step" in held[parameter]:
+                held[parameter]["step"].zero_()
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a `state`, of this or another of torch's strategies."""

@@ -255,6 +255,32 @@ def test_a_global_batch_that_cannot_be_kept_is_told_with_the_one_that_is_taken(
     assert "global batch of 8 is no multiple of 3: 6 from here on" in capsys.readouterr().out
 
 
+class Partly(nn.Module):
+    """Has a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = make_model(), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.used(inputs)
+        return scores
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerSpec("AdamW", lr=0.01), OptimizerSpec("SGD", lr=0.1, momentum=0.9)])
+def test_a_model_with_a_layer_without_gradients_goes_on(tmp_path: Path, optimizer: OptimizerSpec) -> None:
+    def train_partly(epochs: int, folder: Path | None) -> tuple[list[float], dict[str, Tensor]]:
+        recipe = ClassifyRecipe(Partly(), nn.CrossEntropyLoss(), optimizer)
+        loader = DataLoader(Points(16, 2), batch_size=8, shuffle=True)
+        return recipe.train(loader, epochs=epochs, checkpoints=folder, verbose=False).losses, recipe.state_dict()
+
+    whole = train_partly(3, None)
+    train_partly(1, tmp_path)
+    losses, weights = train_partly(3, tmp_path)
+    assert losses == whole[0]
+    assert all(torch.equal(weights[name], whole[1][name]) for name in weights if name.startswith("used."))
+
+
 def a_recipe(specs: list[OptimizerSpec], **more: Any) -> ClassifyRecipe:
     return ClassifyRecipe(make_model(), nn.CrossEntropyLoss(), specs, **more)
 
