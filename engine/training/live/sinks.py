@@ -73,7 +73,7 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
     client = MlflowClient(tracking_uri=place)
     known = client.get_experiment_by_name(about["study"])
     artifacts = None if server else (root / "mlflow_artifacts").as_uri()
-    experiment = known.experiment_id if known else client.create_experiment(about["study"], artifacts)
+    experiment = known.experiment_id if known else _new_experiment(client, about["study"], artifacts)
     tags = {name: str(about[name]) for name in ("cell", "key", "repeat", "attempt")}
     run = client.create_run(experiment, run_name=about["name"], tags=tags).info.run_id
     client.log_batch(run, params=[Param(name, str(value)) for name, value in _flat(about["config"]).items()])
@@ -88,6 +88,20 @@ def mlflow(about: dict[str, Any]) -> Iterator[Write]:
     finally:
         status = {"finished": "FINISHED", "failed": "FAILED"}.get(about.get("end", "killed"), "KILLED")
         client.set_terminated(run, status)
+
+
+def _new_experiment(client: Any, name: str, artifacts: str | None) -> str:
+    """Create an experiment, or take that of another job of the study that was faster."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        created: str = client.create_experiment(name, artifacts)
+    except MlflowException:
+        known = client.get_experiment_by_name(name)
+        if known is None:
+            raise
+        created = known.experiment_id
+    return created
 
 
 def _without_login(address: str | None) -> str | None:

@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from engine.training.live import open_live
 from engine.training.live import sender as telling
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
+from engine.training.live.sinks import SINKS
 from tests.support.run_folders.wandb_files import offline_records
 from tests.support.training.live_streams import LOSSES, context_of, opened, tell
 
@@ -222,6 +223,28 @@ def test_a_dead_streamer_is_told_of_once(
     assert not live.wants
     live.close()
     assert capfd.readouterr().err.count("nothing more is told") == 1
+
+
+def test_jobs_that_begin_at_once_share_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have seen none; one is the first to create it."""
+    context = context_of(tmp_path, ("mlflow",))
+    about = telling._about(context.job.measurements[0], context)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    with SINKS["mlflow"](about):
+        pass
+    asked, real = [], MlflowClient.get_experiment_by_name
+
+    def too_early(client: MlflowClient, name: str) -> Any:
+        asked.append(name)
+        return real(client, name) if len(asked) > 1 else None
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", too_early)
+    with SINKS["mlflow"](about) as write:
+        write({"step": 1, "loss": 4.0, "time": 1.0})
+    client = MlflowClient(tracking_uri=f"sqlite:///{about['root']}/mlflow.db")
+    experiment = client.get_experiment_by_name("a study")
+    assert experiment is not None and len(client.search_runs([experiment.experiment_id])) == 2
 
 
 def test_a_failing_sink_takes_no_other_with_it(
