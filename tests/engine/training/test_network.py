@@ -23,6 +23,18 @@ def test_the_loopback_is_counted_apart(tmp_path: Path) -> None:
     assert network_bytes(tmp_path / "absent") is None
 
 
+def test_a_bond_and_its_interfaces_are_counted_once(tmp_path: Path) -> None:
+    counters = tmp_path / "dev"
+    bond = " bond0: 1020000 1010 0 0 0 0 0 0 300700 909 0 0 0 0 0 0\n"
+    counters.write_text(COUNTERS + bond + bond.replace("bond0", "bond0.7"))
+    for name, below in {"lo": [], "eth0": [], "eth1": [], "bond0": ["eth0", "eth1"], "bond0.7": ["bond0"]}.items():
+        (tmp_path / "net" / name / "statistics").mkdir(parents=True)
+        for one in below:
+            (tmp_path / "net" / name / f"lower_{one}").symlink_to(f"../{one}")
+    found = network_bytes(counters, tmp_path / "net")
+    assert found == NetworkBytes(sent=300700, received=1020000, loopback=5000)
+
+
 def test_bytes_that_are_sent_are_counted() -> None:
     before, size = network_bytes(), 4 << 20
     assert before is not None
