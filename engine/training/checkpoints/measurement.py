@@ -111,7 +111,9 @@ class Checkpoints:
         self._torn = found.torn
         if found.folder is None or found.checkpoint is None:
             return None
-        progress = raise_on_all_ranks(lambda: self._take_up(found), self._context)
+        # Agreed on before the trainer is asked: it may wait in a collective for a rank that sees no files.
+        progress = raise_on_all_ranks(lambda: self._progress_of(found), self._context)
+        raise_on_all_ranks(lambda: self._restore(found), self._context)
         history = TrainingHistory(**progress["history"])
         history.evaluations = [(int(step), sums) for step, sums in history.evaluations]
         self._resumed_from = history.steps
@@ -132,11 +134,16 @@ class Checkpoints:
         agreed: FoundCheckpoint = found[0]
         return agreed
 
-    def _take_up(self, found: FoundCheckpoint) -> dict[str, Any]:
+    def _progress_of(self, found: FoundCheckpoint) -> dict[str, Any]:
+        """Return the loop's state. Raises ValueError or OSError if this rank cannot resume from the checkpoint."""
         assert self._saver is not None and found.folder is not None and found.checkpoint is not None
         _check(found.checkpoint, found.folder, self._saver, self._trainer)
         progress = read_checkpoint_progress(found.folder)
         self._feed.load_state_dict(progress["feed"])
+        return progress
+
+    def _restore(self, found: FoundCheckpoint) -> None:
+        assert self._saver is not None and found.folder is not None and found.checkpoint is not None
         if found.checkpoint.format == DEEPSPEED and isinstance(self._trainer, OwnCheckpoints):
             self._trainer.restore(found.folder)
         else:
@@ -145,7 +152,6 @@ class Checkpoints:
             state = self._trainer.state()
             load(found.folder, state)
             self._trainer.load(state)
-        return progress
 
     def _arrange_buckets(self, step: int) -> None:
         """Run a discarded step: its changes are overwritten by the restore.

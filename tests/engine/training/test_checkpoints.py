@@ -29,6 +29,7 @@ from tests.support.training.checkpointed_runs import (
     save_by_hand,
     train,
     train_on_a_small_disk,
+    train_where_one_sees_nothing,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -72,6 +73,16 @@ def test_four_ranks_of_ddp_go_on_bit_by_bit(tmp_path: Path) -> None:
         found = run(four, replace(cut, stop_after=9))
     assert found["figures"]["resumed_from_step"] == 4
     assert (found["losses"], found["norms"]) == (whole["losses"], whole["norms"])
+
+
+@pytest.mark.slow
+def test_a_rank_that_sees_no_checkpoint_ends_the_others_at_once(tmp_path: Path) -> None:
+    """Before the discarded step of DDP, in which more than two ranks would wait for its gradients."""
+    training = Training(str(tmp_path), "ddp", 3, 2, work={"global_batch_size": 6})
+    with RankPool(3) as three:
+        three.run(train, training)
+        said = three.run(train_where_one_sees_nothing, training, 1)
+    assert len(set(said)) == 1 and "No such file" in said[0]
 
 
 @pytest.fixture(scope="module")

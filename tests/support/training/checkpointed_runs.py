@@ -20,6 +20,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
+from engine.training.checkpoints import measurement as measured_checkpoints
 from engine.training.checkpoints.measurement import latest, load, open_checkpoints, read_checkpoint_progress, save
 from engine.training.shares import make_feed
 from engine.training.task_types import make_task
@@ -96,6 +97,23 @@ def train_on_a_small_disk(rank: int, training: Training, short_rank: int) -> dic
         return train(rank, training)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def train_where_one_sees_nothing(rank: int, training: Training, blind: int) -> str:
+    """What a rank raises where one of them does not see the checkpoint yet, as on a shared disk that lags."""
+    read = measured_checkpoints.read_checkpoint_progress
+
+    def lagging(checkpoint: Path) -> dict[str, Any]:
+        return read(checkpoint / "later" if rank == blind else checkpoint)
+
+    measured_checkpoints.read_checkpoint_progress = lagging
+    try:
+        train(rank, training)
+    except (OSError, ValueError) as error:
+        return str(error)
+    finally:
+        measured_checkpoints.read_checkpoint_progress = read
+    return ""
 
 
 def save_by_hand(rank: int, folder: str, steps: tuple[int, ...]) -> list[str]:
