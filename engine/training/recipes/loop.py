@@ -22,6 +22,7 @@ from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.rank.agreement import total
 from engine.training.bounds import RECENT_STEPS, StepBudget, TrainingProgress
+from engine.training.checkpoints.files import newest_whole
 from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.checkpoints.saving import Saver, load, own_group
 from engine.training.recipes.loaders import SharedLoader
@@ -222,8 +223,9 @@ class Loop:
     def _resume(self) -> None:
         if self.saving is None:
             return
-        self.saver = Saver(self.saving.folder, kept=self.saving.kept, group=own_group())
-        found = latest(self.saving.folder)
+        group = own_group() if self.context.world_size > 1 else None
+        self.saver = Saver(self.saving.folder, kept=self.saving.kept, group=group)
+        found = newest_of_all(self.saving.folder, self.context.world_size)
         if found is None:
             return
         state, progress = self.trainer.state(), read_checkpoint_progress(found)
@@ -237,6 +239,11 @@ class Loop:
             self.place.examples -= self.place.examples % size
         self.saved = self.history.steps
         self.say(f"goes on from {found}, {self.history.steps} steps done")
+
+
+def newest_of_all(folder: Path, world_size: int) -> Path | None:
+    """Return the newest complete checkpoint of so many processes; a single one is alone whatever groups there are."""
+    return latest(folder) if world_size > 1 else newest_whole(folder).folder
 
 
 def checkpointed_batch(checkpoint: Path) -> int:

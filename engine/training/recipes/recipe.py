@@ -37,9 +37,8 @@ from engine.context import Context
 from engine.rank.gloo_threads import wait_for_gloo
 from engine.rank.joining import alone_device, choose_device
 from engine.rank.processes import place_from_environment
-from engine.training.checkpoints.measurement import latest
 from engine.training.recipes.loaders import SharedLoader, share_out
-from engine.training.recipes.loop import CheckpointRules, Loop, checkpointed_batch
+from engine.training.recipes.loop import CheckpointRules, Loop, checkpointed_batch, newest_of_all
 from engine.training.recipes.optimizer import OptimizerSpec, build, spec_by_parameter
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch, TrainingHistory
 from engine.training.trainers import STRATEGIES
@@ -161,7 +160,7 @@ class ClassifyRecipe:
 
         All processes call it.
         """
-        if not self._trained:
+        if not self._trained or self.world_size == 1:
             return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
         return self._trainer.whole_model()
 
@@ -169,7 +168,8 @@ class ClassifyRecipe:
         shared = share_out(train_data, self.world_size, self.rank, self._seed)
         held = None if val_data is None else share_out(val_data, self.world_size, self.rank, self._seed, "val_data")
         sizes = torch.tensor([shared.batches, shared.batch_size, held.batches if held else 0])
-        if any(not torch.equal(sizes, other.cpu()) for other in gather_tensors(sizes.to(self._device))):
+        of_all = gather_tensors(sizes.to(self._device)) if self.world_size > 1 else []
+        if any(not torch.equal(sizes, other.cpu()) for other in of_all):
             raise ValueError("train_data: processes have loaders of different lengths; give all the same data")
         if held is not None and held.batches == 0:
             raise ValueError("val_data: it has no batch to evaluate; give it examples, or leave it out")
@@ -192,7 +192,7 @@ class ClassifyRecipe:
         """Return the batches of a process in a step, keeping the resumed checkpoint's global batch."""
         own = shared.batch_size * self.world_size
         wanted = own * self._accumulation
-        found = None if folder is None else latest(folder)
+        found = None if folder is None else newest_of_all(folder, self.world_size)
         before = wanted if found is None else checkpointed_batch(found)
         if before % own:
             if self.rank == 0:

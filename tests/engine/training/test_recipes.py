@@ -43,6 +43,7 @@ from tests.support.training.recipe_runs import (
     Run,
     make_model,
     train,
+    train_apart,
 )
 
 FLOAT32_NOISE = 2e-6
@@ -113,6 +114,14 @@ def test_a_run_goes_on_alone_where_two_ranks_left_off(tmp_path: Path, pool: Rank
     (newest / "progress.json").write_text("torn")
     seen = train(0, Run(ranks=2, epochs=3, checkpoints=str(tmp_path)))  # batches of 4, so that it accumulates
     follows(seen, whole)
+
+
+def test_processes_of_a_group_train_models_of_their_own(pool: RankPool, tmp_path: Path) -> None:
+    """With data of their own, without waiting for each other, and each goes on from its own checkpoints."""
+    pool.run(train_apart, str(tmp_path / "cut"), 1)
+    together = pool.run(train_apart, str(tmp_path / "cut"), 3)
+    apart = [train_apart(rank, str(tmp_path / "alone"), 3) for rank in (0, 1)]
+    assert together == apart
 
 
 def test_a_place_behind_the_last_step_of_an_epoch_is_the_next_epochs_first() -> None:

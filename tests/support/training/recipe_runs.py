@@ -87,6 +87,16 @@ def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def train_apart(rank: int, folder: str, epochs: int) -> tuple[list[float], dict[str, Any]]:
+    """Losses and weights of a process that trains a model of its own, whatever groups it is in."""
+    torch.manual_seed(rank)
+    model = nn.Linear(FEATURES, CLASSES)
+    recipe = ClassifyRecipe(model, nn.CrossEntropyLoss(), OptimizerSpec("Adam", lr=0.01), use_distributed=False)
+    loader = DataLoader(Points(24 + 8 * rank, 2), batch_size=8)
+    history = recipe.train(loader, epochs=epochs, checkpoints=f"{folder}/{rank}", checkpoint_every=2, verbose=False)
+    return history.losses, {name: tensor.tolist() for name, tensor in recipe.state_dict().items()}
+
+
 def main(arguments: list[str]) -> None:
     """See the module."""
     out, *rest = arguments
