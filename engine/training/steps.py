@@ -38,12 +38,11 @@ from engine.training.trainer import (
     TrainerOptions,
     TrainingBatch,
     TrainingHistory,
+    check_finite,
     reduce_losses,
 )
 
 LOG_SECONDS = 20.0
-_MIN_LOSS_SCALE = 2.0**-14
-"""Below the smallest normal number of float16, a smaller scale avoids no overflow."""
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
@@ -202,16 +201,7 @@ def one_step(run: TrainingRun, number: int, rate: float, watch: Stopwatch) -> tu
 
 def _keep(run: TrainingRun, number: int, own_loss: float, end: StepEnd, seconds: float, watch: Stopwatch) -> None:
     """Note a step that is over."""
-    if not math.isfinite(own_loss) or (end.applied and not math.isfinite(end.norm)):
-        raise FloatingPointError(
-            f"step {number}: loss {own_loss}, gradient norm {end.norm}; lower workload.learning_rate or use "
-            "dtype float32"
-        )
-    if not end.applied and end.loss_scale is not None and end.loss_scale < _MIN_LOSS_SCALE:
-        raise FloatingPointError(
-            f"step {number}: gradients are not finite at a loss scale of {end.loss_scale:g}; "
-            "lower workload.learning_rate or use dtype bfloat16"
-        )
+    check_finite(number, own_loss, end, "workload.learning_rate")
     run.unreduced.append(own_loss)
     run.history.norms.append(end.norm)
     run.history.skipped += not end.applied

@@ -9,6 +9,7 @@ The loop (`engine.training.steps`) defines the order of a step, the strategy syn
 the computation. The three depend only on the interfaces in this module.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from engine.training.marks import Mark, between, mark
 
 BETAS = (0.9, 0.95)
 EPSILON = 1e-8
+_MIN_LOSS_SCALE = 2.0**-14
+"""Below the smallest normal number of float16, a smaller scale avoids no overflow."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,22 @@ class StepEnd:
     norm: float
     applied: bool = True
     loss_scale: float | None = None
+
+
+def check_finite(step: int, loss: float, end: StepEnd, rate: str) -> None:
+    """Raise FloatingPointError for a loss or norm that is no number, unless float16 may avoid it by a lower loss scale.
+
+    rate: what the user calls the learning rate.
+    """
+    if not math.isfinite(loss) or (end.applied and not math.isfinite(end.norm)):
+        raise FloatingPointError(
+            f"step {step}: loss {loss}, gradient norm {end.norm}; lower {rate} or use dtype float32"
+        )
+    if not end.applied and end.loss_scale is not None and end.loss_scale < _MIN_LOSS_SCALE:
+        raise FloatingPointError(
+            f"step {step}: gradients are not finite at a loss scale of {end.loss_scale:g}; lower {rate} or use dtype "
+            "bfloat16"
+        )
 
 
 @dataclass

@@ -7,7 +7,6 @@ It is the loop of `engine.training.steps` without measurements, built on Trainer
 processes make the same calls.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -26,7 +25,7 @@ from engine.training.checkpoints.files import newest_whole
 from engine.training.checkpoints.measurement import latest, read_checkpoint_progress
 from engine.training.checkpoints.saving import Saver, load, own_group
 from engine.training.recipes.loaders import SharedLoader
-from engine.training.trainer import Task, Trainer, TrainingBatch, TrainingHistory, reduce_losses
+from engine.training.trainer import Task, Trainer, TrainingBatch, TrainingHistory, check_finite, reduce_losses
 
 
 @dataclass(frozen=True)
@@ -135,10 +134,7 @@ class Loop:
             losses.append(loss.detach() * batch.share)
         end = self.trainer.step(self.rate)
         own = float(torch.stack(losses).sum())
-        if not math.isfinite(own) or (end.applied and not math.isfinite(end.norm)):
-            raise FloatingPointError(
-                f"step {self.steps}: loss {own}, gradient norm {end.norm}; lower the optimizer's lr"
-            )
+        check_finite(self.steps, own, end, "the optimizer's lr")
         self.unreduced.append(own)
         self.history.norms.append(end.norm)
         self.history.skipped += not end.applied

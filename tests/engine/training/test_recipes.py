@@ -264,6 +264,23 @@ def test_a_global_batch_that_cannot_be_kept_is_told_with_the_one_that_is_taken(
     assert "global batch of 8 is no multiple of 3: 6 from here on" in capsys.readouterr().out
 
 
+class Kinked(nn.Module):
+    """Its outputs are finite, its gradients never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.sqrt(self.layer(inputs).float() * 0)
+
+
+def test_gradients_that_no_loss_scale_makes_finite_end_the_training() -> None:
+    recipe = ClassifyRecipe(Kinked(), nn.CrossEntropyLoss(), OptimizerSpec("SGD"), dtype="float16")
+    with pytest.raises(FloatingPointError, match=r"at a loss scale of 3.05\d+e-05; lower the optimizer's lr"):
+        recipe.train(a_loader(), epochs=20, verbose=False)
+
+
 class Partly(nn.Module):
     """Has a layer that it does not call."""
 
