@@ -14,6 +14,7 @@ from pathlib import Path
 
 from configs.plans.model_manifest import WEIGHT_INDEX
 from engine.models.weights import DTYPES, write_weights
+from engine.rank.failures import log_line
 from engine.training.checkpoints.files import EXPORT, MANIFEST, newest_whole, read_checkpoint, read_checkpoint_progress
 from engine.training.checkpoints.saving import read_tensors
 from engine.training.task_types.common import write_tokenizer
@@ -41,7 +42,10 @@ def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
     stored = read_tensors(checkpoint, "model")
     tensors = {name: stored[name].to(DTYPES[dtype]).contiguous() for name in told["names"]}
     write_weights(tensors, told["config"], folder, DTYPES[dtype])
-    write_tokenizer(Path(told["tokenizer"]) if told["tokenizer"] else None, folder)
+    tokenizer = Path(told["tokenizer"]) if told["tokenizer"] else None
+    if tokenizer is not None and not tokenizer.is_file():
+        log_line(f"{tokenizer}: not on this machine; {folder} gets no tokenizer, so copy tokenizer.json there")
+    write_tokenizer(tokenizer, folder)
     return checkpoint
 
 

@@ -323,6 +323,18 @@ def test_a_checkpoint_becomes_a_model(pool: RankPool, tmp_path: Path, capsys: py
         export(tmp_path / "own", folder)
 
 
+def test_a_tokenizer_that_did_not_come_along_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tokenizer = tmp_path / "node" / "tokenizer.json"
+    told = {"config": {"model_type": "llama"}, "names": ["weight"], "tokenizer": str(tokenizer)}
+    save(tmp_path / "made", {"model": {"weight": torch.ones(2)}}, step=1, progress={"export": told})
+    export(tmp_path / "made", tmp_path / "first")
+    assert f"{tokenizer}: not on this machine; {tmp_path / 'first'} gets no tokenizer" in capfd.readouterr().err
+    tokenizer.parent.mkdir()
+    tokenizer.write_text("{}")
+    export(tmp_path / "made", tmp_path / "second")
+    assert "tokenizer" not in capfd.readouterr().err and (tmp_path / "second" / "tokenizer.json").is_file()
+
+
 # Saves without end; the step of each begun checkpoint is in its folder's name.
 _SAVING = """
 import sys
