@@ -20,7 +20,7 @@ from configs.common.files.reading import SAMPLES_BYTES, check_regular, read_text
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokenizer import load_tokenizer
+from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.prompts.tokens import tokenizer_path
 from engine.training.data.examples import RANDOM_STEPS, Numbers, input_file, read_rows
 
@@ -118,7 +118,7 @@ def _tokenised(texts: Iterator[str], tokenizer: Tokenizer, end: int | None, fiel
     dtype = np.uint16 if max(tokenizer.get_vocab_size(), (end or 0) + 1) <= 1 << 16 else np.uint32
     pieces = []
     for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = encoded(tokenizer, text, f"workload.{field}", special=False).ids
         pieces.append(np.array(ids if end is None else [*ids, end], dtype=dtype))
     if not pieces:
         raise ValueError(f"workload.{field}: is empty")

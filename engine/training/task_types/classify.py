@@ -9,12 +9,13 @@ their names.
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokenizer import load_tokenizer
+from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.training.data.examples import (
     RANDOM_STEPS,
     ExampleParts,
@@ -124,7 +125,7 @@ def _read(data: str, field: str, workload: TrainWorkload, context: Context) -> t
     rows = read_rows(data, ["text", "label"], field, context)
     tokenizer, vocabulary = load_tokenizer(the_tokenizer(workload, context)), vocabulary_of(context)
     tokenizer.enable_truncation(workload.sequence_length)
-    texts: list[list[int]] = [found.ids for found in tokenizer.encode_batch([str(row["text"]) for row in rows])]
+    texts = _encoded_rows(tokenizer, [str(row["text"]) for row in rows], field)
     for number, ids in enumerate(texts, start=1):
         if not ids:
             raise ValueError(f"workload.{field}: row {number} becomes no token at all; leave it out")
@@ -134,6 +135,13 @@ def _read(data: str, field: str, workload: TrainWorkload, context: Context) -> t
                 f"{vocabulary}; use a tokenizer of the model's vocabulary"
             )
     return texts, [row["label"] for row in rows]
+
+
+def _encoded_rows(tokenizer: Tokenizer, texts: list[str], field: str) -> list[list[int]]:
+    try:
+        return [found.ids for found in tokenizer.encode_batch(texts)]
+    except Exception:  # the library raises plain Exception, and names no row
+        return [encoded(tokenizer, text, f"workload.{field}: row {n}").ids for n, text in enumerate(texts, start=1)]
 
 
 def _texts(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokenizer import load_tokenizer
+from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.training.data.examples import (
     IGNORED,
     RANDOM_STEPS,
@@ -76,7 +76,8 @@ def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> 
     )
     length, vocabulary, pairs = workload.sequence_length, vocabulary_of(context), []
     for number, row in enumerate(rows, start=1):
-        source, target = (tokenizer.encode(str(row[name])).ids for name in ("source", "target"))
+        where = f"workload.{field}: row {number}"
+        source, target = (encoded(tokenizer, str(row[name]), where).ids for name in ("source", "target"))
         if isinstance(end, int) and target[-1:] != [end]:
             target = [*target, end]
         if not source or not target:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.plans.model_manifest import ModelManifest
 from engine.models.weights import build_model, load_figures
@@ -248,6 +249,9 @@ class Held:
         ("bert classes", {"heldout_share": 0.01}, "workload.heldout_share: 0.01 of 40 rows leaves a part without any"),
         ("bert classes", {"validation_data": "unknown"}, "workload.validation_data: row 1 has the label 'so so'"),
         ("bert classes", {"tokenizer": None}, "workload.tokenizer: synthetic:tiny@1 brings no tokenizer"),
+        ("llama", {"tokenizer": "strict"}, "workload.data: the tokenizer fails .*UNK"),
+        ("t5", {"tokenizer": "strict"}, "workload.data: row 1: the tokenizer fails .*UNK"),
+        ("bert classes", {"tokenizer": "strict"}, "workload.data: row 1: the tokenizer fails .*UNK"),
         ("vit", {"data": "reviews"}, "workload.data: task image_classification learns from an .npz"),
         ("vit", {"data": "large"}, "workload.data: images of 9 x 9 x 3; the model takes 8 x 8 x 3"),
         ("vit", {"data": "wide"}, "workload.data: `images` is int64 of shape"),
@@ -265,6 +269,9 @@ def test_mistakes_are_named_by_field(case: str, work: dict[str, Any], message: s
     np.savez(inputs / "unlabelled.npz", images=np.zeros((3, 8, 8), dtype=np.uint8))
     np.savez(inputs / "pickled.npz", images=np.array([{}, []], dtype=object), labels=labels)
     np.savez(inputs / "identified.npz", images=np.zeros((3, 8, 8), dtype=np.uint8), labels=labels + 5_000_000)
+    strict = Tokenizer(models.WordLevel({"a": 0, "fine": 1, "day": 2}))  # and no token for what is unknown
+    strict.pre_tokenizer = pre_tokenizers.Whitespace()
+    strict.save(str(inputs / "strict.json"))
     write_damaged(inputs / "damaged.npz", labels)
     context = made_context(folder, case, **work)
     with pytest.raises(ValueError, match=message):
