@@ -53,7 +53,11 @@ def _make(kind: str, call: Any, changes: dict[str, Any], workload: TrainWorkload
 
 
 def _classes(train: Examples) -> dict[str, Any]:
-    """Return the configuration keys of the classes; their number follows from the names."""
+    """Return the configuration keys of the classes; their number follows from the names. Raises ValueError for one."""
+    if len(train.names) < 2:
+        raise ValueError(
+            f"workload.data: all rows have the one label {train.names[0]!r}; give rows of other classes too"
+        )
     return {
         "id2label": {str(number): name for number, name in enumerate(train.names)},
         "label2id": {name: number for number, name in enumerate(train.names)},

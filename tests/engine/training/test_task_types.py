@@ -249,6 +249,7 @@ class Held:
         ("bert classes", {"heldout_share": 0.01}, "workload.heldout_share: 0.01 of 40 rows leaves a part without any"),
         ("bert classes", {"validation_data": "unknown"}, "workload.validation_data: row 1 has the label 'so so'"),
         ("bert classes", {"tokenizer": None}, "workload.tokenizer: synthetic:tiny@1 brings no tokenizer"),
+        ("bert classes", {"data": "alike"}, "workload.data: all rows have the one label 'good'"),
         ("llama", {"tokenizer": "strict"}, "workload.data: the tokenizer fails .*UNK"),
         ("t5", {"tokenizer": "strict"}, "workload.data: row 1: the tokenizer fails .*UNK"),
         ("bert classes", {"tokenizer": "strict"}, "workload.data: row 1: the tokenizer fails .*UNK"),
@@ -269,6 +270,7 @@ def test_mistakes_are_named_by_field(case: str, work: dict[str, Any], message: s
     np.savez(inputs / "unlabelled.npz", images=np.zeros((3, 8, 8), dtype=np.uint8))
     np.savez(inputs / "pickled.npz", images=np.array([{}, []], dtype=object), labels=labels)
     np.savez(inputs / "identified.npz", images=np.zeros((3, 8, 8), dtype=np.uint8), labels=labels + 5_000_000)
+    (inputs / "alike.ndjson").write_text('{"text": "fine", "label": "good"}\n' * 3)
     strict = Tokenizer(models.WordLevel({"a": 0, "fine": 1, "day": 2}))  # and no token for what is unknown
     strict.pre_tokenizer = pre_tokenizers.Whitespace()
     strict.save(str(inputs / "strict.json"))
