@@ -119,11 +119,3 @@ def _need_async_io(context: Context) -> None:
             "workload.offload: nvme needs DeepSpeed's async_io operator, which cannot be compiled here for want of "
             f"{' and '.join(missing)}; install it, or use offload cpu"
         )
-
-
-def swap_folder(context: Context) -> Path:
-    """Return this rank's swap folder, in the node's cache; an earlier measurement's is removed."""
-    folder = Path(context.job.cache) / "swap" / context.job.name / f"rank{context.rank}"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder

@@ -13,7 +13,6 @@ A prepared model cannot be reused: its weights have another type, or are partiti
 
 import contextlib
 import gc
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ from engine.training.strategies.tensor import check_split
 from engine.training.trainer import Exposed, StepEnd, Task, TrainerOptions, TrainingBatch
 from engine.training.zero import checkpoint as zero_checkpoint
 from engine.training.zero.settings import zero_config
-from engine.training.zero.start import need_supported, set_groups, start_deepspeed, swap_folder
+from engine.training.zero.start import need_supported, set_groups, start_deepspeed
+from engine.training.zero.swap import SwapFolder
 from engine.training.zero.waits import record_waits
 
 
@@ -50,7 +50,7 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
     else:
         set_groups(None, None)  # an earlier measurement's
     elements = sum(parameter.numel() for parameter in task.model.parameters())
-    folder = swap_folder(context) if options.offload == "nvme" else None
+    swap = SwapFolder(context) if options.offload == "nvme" else None
     recompute(task.blocks, options.activation_checkpointing)
     if options.compiled:
         compile_blocks(task.blocks)
@@ -59,7 +59,7 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
     engine, *_ = deepspeed.initialize(
         model=task.model,
         optimizer=task.make_optimizer(task.model) if task.make_optimizer else make_optimizer(task.model, options),
-        config=zero_config(options, elements, folder),
+        config=zero_config(options, elements, swap.path if swap else None),
     )
     exposed = Exposed.of(options, context.device)
     stop_watching, stop_timing = record_waits(deepspeed, exposed), time_stream_waits(exposed)
@@ -68,8 +68,8 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
         stop_watching()
         stop_timing()
         functional.linear = linear
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        if swap is not None:
+            swap.close()
 
     return ZeroTrainer(engine, task, options, context, exposed, undo)
 

@@ -1,0 +1,44 @@
+"""Files that ZeRO swaps to a disk: removed by the rank, and those of a killed one by the next."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.training.zero.swap import SwapFolder
+from tests.support.training.zero_runs import Case, context_of
+
+# Swaps until it is killed.
+_SWAPPING = """
+import sys, time
+from engine.training.zero.swap import SwapFolder
+from tests.support.training.zero_runs import Case, context_of
+swap = SwapFolder(context_of(Case(folder=sys.argv[1]), 1))
+(swap.path / "weights").write_bytes(bytes(1000))
+print(swap.path, flush=True)
+time.sleep(600)
+"""
+
+
+def test_files_of_a_killed_rank_go_and_those_of_a_living_one_stay(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _SWAPPING, str(tmp_path)]
+    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    context = context_of(Case(folder=str(tmp_path)), 0)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as other:
+        try:
+            assert other.stdout is not None
+            theirs = Path(other.stdout.readline().strip())
+            mine = SwapFolder(context)
+            assert (theirs / "weights").is_file() and mine.path.is_dir() and mine.path != theirs
+            mine.close()
+        finally:
+            other.kill()
+    assert theirs.is_dir()
+    next_one = SwapFolder(context)
+    assert not theirs.exists() and list(theirs.parent.glob("*rank1*")) == []
+    (next_one.path / "weights").write_bytes(b"left by a measurement that failed")
+    again = SwapFolder(context)
+    assert list(again.path.iterdir()) == []
+    again.close()
+    next_one.close()
+    assert list(theirs.parent.iterdir()) == []
