@@ -94,6 +94,8 @@ def _config(manifest: ModelManifest, changes: dict[str, Any] | None) -> Any:
     from transformers import AutoConfig
 
     said = {name: value for name, value in manifest.config.items() if name not in ("dtype", "torch_dtype")}
+    if "model_type" not in said:
+        raise ValueError("its config.json has no model_type")
     config = AutoConfig.for_model(**said | (changes or {}))
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):

@@ -307,6 +307,9 @@ def test_a_model_without_the_form_is_refused(folder: Path) -> None:
     context = made_context(folder, "t5", config=CONFIGS["bert"])
     with pytest.raises(ValueError, match="synthetic:tiny@1: transformers makes no AutoModelForSeq2SeqLM of it"):
         make_task(workload_of(context), context)
+    untyped = made_context(folder, "bert", config={k: v for k, v in CONFIGS["bert"].items() if k != "model_type"})
+    with pytest.raises(ValueError, match=r"no AutoModelForMaskedLM of it \(its config.json has no model_type\)"):
+        make_task(workload_of(untyped), untyped)
     nothing = ModelManifest(
         identity="synthetic:x@1", source="synthetic", folder="", files={}, config={"model_type": "vit"}
     )
