@@ -65,7 +65,7 @@ def test_what_is_not_understood_is_refused_by_name(text: str, message: str) -> N
 
 def test_the_parts_of_an_activation_are_names() -> None:
     for named in ({}, ["relu"], 1, None):
-        with pytest.raises(ValueError, match="dense_act_fn .* is not implemented; use one of: silu"):
+        with pytest.raises(ValueError, match=r"dense_act_fn .* is not implemented; use one of: silu"):
             ModelConfig.parse(ARCHITECTURES["t5-1m"] | {"dense_act_fn": named})
     parts = ModelConfig.parse(ARCHITECTURES["t5-1m"] | {"dense_act_fn": "gelu_new", "is_gated_act": True})
     whole = ModelConfig.parse(ARCHITECTURES["t5-gated-1m"])
