@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-_SUMMED_TOGETHER = 256
-_COMPARED_TOGETHER = 32
+_SUMMED_TOGETHER, _COMPARED_TOGETHER = 256, 32
+"""Words of a part, when the place of a sum and the largest words are looked for."""
 _MOST_SORTED, _CLASS_BITS = 2048, 13
+"""So many words are sorted; more are put into 2 to the power of so many classes first."""
 _DRAWN_TOGETHER = 64
 """Random numbers of an answer that are made at once: a generator costs more than its numbers."""
 
