@@ -7,7 +7,7 @@
 Together: a replica computes the prompts of new sequences between decode steps, so a sequence waits for the prompts of
 the others: N tokens of n sequences take N steps and n prompts. Apart: other replicas compute the prompts and hand the
 cache over (its transfer is not counted); there are as many of them as the decoding ones need. Stages of a pipeline work
-on a share of the batch each.
+on a share of the batch each. Devices that a layout leaves idle count: they are paid.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,17 +48,32 @@ class ServingRequest:
 
 @dataclass(frozen=True)
 class ServingLayout:
-    """One way to serve. prefill_ranks: of a replica for prompts alone, None: together. spread: of seconds, 90 %."""
+    """One way to serve. prefill_ranks: of a replica for prompts alone, None: together. spread: of seconds, 90 %.
+
+    devices: all of them, of which the layout may leave some idle. tokens_per_second: new tokens of all replicas.
+    usd_per_million_tokens: of whole machines.
+    """
 
     point: BatchPoint
+    devices: int
     replicas: int
     prefill_ranks: int | None
     prefill_replicas: int
     ttft_seconds: float
     tpot_seconds: float
-    tokens_per_second_per_device: float
+    tokens_per_second: float
     spread: float
     usd_per_million_tokens: float | None
+
+    @property
+    def used_devices(self) -> int:
+        """Those that compute."""
+        return self.replicas * self.point.tp * self.point.pp + self.prefill_replicas * (self.prefill_ranks or 0)
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Over all devices."""
+        return self.tokens_per_second / self.devices
 
     @property
     def tokens_per_second_per_user(self) -> float:
@@ -166,7 +181,7 @@ def _ways(wish: ServingRequest, speed: _Speed, speeds: Sequence[_Speed]) -> Iter
     # Stages compute prompts at once, so a replica's prompts take a stage's share of the time.
     each = speed.step_seconds + point.batch * prompt / point.pp / new
     together = wish.devices // ranks, 0
-    yield _service(wish, speed, together, None, prompt + speed.step_seconds, each, point.batch / each / ranks)
+    yield _service(wish, speed, together, None, prompt + speed.step_seconds, each)
     requests = point.batch / (new * speed.step_seconds)
     for other in speeds:
         if other.point.batch != 1 or other.point.pp != 1:
@@ -174,9 +189,7 @@ def _ways(wish: ServingRequest, speed: _Speed, speeds: Sequence[_Speed]) -> Iter
         alone = wish.prompt_tokens * other.prompt_token_seconds
         count, prefills = _whole_replicas(wish.devices, ranks, other.point.tp, requests * alone)
         if count:
-            devices = count * ranks + prefills * other.point.tp
-            rate = count * point.batch / speed.step_seconds / devices
-            yield _service(wish, speed, (count, prefills), other.point.tp, alone, speed.step_seconds, rate)
+            yield _service(wish, speed, (count, prefills), other.point.tp, alone, speed.step_seconds)
 
 
 def _whole_replicas(devices: int, ranks: int, prefill_ranks: int, needed: float) -> tuple[int, int]:
@@ -192,15 +205,12 @@ def _whole_replicas(devices: int, ranks: int, prefill_ranks: int, needed: float)
 
 
 def _service(
-    wish: ServingRequest,
-    speed: _Speed,
-    replicas: tuple[int, int],
-    prefill: int | None,
-    ttft: float,
-    tpot: float,
-    rate: float,
+    wish: ServingRequest, speed: _Speed, replicas: tuple[int, int], prefill: int | None, ttft: float, tpot: float
 ) -> ServingLayout:
     """Return the layout. replicas: that decode, and of prompts alone."""
-    hourly = wish.machine.usd_per_hour and wish.machine.usd_per_hour / wish.machine.accelerators
-    usd = None if hourly is None else hourly / 3600 / rate * 1e6
-    return ServingLayout(speed.point, replicas[0], prefill, replicas[1], ttft, tpot, rate, speed.spread, usd)
+    rate, machine = replicas[0] * speed.point.batch / tpot, wish.machine
+    machines = ceil(wish.devices / machine.accelerators)
+    usd = None if machine.usd_per_hour is None else machines * machine.usd_per_hour / 3600 / rate * 1e6
+    return ServingLayout(
+        speed.point, wish.devices, replicas[0], prefill, replicas[1], ttft, tpot, rate, speed.spread, usd
+    )

@@ -55,10 +55,13 @@ def plan_service(request: PlanRequest) -> int:
         return PLANNED
     print(
         f"{wish.architecture.name} with {wish.engine} on {wish.devices} x {wish.machine.accelerator.name}: "
-        f"{_title(best)}, batch {best.point.batch}: {short(best.tokens_per_second_per_device)} output tokens/s per "
-        f"device, TTFT {best.ttft_seconds:.2g} s, TPOT {1e3 * best.tpot_seconds:.3g} ms (throughput and TPOT within a "
-        f"factor of {best.spread:.2f}, 90 %)"
+        f"{_title(best)}, batch {best.point.batch}: {short(best.tokens_per_second)} output tokens/s, "
+        f"{short(best.tokens_per_second_per_device)} per device, TTFT {best.ttft_seconds:.2g} s, TPOT "
+        f"{1e3 * best.tpot_seconds:.3g} ms (throughput and TPOT within a factor of {best.spread:.2f}, 90 %)"
     )
+    idle = best.devices - best.used_devices
+    if idle:
+        print(f"Idle: {idle} of {best.devices} devices, which the figures per device and the price include")
     print(f"Predicted from {support}")
     print(
         f"Most informative measurement: {_named(measurement)}; the factor would be {best.spread**left:.2f} instead of "
@@ -74,6 +77,7 @@ def plan_service(request: PlanRequest) -> int:
         "layout",
         "prefill",
         "replicas",
+        "devices",
         "batch",
         "TTFT s",
         "TPOT ms",
@@ -166,8 +170,8 @@ def _row(service: ServingLayout) -> list[str]:
     prefill = f"{service.prefill_replicas} x tp={service.prefill_ranks}" if apart else "together"
     usd = "-" if service.usd_per_million_tokens is None else short(service.usd_per_million_tokens)
     return [
-        layout, prefill, str(service.replicas), str(point.batch), f"{service.ttft_seconds:.2g}",
-        f"{1e3 * service.tpot_seconds:.3g}", short(service.tokens_per_second_per_user),
+        layout, prefill, str(service.replicas), str(service.used_devices), str(point.batch),
+        f"{service.ttft_seconds:.2g}", f"{1e3 * service.tpot_seconds:.3g}", short(service.tokens_per_second_per_user),
         short(service.tokens_per_second_per_device), usd,
     ]  # fmt: skip
 
@@ -177,8 +181,10 @@ def _as_dict(service: ServingLayout) -> dict[str, Any]:
     return {
         "tp": point.tp, "pp": point.pp, "batch": point.batch, "replicas": service.replicas,
         "prefill_tp": service.prefill_ranks, "prefill_replicas": service.prefill_replicas,
+        "devices": service.devices, "used_devices": service.used_devices,
         "ttft_seconds": service.ttft_seconds, "tpot_seconds": service.tpot_seconds,
         "tokens_per_second_per_user": service.tokens_per_second_per_user,
+        "tokens_per_second": service.tokens_per_second,
         "tokens_per_second_per_device": service.tokens_per_second_per_device,
         "interval_factor": service.spread, "usd_per_million_tokens": service.usd_per_million_tokens,
     }  # fmt: skip

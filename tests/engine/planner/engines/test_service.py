@@ -28,10 +28,25 @@ def test_replicas_are_whole_and_no_more_than_the_devices() -> None:
     for service in found:
         decoding = service.replicas * service.point.tp * service.point.pp
         used = decoding + service.prefill_replicas * (service.prefill_ranks or 0)
-        assert used <= wish.devices and service.prefill_replicas == round(service.prefill_replicas)
-        if service.prefill_ranks is not None:
-            tokens_per_second = service.replicas * service.point.batch / service.tpot_seconds
-            assert service.tokens_per_second_per_device == pytest.approx(tokens_per_second / used)
+        assert used == service.used_devices <= wish.devices
+        assert service.prefill_replicas == round(service.prefill_replicas)
+        tokens_per_second = service.replicas * service.point.batch / service.tpot_seconds
+        assert service.tokens_per_second == pytest.approx(tokens_per_second)
+
+
+def test_idle_devices_count_and_a_whole_machine_is_paid() -> None:
+    """Of six devices two are idle with tp=4, and the machine with eight costs what it costs."""
+    node = instance("aws/p5.48xlarge")
+    assert node.accelerators == 8 and node.usd_per_hour is not None
+    wish = ServingRequest(
+        "vllm", find_model("llama-3-8b"), node, prompt_tokens=1024, new_tokens=256, devices=6, batches=(16,)
+    )  # fmt: skip
+    found = services(wish, CalibratedEngines.none())
+    (four,) = [one for one in found if (one.point.tp, one.point.pp, one.prefill_ranks) == (4, 1, None)]
+    assert (four.replicas, four.used_devices, four.devices) == (1, 4, 6)
+    assert four.tokens_per_second_per_device == pytest.approx(16 / four.tpot_seconds / 6)
+    assert four.usd_per_million_tokens == pytest.approx(node.usd_per_hour / 3600 / (16 / four.tpot_seconds) * 1e6)
+    assert found == sorted(found, key=lambda one: -one.tokens_per_second)
 
 
 def test_a_model_that_fits_on_several_stages_only_has_a_measurement_that_would_narrow_its_answer() -> None:
