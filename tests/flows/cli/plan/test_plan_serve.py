@@ -2,8 +2,7 @@
 
 import json
 
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from flows.cli.main import app
 
