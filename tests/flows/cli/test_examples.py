@@ -29,10 +29,16 @@ NAMES = (
     "script-hf-trainer",
     "script-jax",
     "script-lightning",
+    "serving",
+    "ssh-hosts",
     "strategies",
     "training",
     "two-nodes",
 )
+
+
+def test_every_shipped_study_is_an_example() -> None:
+    assert tuple(sorted(shipped_studies())) == NAMES == tuple(sorted(shipped_examples()))
 
 
 def planned(study: Path, scratch: Path) -> Plan:
