@@ -29,7 +29,7 @@ def explain_choice(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup], max_
     limit = memory_limit(setup.machine, max_memory_bytes)
     memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
     speed = f"{chosen.seconds:.3g} s a step, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
-    answer = f"{_capital(where)}, {batch}: the fastest predicted of what fits"
+    answer = f"{_capital(where)}, {batch}: the fastest predicted of what fits there"
     return f"{answer} ({speed}; {memory}){_against(chosen, found)}."
 
 
@@ -43,7 +43,7 @@ def explain_inference(chosen: EvaluatedSetup, max_memory_bytes: int | None = Non
     limit = memory_limit(setup.machine, max_memory_bytes)
     memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
     speed = f"{chosen.seconds:.3g} s a batch, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
-    return f"{_capital(where)}: the fastest predicted of what fits ({speed}; {memory})."
+    return f"{_capital(where)}: the fastest predicted of what fits there ({speed}; {memory})."
 
 
 def _against(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup]) -> str:
