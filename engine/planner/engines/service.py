@@ -63,7 +63,14 @@ class ServingLayout:
     tpot_seconds: float
     tokens_per_second: float
     spread: float
-    usd_per_million_tokens: float | None
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """None where the machine has no price."""
+        machine = self.point.machine
+        if machine.usd_per_hour is None:
+            return None
+        return ceil(self.devices / machine.accelerators) * machine.usd_per_hour / 3600 / self.tokens_per_second * 1e6
 
     @property
     def used_devices(self) -> int:
@@ -208,9 +215,5 @@ def _service(
     wish: ServingRequest, speed: _Speed, replicas: tuple[int, int], prefill: int | None, ttft: float, tpot: float
 ) -> ServingLayout:
     """Return the layout. replicas: that decode, and of prompts alone."""
-    rate, machine = replicas[0] * speed.point.batch / tpot, wish.machine
-    machines = ceil(wish.devices / machine.accelerators)
-    usd = None if machine.usd_per_hour is None else machines * machine.usd_per_hour / 3600 / rate * 1e6
-    return ServingLayout(
-        speed.point, wish.devices, replicas[0], prefill, replicas[1], ttft, tpot, rate, speed.spread, usd
-    )
+    rate = replicas[0] * speed.point.batch / tpot
+    return ServingLayout(speed.point, wish.devices, replicas[0], prefill, replicas[1], ttft, tpot, rate, speed.spread)

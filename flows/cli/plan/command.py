@@ -71,7 +71,10 @@ def plan(
         int | None, typer.Option(metavar="S", help="tokens per sequence or prompt", min=1)
     ] = None,
     new_tokens: Annotated[int, typer.Option(metavar="N", help="tokens to generate", min=1)] = 128,
-    serve: Annotated[bool, typer.Option("--serve", help="search layouts and batches for serving")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="search machines, layouts and batches for serving")] = False,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="serving: requests per second to carry; finds how many machines")
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="inference engine: vllm, tensorrt-llm, sglang, transformers")
     ] = None,
@@ -99,7 +102,7 @@ def plan(
     request = PlanRequest(
         words=tuple(words or ()), model=model, family=family, mode=mode, gpus=gpus, max_gpus=max_gpus,
         batch_size=batch_size, distributed=distributed, max_memory_gb=max_memory_gb, hardware=tuple(hardware or ()),
-        accelerator=accelerator, sequence_length=sequence_length, new_tokens=new_tokens, serve=serve,
+        accelerator=accelerator, sequence_length=sequence_length, new_tokens=new_tokens, serve=serve, rate=rate,
         engine=engine, ttft=ttft, tpot=tpot, spot=spot, output=output,
         as_json=as_json, list_models=list_models, guide=guide, benchmark_out=benchmark_out, learn_from=learn_from,
         own_catalog=own_catalog,

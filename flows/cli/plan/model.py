@@ -33,8 +33,8 @@ _HEEDED = {
     "a study": ("accelerator", "output", "learn_from", "own_catalog", "assignments"),
     "--list-models": ("list_models",),
     "--guide": ("guide", "accelerator"),
-    "--serve": ("model", "mode", "gpus", "accelerator", "sequence_length", "new_tokens", "serve", "engine", "ttft",
-                "tpot", "spot", "own_catalog", "assignments"),
+    "--serve": ("model", "mode", "gpus", "accelerator", "hardware", "sequence_length", "new_tokens", "serve", "rate",
+                "engine", "ttft", "tpot", "spot", "own_catalog", "assignments"),
     "--engine": ("model", "mode", "gpus", "accelerator", "batch_size", "sequence_length", "new_tokens", "engine",
                  "spot", "own_catalog", "assignments"),
     "--benchmark-out": ("model", "family", "mode", "gpus", "max_gpus", "batch_size", "distributed", "hardware",
@@ -69,6 +69,10 @@ def run_plan(request: PlanRequest) -> int:
             Path(others[0]), list(request.assignments), request.as_json, learn_from=request.learn_from,
             machine=request.accelerator, output=request.output, own=request.own_catalog,
         )  # fmt: skip
+    if request.serve and (request.rate is not None or (request.accelerator is None and request.gpus is None)):
+        from flows.cli.plan.serve_machines import plan_serving_machines
+
+        return plan_serving_machines(request, kinds)
     if request.serve or request.engine is not None:
         from flows.cli.plan.serve import plan_service
 
@@ -104,12 +108,16 @@ def _ignored(request: PlanRequest, form: str | None, kinds: Sequence[str]) -> st
 
 def _without_engine(request: PlanRequest) -> str | None:
     """Return a message for options of serving that have no effect or no possible value; None if there is none."""
-    for name in ("ttft", "tpot"):
+    for name, unit in (("ttft", "seconds"), ("tpot", "seconds"), ("rate", "requests per second")):
         value = getattr(request, name)
         if value is not None and not request.serve:
             return f"--{name}: has no effect without --serve. Add --serve"
         if value is not None and not 0 < value < float("inf"):
-            return f"--{name}: expected seconds above 0, got {value}"
+            return f"--{name}: expected {unit} above 0, got {value}"
+    if request.rate is not None and request.gpus is not None:
+        return "--gpus, --rate: mutually exclusive. --rate finds the number of machines"
+    if request.serve and request.hardware and (request.accelerator is not None or request.gpus is not None):
+        return "--hardware: has no effect on --serve with a device. Leave it, or --accelerator and --gpus, out"
     if request.engine is not None and not request.serve and request.mode != "inference":
         return "--engine: has no effect on training. Add --mode inference or --serve"
     return None

@@ -25,6 +25,7 @@ class PlanRequest:
     sequence_length: int | None = None
     new_tokens: int = 128
     serve: bool = False
+    rate: float | None = None
     engine: str | None = None
     ttft: float | None = None
     tpot: float | None = None

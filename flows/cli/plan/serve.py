@@ -1,6 +1,7 @@
 """`rankwise plan --serve`: how to serve a model with an engine within a TTFT and a TPOT, as a Pareto front.
 
     rankwise plan --serve --model llama-3-8b --accelerator aws/p5.48xlarge --engine vllm --ttft 0.5 --tpot 0.05
+    rankwise plan --serve --model llama-3-8b --rate 20 --ttft 0.5 --tpot 0.05          on what: `machines`
 
 The front has tokens/s of a user against tokens/s of a device. Exit codes: 0 planned, 3 nothing fits or is fast enough.
 """
@@ -8,8 +9,9 @@ The front has tokens/s of a user against tokens/s of a device. Exit codes: 0 pla
 import json
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from configs.hardware.hardware import Machine
 from configs.hardware.prices import Market
 from engine.planner.choice.descriptions import short
 from engine.planner.engines.point import BatchPoint
@@ -24,6 +26,9 @@ from engine.planner.engines.service import (
 from flows.cli.plan.request import NOTHING_FITS, PLANNED, PlanRequest
 from flows.cli.tables import print_table
 
+if TYPE_CHECKING:
+    from configs.hardware.catalog import HardwareCatalog
+
 _DEFAULT_PROMPT, _DEFAULT_DEVICE, _DEFAULT_ENGINE = 1024, "h100-80gb", "vllm"
 
 
@@ -37,7 +42,7 @@ def plan_service(request: PlanRequest) -> int:
     front = pareto_front(found)
     if not front:
         everything = services(replace(wish, ttft_seconds=None, tpot_seconds=None), calibrated)
-        print(_nothing(wish, everything), file=sys.stderr)
+        print(what_is_in_the_way(wish, everything), file=sys.stderr)
         return NOTHING_FITS
     best = max(front, key=lambda service: service.tokens_per_second_per_device)
     support = calibrated.supports([best.point])[0]
@@ -49,24 +54,20 @@ def plan_service(request: PlanRequest) -> int:
         answer = {
             "engine": wish.engine, "model": wish.architecture.name, "machine": wish.machine.name,
             "devices": wish.devices, "best": _as_dict(best), "pareto_front": [_as_dict(service) for service in front],
-            "support": support, "measure_next": _named(measurement), "spread_left": left, "assumptions": assumed,
+            "support": support, "measure_next": named_point(measurement), "spread_left": left, "assumptions": assumed,
         }  # fmt: skip
         print(json.dumps(answer, indent=1))
         return PLANNED
     print(
         f"{wish.architecture.name} with {wish.engine} on {wish.devices} x {wish.machine.accelerator.name}: "
-        f"{_title(best)}, batch {best.point.batch}: {short(best.tokens_per_second)} output tokens/s, "
-        f"{short(best.tokens_per_second_per_device)} per device, TTFT {best.ttft_seconds:.2g} s, TPOT "
-        f"{1e3 * best.tpot_seconds:.3g} ms (throughput and TPOT within a factor of {best.spread:.2f}, 90 %)"
+        f"{layout_title(best)}, batch {best.point.batch}: {short(best.tokens_per_second)} output tokens/s, "
+        f"{short(best.tokens_per_second_per_device)} per device, {latency_title(best)}"
     )
     idle = best.devices - best.used_devices
     if idle:
         print(f"Idle: {idle} of {best.devices} devices, which the figures per device and the price include")
     print(f"Predicted from {support}")
-    print(
-        f"Most informative measurement: {_named(measurement)}; the factor would be {best.spread**left:.2f} instead of "
-        f"{best.spread:.2f}"
-    )
+    print(best_measurement_title(measurement, best.spread, left))
     print(
         "TTFT: of a prompt that need not wait for others. Only whole batches were measured, so its error is not known; "
         "under load, measure it"
@@ -92,32 +93,29 @@ def plan_service(request: PlanRequest) -> int:
 
 def _wish(request: PlanRequest) -> tuple[ServingRequest, list[str]]:
     """Raises ValueError naming an option that is missing or unknown."""
-    from configs.hardware.catalog import catalog
-    from engine.planner.catalog import find_model
     from engine.planner.choice.machines import machine_for, priced_machine
-    from engine.planner.engines.constants import engine_name
-    from flows.folders import cache_folder
 
-    assert request.model is not None
-    assumed = []
-    for option, given, default in (
-        ("--accelerator", request.accelerator, _DEFAULT_DEVICE), ("--engine", request.engine, _DEFAULT_ENGINE),
-        ("--sequence-length", request.sequence_length, _DEFAULT_PROMPT),
-    ):  # fmt: skip
-        if given is None:
-            assumed.append(f"{option} {default}")
-    architecture = find_model(request.model, cache_folder())
-    if architecture.kind != "decoder":
-        raise ValueError(f"--model {request.model}: not a decoder, so it cannot be served by an inference engine")
-    hardware = catalog(cache_folder(), request.own_catalog, request.assignments)
-    named = request.accelerator or _DEFAULT_DEVICE
-    market: Market = "spot" if request.spot else "on_demand"
+    hardware, named, market = catalog_of(request), request.accelerator or _DEFAULT_DEVICE, market_of(request)
     if "/" in named:
         machine = priced_machine(hardware.instance(named), market, hardware)
     else:
         machine = machine_for(hardware.accelerator(named), request.gpus or 8, hardware, market)
     if machine.accelerator.kind == "cpu":
         raise ValueError(f"--accelerator {named}: engines on CPUs are not predicted. Use a GPU")
+    assumed = [] if request.accelerator else [f"--accelerator {_DEFAULT_DEVICE}"]
+    return wish_on(request, machine), assumed + assumed_options(request)
+
+
+def wish_on(request: PlanRequest, machine: Machine) -> ServingRequest:
+    """Return what is to be served, on this machine or the devices asked for. Raises ValueError naming an option."""
+    from engine.planner.catalog import find_model
+    from engine.planner.engines.constants import engine_name
+    from flows.folders import cache_folder
+
+    assert request.model is not None
+    architecture = find_model(request.model, cache_folder())
+    if architecture.kind != "decoder":
+        raise ValueError(f"--model {request.model}: not a decoder, so it cannot be served by an inference engine")
     return ServingRequest(
         engine=engine_name(request.engine or _DEFAULT_ENGINE),
         architecture=architecture,
@@ -128,10 +126,32 @@ def _wish(request: PlanRequest) -> tuple[ServingRequest, list[str]]:
         ttft_seconds=request.ttft,
         tpot_seconds=request.tpot,
         batches=DEFAULT_BATCHES if request.serve else (request.batch_size,),
-    ), assumed
+    )
 
 
-def _nothing(wish: ServingRequest, everything: list[ServingLayout]) -> str:
+def assumed_options(request: PlanRequest) -> list[str]:
+    """Return what was assumed for options that are not given."""
+    options = (
+        ("--engine", request.engine, _DEFAULT_ENGINE),
+        ("--sequence-length", request.sequence_length, _DEFAULT_PROMPT),
+    )
+    return [f"{option} {default}" for option, given, default in options if given is None]
+
+
+def catalog_of(request: PlanRequest) -> "HardwareCatalog":
+    """Return the catalog with the user's own hardware and prices."""
+    from configs.hardware.catalog import catalog
+    from flows.folders import cache_folder
+
+    return catalog(cache_folder(), request.own_catalog, request.assignments)
+
+
+def market_of(request: PlanRequest) -> Market:
+    """Return the market whose prices count."""
+    return "spot" if request.spot else "on_demand"
+
+
+def what_is_in_the_way(wish: ServingRequest, everything: list[ServingLayout]) -> str:
     """Return what is in the way, and how near the best comes."""
     if not everything:
         return (
@@ -146,17 +166,38 @@ def _nothing(wish: ServingRequest, everything: list[ServingLayout]) -> str:
     )
 
 
-def _title(service: ServingLayout) -> str:
+def layout_title(service: ServingLayout) -> str:
+    """Return the layout in a few words."""
     point = service.point
     layout = _ranks(point)
     return layout if service.prefill_ranks is None else f"{layout}, prefill apart on tp={service.prefill_ranks}"
+
+
+def prefill_title(service: ServingLayout) -> str:
+    """Return where prompts are computed."""
+    return "together" if service.prefill_ranks is None else f"{service.prefill_replicas} x tp={service.prefill_ranks}"
 
 
 def _ranks(point: BatchPoint) -> str:
     return f"tp={point.tp}" + (f" x pp={point.pp}" if point.pp > 1 else "")
 
 
-def _named(point: BatchPoint) -> str:
+def latency_title(service: ServingLayout) -> str:
+    """Return TTFT and TPOT, and how far predictions may be off."""
+    return (
+        f"TTFT {service.ttft_seconds:.2g} s, TPOT {1e3 * service.tpot_seconds:.3g} ms (throughput and TPOT within a "
+        f"factor of {service.spread:.2f}, 90 %)"
+    )
+
+
+def best_measurement_title(point: BatchPoint, factor: float, left: float) -> str:
+    """Return what to measure next, and what the factor of the errors would be then."""
+    then = f"the factor would be {factor**left:.2f} instead of {factor:.2f}"
+    return f"Most informative measurement: {named_point(point)}; {then}"
+
+
+def named_point(point: BatchPoint) -> str:
+    """Return what is to be measured, in words."""
     return (
         f"{point.architecture.name} with {point.engine} on {point.machine.accelerator.name}, {_ranks(point)}, batch "
         f"{point.batch}, {point.prompt_tokens} prompt and {point.new_tokens} new tokens"
@@ -165,12 +206,9 @@ def _named(point: BatchPoint) -> str:
 
 def _row(service: ServingLayout) -> list[str]:
     point = service.point
-    layout = _ranks(point)
-    apart = service.prefill_ranks is not None
-    prefill = f"{service.prefill_replicas} x tp={service.prefill_ranks}" if apart else "together"
     usd = "-" if service.usd_per_million_tokens is None else short(service.usd_per_million_tokens)
     return [
-        layout, prefill, str(service.replicas), str(service.used_devices), str(point.batch),
+        _ranks(point), prefill_title(service), str(service.replicas), str(service.used_devices), str(point.batch),
         f"{service.ttft_seconds:.2g}", f"{1e3 * service.tpot_seconds:.3g}", short(service.tokens_per_second_per_user),
         short(service.tokens_per_second_per_device), usd,
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from flows.cli.main import app
@@ -33,3 +34,40 @@ def test_idle_devices_are_named() -> None:
 def test_what_is_not_fast_enough_is_answered_with_what_can_be_had() -> None:
     refused = plan_serve("--gpus", "8", "--tpot", "0.001")
     assert refused.exit_code == 3 and "the shortest TPOT" in refused.output
+
+
+SMALL = ("plan", "--serve", "--model", "llama-3-8b", "--tpot", "0.05", "--new-tokens", "64", "--rate", "20")
+
+
+def test_without_a_device_the_catalog_is_searched_for_machines_that_carry_the_rate() -> None:
+    planned = CliRunner().invoke(app, [*SMALL, "--accelerator", "l4", "--json"])
+    answer = json.loads(planned.stdout)
+    assert {one["accelerator"] for one in answer["machines"]} == {"l4"} and len(answer["machines"]) > 3
+    for one in answer["machines"]:
+        assert one["machines"] * one["tokens_per_second_per_machine"] >= 20 * 64
+        assert (one["machines"] - 1) * one["tokens_per_second_per_machine"] < 20 * 64
+    said = CliRunner().invoke(app, [*SMALL, "--accelerator", "l4"]).stdout
+    best = answer["best"]
+    assert f" x {best['machine']} (" in said and "for 20 requests/s of 1,024 prompt and 64 new tokens" in said
+    assert f"{best['usd_per_hour']:.2f} USD/h" in said and "leave room, and measure it" in said
+
+
+def test_machines_that_are_all_too_slow_are_answered_with_the_fastest() -> None:
+    refused = CliRunner().invoke(app, [*SMALL[:-1], "1", "--accelerator", "t4", "--ttft", "0.0001"])
+    assert refused.exit_code == 3 and "the shortest predicted TTFT" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rate", "0"), "--rate: expected requests per second above 0"),
+        (("--rate", "5", "--gpus", "8"), "--gpus, --rate: mutually exclusive"),
+        (("--hardware", "cpu"), "engines on CPUs are not predicted"),
+        (("--hardware", "cuda", "--gpus", "8"), "--hardware: has no effect on --serve with a device"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(words: tuple[str, ...], said: str) -> None:
+    refused = CliRunner().invoke(app, ["plan", "--serve", "--model", "llama-3-8b", *words])
+    assert refused.exit_code == 2 and said in refused.output
+    unserved = CliRunner().invoke(app, ["plan", "--model", "llama-3-8b", "--rate", "5"])
+    assert unserved.exit_code == 2 and "has no effect without --serve" in unserved.output
