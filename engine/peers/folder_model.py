@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 
+from engine.models.pretrained import check_loaded, is_pooler
+
 _MAX_REASON = 200
 WorkKind = Literal["generate", "seq2seq", "encode"]
 
@@ -22,7 +24,7 @@ WorkKind = Literal["generate", "seq2seq", "encode"]
 def from_folder(folder: Path, work: WorkKind, dtype: torch.dtype, **options: Any) -> Any:
     """Return the model in evaluation mode; options: further arguments of `from_pretrained`.
 
-    Raises ValueError for a model that transformers cannot build.
+    Raises ValueError for a model that transformers cannot build, WeightsError for one with weights in no file.
     """
     from transformers import AutoConfig
     from transformers.utils import logging
@@ -30,18 +32,22 @@ def from_folder(folder: Path, work: WorkKind, dtype: torch.dtype, **options: Any
     os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable_progress_bar()
     try:
-        model = auto_class(work).from_pretrained(
+        model, loaded = auto_class(work).from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told by `check_loaded`, by name
             **_without_pooler(AutoConfig.from_pretrained(folder, local_files_only=True), work),
             **options,
         )
     except (KeyError, TypeError, AttributeError, ImportError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_REASON]
         raise ValueError(f"{folder}: transformers cannot load the model ({reason}). Check config.json") from error
+    # The last hidden states of an encoder do not depend on a pooler that cannot be left out.
+    check_loaded(model, loaded, folder, is_pooler if work == "encode" else None)
     return plain(model)
 
 

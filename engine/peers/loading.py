@@ -25,6 +25,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.records.record import Figure
 from engine.context import Context
 from engine.loading.prepared import prepare_files
+from engine.models.pretrained import WeightsError
 from engine.models.text_model import TextModel
 from engine.models.weights import DTYPES, required_manifest, weight_files, write_folder
 from engine.peers.families import text_model
@@ -131,6 +132,8 @@ def _able(context: Context) -> Iterator[None]:
     """Translate an engine's errors about models without a plan, or with the wrong one."""
     try:
         yield
+    except WeightsError:
+        raise
     except (AttributeError, AssertionError, ValueError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(text in str(error) for text in _SHAPES):
             raise

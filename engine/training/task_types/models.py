@@ -20,9 +20,12 @@ from configs.families.positions import unused_positions
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
+from engine.models.pretrained import check_loaded, is_head
 from engine.models.weights import TRAINED, build_model, loaded_once, required_manifest, weight_files
 
 _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
+_LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
+"""Classes whose head belongs to the pretrained model, not to the task."""
 
 
 def fresh_model(
@@ -58,14 +61,15 @@ def transformers_model(
     """Return transformers' model of a class such as `AutoModelForMaskedLM`, and the bytes of its files (None:
     synthetic).
 
-    Weights without a file (all of a synthetic model, a new head) are initialised by transformers with the model's seed
-    or the study's: the same on every rank. changes: to the configuration. Only local files are read, and no code of a
-    repository is run. Raises ValueError for a model without this class.
+    Weights without a file (all of a synthetic model, the head of a task) are initialised by transformers with the
+    model's seed or the study's: the same on every rank. changes: to the configuration. Only local files are read, and
+    no code of a repository is run. Raises ValueError for a model without this class, and for one whose files lack
+    other weights than those.
     """
     import transformers
 
     manifest, auto = required_manifest(context), getattr(transformers, kind)
-    seed = manifest.synthetic_seed
+    seed, loaded = manifest.synthetic_seed, None
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.job.measuring.seed if seed is None else seed)
@@ -74,17 +78,20 @@ def transformers_model(
             else:
                 files = weight_files(manifest)
                 file_bytes = sum(path.stat().st_size for path in files)
-                model = auto.from_pretrained(
+                model, loaded = auto.from_pretrained(
                     manifest.folder,
                     config=_config(manifest, changes),
                     dtype=torch.float32,
                     local_files_only=True,
                     trust_remote_code=False,
                     use_safetensors=True,
-                    ignore_mismatched_sizes=changes is not None,  # a head with another number of classes is skipped
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # a head with another number of classes is skipped
                 )
     except (ValueError, KeyError) as error:
         raise ValueError(f"{manifest.identity}: transformers makes no {kind} of it ({error})") from error
+    if loaded is not None:
+        check_loaded(model, loaded, manifest.identity, None if kind in _LANGUAGE_MODELS else is_head)
     made: nn.Module = model.to(device)
     return made, file_bytes
 

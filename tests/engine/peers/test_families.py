@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.encode import EncodeWorkload
@@ -96,3 +97,46 @@ def test_a_family_that_transformers_lacks_is_refused_by_name(
     with pytest.raises(ValueError, match=r"folder:x: transformers .* cannot read config\.json") as raised:
         text_model(context_of(tmp_path, manifest, GenerateWorkload(**WORK))[1], "generate")
     assert words in str(raised.value) and len(str(raised.value)) < 400
+
+
+def changed(manifest: ModelManifest, name: str, tensor: Any = None) -> None:
+    """Take a tensor out of the model's file, or put another in its place."""
+    from safetensors.torch import load_file, save_file
+
+    path = Path(manifest.folder) / "model.safetensors"
+    tensors = load_file(path)
+    assert name in tensors
+    del tensors[name]
+    save_file(tensors | ({} if tensor is None else {name: tensor}), path, metadata={"format": "pt"})
+
+
+_STABLELM = DECODERS["stablelm"]
+_BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
+_ROBERTA = {"intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "workload", "name"),
+    [
+        ("stablelm", _STABLELM, GenerateWorkload(**WORK), "model.layers.1.mlp.up_proj.weight"),
+        ("stablelm", _STABLELM, GenerateWorkload(**WORK), "lm_head.weight"),
+        ("bloom", {}, GenerateWorkload(**WORK), "transformer.word_embeddings.weight"),  # tied: the head with it
+        ("bart", _BART, Seq2SeqWorkload(**WORK), "model.decoder.layers.0.encoder_attn.k_proj.bias"),
+        ("roberta", _ROBERTA, EncodeWorkload(num_prompts=2, batch_size=2), "roberta.encoder.layer.0.output.dense.bias"),
+    ],
+)
+def test_weights_that_are_in_no_file_are_named_and_not_drawn(
+    family: str, options: dict[str, Any], workload: Any, name: str, tmp_path: Path
+) -> None:
+    manifest = made(family, tmp_path / "model", **options)
+    changed(manifest, name)
+    for mode in ("eager", "static") if family == "stablelm" else ("eager",):
+        with pytest.raises(ValueError, match=rf"model: tensor \S*{name.removeprefix('roberta.')} is missing, which "):
+            outcome_of(tmp_path, manifest, workload, engine_mode=mode)
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    manifest = made("stablelm", tmp_path / "model", **_STABLELM)
+    changed(manifest, "model.norm.weight", torch.ones(32))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight has the shape \(32,\); config\.json asks for \(64,\)"):
+        outcome_of(tmp_path, manifest, GenerateWorkload(**WORK))
