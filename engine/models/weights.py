@@ -24,7 +24,7 @@ from configs.common.base import write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_json
 from configs.families.checkpoint import check_tensors, check_workload, with_stored_head
 from configs.families.config import ModelConfig
-from configs.families.tensors import embedding_name
+from configs.families.tensors import embedding_name, names_in_file
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
 from configs.records.record import Figure
 from engine.context import Context
@@ -134,9 +134,9 @@ def build_model(manifest: ModelManifest, dtype: torch.dtype, device: torch.devic
         stored = tensor_locations(files)
         said, config = config, with_stored_head(config, stored)
         file_bytes = check_tensors(config, stored)
+        ours = {theirs: name for name, theirs in names_in_file(config, stored).items()}
         tensors = {
-            piece.name: tensor.to(device, dtype)
-            for piece, tensor in read_pieces(files, map(TensorSlice, config.tensor_shapes()))
+            ours[piece.name]: tensor.to(device, dtype) for piece, tensor in read_pieces(files, map(TensorSlice, ours))
         }
         if said.tied and not config.tied and torch.equal(tensors[_HEAD], tensors[embedding_name(config)]):
             # A copy of the embedding: tied, and so trained as one.
@@ -231,10 +231,11 @@ def write_weights(tensors: dict[str, Tensor], config: dict[str, Any], folder: Pa
 def weight_files(manifest: ModelManifest) -> list[Path]:
     """Return the safetensors files of a model. Raises ValueError if there are none, or one is truncated or missing."""
     folder = Path(manifest.folder)
-    if (folder / WEIGHT_INDEX).is_file():
-        files = _indexed_files(folder)
-    elif (folder / "model.safetensors").is_file():
+    if (folder / "model.safetensors").is_file():
+        # Shards beside it are another copy, as for transformers and the manifest.
         files = [folder / "model.safetensors"]
+    elif (folder / WEIGHT_INDEX).is_file():
+        files = _indexed_files(folder)
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:

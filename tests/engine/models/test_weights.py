@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from engine.models.llama import Llama
-from engine.models.weights import build_model, weights_hash
+from engine.models.weights import build_model, weight_files, weights_hash
+from tasks.models.folder import check_folder
 from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
@@ -165,7 +166,30 @@ def test_a_truncated_file_is_named(saved: Path) -> None:
         build(folder_manifest(saved, **{"model.safetensors": listed}))
 
 
+def test_one_file_precedes_shards_beside_it(saved: Path) -> None:
+    """As in transformers and in the manifest, which names it alone."""
+    other = {"model.norm.weight": torch.ones(128)}
+    save_file(other, saved / "model-00001-of-00001.safetensors")
+    index = {"weight_map": dict.fromkeys(other, "model-00001-of-00001.safetensors")}
+    (saved / "model.safetensors.index.json").write_text(json.dumps(index))
+    _, names = check_folder(saved)
+    assert [path.name for path in weight_files(folder_manifest(saved))] == ["model.safetensors"]
+    assert {name for name in names if name.endswith(".safetensors")} == {"model.safetensors"}
+
+
+def test_names_without_the_prefix_of_the_class_are_trained(saved: Path) -> None:
+    """As the base class saves them."""
+    config = json.loads((saved / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (saved / "config.json").write_text(json.dumps(config))
+    rewrite(saved, **{"lm_head.weight": None})
+    expected = weights_hash(build(folder_manifest(saved)))
+    tensors = load_file(saved / "model.safetensors")
+    save_file({name.removeprefix("model."): one for name, one in tensors.items()}, saved / "model.safetensors")
+    assert weights_hash(build(folder_manifest(saved))) == expected
+
+
 def test_a_missing_shard_and_a_broken_index_are_named(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
     index = saved / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model-00002.safetensors"}}))
     with pytest.raises(ValueError, match=r"model-00002\.safetensors: is missing"):
