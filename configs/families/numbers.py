@@ -36,6 +36,12 @@ def size_of(value: Any, name: str, largest: int, smallest: int = 1) -> int:
     return int(value)
 
 
+def size_pair(value: Any, name: str) -> tuple[int, int]:
+    """Return a height and a width, stated as one number or as two. Raises ValueError naming the key."""
+    pair = value if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
+    return size_of(pair[0], name, MAX_SIZE), size_of(pair[1], name, MAX_SIZE)
+
+
 def real_number(value: Any, name: str) -> float:
     """Return a number stated in a config.json. Raises ValueError naming the key."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -46,6 +46,13 @@ class Fields:
         value = self.get(key)
         return None if value is None else self.checked(value, key, smallest)
 
+    def pair(self, key: str, default: int) -> tuple[int, int]:
+        """Return a height and a width, stated as one number or as two. Raises ValueError naming the key."""
+        value = self.get(key)
+        value = default if value is None else value
+        pair = value if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
+        return self.checked(pair[0], key), self.checked(pair[1], key)
+
     def checked(self, value: Any, key: str, smallest: int = 1) -> int:
         """Return a value of the configuration as a whole number within bounds. Raises ValueError naming the key."""
         largest = MAX_LAYERS if "layer" in key else MAX_SIZE

@@ -10,8 +10,9 @@ def read_vit(fields: Fields) -> Architecture:
     hidden, layers, heads, inner = (
         fields.number(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     )
-    patch, channels = fields.number("patch_size", default=16), fields.number("num_channels", default=3)
-    patches = (fields.number("image_size", default=224) // patch) ** 2
+    patch, image = fields.pair("patch_size", default=16), fields.pair("image_size", default=224)
+    channels = fields.number("num_channels", default=3)
+    patches = (image[0] // patch[0]) * (image[1] // patch[1])
     tokens = patches + learned
     counted = fields.one_of(
         (f"{stem}ForImageClassification", f"{stem}Model", f"{stem}ForImageClassificationWithTeacher")
@@ -25,7 +26,7 @@ def read_vit(fields: Fields) -> Architecture:
         "ForImageClassificationWithTeacher": 2 * classifier(fields.labels, hidden),
     }  # fmt: skip
     weights = (
-        *linear("patches", hidden, channels * patch * patch, 1, bias=True, block=False, share=patches / tokens),
+        *linear("patches", hidden, channels * patch[0] * patch[1], 1, bias=True, block=False, share=patches / tokens),
         Weight("learned_tokens", (hidden,), learned, "vector", block=False),
         *table("positions", tokens, hidden),
         *attention(

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.common.files.reading import SAMPLES_BYTES, check_regular
+from configs.families.numbers import MAX_SIZE, size_of, size_pair
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
@@ -27,9 +28,12 @@ def image_examples(
 ) -> Examples:
     """Return rows of a file, or random ones. names: the classes of the training data; () for the file's own."""
     manifest = required_manifest(context)
-    size, channels = manifest.config.get("image_size"), int(manifest.config.get("num_channels", 3))
-    if not isinstance(size, int):
+    told = {name: value for name, value in manifest.config.items() if value is not None}
+    if "image_size" not in told:
         raise ValueError(f"{manifest.identity}: config.json names no image_size, so it learns no images")
+    height, width = size_pair(told["image_size"], "image_size")
+    patch = size_pair(told.get("patch_size", told["image_size"]), "patch_size")
+    shape = height, width, size_of(told.get("num_channels", 3), "num_channels", MAX_SIZE)
     if data is None:
         seed, found = context.job.measuring.seed, tuple(map(str, range(RANDOM_CLASSES)))
         labels = np.random.default_rng(seed).integers(0, RANDOM_CLASSES, RANDOM_STEPS * workload.global_batch_size)
@@ -37,10 +41,10 @@ def image_examples(
         def pixels_of(numbers: Numbers) -> np.ndarray:
             # Drawn on demand: all of them may exceed memory.
             draws = [np.random.default_rng([seed, int(number)]) for number in numbers]
-            return np.stack([draw.integers(0, 256, (size, size, channels), dtype=np.uint8) for draw in draws])
+            return np.stack([draw.integers(0, 256, shape, dtype=np.uint8) for draw in draws])
     else:
         images, labels, found = _read(input_file(data, field, context), field)
-        images = _fitting(images, size, channels, field)
+        images = _fitting(images, shape, field)
 
         def pixels_of(numbers: Numbers) -> np.ndarray:
             return images[numbers]
@@ -51,10 +55,9 @@ def image_examples(
         pixels = (pixels_of(numbers).astype(np.float32) - _MIDDLE) / _MIDDLE
         return tensors(pixels=np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), targets=labels[numbers])
 
-    patch = int(manifest.config.get("patch_size", size))
     return Examples(
         count=len(labels),
-        positions=(size // patch) ** 2 + 1,  # the patches, and the class token
+        positions=(height // patch[0]) * (width // patch[1]) + 1,  # the patches, and the class token
         collate=collate,
         targets=lambda numbers: np.ones(len(numbers), dtype=np.int64),
         fingerprint=rows_fingerprint(workload, context),
@@ -113,13 +116,13 @@ def _with_names(
     return places[labels], trained
 
 
-def _fitting(images: np.ndarray, size: int, channels: int, field: str) -> np.ndarray:
+def _fitting(images: np.ndarray, shape: tuple[int, int, int], field: str) -> np.ndarray:
     """Return images with the model's size and channels; grey is repeated. Raises ValueError if they do not match."""
-    if images.shape[-1] == 1 and channels > 1:
-        images = np.broadcast_to(images, (*images.shape[:-1], channels))
-    if images.shape[1:] != (size, size, channels):
+    if images.shape[-1] == 1 and shape[-1] > 1:
+        images = np.broadcast_to(images, (*images.shape[:-1], shape[-1]))
+    if images.shape[1:] != shape:
         raise ValueError(
             f"workload.{field}: images of {' x '.join(map(str, images.shape[1:]))}; the model takes "
-            f"{size} x {size} x {channels} (image_size, num_channels of its config.json); resize them"
+            f"{' x '.join(map(str, shape))} (image_size, num_channels of its config.json); resize them"
         )
     return images

@@ -331,7 +331,9 @@ def _encoder(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     if kind == "distilbert":
         config |= {"dim": hidden, "n_layers": layers, "n_heads": heads, "hidden_dim": draw(st.integers(1, 50))}
     if kind in ("vit", "deit"):
-        config |= {"image_size": 16, "patch_size": 4, "num_channels": 2, "qkv_bias": draw(st.booleans())}
+        config |= {"num_channels": 2, "qkv_bias": draw(st.booleans())}
+        config["image_size"] = draw(st.sampled_from([16, [16, 8], [8, 16]]))
+        config["patch_size"] = draw(st.sampled_from([4, [4, 2]]))
     return config
 
 

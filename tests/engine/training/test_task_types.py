@@ -294,6 +294,24 @@ def test_a_padding_token_outside_the_vocabulary_is_none(folder: Path) -> None:
         assert np.isfinite(found).all() and task.config["pad_token_id"] == 0
 
 
+@pytest.mark.parametrize(("image", "patch"), [([8, 8], [4, 2]), ([8, 4], 4), (8, None)])
+def test_sizes_of_images_may_be_pairs(image: Any, patch: Any, folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    height, width = image if isinstance(image, list) else (image, image)
+    images = draw.integers(0, 256, (8, height, width, 3), dtype=np.uint8)
+    np.savez(folder / "inputs" / "oblong.npz", images=images, labels=np.arange(8) % 2)
+    config = {name: value for name, value in CONFIGS["vit"].items() if name != "patch_size" or patch is not None}
+    config |= {"image_size": image, "num_channels": None} | ({} if patch is None else {"patch_size": patch})
+    patches = {(8, 8): 8, (8, 4): 2}[height, width] if patch is not None else 1
+    for data in ("oblong", None):
+        context = made_context(folder, "vit", config=config, data=data)
+        assert load_examples(workload_of(context), context)[0].positions == patches + 1
+    _, _, found = train(
+        made_context(folder, "vit", config=config | {"num_channels": 3, "patch_size": patch or 8}, data="oblong"), 1
+    )
+    assert np.isfinite(found).all()
+
+
 def write_damaged(path: Path, labels: np.ndarray) -> None:
     """Compressed, with some bytes of the images overwritten."""
     draw = np.random.default_rng(0)
