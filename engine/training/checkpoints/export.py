@@ -17,14 +17,14 @@ from engine.models.weights import DTYPES, write_weights
 from engine.rank.failures import log_line
 from engine.training.checkpoints.files import EXPORT, MANIFEST, newest_whole, read_checkpoint, read_checkpoint_progress
 from engine.training.checkpoints.saving import read_tensors
-from engine.training.task_types.common import write_tokenizer
+from engine.training.task_types.common import exported_tensor, write_tokenizer
 
 
 def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
     """Write the folder; return the step's folder that was exported.
 
     Raises ValueError for a checkpoint that is incomplete, ZeRO's, or from a custom loop, and for a folder with an index
-    of weights, which would be loaded instead of these; OSError.
+    of weights, which names those of another model; OSError.
     """
     if not (checkpoint / MANIFEST).exists():
         found = newest_whole(checkpoint)
@@ -40,7 +40,7 @@ def export(checkpoint: Path, folder: Path, dtype: str = "bfloat16") -> Path:
     if told is None:
         raise ValueError(f"{checkpoint}: does not say what model it is of; it was not made by a train workload")
     stored = read_tensors(checkpoint, "model")
-    tensors = {name: stored[name].to(DTYPES[dtype]).contiguous() for name in told["names"]}
+    tensors = {name: exported_tensor(stored[name], DTYPES[dtype]) for name in told["names"]}
     write_weights(tensors, told["config"], folder, DTYPES[dtype])
     tokenizer = Path(told["tokenizer"]) if told["tokenizer"] else None
     if tokenizer is not None and not tokenizer.is_file():

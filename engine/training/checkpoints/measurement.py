@@ -43,6 +43,7 @@ from engine.training.checkpoints.files import (
 )
 from engine.training.checkpoints.saving import Saver, load, own_group
 from engine.training.checkpoints.staging import TensorState
+from engine.training.task_types.common import exported_names
 from engine.training.trainer import Task, Trainer, TrainingBatch, TrainingHistory
 
 __all__ = ["Checkpoints", "OwnCheckpoints", "latest", "load", "open_checkpoints", "read_checkpoint_progress", "save"]
@@ -239,7 +240,7 @@ def _for_export(task: Task, workload: TrainWorkload, context: Context) -> dict[s
     tokenizer = tokenizer_path(context, workload.tokenizer)
     return {
         "config": task.config,
-        "names": [name for name, _ in task.model.named_parameters()],
+        "names": exported_names(task.model),
         "tokenizer": str(tokenizer) if tokenizer else None,
     }
 

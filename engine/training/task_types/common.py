@@ -39,7 +39,7 @@ def the_task(
     model: nn.Module, call: Call, config: dict[str, Any], workload: TrainWorkload, context: Context, classes: bool
 ) -> Task:
     """Return the task of a model. classes: whether it predicts one class per row, so that accuracy is counted."""
-    names = [name for name, _ in model.named_parameters()]
+    names = exported_names(model)
 
     def loss(module: nn.Module, batch: TrainingBatch) -> Tensor:
         logits = call(module, batch.inputs)
@@ -57,11 +57,22 @@ def the_task(
 
     def export(state: dict[str, Tensor], folder: Any) -> None:
         """Write weights in bfloat16 with their configuration and tokenizer: a folder that transformers loads."""
-        tensors = {name: state[name].detach().to("cpu", EXPORTED).contiguous() for name in names}
+        tensors = {name: exported_tensor(state[name], EXPORTED) for name in names}
         write_weights(tensors, config, Path(folder), EXPORTED)
         write_tokenizer(tokenizer_path(context, workload.tokenizer), Path(folder))
 
     return Task(model, repeated_layers(model), loss, metrics, config, export)
+
+
+def exported_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's weights, tied ones once, and of the buffers that its files hold (running means)."""
+    buffers = {name for name, _ in model.named_buffers()}
+    return [name for name, _ in model.named_parameters()] + [name for name in model.state_dict() if name in buffers]
+
+
+def exported_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of an exported folder, on the CPU and in `dtype`; one of whole numbers keeps its own."""
+    return tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
 
 
 def exported_config(config: dict[str, Any], model: nn.Module, **changes: Any) -> dict[str, Any]:

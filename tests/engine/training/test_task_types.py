@@ -110,6 +110,19 @@ def test_what_is_exported_says_the_same_in_transformers(case: str, folder: Path,
     assert tokenizer.is_file() and transformers.AutoTokenizer.from_pretrained(tmp_path)("so dull").input_ids
 
 
+def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Path) -> None:
+    config = {"model_type": "mobilenet_v2", "image_size": 8, "depth_multiplier": 0.35, "finegrained_output": False}
+    trainer, task, _ = train(made_context(folder, "vit", config=config), 2)
+    state = trainer.whole_model()
+    task.export(state, tmp_path / "model")
+    peer = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "model")
+    written = {name: tensor for name, tensor in peer.named_buffers() if name in state}
+    assert len(written) > 100 and any("running_var" in name for name in written)
+    for name, tensor in written.items():
+        assert torch.equal(tensor.to(state[name].dtype), state[name].to(tensor.dtype).to(state[name].dtype)), name
+    assert {int(tensor) for name, tensor in written.items() if name.endswith("num_batches_tracked")} == {2}
+
+
 def test_decoders_are_loaded_by_the_inference_engine(folder: Path, tmp_path: Path, pool: RankPool) -> None:
     from tests.support.answers.sharded_runs import Run, forward  # imported by the ranks too
 
