@@ -112,8 +112,8 @@ class ClassifyRecipe:
         It ends after `epochs`; or at `max_period` (30s, 2m, 1h, or seconds), or as soon as `min_period` is over and the
         loss (of the validation data, if there is any) is at most `target_loss` at the end of an epoch; with min_period
         alone, when that is over. Default: one epoch. checkpoints: a folder visible to all hosts; training resumes from
-        a checkpoint in it, and periods include earlier training. verbose: whether this process prints progress;
-        default: the master. All processes call it.
+        a checkpoint in it with the optimizers of this script, and periods include earlier training. verbose: whether
+        this process prints progress; default: the master. All processes call it.
 
         Raises ValueError for inconsistent arguments, FloatingPointError for a non-finite loss.
         """

@@ -4,6 +4,8 @@ optimizer = make_optimizer(model, options)
 set_rate(optimizer, rate)
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,3 +38,12 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of the next step in all groups; a group may have a `rate_factor`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
+
+
+@contextmanager
+def own_settings(optimizer: Any) -> Iterator[None]:
+    """Keep the settings of all groups (weight decay, betas) while a state is loaded, which has those of its run."""
+    own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    yield
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)

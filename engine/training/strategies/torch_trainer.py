@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from engine.context import Context
 from engine.training.strategies.norms import clipping_factor, gradient_norm, scale_gradients
-from engine.training.strategies.optimizers import make_optimizer, set_rate
+from engine.training.strategies.optimizers import make_optimizer, own_settings, set_rate
 from engine.training.strategies.precision import LossScale, autocast
 from engine.training.trainer import Exposed, StepEnd, Task, TrainerOptions, TrainingBatch
 
@@ -148,9 +148,10 @@ class TorchTrainer:
                 held[parameter]["step"].zero_()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore a `state`, of this or another of torch's strategies."""
+        """Restore a `state`, of this or another of torch's strategies; the optimizer keeps its own settings."""
         set_model_state_dict(self.module, state["model"])
-        set_optimizer_state_dict(self.module, self._optimizer, state["optimizer"], options=_BY_NAME)
+        with own_settings(self._optimizer):
+            set_optimizer_state_dict(self.module, self._optimizer, state["optimizer"], options=_BY_NAME)
         if self.loss_scale and "loss_scale" in state:
             self.loss_scale.load(state["loss_scale"])
 

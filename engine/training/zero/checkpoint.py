@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.rank.failures import one_line
+from engine.training.strategies.optimizers import own_settings
 from engine.training.strategies.tensor import COLUMN_PARALLEL, ROWS
 
 _TAG = "zero"
@@ -70,7 +71,8 @@ def restore(engine: Any, folder: Path, tp: int) -> None:
     shards = len({name.partition("_mp_rank_")[2] for name in parts})
     if shards != tp:
         raise ValueError(f"{folder}: the checkpoint was written with tp={shards}, not {tp}; resume with that")
-    found, _ = engine.load_checkpoint(str(folder), tag=_TAG, load_lr_scheduler_states=False)
+    with own_settings(engine.optimizer):
+        found, _ = engine.load_checkpoint(str(folder), tag=_TAG, load_lr_scheduler_states=False)
     if found is None:
         raise ValueError(f"{folder}: DeepSpeed could not read the checkpoint")
 

@@ -23,6 +23,7 @@ from tests.support.rank_pool import RankPool
 from tests.support.training.zero_runs import (
     Case,
     alone,
+    decays_after_resuming,
     leftovers,
     refused,
     resumed,
@@ -167,6 +168,12 @@ def test_resumes_bit_for_bit(pool: RankPool, tmp_path: Path, strategy: str, dtyp
         assert "written by 1 ranks" in said and "not by 2" in said and "resume with 1" in said
     shutil.rmtree(tmp_path / "checkpoint")
     assert all("no checkpoint of ZeRO" in said for said in pool.run(refused, case))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
+def test_the_studys_weight_decay_holds_after_resuming(pool: RankPool, tmp_path: Path, strategy: str) -> None:
+    """As its learning rate does, and not the one that the checkpoint was made with."""
+    assert pool.run(decays_after_resuming, Case(strategy, folder=str(tmp_path))) == [[0.5, 0.0]] * 2
 
 
 @pytest.mark.parametrize("short_rank", [0, 1])

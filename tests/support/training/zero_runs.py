@@ -26,6 +26,7 @@ from engine.models.llama import Llama
 from engine.training.checkpoints.saving import Saver, own_group
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch
+from engine.training.trainers import STRATEGIES
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -172,8 +173,6 @@ def open_trainer(case: Case, rank: int) -> Any:
 
 
 def make_trainer(task: Task, case: Case, rank: int) -> Any:
-    from engine.training.trainers import STRATEGIES
-
     return STRATEGIES[case.strategy](task, options_of(case), context_of(case, rank))
 
 
@@ -299,3 +298,28 @@ def saved_on_a_small_disk(rank: int, case: Case, short_rank: int) -> tuple[list[
     saver.save_with(trainer.save, 2, {}, "deepspeed")
     trainer.close()
     return saver.failures, saver.count, losses
+
+
+def decays_after_resuming(rank: int, case: Case) -> list[float]:
+    """The weight decay of each group, and so of matrices and of vectors, in a run that goes on with one of its own."""
+    folder = Path(case.folder) / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    first = open_trainer(case, rank)
+    train_steps(first, case, rank, range(1))
+    state = None
+    if case.strategy.startswith("zero"):
+        first.save(folder)
+        first.close()
+    else:
+        state = first.state()
+    options = replace(options_of(case), weight_decay=0.5)
+    second = STRATEGIES[case.strategy](make_task(case), options, context_of(case, rank))
+    if state is None:
+        second.restore(folder)
+    else:
+        second.load(state)
+    train_steps(second, case, rank, range(1, 2))
+    optimizer = second.module.optimizer.optimizer if state is None else second._optimizer
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    second.close()
+    return decays
