@@ -149,6 +149,16 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def flush_all(folder: Path) -> None:
+    """Flush every file below a folder to disk, and the entries of its folders, where others have written them."""
+    for path in folder.rglob("*"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify the manifest of a checkpoint. Raises ValueError naming the files that differ."""
     try:

@@ -44,6 +44,7 @@ from engine.training.checkpoints.files import (
     PROGRESS,
     Checkpoint,
     StoredFile,
+    flush_all,
     forget_older,
     forget_unfinished,
     publish_checkpoint,
@@ -169,6 +170,7 @@ class Saver:
         unfinished = unfinished_folder(self.folder, step)
 
         def published() -> None:
+            flush_all(unfinished)
             paths = [path for path in sorted(unfinished.rglob("*")) if path.is_file()]
             files = {str(path.relative_to(unfinished)): stored_file(path) for path in paths}
             files[PROGRESS] = write_progress(unfinished, progress)

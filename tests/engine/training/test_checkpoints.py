@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.training.checkpoints.export import export, main
-from engine.training.checkpoints.files import newest_whole, steps_in
+from engine.training.checkpoints.files import newest_whole, steps_in, unfinished_folder
 from engine.training.checkpoints.measurement import save
 from engine.training.checkpoints.saving import Saver, load
 from engine.training.checkpoints.staging import shared_out
@@ -255,6 +255,30 @@ def test_what_is_written_behind_is_what_was(tmp_path: Path) -> None:
         load(tmp_path / "step_00000001", {"model": {"a": torch.zeros(5)}})
     with pytest.raises(ValueError, match=r"has no rates\.b"):
         load(tmp_path / "step_00000001", {"rates": {"b": 1}})
+
+
+def test_files_of_a_library_are_on_disk_before_the_checkpoint_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.append((os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size))
+
+    def save(folder: Path) -> None:
+        (folder / "zero" / "rank0").mkdir(parents=True)
+        (folder / "zero" / "part.pt").write_bytes(bytes(1000))
+        (folder / "zero" / "rank0" / "swapped").write_bytes(bytes(2000))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    saver = Saver(tmp_path / "saved", background=False)
+    saver.save_with(save, 3, {}, "deepspeed")
+    unfinished = unfinished_folder(tmp_path / "saved", 3)
+    assert {(f"{unfinished}/zero/part.pt", 1000), (f"{unfinished}/zero/rank0/swapped", 2000)} <= set(flushed)
+    assert {str(unfinished), f"{unfinished}/zero", f"{unfinished}/zero/rank0"} <= {path for path, _ in flushed}
+    assert newest_whole(tmp_path / "saved").folder == saver.whole(3)
 
 
 def test_what_all_ranks_hold_is_written_once(pool: RankPool, tmp_path: Path) -> None:
