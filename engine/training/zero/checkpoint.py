@@ -8,6 +8,7 @@ Checkpoints are the library's: each rank writes its part, and the same number of
 """
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,14 @@ def save(engine: Any, folder: Path) -> None:
     Raises OSError, on all ranks, if one of them could not write its part.
     """
     problems: list[str] = []
-    with _noted(engine.checkpoint_engine, "save", problems), _noted(engine, "_copy_recovery_script", problems):
+    with contextlib.ExitStack() as noted:
+        # copytree: of what is offloaded to a disk.
+        for owner, name in (
+            (engine.checkpoint_engine, "save"),
+            (engine, "_copy_recovery_script"),
+            (shutil, "copytree"),
+        ):
+            noted.enter_context(_noted(owner, name, problems))
         engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
     of_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(of_ranks, problems)
@@ -42,7 +50,7 @@ def save(engine: Any, folder: Path) -> None:
 @contextlib.contextmanager
 def _noted(owner: Any, name: str, problems: list[str]) -> Iterator[None]:
     """Note what a function of the library raises, because the other ranks wait for this one in a barrier of its own."""
-    function = getattr(owner, name)
+    function, own = getattr(owner, name), name in vars(owner)
 
     def noted(*given: Any, **named: Any) -> None:
         try:
@@ -54,7 +62,10 @@ def _noted(owner: Any, name: str, problems: list[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        delattr(owner, name)  # the class's is visible again
+        if own:
+            setattr(owner, name, function)
+        else:
+            delattr(owner, name)  # the class's is visible again
 
 
 def restore(engine: Any, folder: Path, tp: int) -> None:
@@ -94,7 +105,8 @@ def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
             whole = tensor if first is None else _joined(name, safe_get_full_fp32_param(tensor), tp)
         if keep:
             assert whole is not None
-            found[name] = whole.detach().to("cpu", torch.float32, copy=True)
+            dtype = torch.float32 if whole.is_floating_point() else whole.dtype  # a buffer may count
+            found[name] = whole.detach().to("cpu", dtype, copy=True)
     return found
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.context import Context
+from engine.rank.agreement import raise_on_all_ranks
 from engine.training.strategies.exposed import time_stream_waits
 from engine.training.strategies.fsdp import data_mesh, tensor_mesh
 from engine.training.strategies.optimizers import make_optimizer, set_rate
@@ -38,8 +39,8 @@ from engine.training.zero.waits import record_waits
 def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTrainer":
     """Prepare the task's model.
 
-    Raises, before any change, NotImplementedError for unsupported features, and ValueError for a model that tp ranks
-    cannot split.
+    Raises, before any change, NotImplementedError for unsupported features, ValueError for a model that tp ranks cannot
+    split, and on all ranks what keeps one from making its folder for NVMe.
     """
     deepspeed = start_deepspeed(context)
     need_supported(options, context)
@@ -50,7 +51,8 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
     else:
         set_groups(None, None)  # an earlier measurement's
     elements = sum(parameter.numel() for parameter in task.model.parameters())
-    swap = SwapFolder(context) if options.offload == "nvme" else None
+    # Agreed on: a rank that fails alone leaves the others waiting in the library.
+    swap = raise_on_all_ranks(lambda: SwapFolder(context), context) if options.offload == "nvme" else None
     recompute(task.blocks, options.activation_checkpointing)
     if options.compiled:
         compile_blocks(task.blocks)

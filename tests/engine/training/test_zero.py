@@ -28,7 +28,9 @@ from tests.support.training.zero_runs import (
     refused,
     resumed,
     saved_on_a_small_disk,
+    saved_without_swapped_files,
     trained,
+    without_a_swap_folder,
     without_numbers,
 )
 
@@ -182,6 +184,18 @@ def test_a_full_disk_costs_the_checkpoint_and_no_training(pool: RankPool, tmp_pa
         assert (len(failures), written, len(losses)) == (1, 1, 1)
         assert failures[0].startswith(f"rank {short_rank} could not write its part (")
     assert steps_in(tmp_path / "saved") == [2] and not list((tmp_path / "saved").glob(".*"))
+
+
+@pytest.mark.parametrize("short_rank", [0, 1])
+def test_offloaded_files_that_one_rank_cannot_copy_fail_on_all(pool: RankPool, tmp_path: Path, short_rank: int) -> None:
+    for said, restored in pool.run(saved_without_swapped_files, str(tmp_path), short_rank):
+        assert said.startswith(f"rank {short_rank} could not write its part (") and restored
+        assert f"swapped{short_rank}" in said
+
+
+def test_a_folder_for_nvme_that_one_rank_cannot_make_ends_all(pool: RankPool, tmp_path: Path) -> None:
+    for said in pool.run(without_a_swap_folder, Case("zero3", offload="nvme", folder=str(tmp_path)), 1):
+        assert "cache1" in said
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])

@@ -5,12 +5,14 @@ Its matrices are larger than what stage 3 leaves whole on every rank, so that we
 
 import gc
 import resource
+import shutil
 import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -323,3 +325,53 @@ def decays_after_resuming(rank: int, case: Case) -> list[float]:
     decays = [group["weight_decay"] for group in optimizer.param_groups]
     second.close()
     return decays
+
+
+class _Copying:
+    """As much of DeepSpeed's engine as a checkpoint of what is offloaded to a disk asks for."""
+
+    def __init__(self, source: Path) -> None:
+        self.checkpoint_engine, self._source = self, source
+
+    def save(self, state: Any, path: str) -> None:
+        pass
+
+    def _copy_recovery_script(self, folder: str) -> None:
+        pass
+
+    def save_checkpoint(self, folder: str, tag: str, save_latest: bool) -> None:
+        from shutil import copytree  # as DeepSpeed does it
+
+        copytree(self._source, Path(folder) / tag / f"rank{dist.get_rank()}")
+        dist.barrier()
+
+
+def saved_without_swapped_files(rank: int, folder: str, short_rank: int) -> tuple[str, bool]:
+    """What is raised where the files that one rank has offloaded cannot be copied; and whether shutil is as before."""
+    from engine.training.zero.checkpoint import save
+
+    source, before = Path(folder) / f"swapped{rank}", shutil.copytree
+    if rank != short_rank:
+        source.mkdir()
+    try:
+        save(_Copying(source), Path(folder))
+    except OSError as error:
+        return str(error), shutil.copytree is before
+    return "", False
+
+
+def without_a_swap_folder(rank: int, case: Case, short_rank: int) -> str:
+    """What is raised where one rank cannot make its folder for NVMe; the operator that reads it is not looked for."""
+    from engine.training.zero import trainer
+
+    cache = Path(case.folder) / f"cache{rank}"
+    if rank == short_rank:
+        cache.write_bytes(b"no folder")
+    checked, trainer.need_supported = trainer.need_supported, lambda options, context: None
+    try:
+        open_trainer(replace(case, folder=str(cache)), rank)
+    except (OSError, ValueError) as error:
+        return str(error)
+    finally:
+        trainer.need_supported = checked
+    return ""
