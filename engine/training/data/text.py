@@ -35,9 +35,9 @@ def text_tokens(data: str | None, field: str, workload: TrainWorkload, context: 
     if data is None:
         count = RANDOM_STEPS * workload.global_batch_size * (workload.sequence_length + 1)
         return np.random.default_rng(context.job.measuring.seed).integers(0, vocabulary, count, dtype=np.uint32)
-    tokenizer, end = the_tokenizer(workload, context), required_manifest(context).config.get("eos_token_id")
+    tokenizer = the_tokenizer(workload, context)
     source = input_file(data, field, context)
-    end = end if isinstance(end, int) and source.suffix != ".txt" else None
+    end = end_token(context) if source.suffix != ".txt" else None
     name = hashlib.sha256(f"{data}:{_hash_of(tokenizer)}:{end}".encode()).hexdigest()[:16]
     kept: dict[str, np.ndarray] = context.kept.setdefault("text_tokens", {})
     if name not in kept:
@@ -49,6 +49,13 @@ def text_tokens(data: str | None, field: str, workload: TrainWorkload, context: 
             "use a tokenizer of the model's vocabulary"
         )
     return ids
+
+
+def end_token(context: Context) -> int | None:
+    """Return the model's end token, the first where its configuration names several; None where it names none."""
+    given = required_manifest(context).config.get("eos_token_id")
+    first = next(iter(given), None) if isinstance(given, list) else given
+    return first if type(first) is int and first >= 0 else None
 
 
 def the_tokenizer(workload: TrainWorkload, context: Context) -> Path:

@@ -22,7 +22,7 @@ from engine.training.data.examples import (
     read_rows,
     rows_fingerprint,
 )
-from engine.training.data.text import the_tokenizer
+from engine.training.data.text import end_token, the_tokenizer
 from engine.training.task_types.common import exported_config, filled_rows, seen, tensors, the_task
 from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
 from engine.training.trainer import Task
@@ -70,15 +70,12 @@ def _random(workload: TrainWorkload, context: Context) -> Pairs:
 
 def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> Pairs:
     rows = read_rows(data, ["source", "target"], field, context)
-    tokenizer, end = (
-        load_tokenizer(the_tokenizer(workload, context)),
-        required_manifest(context).config.get("eos_token_id"),
-    )
+    tokenizer, end = load_tokenizer(the_tokenizer(workload, context)), end_token(context)
     length, vocabulary, pairs = workload.sequence_length, vocabulary_of(context), []
     for number, row in enumerate(rows, start=1):
         where = f"workload.{field}: row {number}"
         source, target = (encoded(tokenizer, str(row[name]), where).ids for name in ("source", "target"))
-        if isinstance(end, int) and target[-1:] != [end]:
+        if end is not None and target[-1:] != [end]:
             target = [*target, end]
         if not source or not target:
             raise ValueError(f"workload.{field}: row {number} becomes no token at all; leave it out")

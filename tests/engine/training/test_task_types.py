@@ -300,6 +300,17 @@ def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(folde
         make_task(workload_of(context), context)
 
 
+def test_a_row_ends_with_the_first_of_several_end_tokens(folder: Path) -> None:
+    """As the configurations of Llama 3 name them."""
+    for ends in (7, [7, 9], [], -1, None):
+        config = CONFIGS["llama"] | {"eos_token_id": ends}
+        context = made_context(folder, "llama", config=config, data="stories")
+        rows, _ = load_examples(workload_of(context), context)
+        numbers = np.arange(rows.count)
+        count = int((rows.collate(numbers, numbers)["tokens"] == 7).sum())
+        assert (count > 40) is (ends in (7, [7, 9]))
+
+
 def test_a_padding_token_outside_the_vocabulary_is_none(folder: Path) -> None:
     for padding in (-1, CONFIGS["bert"]["vocab_size"]):
         context = made_context(folder, "bert classes", config=CONFIGS["bert"] | {"pad_token_id": padding})
