@@ -341,7 +341,7 @@ FAMILIES: dict[str, Family] = {
             "start_token": Key("decoder_start_token_id", 0, others=("pad_token_id",)),
             # Version 1.1 neither ties the head nor scales its input. Newer files state only the latter, and that all
             # heads are tied.
-            "tied": Key("tie_word_embeddings", True),
+            "tied": Key("tie_word_embeddings", True, others=("tie_word_embeddings",)),  # null: tied
             "scaled_head": Key("scale_decoder_outputs", True, others=("tie_word_embeddings",)),
             "initializer_range": 0.05,
         },

@@ -80,7 +80,7 @@ def _check(config: Mapping[str, Any], architecture: Architecture) -> None:
     """Reject values that transformers rejects too, or that would give meaningless figures."""
     hidden, heads, kv_heads = architecture.hidden, architecture.heads, architecture.kv_heads
     where = f"{architecture.name}: config.json:"
-    own_head_dim = {"head_dim", "d_kv", "kv_lora_rank"} & config.keys()
+    own_head_dim = any(config.get(key) is not None for key in ("head_dim", "d_kv", "kv_lora_rank"))
     if hidden % heads and not own_head_dim:
         raise ValueError(f"{where} a hidden size of {hidden} cannot be shared equally by {heads} heads")
     if heads % kv_heads:

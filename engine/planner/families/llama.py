@@ -132,7 +132,9 @@ def read_llama_like(fields: Fields) -> Architecture:
     hidden, layers, heads = (fields.number(key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     inner, vocabulary = fields.number("intermediate_size"), fields.number("vocab_size")
     kv_heads = fields.number("num_key_value_heads", default=_default_kv_heads(fields, variant, heads))
-    head_dim = fields.number("head_dim", default=variant.head_dim or hidden // heads)
+    # null, as for the engine: an equal share of the hidden size; a missing key: the default.
+    usual_dim = None if "head_dim" in fields.config else variant.head_dim
+    head_dim = fields.number("head_dim", default=usual_dim or hidden // heads)
     tied = fields.flag("tie_word_embeddings", variant.tied)
     bias = fields.flag("attention_bias", variant.sinks) if variant.qkv_bias is None else variant.qkv_bias
     output_bias = bias if variant.qkv_bias is None else False

@@ -80,9 +80,14 @@ class Fields:
         return ValueError(f"{self.name}: config.json: {key} {what}")
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return true or false; `default` is that of transformers' configuration class."""
-        value = self.get(key)
-        return default if value is None else bool(value)
+        """Return true or false, false where it is null; `default` is that of transformers' configuration class.
+
+        Raises ValueError naming the key.
+        """
+        value = self.config.get(key, default)
+        if value not in (True, False, None):
+            raise self._wrong(key, f"is {brief(value)}; true or false is needed")
+        return bool(value)
 
     def word(self, key: str, default: str) -> str:
         """Return a name, such as an activation function's."""

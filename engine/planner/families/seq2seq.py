@@ -23,7 +23,8 @@ def read_t5(fields: Fields) -> Architecture:
     transformers 5 ties the head of every T5 that it builds from a configuration; a loaded T5 keeps its own.
     """
     stem = {"t5": "T5", "mt5": "MT5"}[fields.model_type]
-    hidden, heads, head_dim = fields.number("d_model"), fields.number("num_heads"), fields.number("d_kv", default=64)
+    hidden, heads = fields.number("d_model"), fields.number("num_heads")
+    head_dim = fields.number("d_kv", default=hidden // heads if "d_kv" in fields.config else 64)
     inner, vocabulary = fields.number("d_ff"), fields.number("vocab_size")
     encoder = fields.number("num_layers", "num_hidden_layers")
     decoder = fields.number("num_decoder_layers", default=encoder)
@@ -32,7 +33,7 @@ def read_t5(fields: Fields) -> Architecture:
     gated = fields.flag("is_gated_act", both.startswith("gated-"))
     activation = "gelu_new" if both == "gated-gelu" else both.removeprefix("gated-")
     activation = fields.word("dense_act_fn", activation)
-    tied = fields.flag("tie_word_embeddings", True)
+    tied = fields.get("tie_word_embeddings") is None or fields.flag("tie_word_embeddings", True)  # null: tied
     counted = fields.one_of((f"{stem}ForConditionalGeneration", f"{stem}Model", f"{stem}EncoderModel"))
     buckets = fields.number("relative_attention_num_buckets", default=32)
     alone = counted.endswith("EncoderModel")

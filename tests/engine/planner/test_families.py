@@ -1,5 +1,6 @@
 """Parameters of every family against transformers' own modules, and against totals that were published."""
 
+from math import prod
 from typing import Any
 
 import pytest
@@ -8,10 +9,14 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.families.config import ModelConfig
+from configs.families.keys import read_keys
+from configs.families.table import FAMILIES, families
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.catalog import find_model, known_models
 from engine.planner.families import READERS, read_architecture
 from engine.planner.families.llama import VARIANTS
+from tests.support.answers.perturbed_configs import tiny_config
 
 # transformers' MPT knows neither learned positions nor biases; llm-foundry's sizes are held against its own totals.
 LLM_FOUNDRY = {model.name for model in known_models() if model.repository.startswith("llm-foundry/")}
@@ -236,6 +241,34 @@ def test_a_qwen_without_sliding_windows_has_none_whatever_its_layers_are_called(
     layers |= {"layer_types": ["full_attention", "sliding_attention"]}
     assert read_architecture(LLAMA | layers).windows == ()
     assert read_architecture(LLAMA | layers | {"use_sliding_window": True}).windows == (None, 8)
+
+
+@pytest.mark.parametrize("kind", sorted(set(families()) & set(READERS)))
+def test_null_means_to_a_plan_what_it_means_to_the_engine(kind: str) -> None:
+    config, compared = tiny_config(kind), 0
+    for key in sorted(read_keys(FAMILIES[kind])):
+        changed = config | {key: None}
+        try:
+            ours = ModelConfig.parse(changed)
+        except ValueError:
+            continue
+        plan = read_architecture(changed)
+        compared += 1
+        assert (plan.kv_heads, plan.head_dim, plan.gated) == (ours.kv_heads, ours.head_dim, ours.gated), key
+        assert plan.windows == (ours.windows if any(ours.windows) else ()), key
+        if kind != "bert":  # a plan counts its pooler
+            assert plan.parameters == sum(prod(shape) for shape in ours.tensor_shapes().values()), key
+    assert compared >= 1
+
+
+def test_null_of_other_families_is_what_transformers_takes_it_for() -> None:
+    falcon = {"model_type": "falcon", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "vocab_size": 60}  # fmt: skip
+    for key in ("multi_query", "parallel_attn", "bias", "new_decoder_architecture"):
+        config = falcon | {key: None}
+        assert read_architecture(config).parameters == counted_by_transformers(config, "FalconForCausalLM"), key
+    with pytest.raises(ValueError, match=r"config\.json: multi_query is 'no'; true or false is needed"):
+        read_architecture(falcon | {"multi_query": "no"})
 
 
 def test_a_token_goes_to_no_more_experts_than_there_are() -> None:
