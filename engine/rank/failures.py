@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 _MESSAGE_CHARACTERS = 600
 _SOURCE_PLACE = re.compile(
-    r"\[enforce fail at [^\]]*\]\s*(err == 0\.\s*)?"
-    r"|\[?[\w./+-]*/[\w.+-]+\.(cc|cpp|cu|cuh|h|hpp):\d+\]?:?\s*"
-    r"|\s*Exception raised from .*",
+    r"\[enforce fail at [^\[\]]*\]\s*(err == 0\.\s*)?"
+    # From the beginning of a word or of white space: to try each place in it takes the square of its length.
+    r"|(?:\[|(?<![\w./+-]))[\w./+-]*/[\w.+-]+\.(cc|cpp|cu|cuh|h|hpp):\d+\]?:?\s*"
+    r"|(?<!\s)\s*Exception raised from .*",
     re.DOTALL,
 )
 """Where in the C++ source of a library an error was raised: the traceback in the log has it."""

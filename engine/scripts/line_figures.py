@@ -14,14 +14,13 @@ from engine.scripts.outputs import Line
 from engine.scripts.series import StepSeries
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
-_NUMBER = re.compile(
-    r"\s*([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*([kmgb]?)\s*", re.I
-)
+# No two parts beside each other take the same characters: a line of 64 KiB is tried in no square of ways.
+_NUMBER = re.compile(r"([-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*([kmgb]?)", re.I)
 
 
 def number(text: str) -> float:
     """The number that a line shows: 8,123 or 8.1k or 3e-4 or nan. Raises ValueError."""
-    found = _NUMBER.fullmatch(text)
+    found = _NUMBER.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"not a number: {text[:40]!r}")
     return float(found[1].replace(",", "").replace("_", "")) * _SUFFIXES.get(found[2].lower(), 1.0)

@@ -105,6 +105,15 @@ def test_a_long_chain_of_words_takes_no_time_to_speak_of() -> None:
     assert redacted("a-" * 70_000 + "token=hush-42") == "a-" * 70_000 + "token=(hidden)"
 
 
+@pytest.mark.parametrize("part", ["eyJ-", "eyJaaaaaaaa-"])
+def test_a_long_word_of_beginnings_of_tokens_takes_no_time_to_speak_of(part: str) -> None:
+    """Some ten minutes, where the rest of the word is searched behind each of them."""
+    text = part * ((1 << 20) // len(part))
+    assert redacted(text) == text
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-DEF_123"
+    assert redacted(f"{text} session-{token}, {token}") == f"{text} (hidden), (hidden)"
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [

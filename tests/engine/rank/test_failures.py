@@ -35,3 +35,10 @@ def test_one_line(raised: str, told: str) -> None:
 
 def test_a_long_message_is_cut() -> None:
     assert len(one_line(RuntimeError("x" * 10_000))) <= 600
+
+
+@pytest.mark.parametrize("part", ["x", " ", "x/", ".", "a.cc/", "[enforce fail at "])
+def test_a_message_of_a_megabyte_takes_no_time_to_speak_of(part: str) -> None:
+    """Hours, where a place in a source is looked for from each character on."""
+    text = part * ((1 << 20) // len(part))
+    assert one_line(RuntimeError(f"bad value: {text}")).startswith("bad value:")

@@ -103,6 +103,13 @@ def test_numbers_of_lines(text: str, value: float) -> None:
     assert number(text) == value
 
 
+@pytest.mark.parametrize("part", ["1", "1_", " "])
+def test_a_long_line_that_is_no_number_takes_no_time_to_speak_of(part: str) -> None:
+    """Hours, where two parts of a number take the same characters."""
+    with pytest.raises(ValueError, match="not a number"):
+        number(f"1{part * (1 << 20)}x")
+
+
 def test_lines_with_times_rates_and_own_figures() -> None:
     pattern = LinePattern(
         pattern=r"step (?P<step>\S+) loss (?P<loss>\S+) (?P<step_seconds>\S+) ms (?P<tflops>\S+) TF",
