@@ -36,6 +36,7 @@ def run_json(figures: LoadFigures, judgement: LoadVerdict, objectives: RequestOb
             "lengths_held_share": figures.lengths_held,
             "counts_agree_share": figures.counts_agree,
             "answers_with_more_chunks_than_tokens": figures.chunks_above_usage,
+            "answers_at_one_moment_share": figures.at_once,
             "late_p99_seconds": figures.late_p99_seconds,
             "lag_p99_seconds": figures.lag_p99_seconds,
         },

@@ -71,6 +71,7 @@ class LoadFigures:
     lengths_held: share of answers as long as asked for.
     counts_agree: share of answers with as many chunks as the server counted tokens; None without usage.
     chunks_above_usage: answers with more chunks than tokens, which no server can have.
+    at_once: share of answers of several tokens that came at one moment; their TPOT and ITL are unknown.
     """
 
     window: Window
@@ -87,6 +88,7 @@ class LoadFigures:
     lengths_held: float | None
     counts_agree: float | None
     chunks_above_usage: int
+    at_once: float | None
     late_p99_seconds: float | None
     lag_p99_seconds: float | None
 
@@ -115,6 +117,7 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
         lengths_held=_share(_as_long_as_asked(run)[completed]),
         counts_agree=_share((usage == chunks)[counted]),
         chunks_above_usage=int((chunks > usage)[counted].sum()),
+        at_once=_share(run.at_once[completed]),
         late_p99_seconds=_p99(run.late_seconds[due & (run.columns["outcome"] != RequestOutcome.DROPPED)]),
         lag_p99_seconds=_p99(run.lag_seconds),
     )
@@ -122,7 +125,7 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
 
 def scores(run: LoadRun, objectives: RequestObjectives) -> Floats:
     """Of each request the largest latency over its bound: up to 1 it met its objectives; MAX_SCORE where it failed."""
-    latencies = {"ttft": run.ttft_seconds, "tpot": run.tpot_seconds, "e2e": run.e2e_seconds}
+    latencies = {"ttft": run.ttft_seconds, "tpot": run.judged_tpot_seconds, "e2e": run.e2e_seconds}
     found = np.zeros(len(run))
     for name, bound in objectives.bounds.items():
         found = np.fmax(found, latencies[name] / bound)  # fmax: an answer of one token has no time per token
@@ -167,7 +170,7 @@ def _latencies(run: LoadRun, kept: Ints) -> dict[str, LatencyFigures]:
     }
     found = {name: latency_of(values[kept], section_of[kept]) for name, values in by_request.items()}
     owners = section_of[run.gap_request]
-    counted = (owners >= 0) & run.completed[run.gap_request]
+    counted = (owners >= 0) & (run.completed & ~run.at_once)[run.gap_request]
     found["itl"] = latency_of(run.gap_seconds[counted], owners[counted])
     return {name: one for name, one in found.items() if one is not None}
 

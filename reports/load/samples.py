@@ -23,6 +23,7 @@ from configs.load.samples import (
     REQUEST_COLUMNS,
     SAMPLE_COLUMNS,
     SAMPLES_FILE,
+    FinishCode,
     LoadFacts,
     RequestOutcome,
 )
@@ -74,9 +75,30 @@ class LoadRun:
         return np.where(np.isnan(usage), self.columns["chunks"], usage)
 
     @cached_property
+    def _answered(self) -> Floats:
+        """As `tokens`; where chunks are no count, an answer that ended at its limit has as many as were asked for."""
+        limited = np.isnan(self.columns["new_tokens"]) & (self.columns["finish"] == FinishCode.LENGTH)
+        return np.where(limited, np.maximum(self.tokens, self.columns["asked_new_tokens"]), self.tokens)
+
+    @cached_property
+    def at_once(self) -> NDArray[np.bool_]:
+        """Completed answers of several tokens whose text came at one moment, as behind a proxy that buffers."""
+        found: NDArray[np.bool_] = self.completed & (self._answered > 1) & ~(self._of("last") > self._of("first"))
+        return found
+
+    @cached_property
     def tpot_seconds(self) -> Floats:
-        """Mean time per token after the first, (last - first) / (tokens - 1); NaN of answers of one token."""
-        return self._completed_only((self._of("last") - self._of("first")) / _or_nan(self.tokens - 1))
+        """Mean time per token after the first, (last - first) / (tokens - 1).
+
+        NaN of answers of one token, and of those whose tokens came at one moment: how long each took is unknown.
+        """
+        mean = (self._of("last") - self._of("first")) / _or_nan(self.tokens - 1)
+        return self._completed_only(np.where(self.at_once, np.nan, mean))
+
+    @cached_property
+    def judged_tpot_seconds(self) -> Floats:
+        """What an objective bounds: TPOT; where it is unknown, end to end over all tokens, which counts waiting too."""
+        return np.where(self.at_once, self.e2e_seconds / _or_nan(self._answered), self.tpot_seconds)
 
     @cached_property
     def tpot_with_first_seconds(self) -> Floats:

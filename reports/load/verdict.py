@@ -93,6 +93,11 @@ def _notes(run: LoadRun, figures: LoadFigures) -> list[str]:
             f"{percent(1 - figures.lengths_held)} of the answers do not have the length asked for: "
             "the figures cannot be compared with those of other engines"
         )
+    if figures.at_once:
+        notes.append(
+            f"{percent(figures.at_once)} of the answers came at one moment: their TPOT and ITL are unknown, and an "
+            "objective of TPOT takes their end-to-end latency over all tokens"
+        )
     if figures.chunks_above_usage:
         notes.append(
             f"{plural(figures.chunks_above_usage, 'answer')} had more chunks than the server counted tokens: "

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,26 @@ def test_figures_of_a_run_whose_moments_are_known() -> None:
     assert found.offered_rate == pytest.approx(10.0)
     assert found.goodput is not None and found.goodput.share == 1
     assert (found.lengths_held, found.counts_agree, found.chunks_above_usage) == (1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(("columns", "tokens"), [({}, 11), ({"chunks": 1.0}, 1), ({"new_tokens": np.nan}, 1)])
+def test_time_per_token_of_answers_that_come_at_one_moment_is_unknown(columns: dict[str, Any], tokens: int) -> None:
+    """As behind a proxy that buffers: eleven tokens in one chunk, or in eleven that arrive together."""
+    known: dict[str, Any] = {"new_tokens": 11.0, "asked_new_tokens": 11.0} | columns
+    run = made_run(evenly(200), ttft=1.1, gap=0.0, tokens=tokens, duration=20.0, **known)
+    found = serving_metrics(run, RequestObjectives(tpot_seconds=0.09))
+    assert "tpot" not in found.latencies and "itl" not in found.latencies
+    assert found.goodput is not None and found.goodput.share == 0  # 0 s a token met any objective
+    assert scores(run, RequestObjectives(tpot_seconds=0.2)) == pytest.approx(np.full(200, 0.5))  # 1.1 s over 11 tokens
+    (note,) = (note for note in judged(run, found).notes if "one moment" in note)
+    assert note.startswith("100 % of the answers came at one moment: their TPOT and ITL are unknown")
+    assert run_json(found, judged(run, found), None)["checks"]["answers_at_one_moment_share"] == 1
+
+
+def test_answers_of_one_token_have_no_time_per_token_to_judge() -> None:
+    run = made_run(evenly(200), ttft=1.1, tokens=1, duration=20.0)
+    found = serving_metrics(run, RequestObjectives(tpot_seconds=0.001))
+    assert found.goodput is not None and found.goodput.share == 1 and found.at_once == 0
 
 
 def test_waiting_in_the_generator_counts() -> None:

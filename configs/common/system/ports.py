@@ -1,0 +1,25 @@
+"""Ports for servers that bind them later than they are chosen.
+
+port = free_port()          # of this machine's loopback
+"""
+
+import secrets
+import socket
+
+FIRST_PORT, PORTS = 20000, 12000
+"""Below the range from which the kernel gives outgoing ports (net.ipv4.ip_local_port_range)."""
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port of this address that nobody listens on, below the range from which the kernel gives outgoing ones.
+
+    Whoever binds it imports torch or loads a model first, so a port of the ephemeral range could be gone by then.
+    """
+    while True:
+        port = FIRST_PORT + secrets.randbelow(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return port
