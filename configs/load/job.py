@@ -19,6 +19,8 @@ from configs.load.lengths import Lengths
 
 _ROUNDING = 1 + 1e-9
 """A rate is divided by the turns of a conversation and multiplied again."""
+_BURST, _BURST_REQUESTS, _BURST_SECONDS = 3, 10, 1.0
+"""By chance a Poisson process sends thirty requests in the time of ten once in a hundred million times."""
 _OWN_FIELDS = frozenset(
     {"model", "prompt", "max_tokens", "min_tokens", "ignore_eos", "temperature", "stream", "stream_options"}
 )
@@ -86,10 +88,20 @@ class Contents(Frozen):
 class Caps(Frozen):
     """Limits that protect the server; a generator stops or waits, and says that it did."""
 
-    max_rate: PositiveFloat | None = Field(None, description="requests/s; a schedule above it is refused")
+    max_rate: PositiveFloat | None = Field(
+        None, description="mean requests/s; a schedule above it, or with a burst of three times it, is refused"
+    )
     max_tokens: PositiveInt | None = Field(None, description="tokens asked for in all, prompts and answers")
     max_in_flight: PositiveInt = Field(4096, le=60_000, description="requests at once; later ones are dropped")
     timeout_seconds: PositiveFloat = Field(300.0, description="of a request")
+
+    @property
+    def burst(self) -> tuple[float, float] | None:
+        """How many requests are sent at most within how many seconds, by the cap of rate; None: any number."""
+        if self.max_rate is None:
+            return None
+        seconds = max(_BURST_SECONDS, _BURST_REQUESTS / self.max_rate)
+        return _BURST * max(float(_BURST_REQUESTS), self.max_rate * _BURST_SECONDS), seconds
 
     def problem_of(self, users: int | None, rate: float | None) -> str | None:
         """Why traffic is refused under the cap of rate, with the field's name; None where it is not."""

@@ -70,7 +70,9 @@ class EndpointTarget(LocalTarget):
     url: str = Field(description="http(s)://host[:port][/path]; /v1/completions is appended")
     model: str = Field(min_length=1, description="name of the model at the server")
     token_variable: str | None = Field(None, description="environment variable that holds the bearer token")
-    max_rate: PositiveFloat | None = Field(None, description="cap: never more requests per second; bounds a search")
+    max_rate: PositiveFloat | None = Field(
+        None, description="cap: requests per second, bursts up to three times it; bounds a search"
+    )
     max_tokens: PositiveInt | None = Field(None, description="cap: tokens asked for in a run, prompts and answers")
 
     @model_validator(mode="after")

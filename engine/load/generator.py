@@ -9,6 +9,7 @@ when it was due. A closed loop has users, each of whom waits for an answer, thin
 import asyncio
 import gc
 import signal
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, process_time
@@ -54,6 +55,7 @@ class Generator:
         self._last_due = 0.0
         self._asked_tokens = 0
         self._in_flight = 0
+        self._lately = deque[float]()  # when requests were sent, as far back as the cap of rate looks
         self._capped: str | None = None
         self._stopped = False
         self._sleepers: set[asyncio.Future[None]] = set()
@@ -191,6 +193,8 @@ class Generator:
         job = self.job
         if self._capped is not None or (job.max_requests is not None and self._due_requests >= job.max_requests):
             return False
+        if self._is_burst():
+            return False
         prompt = turn.prompt_tokens
         # A text has at most as many tokens as bytes.
         asked = turn.new_tokens + (len(str(turn.prompt).encode()) if prompt is None else prompt)
@@ -201,6 +205,24 @@ class Generator:
         self._due_requests += 1
         self._last_due = max(self._last_due, due)
         return True
+
+    def _is_burst(self) -> bool:
+        """Stop where one more request now would be too many in a short time for the cap of rate.
+
+        Whatever brings them together: the draws of a process, turns of conversations, a generator that was held up.
+        """
+        bound = self.job.caps.burst
+        if bound is None:
+            return False
+        count, seconds = bound
+        now = self._now()
+        while self._lately and self._lately[0] <= now - seconds:
+            self._lately.popleft()
+        if len(self._lately) + 1 > count:
+            self._stop(f"max_rate: more than {count:g} requests within {seconds:g} s", abort=False)
+            return True
+        self._lately.append(now)
+        return False
 
     async def _wait_until(self, due: float) -> bool:
         """Sleep until a time since the run's start; False where the run was stopped."""
@@ -251,4 +273,23 @@ def _trace_of(job: LoadJob) -> list[TraceRow] | None:
     rate = requests / seconds if seconds else float("inf")
     if requests > 1 and job.caps.max_rate is not None and rate > job.caps.max_rate:
         raise ValueError(f"arrivals.file: {rate:.4g} requests/s, above the cap of {job.caps.max_rate:g}")
+    _check_bursts(rows, job)
     return rows
+
+
+def _check_bursts(rows: list[TraceRow], job: LoadJob) -> None:
+    """Raise ValueError where more requests of a trace come together than the cap of rate allows."""
+    bound = job.caps.burst
+    if bound is None:
+        return
+    count, seconds = bound
+    lately = deque[float]()
+    for row in rows:
+        while lately and lately[0] <= row.seconds - seconds:
+            lately.popleft()
+        lately.append(row.seconds)
+        if len(lately) > count:
+            raise ValueError(
+                f"arrivals.file: more than {count:g} requests within {seconds:g} s, from {lately[0]:g} s on, above "
+                f"the cap of {job.caps.max_rate:g} requests/s"
+            )

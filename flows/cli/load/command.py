@@ -63,7 +63,9 @@ def measure_server(
     ] = False,
     tolerance: Annotated[float, typer.Option(metavar="0..1", help="width of the interval to search for")] = 0.05,
     max_runs: Annotated[int, typer.Option(metavar="N", min=1, help="runs of a search")] = 40,
-    max_rate: Annotated[float | None, typer.Option(metavar="N", help="cap: never more requests per second")] = None,
+    max_rate: Annotated[
+        float | None, typer.Option(metavar="N", help="cap: requests per second, bursts up to three times it")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="cap: tokens asked for in a run, prompts and answers")
     ] = None,

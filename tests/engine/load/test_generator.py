@@ -18,11 +18,12 @@ import pytest
 from benchmarks.load.server import Script, serving
 from configs.common.arrays import Floats
 from configs.common.files.reading import read_model
-from configs.load.arrivals import Arrivals, ClosedLoop, PoissonArrivals, TraceArrivals
+from configs.load.arrivals import Arrivals, ClosedLoop, GammaArrivals, PoissonArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.samples import SAMPLE_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from configs.records.samples import read_samples
 from engine.load.generator import Generator
+from engine.load.recorder import RequestRecorder
 from engine.load.replies import Reply
 from reports.load.metrics import serving_metrics
 from reports.load.samples import read_load_run
@@ -253,6 +254,45 @@ def test_a_trace_of_conversations_counts_every_turn_under_the_cap(
             Generator(job)
     else:
         Generator(job)
+
+
+@pytest.mark.parametrize(("together", "refused"), [(31, True), (30, False)])
+def test_a_trace_with_a_burst_above_the_cap_is_refused(tmp_path: Path, together: int, refused: bool) -> None:
+    """Its mean is far below the cap: a thousand seconds pass after the burst."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps({"seconds": row}) for row in (*[5.0] * together, 1000.0)))
+    job = LoadJob(
+        endpoint=Endpoint(url="http://127.0.0.1:9", model="m"),
+        arrivals=TraceArrivals(file=str(trace)),
+        caps=Caps(max_rate=2.0),
+    )
+    if refused:
+        with pytest.raises(ValueError, match=r"more than 30 requests within 5 s, from 0 s on, above the cap of 2 "):
+            Generator(job)
+    else:
+        Generator(job)
+
+
+def test_a_burst_of_drawn_arrivals_ends_a_run_at_the_cap() -> None:
+    """Gamma gaps of this shape are nearly all 0: hundreds of requests come together at a mean of one a second."""
+    job = LoadJob(
+        endpoint=Endpoint(url="http://127.0.0.1:9", model="m"),
+        arrivals=GammaArrivals(rate=1.0, burstiness=0.001),
+        caps=Caps(max_rate=1.0),
+        max_requests=200,
+        seed=0,
+    )
+    generator = Generator(job)
+    generator._recorder = RequestRecorder(time.monotonic())
+    generator._pool = NoSockets(generator)  # type: ignore[assignment]
+
+    async def work() -> None:
+        await generator._open_loop()
+        await asyncio.gather(*generator._tasks)
+
+    asyncio.run(work())
+    assert generator._due_requests == 30
+    assert generator._capped == "max_rate: more than 30 requests within 10 s"
 
 
 class NoSockets:
