@@ -23,6 +23,7 @@ from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_json, read_model
+from configs.common.system.ports import free_port
 from configs.common.system.proc import become_subreaper, end_with_parent, start_ticks
 from configs.plans.job import Job, Launcher
 from configs.plans.paths import JobPaths
@@ -33,7 +34,7 @@ from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end
 from slurm.launcher.machine_lock import LOCK_POLL_SECONDS, launch_lock
 from slurm.launcher.node import GIVEN, JobNode, given_node, node_of, pbs_node, rank_under, restarts, under_pbs
-from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of, free_port
+from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of
 from slurm.launcher.ranks import RankSupervisor
 
 NOT_SEEN = 3

@@ -22,12 +22,13 @@ import psutil
 
 from benchmarks.serving.model import ModelFiles
 from configs.common.execution import Engine, Layout
+from configs.common.system.ports import free_port
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment
 from configs.workloads.serve import ServeWorkload
 from engine.workloads.servers.commands import ServerCommand, Wanted, command_of
-from engine.workloads.servers.process import RunningServer, fetched, unused_port
+from engine.workloads.servers.process import RunningServer, fetched
 from flows.folders import cache_folder
 
 START_SECONDS = 400.0
@@ -124,7 +125,7 @@ def installed(program: Path | None) -> list[str]:
 
 def start(variant: Variant, files: ModelFiles, program: Path | None, folder: Path) -> MeasuredServer:
     """Start a server; it is ready later."""
-    port = unused_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{variant.name.replace(' ', '-')}-{variant.threads}.log"

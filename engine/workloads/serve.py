@@ -25,6 +25,7 @@ import numpy as np
 
 from configs.common.base import content_hash, write_atomically
 from configs.common.files.reading import read_model
+from configs.common.system.ports import free_port
 from configs.load.job import Endpoint, LoadJob
 from configs.load.samples import CHUNK_COLUMN, FACTS_FILE, JOB_FILE, LAG_COLUMN, SAMPLE_COLUMNS, SAMPLES_FILE, LoadFacts
 from configs.load.search import SEARCH_FILE
@@ -41,7 +42,7 @@ from engine.planner.families import read_architecture
 from engine.planner.serving import AskedSizes, server_sizes
 from engine.workloads.servers.commands import SERVED_NAME, ServerCommand, Wanted, command_of
 from engine.workloads.servers.probes import Probes
-from engine.workloads.servers.process import RunningServer, ServerDiedError, unused_port
+from engine.workloads.servers.process import RunningServer, ServerDiedError
 from engine.workloads.servers.watching import Watch
 
 _MAX_TEXT = 1500
@@ -106,7 +107,7 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
         cell=cell,
         manifest=context.manifest,
         environment=_environment(context, cell.engine),
-        port=unused_port(),
+        port=free_port(),
         cores=cores[: cell.layout.ranks * cell.cores_per_rank],
         on_gpus=context.device.type == "cuda",
     )

@@ -9,7 +9,6 @@ all have registered, the head replies with the rendezvous port of the ranks, and
 """
 
 import hashlib
-import secrets
 import socket
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.common.base import sha256_of_file
+from configs.common.system.ports import FIRST_PORT, PORTS, free_port
 from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node import JobNode, address_of, has_network, interface_of, listening_addresses
@@ -38,7 +38,6 @@ from slurm.launcher.peer_monitor import (
 LOOPBACK = "127.0.0.1"
 _GREETING_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
-_FIRST_PORT, _PORTS = 20000, 12000  # below the range from which the kernel gives outgoing ports
 
 
 @dataclass(frozen=True)
@@ -72,22 +71,7 @@ def digest_of(job_json: Path) -> str:
 def roll_call_port(node: JobNode) -> int:
     """The head's port: the same on every node of a step, another for every step."""
     digest = hashlib.sha256(f"{node.job_id}.{node.step_id}".encode()).digest()
-    return _FIRST_PORT + int.from_bytes(digest[:8], "big") % _PORTS
-
-
-def free_port(address: str = LOOPBACK) -> int:
-    """A port of this address that nobody listens on, below the range from which the kernel gives outgoing ones.
-
-    torchrun binds it only after it has imported torch, so a port of the ephemeral range could be gone by then.
-    """
-    while True:
-        port = _FIRST_PORT + secrets.randbelow(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-            return port
+    return FIRST_PORT + int.from_bytes(digest[:8], "big") % PORTS
 
 
 @dataclass

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from types import FrameType
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import read_json_object, read_model, read_tail, read_text
+from configs.common.system.ports import free_port
 from configs.common.system.proc import end_with_parent
 from configs.serving.deployment import ServiceState, SupervisedProcess
 from slurm.launcher.node import interface_of
@@ -98,8 +98,7 @@ class Supervisor:
         with suppress(OSError, ValueError):
             if before := read_model(self.folder / "state.json", ServiceState).port:
                 return before
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            return int(found.getsockname()[1])
+        return free_port()
 
     def _start(self) -> None:
         service, log = self.service, self.folder / "server.log"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from configs.common.system.ports import free_port
 from configs.plans.job import Job
 from configs.targets.target import SlurmTarget
-from slurm.launcher.node_registration import Rendezvous, free_port
+from slurm.launcher.node_registration import Rendezvous
 from slurm.launcher.starting import rank_environment, start_argv
 from tests.support.cluster.launches import noop_measurement, write_job
 from tests.support.listeners import MARK, listening

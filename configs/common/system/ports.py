@@ -3,6 +3,7 @@
 port = free_port()          # of this machine's loopback
 """
 
+import errno
 import secrets
 import socket
 
@@ -14,12 +15,15 @@ def free_port(address: str = "127.0.0.1") -> int:
     """A port of this address that nobody listens on, below the range from which the kernel gives outgoing ones.
 
     Whoever binds it imports torch or loads a model first, so a port of the ephemeral range could be gone by then.
+    Raises OSError for an address that is not this machine's.
     """
     while True:
         port = FIRST_PORT + secrets.randbelow(PORTS)
         with socket.socket() as probe:
             try:
                 probe.bind((address, port))
-            except OSError:
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
                 continue
             return port

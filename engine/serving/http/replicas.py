@@ -13,7 +13,6 @@ ends with an error, as it may be the cause. Ranks end with the HTTP process, how
 import asyncio
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from configs.common.files.reading import read_tail
+from configs.common.system.ports import free_port
 from configs.serving.settings import ServingSettings
 from engine.rank.processes import LAUNCHER_VARIABLE
 from engine.serving.http.answers import TokenQueue
@@ -157,7 +157,7 @@ class ReplicaRanks:
         layout, settings, meeting = self._settings.layout, self._settings, self._settings.rendezvous
         world = layout.tp * layout.pp
         ranks = world // meeting.nodes if meeting else world
-        address, port = (meeting.address, meeting.port) if meeting else ("127.0.0.1", _free_port())
+        address, port = (meeting.address, meeting.port) if meeting else ("127.0.0.1", free_port())
         command = [sys.executable, "-m", RANK_PROGRAM, str(self._settings_path), str(self._socket)]
         self._processes, self._given_up = [], False
         with self.log.open("ab") as log:
@@ -324,12 +324,6 @@ class Router:
         for answer in answers:
             if answer.key in self._places:
                 self.start(answer)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def _last_line(log: Path) -> str:

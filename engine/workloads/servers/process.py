@@ -8,7 +8,6 @@ server.check()                     # raises ServerDiedError with the end of its 
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -41,13 +40,6 @@ _MAX_ANSWER_BYTES = 64 << 20
 
 class ServerDiedError(RuntimeError):
     """A server ended, or was never ready."""
-
-
-def unused_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
 
 
 class RunningServer:

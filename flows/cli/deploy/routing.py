@@ -13,6 +13,7 @@ import typer
 
 from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import read_model, read_text
+from configs.common.system.ports import free_port
 from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.signals import ended_by_signals
@@ -24,8 +25,6 @@ _KEY_VARIABLE = "RANKWISE_API_KEY"
 
 def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -> int:
     """Serve until a signal ends it; prints what each deployment got. Returns the exit code."""
-    import socket
-
     store = store_of_user()
     found = [store.read(name) for name in names]
     models = {store.bundle(each).model for each in found}
@@ -40,9 +39,7 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
         )
         for each in found
     )  # fmt: skip
-    if port == 0:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = int(free.getsockname()[1])
+    port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="rankwise-route-") as folder, ended_by_signals():
         config, state = Path(folder) / "front.json", Path(folder) / "state.json"
         write_atomically(config, FrontConfig(key=key, backends=backends).model_dump_json(), mode=0o600)

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs.common.system.ports import free_port
 from configs.targets.resources import Container
 from configs.targets.target import SlurmTarget
-from slurm.launcher.node_registration import free_port
 from slurm.sbatch_bundle.scripts import (
     BundleLaunch,
     LargeModel,

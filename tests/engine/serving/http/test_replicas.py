@@ -169,6 +169,9 @@ def test_ranks_of_one_machine_talk_on_its_loopback(
     names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     here = ("10.0.0.1", None, None) if elsewhere else ("127.0.0.1", "lo", "=lo")
     assert [tuple(map(env.get, names)) for env in started] == [here] * (1 if elsewhere else 2)
+    # They bind it seconds later: the kernel must not give it to somebody meanwhile.
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(int(env["MASTER_PORT"]) < lowest for env in started)
 
 
 def test_ranks_that_are_loading_are_not_waited_for(tmp_path: Path) -> None:
