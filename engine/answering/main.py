@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvicorn
 
+from configs.common.files.logs import cut_log
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.families.config import ModelConfig
@@ -56,6 +57,7 @@ async def serve(settings: ServingSettings, path: Path) -> int:
         if not told and computing.ready and http.started:
             print(json.dumps({"ready": {"url": listener_url(listener), "replicas": []}}), flush=True)
             told = True
+        cut_log(computing.log)
         await asyncio.sleep(_LOOK_SECONDS)
     service.draining = True
     end = time.monotonic() + settings.limits.drain_seconds

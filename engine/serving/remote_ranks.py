@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from configs.common.files.logs import cut_log
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.serving.settings import ServerRendezvous, ServingSettings
@@ -40,6 +41,7 @@ def main(arguments: list[str]) -> int:
     while not stop.is_set():
         processes = _start(settings, settings.rendezvous, path)
         while not stop.is_set() and all(process.poll() is None for process in processes):
+            cut_log(_log(settings))
             time.sleep(_LOOK_SECONDS)
         codes = [process.poll() for process in processes]
         _end(processes)
@@ -49,11 +51,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _log(settings: ServingSettings) -> Path:
+    return Path(settings.folder) / "replica-0.log"
+
+
 def _start(settings: ServingSettings, meeting: ServerRendezvous, path: Path) -> "list[subprocess.Popen[bytes]]":
     world = settings.layout.tp * settings.layout.pp
     here = world // meeting.nodes
     processes = []
-    with (Path(settings.folder) / "replica-0.log").open("ab") as log:
+    with _log(settings).open("ab") as log:
         for rank in range(here):
             environment = os.environ | {
                 "RANK": str(meeting.node * here + rank),

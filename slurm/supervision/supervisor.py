@@ -2,9 +2,9 @@
 
     python -m slurm.supervision.supervisor FOLDER    # FOLDER/service.json: configs.serving.deployment.SupervisedProcess
 
-state.json says how it stands, server.log has its output (cut at 16 MiB), service.pid is locked while this runs, so a
-folder has one supervisor. SIGTERM ends the service gracefully, a second one at once. The service ends with its
-supervisor, however that ends.
+state.json says how it stands, server.log has the end of its output (at most 16 MiB), service.pid is locked while this
+runs, so a folder has one supervisor. SIGTERM ends the service gracefully, a second one at once. The service ends with
+its supervisor, however that ends.
 """
 
 import errno
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from configs.common.base import write_atomically
+from configs.common.files.logs import cut_log
 from configs.common.files.reading import read_json_object, read_model, read_tail, read_text
 from configs.common.system.ports import free_port
 from configs.common.system.proc import end_with_parent
@@ -28,7 +29,6 @@ from configs.serving.deployment import ServiceState, SupervisedProcess
 from slurm.launcher.node import interface_of
 
 KEY_VARIABLE = "RANKWISE_API_KEY"
-LOG_BYTES = 16 << 20
 _SOON_SECONDS, _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 30.0, 0.2, 15.0
 _LOOK_SECONDS = 0.1
 
@@ -102,8 +102,7 @@ class Supervisor:
 
     def _start(self) -> None:
         service, log = self.service, self.folder / "server.log"
-        if log.exists() and log.stat().st_size > LOG_BYTES:
-            log.replace(self.folder / "server.log.1")
+        cut_log(log)
         environment = os.environ | service.environment
         environment.pop(KEY_VARIABLE, None)
         if service.own_address is not None and (interface := interface_of(service.own_address)) is not None:
@@ -133,6 +132,7 @@ class Supervisor:
         if process is None:
             return
         while process.poll() is None and not self._over():
+            cut_log(self.folder / "server.log")
             time.sleep(_LOOK_SECONDS)
         if process.poll() is None:
             self._end(process)

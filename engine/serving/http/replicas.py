@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from configs.common.files.logs import cut_log
 from configs.common.files.reading import read_tail
 from configs.common.system.ports import free_port
 from configs.serving.settings import ServingSettings
@@ -191,6 +192,7 @@ class ReplicaRanks:
         try:
             while True:
                 done, _ = await asyncio.wait(waits, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+                cut_log(self.log)
                 if done:
                     rank = waits.index(next(iter(done)))
                     return f"rank {rank} of replica {self.index} ended with {self._processes[rank].returncode}"

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from configs.common.files import logs
 from configs.serving.deployment import ServiceState, SupervisedProcess
 from slurm.supervision.supervisor import Supervisor, main
 from tests.support.run_folders.studies import wait_until
@@ -92,6 +94,23 @@ def test_the_key_is_in_the_environment_only_and_a_missing_one_ends_it(tmp_path: 
         timeout=60,
     )
     assert failed.returncode == 1 and "key" in failed.stderr and "Traceback" not in failed.stderr
+
+
+def test_the_log_of_a_service_that_runs_on_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LOG_BYTES", 1000)
+    monkeypatch.setattr(logs, "KEPT_BYTES", 100)
+    service(tmp_path, "import time; print('early', 'x' * 2000, flush=True); print('last', flush=True); time.sleep(60)")
+    watched, log = Supervisor(tmp_path), tmp_path / "server.log"
+    thread = threading.Thread(target=watched.run)
+    thread.start()
+    try:
+        wait_until(lambda: log.exists() and log.read_text().endswith("last\n"), 60, "the output")
+        wait_until(lambda: "early" not in log.read_text(), 60, "the cut")
+        assert log.read_text().endswith("last\n") and log.stat().st_size < 200
+    finally:
+        watched.stop()
+        watched.stop()
+        thread.join(60)
 
 
 @pytest.mark.parametrize("argv", ["/no/such/program"])

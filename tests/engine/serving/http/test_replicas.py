@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.execution import Layout
+from configs.common.files import logs
 from configs.serving.settings import ServerRendezvous, ServingSettings
 from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
@@ -172,6 +173,27 @@ def test_ranks_of_one_machine_talk_on_its_loopback(
     # They bind it seconds later: the kernel must not give it to somebody meanwhile.
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(int(env["MASTER_PORT"]) < lowest for env in started)
+
+
+def test_the_log_of_ranks_that_run_on_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+    monkeypatch.setattr(logs, "LOG_BYTES", 1000)
+    monkeypatch.setattr(logs, "KEPT_BYTES", 100)
+    replica.log.write_text("early\n" + "x" * 2000 + "\nlast\n")
+
+    async def scenario() -> None:
+        process = await asyncio.create_subprocess_exec("sleep", "60")
+        replica._processes = [process]
+        watching = asyncio.create_task(replica._watch())
+        async with asyncio.timeout(30):
+            while "early" in replica.log.read_text():
+                await asyncio.sleep(0.05)
+        process.kill()
+        await watching
+
+    asyncio.run(scenario())
+    assert replica.log.read_text() == "last\n"
 
 
 def test_ranks_that_are_loading_are_not_waited_for(tmp_path: Path) -> None:
