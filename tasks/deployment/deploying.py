@@ -75,8 +75,6 @@ class Deploying:
         self._limits, self._check = limits or Limits(sleep=self._sleep), check
         self._folder = store.folder(wanted.name)
         self._key = secrets.token_urlsafe(_KEY_BYTES)
-        self._placer: Placer | None = None
-        self._servers: list[PlacedServer] = []
 
     def deploy(self) -> tuple[Deployment, Timing]:
         """Deploy, or leave nothing. Raises ValueError, PlaceError, ServerNotReady, LeftBehind, RentalFailed."""
@@ -92,8 +90,15 @@ class Deploying:
             try:
                 return self._deploy(model, fit_text, ledger)
             except BaseException as error:
-                ledger.note("failed", problem=str(error)[:500] or type(error).__name__)
-                self._take_down(ledger)
+                problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                ledger.note("failed", problem=problem[:500])
+                try:
+                    remove_everything(self.store, wanted.name, ledger, self.say, self._limits.teardown)
+                except PlaceError as left:  # it is remembered, as a server may run on there until it expires
+                    raise PlaceError(
+                        None, f"{problem}. Something may be left: {left.strerror}. `rankwise undeploy {wanted.name}` "
+                        "removes it"
+                    ) from error  # fmt: skip
                 self.store.forget(wanted.name)
                 raise
 
@@ -166,7 +171,7 @@ class Deploying:
         placer = Placer(self.store, wanted.name, hosts, wanted.target.device, self._key, expires_at, self.say, price,
                         sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1,
                         partition=partition)  # fmt: skip
-        self._placer, servers = placer, self._servers
+        servers: list[PlacedServer] = []
         for number in range(wanted.replicas):
             self._check()
             ledger.write("placing", generation=1, number=number, bundle=bundle_name(bundle))
@@ -222,18 +227,6 @@ class Deploying:
         price = None if attempt.usd_per_hour is None else attempt.usd_per_hour * len(nodes)
         return hosts_of_nodes(wanted.rented, nodes, folder, provider.default_user), run, price
 
-    def _take_down(self, ledger: RentalLedger) -> None:
-        """End what was placed on hosts that are not rented, and everything else. Raises LeftBehind, PlaceError."""
-        if self._placer is not None and self.wanted.ssh is not None:
-            for server in self._servers:
-                with suppress(OSError):
-                    self._placer.end(server)
-            for node in range(len(self.wanted.ssh.hosts)):
-                with suppress(OSError):
-                    place = self._placer.place_of(node)
-                    place.ask("remove", paths=[place.root])
-        remove_everything(self.store, self.wanted.name, ledger, self.say, self._limits.teardown, hosts=False)
-
 
 def take_down(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
     """Take a deployment down; returns what it cost, None: unknown. Raises ValueError, LeftBehind, PlaceError."""
@@ -248,13 +241,11 @@ def take_down(store: Store, name: str, say: Say, patience: Teardown | None = Non
     return cost
 
 
-def remove_everything(
-    store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown, hosts: bool = True
-) -> float | None:
+def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown) -> float | None:
     """End the front, tunnels and servers, and give rented nodes back. Returns the rental's cost in USD.
 
-    What runs here is found by the folders; on hosts, unless those are left out, by what the ledger says was placed. A
-    host that cannot be reached does not keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
+    What runs here is found by the folders; on hosts that are not rented by what the ledger says was placed. A host that
+    cannot be reached does not keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
     """
     here = LocalPlace(store.folder(name), store.cache)
     problems: list[str] = []
@@ -281,7 +272,7 @@ def remove_everything(
     for entry in ledger.entries:
         if entry["event"] == "slurm":
             problems += _clear_partition(store, name, entry["partition"], say)
-    if not rentals and hosts:
+    if not rentals:
         problems += _clear_hosts(store, name, ledger)
     if problems:
         raise PlaceError(None, "; ".join(problems))

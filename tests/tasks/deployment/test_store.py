@@ -411,3 +411,54 @@ def test_an_error_without_words_is_told_by_its_kind(monkeypatch: pytest.MonkeyPa
     front: Any = WorkingFront(None, "")
     told = rollouts._watch(front, Placer(), [server], SimpleNamespace(), 0.0)  # type: ignore[arg-type]
     assert told == "server-2: ReadTimeout"
+
+
+class AwayHost(RemoteHost):
+    """A host that cannot be reached any more."""
+
+    def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
+        raise PlaceError(None, f"{self.name}: does not answer")
+
+
+class FailingPlacer(Placer):
+    """One whose server does not get ready, and whose machine is not reached afterwards."""
+
+    def place_of(self, node: int) -> None:
+        raise PlaceError(None, "gpu-a: does not answer")
+
+    def place(self, *_: Any, **__: Any) -> PlacedServer:
+        raise ServerNotReady(None, "gpu-a: not ready within 1 s")
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_failed_deployment_is_remembered_while_its_host_is_away(
+    store: Store, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    """Its server runs on there, and undeploy must find it once the host is back."""
+    changed: dict[str, Any] = {
+        "resolved_model": lambda *_: SimpleNamespace(manifest="m"),
+        "stage_on_hosts": lambda *_: None,
+        "make_bundle": lambda *_, **__: None,
+        "save_bundle": lambda *_: None,
+        "bundle_name": lambda *_: "b-1",
+        "Placer": lambda *_, **__: FailingPlacer(),
+        "SshPlace": AwayHost if away else RemoteHost,
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(deploying, name, value)
+    monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    monkeypatch.setattr(RemoteHost, "asked", [])
+    hosts = SshTarget.model_validate({"kind": "ssh", "name": "lab", "hosts": ["gpu-a"]})
+    wanted = WantedDeployment(
+        name="gone", target=parse_target("ssh:gpu-a"), bundle=WantedBundle(model="./nothing"), ssh=hosts
+    )
+    told = r"not ready within 1 s\. Something may be left: gpu-a: does not answer\. `rankwise undeploy gone` removes it"
+    with pytest.raises(PlaceError if away else ServerNotReady, match=told if away else "not ready within 1 s"):
+        Deploying(store, wanted, print, None).deploy()
+    assert store.folder("gone").exists() is away and store.unfinished() == (["gone"] if away else [])
+    if away:
+        monkeypatch.setattr(deploying, "SshPlace", RemoteHost)
+        take_down(store, "gone", print)
+    root = "/home/me/deployments/gone"
+    assert RemoteHost.asked == [f"gpu-a: end_job {root}/servers/1", f"gpu-a: remove {root}"]
+    assert not store.folder("gone").exists()
