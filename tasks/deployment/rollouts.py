@@ -101,9 +101,9 @@ def replace(
             ledger.write("deployed", rolled_back=str(error)[:500] or type(error).__name__)
             raise
         if problem is not None:
-            _go_back(front, placer, before, new, say)
+            how = "rolled back" if _go_back(front, placer, before, new, say) else "could not be rolled back"
             ledger.write("deployed", rolled_back=problem[:500])
-            raise RolledBack(f"{name}: rolled back after {watch_seconds:g} s of traffic at most: {problem}")
+            raise RolledBack(f"{name}: {how} after {watch_seconds:g} s of traffic at most: {problem}")
         previous = (*deployment.previous, deployment.bundle)
         told = {"servers": tuple(new), "bundle": bundle_name(bundle), "previous": previous}
         deployment = deployment.model_copy(update=told)
@@ -127,16 +127,24 @@ def _running(store: Store, name: str) -> Deployment:
 
 def _go_back(
     front: DeploymentFront, placer: Placer, before: FrontConfig, new: Sequence[PlacedServer], say: Say
-) -> None:
-    """Send requests to the old servers again and end the new ones; what cannot be done is named, and expires."""
+) -> bool:
+    """Send requests to the old servers again and end the new ones; what cannot be done is named, and expires.
+
+    New servers to which the front still sends requests, as on a full disk, are left to the next command: False.
+    """
     try:
         front.apply(before)
     except OSError as error:
         say(f"the front did not go back: {_text(error)}")
+        asked = {backend.name for backend in front.config.backends if not backend.draining}
+        if asked & {placer.backend(server).name for server in new}:
+            say("the new servers still get its requests and go on; the next rollout, scale or undeploy ends them")
+            return False
     try:
         _end_all(front, placer, new, say)
     except OSError as error:
         say(f"a new server was not ended: {_text(error)}")
+    return True
 
 
 def set_server_count(

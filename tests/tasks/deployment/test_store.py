@@ -222,6 +222,37 @@ def test_servers_that_the_front_does_not_take_are_ended(store: Store, monkeypatc
     assert store.read("one") == before
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_new_servers_go_on_while_the_front_sends_them_requests(
+    store: Store, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """A full disk keeps it from being told of the old ones; one that is only slow to take them will."""
+    deployed(store)
+    placer, said = Placer(), list[str]()
+
+    class Front(WorkingFront):
+        config = FrontConfig(backends=(RoutedServer(name="server-1", url="u"),))
+
+        def apply(self, config: Any) -> None:
+            if not self.applied:  # the switch to the new server
+                self.applied.append(config)
+                self.config = FrontConfig(backends=(RoutedServer(name="server-2", url="u"),))
+                return
+            if written:
+                self.config = config
+            raise PlaceError(28, "No space left on device")
+
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: placer)
+    monkeypatch.setattr(rollouts, "DeploymentFront", Front)
+    monkeypatch.setattr(rollouts, "bundle_name", lambda _: "b-2")
+    monkeypatch.setattr(rollouts, "_switch", lambda front, *_: front.apply(None))
+    monkeypatch.setattr(rollouts, "_watch", lambda *_: "server-2 failed 1 of 1 requests")
+    with pytest.raises(rollouts.RolledBack, match="rolled back after" if written else "could not be rolled back after"):
+        rollouts.replace(store, "one", SimpleNamespace(), said.append)  # type: ignore[arg-type]
+    assert placer.ended == ([2] if written else [])
+    assert ("the new servers still get its requests" in said[-1]) is not written
+
+
 @pytest.mark.parametrize(
     ("events", "own", "routed", "ended"),
     [
