@@ -53,7 +53,7 @@ def deploy(
     max_usd_per_hour: Annotated[float | None, typer.Option(help="cap for each target's nodes together")] = None,
     python: Annotated[str | None, typer.Option(help="interpreter on the hosts that has the libraries")] = None,
     user: Annotated[str | None, typer.Option(help="login name on hosts and nodes")] = None,
-    ssh_key: Annotated[Path | None, typer.Option(help="private key for hosts and nodes")] = None,
+    ssh_key: Annotated[Path | None, typer.Option(help="private key for hosts of ssh and slurm")] = None,
     known_hosts: Annotated[Path | None, typer.Option(help="file of their host keys")] = None,
     folder: Annotated[
         str | None, typer.Option(help="on ssh hosts  [default: ~/.rankwise]; of slurm: shared by all nodes")

@@ -34,6 +34,18 @@ from tasks.providers.rental import ProviderError
 from tasks.providers.study_nodes import offer_of, request_of
 
 SOME_FAILED = 3
+_RENTED, _REACHED = ("aws", "gcp", "azure"), ("ssh", "slurm")
+_OF_KINDS = {
+    "regions": _RENTED,
+    "market": _RENTED,
+    "fall_back": _RENTED,
+    "max_usd_per_hour": _RENTED,
+    "ssh_key": _REACHED,
+    "known_hosts": _REACHED,
+    "folder": _REACHED,
+    "user": (*_REACHED, *_RENTED),
+}
+"""Options by the kinds of targets that they are of; those that would mislead where they do nothing."""
 _MIB = 1 << 20
 
 
@@ -86,7 +98,9 @@ def run_deploy(asked: DeployRequest) -> int:
         ready_minutes=asked.ready_seconds,
     )  # fmt: skip
     try:
-        wanted = [_wanted(asked, parse_target(text)) for text in asked.targets]
+        targets = [parse_target(text) for text in asked.targets]
+        _refuse_unused(asked, {target.kind for target in targets})
+        wanted = [_wanted(asked, target) for target in targets]
     except ValueError as error:  # nothing has been made yet: it is the arguments
         raise WrongArgument(str(error)) from error
     if len({one.name for one in wanted}) < len(wanted):
@@ -115,6 +129,14 @@ def _check_numbers(**given: float | None) -> None:
     for name, value in given.items():
         if value is not None and isnan(value):
             raise WrongArgument(f"--{name.replace('_', '-')}: got nan, expected a number")
+
+
+def _refuse_unused(asked: DeployRequest, kinds: set[str]) -> None:
+    """Raise ValueError for an option that none of the targets takes."""
+    for name, own in _OF_KINDS.items():
+        if getattr(asked, name) != getattr(DeployRequest, name) and not kinds & set(own):
+            option = "region" if name == "regions" else name.replace("_", "-")
+            raise ValueError(f"--{option}: has no effect without a target of {', '.join(own)}")
 
 
 def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
@@ -168,6 +190,7 @@ def _rented(asked: DeployRequest, target: ParsedTarget) -> RentedTarget:
             "fall_back": asked.fall_back,
             "ssh_from": asked.ssh_from,
             "python": asked.python,
+            "user": asked.user,
             "preflight": False,
         }
     )

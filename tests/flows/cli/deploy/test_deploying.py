@@ -173,3 +173,31 @@ def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as taken:  # it ends by itself, after its imports
         assert routing.run_route(["a"], taken.getsockname()[1], 1, no_token=True) != 0
     assert not (tmp_path / "imported").exists()
+
+
+def test_a_login_name_reaches_rented_nodes(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    asked: list[Any] = []
+
+    def refuse(wanted: Any, yes: bool) -> bool:
+        asked.extend(wanted)
+        return False
+
+    monkeypatch.setattr(deploying, "_agreed", refuse)
+    assert run_deploy(DeployRequest(model="./m", targets=("aws:g4dn.xlarge", "ssh:gpu-a"), user="ada")) == 1
+    assert [one.rented.user if one.rented else one.ssh.user for one in asked] == ["ada", "ada"]
+
+
+@pytest.mark.parametrize(
+    ("target", "field", "value"),
+    [
+        ("local:cpu", "user", "ada"),
+        ("local:cpu", "max_usd_per_hour", 1.0),
+        ("aws:g4dn.xlarge", "ssh_key", Path("id")),
+        ("aws:g4dn.xlarge", "folder", "/data"),
+        ("ssh:gpu-a", "regions", ("us-east-1",)),
+    ],
+)
+def test_an_option_that_no_target_takes_is_refused(target: str, field: str, value: Any) -> None:
+    option = "region" if field == "regions" else field.replace("_", "-")
+    with pytest.raises(WrongArgument, match=f"--{option}: has no effect without a target of "):
+        run_deploy(DeployRequest(model="./m", targets=(target,), **{field: value}))
