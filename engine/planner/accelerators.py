@@ -1,6 +1,7 @@
 """The accelerators of this machine as their drivers list them: GPUs, and the slices of GPUs that are divided (MIG).
 
     found = local_accelerators()            # those that a process with this environment would see
+    free_memory_bytes(found)                # what other processes leave of the fullest of them
     unusable_reason(found, torch_version)   # None, or why this build of torch cannot compute on them
 
 NVIDIA's are asked of NVML (nvidia-ml-py), or listed under /proc/driver/nvidia where the library is missing; AMD's are
@@ -57,6 +58,34 @@ def local_accelerators(
     return _visible(found or tuple(_from_kfd(root)), variables)
 
 
+def free_memory_bytes(devices: Sequence[LocalAccelerator], root: Path = Path("/")) -> int | None:
+    """Return what is free now on the device that has least, as other processes may have some; None: unknown."""
+    found = [_free_by_nvml(one) if one.kind == "cuda" else _free_by_amdgpu(one, root) for one in devices]
+    return min((free for free in found if free is not None), default=None)
+
+
+def _free_by_nvml(device: LocalAccelerator) -> int | None:
+    nvml = _nvml()
+    if nvml is None or device.uuid is None:
+        return None
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(device.uuid)).free)
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _free_by_amdgpu(device: LocalAccelerator, root: Path) -> int | None:
+    """By the files of its driver (Documentation/gpu/amdgpu/driver-misc.rst, "GPU Memory Usage Information")."""
+    folder = root / "sys/bus/pci/devices" / (device.pci or "none")
+    try:
+        total, used = (int(read_text(folder / f"mem_info_vram_{one}", _FEATURE_BYTES)) for one in ("total", "used"))
+    except (OSError, ValueError):
+        return None
+    return max(0, total - used)
+
+
 def unusable_reason(devices: Sequence[LocalAccelerator], torch_version: str | None) -> str | None:
     """Return why a build of torch cannot compute on the devices; None if it can, or its version does not tell.
 
@@ -104,8 +133,8 @@ def cores_of(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def _from_nvml() -> tuple[LocalAccelerator, ...] | None:
-    """Return NVIDIA's devices; None if the library or the driver is missing."""
+def _nvml() -> Any:
+    """Return NVIDIA's library, which is to be shut down; None if it or the driver is missing."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")  # its absence costs nothing; the client's import 45 ms
         nvml: Any = importlib.import_module("pynvml")
@@ -114,6 +143,14 @@ def _from_nvml() -> tuple[LocalAccelerator, ...] | None:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
+        return None
+    return nvml
+
+
+def _from_nvml() -> tuple[LocalAccelerator, ...] | None:
+    """Return NVIDIA's devices; None if the library or the driver is missing."""
+    nvml = _nvml()
+    if nvml is None:
         return None
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]

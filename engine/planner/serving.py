@@ -5,6 +5,7 @@ sizes = server_sizes(AskedSizes(layout=Layout(tp=2)), architecture, "my-llama", 
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -13,7 +14,7 @@ from configs.common.execution import Dtype, Layout
 from configs.common.system.memory import host_memory_available
 from configs.serving.settings import BLOCK_POSITIONS
 from configs.targets.target import LocalTarget
-from engine.planner.accelerators import LocalAccelerator
+from engine.planner.accelerators import LocalAccelerator, free_memory_bytes
 from engine.planner.architecture import Architecture
 from engine.planner.local import local_devices, local_machine, machine_of_devices
 from engine.planner.memory.inference import inference_memory
@@ -88,7 +89,7 @@ def _blocks(
     longest = ceil(length / BLOCK_POSITIONS)
     wanted = longest * asked.max_sequences
     if asked.kv_cache_gib is not None:
-        free = (devices[0].memory_bytes or sys.maxsize) if devices else host_memory_available() // ranks
+        free = _free_of(devices[:ranks], sys.maxsize) if devices else host_memory_available() // ranks
         if asked.kv_cache_gib * _GIB > free:
             raise ValueError(f"--kv-cache-gib {asked.kv_cache_gib:g}: {free / _GIB:.1f} GiB are free for each rank")
         found = int(asked.kv_cache_gib * _GIB / one)
@@ -104,7 +105,7 @@ def _blocks(
         )
         own = inference_memory(setup)
         if devices:
-            free = int(setup.machine.accelerator.memory_bytes)
+            free = _free_of(devices[:ranks], int(setup.machine.accelerator.memory_bytes))
         else:
             free = host_memory_available() // ranks
         found = int((_MEMORY_SHARE * free - (own.total - own.kv_cache)) / one)
@@ -115,6 +116,13 @@ def _blocks(
             "lower --max-length, use more ranks (--tp, --pp) or raise --kv-cache-gib"
         )
     return found if asked.kv_cache_gib is not None else min(found, wanted)
+
+
+def _free_of(devices: Sequence[LocalAccelerator], unknown: int) -> int:
+    """Return the memory that is free on each device of the ranks; `unknown` where no driver tells."""
+    free = free_memory_bytes(devices)
+    total = min((device.memory_bytes for device in devices if device.memory_bytes is not None), default=unknown)
+    return total if free is None else min(free, total)
 
 
 def _cores_per_rank(ranks: int, devices: tuple[LocalAccelerator, ...]) -> int:

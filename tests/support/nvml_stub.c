@@ -6,8 +6,8 @@
  * for ever; a variable that is not set makes its function answer "not supported". STUB_ENERGY_MJ is what a call of the
  * energy counter adds. STUB_INIT is what nvmlInit returns. STUB_OLD=1 hides the event reasons behind their old name.
  *
- * STUB_GPUS is the number of GPUs (one if not set), STUB_NAME their name, STUB_MEMORY their bytes, STUB_CAPABILITY their
- * compute capability (90: 9.0). The first has the UUID GPU-stub and the PCI address 00000000:10:00.0, the next GPU-stub1
+ * STUB_GPUS is the number of GPUs (one if not set), STUB_NAME their name, STUB_MEMORY their bytes, STUB_USED the bytes
+ * that processes have of each, STUB_CAPABILITY their compute capability (90: 9.0). The first has the UUID GPU-stub and the PCI address 00000000:10:00.0, the next GPU-stub1
  * and 00000000:11:00.0. STUB_SLICES divides each into so many MIG devices, MIG-stub0-0, MIG-stub0-1 and so on.
  */
 #include <stdio.h>
@@ -121,8 +121,9 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory)
     int status = entry("STUB_MEMORY", 0, &memory[0]);
     if (is_slice(handle))
         memory[0] /= SLICES;
-    memory[1] = memory[0];
     memory[2] = 0;
+    entry("STUB_USED", (int)gpu_of(handle), &memory[2]);
+    memory[1] = memory[0] - memory[2];
     return status;
 }
 

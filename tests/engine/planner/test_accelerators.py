@@ -10,6 +10,7 @@ from engine.planner.accelerators import (
     LocalAccelerator,
     cores_of,
     device_text,
+    free_memory_bytes,
     local_accelerators,
     numa_node,
     unusable_reason,
@@ -29,6 +30,11 @@ from engine.planner.local import local_ranks
 print(local_ranks(LocalTarget(), 1), local_ranks(LocalTarget(max_ranks=4), 1),
       local_ranks(LocalTarget(env={"CUDA_VISIBLE_DEVICES": "0,5,1"}), 1), local_ranks(LocalTarget(device="cpu"), 1))
 """
+FREE = """
+from engine.planner.accelerators import free_memory_bytes, local_accelerators
+found = local_accelerators()
+print(free_memory_bytes(found), free_memory_bytes(found[:1]), free_memory_bytes([]))
+"""
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -46,6 +52,12 @@ def test_gpus_are_listed_with_memory_address_and_capability(driver: Path) -> Non
     found = listed(driver, STUB_GPUS="2", STUB_MEMORY="85899345920", STUB_CAPABILITY="90")
     first, second = ("GPU-stub", "0000:10:00.0"), ("GPU-stub1", "0000:11:00.0")
     assert found == [[H100, "cuda", uuid, 80 << 30, pci, [9, 0], False] for uuid, pci in (first, second)]
+
+
+def test_what_other_processes_have_of_a_gpu_is_not_free(driver: Path) -> None:
+    stub = {"STUB_GPUS": "2", "STUB_MEMORY": "1000", "STUB_USED": "100,400"}
+    assert python_with_gpus(driver, FREE, **stub) == "600 900 None"
+    assert python_with_gpus(driver, FREE, STUB_GPUS="2") == "None None None"  # a driver that does not tell
 
 
 @pytest.mark.parametrize(
@@ -107,7 +119,10 @@ def test_amd_gpus_are_nodes_of_the_kernels_topology(tmp_path: Path) -> None:
     (device / "product_name").write_text("AMD Instinct MI300X OAM\n")
     (found,) = local_accelerators({}, tmp_path)
     assert (found.kind, found.name, found.pci) == ("rocm", "AMD Instinct MI300X OAM", "0000:05:00.0")
-    assert found.memory_bytes == 206141652992
+    assert found.memory_bytes == 206141652992 and free_memory_bytes([found], tmp_path) is None
+    for name, size in (("total", 206141652992), ("used", 6141652992)):
+        (device / f"mem_info_vram_{name}").write_text(f"{size}\n")
+    assert free_memory_bytes([found], tmp_path) == 200_000_000_000
     assert local_accelerators({"HIP_VISIBLE_DEVICES": ""}, tmp_path) == ()
 
 
