@@ -98,8 +98,8 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> dict[str, Any]:
-    """Names and driver of NVIDIA GPUs as their own program tells them; `error`: why it does not."""
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader,nounits"]
+    """Names, driver and free memory of NVIDIA GPUs as their own program tells them; `error`: why it does not."""
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.free", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
             asked, capture_output=True, text=True, errors="replace", timeout=30, stdin=subprocess.DEVNULL
@@ -111,7 +111,8 @@ def _gpus() -> dict[str, Any]:
     if done.returncode != 0:
         return {"names": [], "error": (done.stdout + done.stderr).strip()[:300]}
     rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
-    return {"names": [row[0] for row in rows], "driver": rows[0][1] if rows else None}
+    free = [int(row[2]) << 20 if row[2].isdigit() else None for row in rows]  # in MiB; None: it does not tell
+    return {"names": [row[0] for row in rows], "driver": rows[0][1] if rows else None, "free_bytes": free}
 
 
 def versions(names: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from configs.targets.target import LocalTarget, SshTarget
 from tasks.deployment.bundles import Judge, WantedBundle, bundle_name, make_bundle, resolved_model, save_bundle
 from tasks.deployment.first_answers import Timing, timed_answers
 from tasks.deployment.fronts import DeploymentFront
-from tasks.deployment.places import LocalPlace, PlaceError, SshPlace, stop
+from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, stop
 from tasks.deployment.placing import Placer, stage_on_hosts
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, wait_until_ready
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
@@ -135,12 +135,13 @@ class Deploying:
             provider = wanted.rented.kind
             available = memory_of_rank(name, -(-ranks // wanted.rented.nodes))
         elif wanted.ssh is not None:
-            available = SshPlace(wanted.ssh, 0, "").memory_bytes() * len(wanted.ssh.hosts) // ranks
+            available = _memory_of_rank(SshPlace(wanted.ssh, 0, ""), None, ranks, len(wanted.ssh.hosts))
         elif wanted.partition is not None:
             place = partition_place(wanted.partition, self._folder, 0.0, self.say)
-            available = place.memory_bytes() // ranks
+            available = _memory_of_rank(place, None, ranks)
         else:
-            available = LocalPlace(self._folder, self.store.cache).memory_bytes() // ranks
+            here = LocalPlace(self._folder, self.store.cache)
+            available = _memory_of_rank(here, wanted.target.device, ranks)
         where = wanted.target.text
         return check_fit(
             architecture, layout, wanted.bundle.dtype, length, available, where, self.store.cache, provider, name
@@ -226,6 +227,12 @@ class Deploying:
         attempt = attempts_of(read_entries(folder / "ledger.jsonl"), time.time())[-1]
         price = None if attempt.usd_per_hour is None else attempt.usd_per_hour * len(nodes)
         return hosts_of_nodes(wanted.rented, nodes, folder, provider.default_user), run, price
+
+
+def _memory_of_rank(place: Place, device: str | None, ranks: int, machines: int = 1) -> int:
+    """Return what each rank has: a GPU to itself, where it computes on one, or its share of all machines' memory."""
+    gpu = None if device == "cpu" else place.gpu_memory_bytes()
+    return place.memory_bytes() * machines // ranks if gpu is None else gpu
 
 
 def take_down(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:

@@ -64,6 +64,10 @@ class Place(Protocol):
         """Return the memory of the machine."""
         ...
 
+    def gpu_memory_bytes(self) -> int | None:
+        """Return what is free on the GPU that has least; None: there is none, or it is not known."""
+        ...
+
 
 class LocalPlace:
     """This machine."""
@@ -92,6 +96,12 @@ class LocalPlace:
 
         return host_memory_available()
 
+    def gpu_memory_bytes(self) -> int | None:
+        """Return what is free now on the GPU that has least; None: there is none, or it is not known."""
+        from engine.planner.accelerators import free_memory_bytes, local_accelerators
+
+        return free_memory_bytes(local_accelerators())
+
 
 class SshPlace:
     """A host of a target. Everything travels in the encrypted connection."""
@@ -117,6 +127,11 @@ class SshPlace:
     def memory_bytes(self) -> int:
         """Return the host's memory."""
         return int(self._facts.data["memory_bytes"])
+
+    def gpu_memory_bytes(self) -> int | None:
+        """Return what was free on the GPU that has least; None: there is none, or it is not known."""
+        free = self._facts.data["gpus"].get("free_bytes", ())
+        return min((int(one) for one in free if one is not None), default=None)
 
     @property
     def address(self) -> str:

@@ -18,7 +18,10 @@ from configs.common.printable import printable
 from configs.serving.deployment import ServiceState, ServingBundle, SupervisedProcess
 from configs.serving.settings import BLOCK_POSITIONS, ServerRendezvous, ServingSettings
 from engine.planner.families import read_architecture
+from engine.planner.local import estimated_machine, this_fingerprint
+from engine.planner.memory.inference import inference_memory
 from engine.planner.serving import block_bytes
+from engine.planner.setup import InferenceSetup
 from tasks.deployment.places import Place, PlaceAway, is_supervised, read, start_supervisor, state, write
 from tasks.models.sources import load_manifest
 
@@ -27,7 +30,7 @@ READY_SECONDS = 600.0
 _LOOK_SECONDS, _START_SECONDS = 0.2, 30.0
 AWAY_SECONDS = 60.0
 """As long as a connection may be lost while a server starts."""
-_CACHE_SHARE = 0.5
+_CACHE_SHARE, _MEMORY_SHARE = 0.5, 0.9
 _FAILED_STARTS = 3
 _STEP_TOKENS = {"cpu": 128, "gpu": 2048}
 _LOG_BYTES = 4000
@@ -85,18 +88,13 @@ def place_server(place: Place, bundle: ServingBundle, spec: ServerSpec, local: b
 
 
 def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest: str) -> ServingSettings:
-    """Return the settings of a server: its cache has room for all sequences, or for what half the memory holds."""
-    own = load_manifest(Path(bundle.manifest))
+    """Return the settings of a server: its cache has room for all sequences, or for what the memory holds."""
     length = bundle.max_length or BLOCK_POSITIONS
-    blocks = 1
     layout = bundle.layout
     nodes = spec.rendezvous.nodes if spec.rendezvous else 1
     ranks = max(1, layout.dp * layout.tp * layout.pp // nodes)
-    if bundle.kind == "decoder":
-        one = block_bytes(read_architecture(own.config, own.identity), layout, bundle.dtype)
-        longest = ceil(length / BLOCK_POSITIONS)
-        room = int(_CACHE_SHARE * place.memory_bytes() / (ranks * spec.share) / one)
-        blocks = max(longest, min(longest * bundle.max_sequences, room))
+    steps = max(bundle.max_sequences, _STEP_TOKENS["cpu"])
+    blocks = _blocks(place, bundle, spec, ranks, steps) if bundle.kind == "decoder" else 1
     return ServingSettings(
         name=bundle.model,
         manifest=manifest,
@@ -109,10 +107,35 @@ def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest:
         cores_per_rank=max(1, place.cores() // (ranks * spec.share)),
         max_length=length,
         max_sequences=bundle.max_sequences,
-        max_step_tokens=max(bundle.max_sequences, _STEP_TOKENS["cpu"]),
+        max_step_tokens=steps,
         blocks=blocks,
         rendezvous=spec.rendezvous,
     )
+
+
+def _blocks(place: Place, bundle: ServingBundle, spec: ServerSpec, ranks: int, step_tokens: int) -> int:
+    """Return the blocks of a server's cache: for all sequences, or what fits into half of a rank's memory.
+
+    A rank has a GPU's memory to itself, where it computes on one; weights and a step's tokens need their part.
+    """
+    manifest = load_manifest(Path(bundle.manifest))
+    architecture = read_architecture(manifest.config, manifest.identity)
+    gpu = None if spec.device == "cpu" else place.gpu_memory_bytes()
+    memory = (place.memory_bytes() / ranks if gpu is None else gpu) / spec.share
+    setup = InferenceSetup(
+        architecture=architecture,
+        machine=estimated_machine(this_fingerprint()),
+        layout=bundle.layout.model_copy(update={"dp": 1}),
+        prompt_tokens=step_tokens,
+        new_tokens=0,
+        compute=bundle.dtype,
+        weights=bundle.dtype,
+    )
+    own = inference_memory(setup)
+    room = min(_CACHE_SHARE * memory, _MEMORY_SHARE * memory - (own.total - own.kv_cache))
+    longest = ceil((bundle.max_length or BLOCK_POSITIONS) / BLOCK_POSITIONS)
+    found = int(room / block_bytes(architecture, bundle.layout, bundle.dtype))
+    return max(longest, min(longest * bundle.max_sequences, found))
 
 
 def wait_for_port(place: Place, folder: str) -> int:

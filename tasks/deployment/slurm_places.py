@@ -149,6 +149,9 @@ class SlurmPlace:
         """Return the memory of the partition's smallest node."""
         return min(memory for _, memory in self._nodes()) * _MIB
 
+    def gpu_memory_bytes(self) -> None:
+        """Return None: a job gets no GPU."""
+
     def _nodes(self) -> list[tuple[int, int]]:
         """Cores and MiB of each node that takes jobs. Raises PlaceError."""
         try:

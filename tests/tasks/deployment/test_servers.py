@@ -1,0 +1,79 @@
+"""Settings of a server on a place: its cache fits beside its weights, on a GPU into the GPU's memory."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.common.execution import Layout
+from configs.serving.deployment import ServingBundle
+from engine.planner.families import read_architecture
+from engine.planner.serving import block_bytes
+from tasks.deployment import servers
+from tasks.deployment.deploying import _memory_of_rank
+from tasks.deployment.places import SshPlace
+from tasks.deployment.servers import ServerSpec, settings_of
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "hidden_act": "silu", "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+GIB = 1 << 30
+WEIGHTS = 15 * GIB
+BUNDLE = ServingBundle(
+    id="b", model="llama-8b", identity="i", manifest="m", kind="decoder", files={}, max_sequences=32, max_length=2048
+)
+
+
+def place(memory: int, gpu: int | None) -> Any:
+    return SimpleNamespace(memory_bytes=lambda: memory, gpu_memory_bytes=lambda: gpu, cores=lambda: 16)
+
+
+@pytest.mark.parametrize(
+    ("memory", "gpu", "device", "share", "room"),
+    [
+        (512 * GIB, 24 * GIB, None, 1, 24 * GIB),  # on the GPU, however much the host has
+        (24 * GIB, None, None, 1, 24 * GIB),  # half of the memory is less than the weights leave
+        (48 * GIB, 80 * GIB, "cpu", 2, 24 * GIB),
+    ],
+)
+def test_a_cache_fits_beside_the_weights(
+    monkeypatch: pytest.MonkeyPatch, memory: int, gpu: int | None, device: str | None, share: int, room: int
+) -> None:
+    monkeypatch.setattr(servers, "load_manifest", lambda _: SimpleNamespace(config=CONFIG, identity="llama-8b"))
+    spec = ServerSpec("folder", "key", 4e9, device=device, share=share)
+    settings = settings_of(place(memory, gpu), BUNDLE, spec, "manifest.json")
+    one = block_bytes(read_architecture(CONFIG, "llama-8b"), Layout(), "bfloat16")
+    assert 2 * GIB < settings.blocks * one < 0.9 * room - WEIGHTS
+
+
+def test_a_rank_has_a_gpu_to_itself() -> None:
+    assert _memory_of_rank(place(512 * GIB, 24 * GIB), None, 4) == 24 * GIB
+    assert _memory_of_rank(place(512 * GIB, 24 * GIB), "cpu", 4) == 128 * GIB
+    assert _memory_of_rank(place(512 * GIB, None), None, 4, machines=2) == 256 * GIB
+
+
+@pytest.mark.parametrize(
+    ("lines", "free"),
+    [
+        ("NVIDIA A10G, 570.1, 20480\nNVIDIA A10G, 570.1, 10240\n", 10 * GIB),
+        ("NVIDIA GB200, 570.1, [N/A]\n", None),
+        (None, None),
+    ],
+)
+def test_a_host_tells_what_is_free_on_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str | None, free: int | None
+) -> None:
+    from slurm.ssh.node_program import hello
+
+    if lines is not None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\nprintf %b {json.dumps(lines)}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    host: Any = SshPlace.__new__(SshPlace)
+    host._facts = SimpleNamespace(data=hello(str(tmp_path / "work")))
+    assert host.gpu_memory_bytes() == free
