@@ -83,10 +83,20 @@ def hello(folder: str) -> dict[str, Any]:
         "platform": [os.uname().machine, *platform.libc_ver()],
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "available_bytes": _available_bytes(),
         "cpu_model": _cpu_model(),
         "address": told[2] if len(told) == 4 else None,
         "gpus": _gpus(),
     }
+
+
+def _available_bytes() -> int | None:
+    """Memory that other processes leave; None: the kernel does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
 
 
 def _cpu_model() -> str:

@@ -61,7 +61,7 @@ class Place(Protocol):
         ...
 
     def memory_bytes(self) -> int:
-        """Return the memory of the machine."""
+        """Return the memory that services may take."""
         ...
 
     def gpu_memory_bytes(self) -> int | None:
@@ -125,8 +125,9 @@ class SshPlace:
         return int(self._facts.data["cores"])
 
     def memory_bytes(self) -> int:
-        """Return the host's memory."""
-        return int(self._facts.data["memory_bytes"])
+        """Return the host's memory that was free when it was first asked."""
+        data = self._facts.data
+        return min(int(data["memory_bytes"]), int(data.get("available_bytes") or data["memory_bytes"]))
 
     def gpu_memory_bytes(self) -> int | None:
         """Return what was free on the GPU that has least; None: there is none, or it is not known."""

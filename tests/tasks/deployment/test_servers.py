@@ -11,6 +11,7 @@ from configs.common.execution import Layout
 from configs.serving.deployment import ServingBundle
 from engine.planner.families import read_architecture
 from engine.planner.serving import block_bytes
+from slurm.ssh.node_program import hello
 from tasks.deployment import servers
 from tasks.deployment.deploying import _memory_of_rank
 from tasks.deployment.places import SshPlace
@@ -67,8 +68,6 @@ def test_a_rank_has_a_gpu_to_itself() -> None:
 def test_a_host_tells_what_is_free_on_its_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: str | None, free: int | None
 ) -> None:
-    from slurm.ssh.node_program import hello
-
     if lines is not None:
         program = tmp_path / "nvidia-smi"
         program.write_text(f"#!/bin/sh\nprintf %b {json.dumps(lines)}\n")
@@ -77,3 +76,15 @@ def test_a_host_tells_what_is_free_on_its_gpus(
     host: Any = SshPlace.__new__(SshPlace)
     host._facts = SimpleNamespace(data=hello(str(tmp_path / "work")))
     assert host.gpu_memory_bytes() == free
+
+
+@pytest.mark.parametrize(("told", "memory"), [({"available_bytes": 5}, 5), ({"available_bytes": None}, 8), ({}, 8)])
+def test_what_others_have_of_a_hosts_memory_is_not_free(told: dict[str, int | None], memory: int) -> None:
+    host: Any = SshPlace.__new__(SshPlace)
+    host._facts = SimpleNamespace(data={"memory_bytes": 8, **told})
+    assert host.memory_bytes() == memory
+
+
+def test_a_host_tells_what_other_processes_leave(tmp_path: Path) -> None:
+    data = hello(str(tmp_path))
+    assert 0 < data["available_bytes"] < data["memory_bytes"]
