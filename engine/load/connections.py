@@ -189,6 +189,7 @@ class ConnectionPool:
             connection = self._idle.pop()
             if connection.reusable:
                 return connection, True
+            self._open.discard(connection)  # the server has closed it meanwhile
         loop = asyncio.get_running_loop()
         name = self._host if self._tls else None
         problem: OSError | None = None

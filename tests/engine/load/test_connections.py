@@ -53,6 +53,35 @@ def test_a_pool_that_is_closed_sends_no_request_again(begins: bool, message: str
     assert second.message == message
 
 
+def test_connections_that_a_server_closes_while_they_are_idle_are_forgotten() -> None:
+    """As servers do after some seconds: a run of days would keep each of them."""
+
+    async def answer_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_HEAD + _ANSWER)
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> tuple[set[RequestOutcome | None], int, int]:
+        server = await asyncio.start_server(answer_and_close, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        pool = ConnectionPool(Endpoint(url=f"http://127.0.0.1:{port}", model="m"), None)
+        await pool.resolve()
+        outcomes = set()
+        for _ in range(20):
+            reply, _ = await pool.post(b"", 60.0, False)
+            outcomes.add(reply.outcome)
+            while any(connection.reusable for connection in pool._idle):
+                await asyncio.sleep(0.001)
+        kept = len(pool._open)
+        pool.close()
+        server.close()
+        return outcomes, pool.connections, kept
+
+    outcomes, made, kept = asyncio.run(scenario())
+    assert outcomes == {RequestOutcome.COMPLETED} and made == 20 and kept <= 1
+
+
 @pytest.mark.parametrize(
     ("number", "outcome", "message"),
     [
