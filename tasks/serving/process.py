@@ -84,9 +84,10 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the server, without waiting for requests."""
-        for _ in range(2):  # the first lets requests end, the second does not
+        # The first lets requests end, the second does not. Two equal ones could come together, as one.
+        for number in (signal.SIGTERM, signal.SIGINT):
             if self._process.poll() is None:
-                self.signal(signal.SIGTERM)
+                self.signal(number)
         try:
             self._process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
