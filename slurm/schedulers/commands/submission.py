@@ -74,6 +74,8 @@ _PASSING = (
     r"contact slurm controller|temporarily|timed out|connect|try again|communication|zero bytes|standby|"
     r"message (?:send|receive) failure|rate limit|shutting down|error writing script"
 )
+# What never passes and quotes a name of the user's, which may hold a word of the above: a partition `standby`.
+_QUOTING = r"invalid partition|(?:unrecognized|invalid) option"
 # A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; or of jobs in the whole cluster.
 _SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount"
 
@@ -275,7 +277,7 @@ def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) ->
         return Refused(f"target.{name}{_given(target, name)} of {target.name}: sbatch: {text}")
     if limit is not None or re.search(_SOME_LIMIT, text, re.IGNORECASE):
         return Limited(f"sbatch: {text}")
-    if re.search(_PASSING, text, re.IGNORECASE):
+    if re.search(_PASSING, text, re.IGNORECASE) and not re.search(_QUOTING, text, re.IGNORECASE):
         return Unavailable(f"sbatch: {text}")
     matching = (name for pattern, name in _REFUSALS if re.search(pattern, text, re.IGNORECASE))
     field = about or next(matching, None)

@@ -45,6 +45,8 @@ _REFUSALS = (
     (r"unknown resource|Resource_List", "resources"),
     (r"attribute|-W", "attributes"),
 )
+# The server was not connected to. Looked for first: the sentence names the server, whose name may be like a field.
+_NOT_REACHED = r"cannot connect to server|connection refused"
 _PASSING = r"connect|communication|timed? ?out|try again|temporarily|end of file|no server|down|premature|busy"
 _LIMITED = r"would exceed|maximum number of jobs|queued jobs|max_queued"
 
@@ -145,6 +147,8 @@ def qsub_refusal(words: str, target: PbsTarget) -> Refused | Limited | Unavailab
     """qsub's words as an error: the field of the target that they are about, and its value."""
     lines = [line.removeprefix("qsub: ").strip() for line in words.splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line)) or "qsub failed without a message"
+    if re.search(_NOT_REACHED, text, re.IGNORECASE):
+        return Unavailable(f"qsub: {text}")
     if re.search(_LIMITED, text, re.IGNORECASE):
         return Limited(f"qsub: {text}")
     name = next((field for pattern, field in _REFUSALS if re.search(pattern, text, re.IGNORECASE)), None)

@@ -328,6 +328,8 @@ def test_the_script_hands_the_nodes_on(tmp_path: Path) -> None:
         ("qsub: something new", Refused, "target lab: qsub: something new"),
         ("qsub: would exceed limit on jobs in the queue", Limited, "would exceed"),
         ("Connection refused\nqsub: cannot connect to server head (errno=15010)", Unavailable, "cannot connect"),
+        ("Connection refused\nqsub: cannot connect to server hpc-nodes (errno=111)", Unavailable, "cannot connect"),
+        ("qsub: cannot connect to server account-max_queued.site (errno=15010)", Unavailable, "cannot connect"),
     ],
 )
 def test_refusals_name_the_field(words: str, kind: type[Exception], field: str) -> None:

@@ -7,6 +7,7 @@ from slurm.schedulers.commands.pending import field_to_correct, is_held, is_ordi
 from slurm.schedulers.commands.submission import sbatch_refusal
 from slurm.schedulers.refusals import Limited, Refused, Unavailable
 
+PARTITION = "sbatch: error: Batch job submission failed: Invalid partition name specified"
 POLICY = (
     "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
@@ -78,6 +79,9 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
         ),
         ("sbatch: error: Batch job submission failed: MaxJobCount limit reached", Limited, "MaxJobCount"),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", Refused, "target.qos"),
+        (f"sbatch: error: invalid partition specified: standby\n{PARTITION}", Refused, "target.partition of c: sbatch"),
+        (f"sbatch: error: invalid partition specified: interconnect\n{PARTITION}", Refused, "target.partition of c"),
+        ("sbatch: unrecognized option '--standby'\nTry \"sbatch --help\"", Refused, "target.extra"),
     ],
 )  # fmt: skip
 def test_what_sbatch_refuses_for_ever_for_now_and_for_want_of_an_answer(
