@@ -8,8 +8,8 @@ launcher die with it.
 
     python -m slurm.launch JOB_JSON
 
-Exit code 0: the job has ended, with any outcome, or is a requeued one, which is not run again; 3: its folder cannot
-be used on this node.
+Exit code 0: the job has ended, with any outcome, or is a requeued or superseded one, which is not run; 3: its folder
+cannot be used on this node.
 """
 
 import os
@@ -25,7 +25,7 @@ from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_json, read_model
 from configs.common.system.ports import free_port
 from configs.common.system.proc import become_subreaper, end_with_parent, start_ticks
-from configs.plans.job import Job, Launcher
+from configs.plans.job import Job, Launcher, Submission
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
@@ -33,7 +33,17 @@ from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.job_files import reserve_end, write_end
 from slurm.launcher.machine_lock import LOCK_POLL_SECONDS, launch_lock
-from slurm.launcher.node import GIVEN, JobNode, given_node, node_of, pbs_node, rank_under, restarts, under_pbs
+from slurm.launcher.node import (
+    GIVEN,
+    JobNode,
+    given_node,
+    node_of,
+    pbs_node,
+    rank_under,
+    restarts,
+    under_pbs,
+    under_slurm,
+)
 from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of
 from slurm.launcher.ranks import RankSupervisor
 
@@ -100,6 +110,22 @@ def is_second_time(paths: JobPaths, node_rank: int) -> bool:
         with suppress(OSError, ValueError):
             if read_model(path, Launcher).restarts < now:
                 return True
+    return False
+
+
+def is_superseded(paths: JobPaths) -> bool:
+    """Whether a scheduler took this job late: it was given up already, or submitted again, as another job of its own.
+
+    A bundle's job, which nobody submitted from here, never is.
+    """
+    if not paths.submitting.exists():
+        return False
+    if paths.end.exists():
+        return True
+    task = "_".join(os.environ.get(f"SLURM_ARRAY_{name}_ID", "") for name in ("JOB", "TASK"))
+    own = (os.environ.get("SLURM_JOB_ID"), task)
+    with suppress(OSError, ValueError):
+        return under_slurm(os.environ) and read_model(paths.submission, Submission).job_id not in own
     return False
 
 
@@ -216,6 +242,9 @@ def main(arguments: list[str]) -> int:
         with suppress(OSError):
             paths.requeued.touch()
         print(f"{paths.folder}: requeued, and not run again", file=sys.stderr)
+        return 0
+    if scheduled and is_superseded(paths):
+        print(f"{paths.folder}: given up or submitted again meanwhile, and not run", file=sys.stderr)
         return 0
     return_code = None
     try:

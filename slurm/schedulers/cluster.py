@@ -44,6 +44,7 @@ _searched: dict[Path, tuple[float, int]] = {}  # job folder -> when its job was 
 _blocked: dict[Path, float] = {}  # job folder -> since when it waits for a reason that will not pass
 _begun: dict[Path, float] = {}  # job folder -> when a launcher of it was first seen
 _ending: dict[Path, float] = {}  # job folder -> when it was last asked to end
+_unanswered: dict[Path, tuple[float, int]] = {}  # job folder -> when it was given without an answer, looks since
 
 
 def submit(folder: Path) -> None:
@@ -66,21 +67,48 @@ def _submit_group(folders: list[Path]) -> None:
     if all(JobPaths(folder).submitting.exists() and _found_by_name(JobPaths(folder), sure=True) for folder in folders):
         return
     run_folder = folders[0].parents[1].absolute()
-    name = _name_before(folders) or name_of_submission(folders[0], cluster_target(job_in(folders[0])).job_name)
+    before = _name_before(folders)
+    if before is not None:
+        _end_late_ones(folders, before)
+    name = before or name_of_submission(folders[0], cluster_target(job_in(folders[0])).job_name)
     for index, folder in enumerate(folders):
         paths = JobPaths(folder)
         reserve_end(paths)
         intent = Submitting(name=name, index=index if len(folders) > 1 else None)
         write_atomically(paths.submitting, intent.model_dump_json())
-    queue = _queue_of(folders[0])
+    queue, began = _queue_of(folders[0]), time.monotonic()
     try:
         job_ids = queue.submit(folders, name, run_folder)
     except (Refused, Limited):
         for folder in folders:
             JobPaths(folder).submitting.unlink(missing_ok=True)
         raise
+    except Unavailable as error:
+        if error.may_have_taken:
+            _unanswered.update(dict.fromkeys(folders, (began, 0)))
+        raise
     for folder, job_id in zip(folders, job_ids, strict=True):
         _submitted(JobPaths(folder), job_id, queue)
+
+
+def _end_late_ones(folders: Sequence[Path], name: str) -> None:
+    """End what the scheduler took late of jobs that it was given under a name, so that they are not measured twice.
+
+    One look does not show that it has none: it may take them after its program gave up, and has shown nothing while
+    jobs ran. Raises Unavailable while it may yet do so.
+    """
+    given = [folder for folder in folders if folder in _unanswered]
+    if not given:
+        return
+    scheduler = cluster_target(job_in(folders[0])).scheduler
+    began, looks = max(_unanswered[folder] for folder in given)
+    _unanswered.update(dict.fromkeys(given, (began, looks + 1)))
+    if time.monotonic() - began < _SUBMITTING_SECONDS or looks + 1 < _SEARCHES:
+        raise Unavailable(f"{scheduler} did not say whether it took {given[0].name}, and may yet take it")
+    if not _queue_of(given[0]).end_named(name):
+        raise Unavailable(f"{scheduler} does not respond; whether it took {given[0].name} is unknown")
+    for folder in given:
+        del _unanswered[folder]
 
 
 def _name_before(folders: Sequence[Path]) -> str | None:

@@ -24,6 +24,9 @@ class Refused(ValueError):
 class Unavailable(OSError):
     """The scheduler cannot take the job now; it may later. Whether it took it after all, `poll` finds out."""
 
+    may_have_taken = True
+    """Whether it may have taken the job all the same: not where no program could connect to it."""
+
 
 class Limited(Unavailable):
     """The scheduler has answered, and does not take so many jobs now: a limit that passes when others end."""

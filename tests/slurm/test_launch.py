@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from configs.common.system.proc import start_ticks
-from configs.plans.job import Job, Launcher, Progress, Submitting
+from configs.plans.job import Job, Launcher, Progress, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.target import SlurmTarget
-from slurm.launch import is_second_time
+from slurm.launch import is_second_time, is_superseded
 from slurm.launcher import ranks
 from slurm.launcher.end_cause import NotStartedError
+from slurm.launcher.job_files import write_unlaunched_end
 from slurm.launcher.node import PBS_NODES, JobNode
 from slurm.launcher.node_registration import Rendezvous
 from slurm.launcher.processes import oom_kills
@@ -69,6 +70,55 @@ def test_a_requeued_job_is_not_begun_twice(
         launcher = Launcher(pid=1, pid_started=1, host="n1", started_at="2026-11-01T12:00:00Z", restarts=written)
         paths.node_launcher(0).write_text(launcher.model_dump_json())
     assert is_second_time(paths, 0) is second
+
+
+@pytest.mark.parametrize(
+    ("own", "known", "ended", "superseded"),
+    [
+        ({"SLURM_JOB_ID": "7"}, None, False, False),  # sbatch has not told the id yet
+        ({"SLURM_JOB_ID": "7"}, "7", False, False),
+        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}, "7_1", False, False),
+        ({"SLURM_JOB_ID": "7"}, "8", False, True),  # taken late, and submitted again
+        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}, "8_1", False, True),
+        ({"SLURM_JOB_ID": "7"}, "7", True, True),  # given up before it began
+        ({}, "8", False, False),
+        ({"SLURM_JOB_ID": "7"}, "6.3", None, False),  # a bundle's, which goes on in another job
+    ],
+)
+def test_a_job_that_slurm_took_late_is_not_run_beside_its_second_submission(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: dict[str, str],
+    known: str | None,
+    ended: bool | None,
+    superseded: bool,
+) -> None:
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    if ended is not None:
+        paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    node = {"SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+    for name, value in (own and {**node, **own}).items():
+        monkeypatch.setenv(name, value)
+    if known is not None:
+        paths.submission.write_text(Submission(job_id=known, submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    if ended:
+        write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request")
+    assert is_superseded(paths) is superseded
+
+
+def test_a_superseded_job_leaves_no_launcher_and_no_end(tmp_path: Path) -> None:
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    job = read_job(paths.folder).model_copy(update={"target": SlurmTarget()})
+    paths.job.write_text(job.model_dump_json())
+    paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    paths.submission.write_text(Submission(job_id="8", submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    node = {"SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "7"}
+    command = [sys.executable, "-m", "slurm.launch", str(paths.job)]
+    assert subprocess.run(command, env={**os.environ, **node}, timeout=60).returncode == 0
+    assert not paths.node_launcher(0).exists() and not paths.node_end(0).exists()
+    assert "submitted again meanwhile, and not run" in paths.node_log(0).read_text()
 
 
 def test_torchrun_argv(tmp_path: Path) -> None:

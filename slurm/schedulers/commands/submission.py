@@ -278,7 +278,9 @@ def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) ->
     if limit is not None or re.search(_SOME_LIMIT, text, re.IGNORECASE):
         return Limited(f"sbatch: {text}")
     if re.search(_PASSING, text, re.IGNORECASE) and not re.search(_QUOTING, text, re.IGNORECASE):
-        return Unavailable(f"sbatch: {text}")
+        away = Unavailable(f"sbatch: {text}")
+        away.may_have_taken = "connect failure" not in text
+        return away
     matching = (name for pattern, name in _REFUSALS if re.search(pattern, text, re.IGNORECASE))
     field = about or next(matching, None)
     if field is None:

@@ -148,7 +148,9 @@ def qsub_refusal(words: str, target: PbsTarget) -> Refused | Limited | Unavailab
     lines = [line.removeprefix("qsub: ").strip() for line in words.splitlines()]
     text = "; ".join(dict.fromkeys(line for line in lines if line)) or "qsub failed without a message"
     if re.search(_NOT_REACHED, text, re.IGNORECASE):
-        return Unavailable(f"qsub: {text}")
+        away = Unavailable(f"qsub: {text}")
+        away.may_have_taken = False
+        return away
     if re.search(_LIMITED, text, re.IGNORECASE):
         return Limited(f"qsub: {text}")
     name = next((field for pattern, field in _REFUSALS if re.search(pattern, text, re.IGNORECASE)), None)

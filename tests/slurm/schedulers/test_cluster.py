@@ -294,3 +294,52 @@ def test_what_the_scheduler_may_have_taken_is_not_submitted_again_while_it_does_
     slurm.says("squeue", "")
     cluster.submit(paths.folder)
     assert len(submitted) == 1
+
+
+@pytest.mark.parametrize(
+    ("may_have_taken", "looks"), [(True, 2), (False, 0)], ids=["no answer in time", "no connection"]
+)
+def test_a_job_that_may_be_taken_late_is_submitted_again_when_it_no_longer_may(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_have_taken: bool, looks: int
+) -> None:
+    paths, submitted = made_job(tmp_path, job_id=None), []
+    paths.submitting.unlink()
+
+    def submit(queue: Queue, folders: Sequence[Path], name: str, run_folder: Path) -> list[str]:
+        submitted.append(name)
+        if len(submitted) == 1:
+            error = Unavailable("sbatch: time-out after 60 s")
+            error.may_have_taken = may_have_taken
+            raise error
+        return ["8"]
+
+    monkeypatch.setattr(Queue, "submit", submit)
+    with pytest.raises(Unavailable, match="time-out"):
+        cluster.submit(paths.folder)
+    for _ in range(looks):
+        with pytest.raises(Unavailable, match="did not say whether it took 0001-timed, and may yet take it"):
+            cluster.submit(paths.folder)
+    monkeypatch.setattr(cluster, "_SUBMITTING_SECONDS", 0.0)
+    cluster.submit(paths.folder)
+    assert submitted[0] == submitted[1] and '"8"' in paths.submission.read_text()
+    assert slurm.calls("scancel") == [f"--name={submitted[0]}"] * bool(looks), "taken late, it would be measured twice"
+
+
+def test_one_look_that_shows_no_job_is_not_enough_to_submit_it_again(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long after a time-out of sbatch, as where the pause between two tries has grown."""
+    paths, submitted = made_job(tmp_path, job_id=None), []
+
+    def submit(queue: Queue, folders: Sequence[Path], name: str, run_folder: Path) -> list[str]:
+        submitted.append(name)
+        raise Unavailable("sbatch: time-out after 60 s")
+
+    monkeypatch.setattr(Queue, "submit", submit)
+    monkeypatch.setattr(cluster, "_SUBMITTING_SECONDS", 0.0)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            cluster.submit(paths.folder)
+    slurm.says("squeue", "7|PENDING||Priority\n")
+    cluster.submit(paths.folder)
+    assert len(submitted) == 1 and '"7"' in paths.submission.read_text()

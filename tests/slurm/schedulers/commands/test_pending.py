@@ -92,6 +92,19 @@ def test_what_sbatch_refuses_for_ever_for_now_and_for_want_of_an_answer(
     assert named in str(error)
 
 
+@pytest.mark.parametrize(
+    ("words", "may"),
+    [
+        ("Unable to contact slurm controller (connect failure)", False),
+        ("Unable to contact slurm controller (receive failure)", True),
+        ("Socket timed out on send/recv operation", True),
+    ],
+)
+def test_what_sbatch_could_not_connect_for_was_not_taken(words: str, may: bool) -> None:
+    error = sbatch_refusal(f"sbatch: error: Batch job submission failed: {words}", SlurmTarget(name="c"))
+    assert isinstance(error, Unavailable) and error.may_have_taken is may
+
+
 def test_the_limit_among_sbatchs_words() -> None:
     assert refusal_reason(f"sbatch: error: QOSMinGRES\n{POLICY}") == "QOSMinGRES"
     assert refusal_reason(POLICY) is None
