@@ -11,6 +11,8 @@ from pathlib import Path
 
 from configs.common.system.proc import command_line
 
+_LOCKS = Path("/proc/locks")
+
 
 def lock_folder() -> Path:
     """Return the folder of this machine's locks. Raises OSError where there is no place for them.
@@ -46,16 +48,38 @@ def lock_holder(name: str) -> str | None:
     /proc/locks (proc(5)) leaves out processes of other pid namespaces.
     """
     try:
-        inode = (lock_folder() / f"rankwise-{name}.lock").stat().st_ino
-        lines = Path("/proc/locks").read_text().splitlines()
+        device, inode = _place(lock_folder() / f"rankwise-{name}.lock")
+        lines = _LOCKS.read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         # 1: FLOCK ADVISORY WRITE <pid> <major:minor:inode> <start> <end>
         fields = line.split()
-        if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == str(inode):
-            return _described(int(fields[4]))
+        if fields[1] == "FLOCK":
+            on, _, number = fields[5].rpartition(":")
+            if number == inode and device in (on, None):
+                return _described(int(fields[4]))
     return None
+
+
+def _place(path: Path) -> tuple[str | None, str]:
+    """A file's device and inode as /proc/locks writes them; None: no mount of this process tells the device.
+
+    It is the file system's, which stat(2) does not give of all (btrfs). Those in memory number their inodes alike.
+    """
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        inode = str(os.fstat(descriptor).st_ino)
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    finally:
+        os.close(descriptor)
+    mount = next((line.split()[1] for line in told if line.startswith("mnt_id:")), None)
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        number, _, device, *_ = line.split()
+        if number == mount:
+            major, _, minor = device.partition(":")
+            return f"{int(major):02x}:{int(minor):02x}", inode
+    return None, inode
 
 
 def _described(pid: int) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.common.system import lock_files
 from configs.common.system.lock_files import lock_holder
 from slurm.launcher.machine_lock import launch_lock, machine_holder
 from tests.support.cluster.launches import wait_until
@@ -90,6 +91,20 @@ def test_the_holder_is_described_by_pid_user_and_study(start: Start) -> None:
     user = pwd.getpwuid(os.getuid()).pw_name
     assert lock_holder("turn") == machine_holder() == f"pid {pid} of user {user}, study llama-sweep"
     assert lock_holder("queue") is None
+
+
+def test_a_lock_of_another_file_system_whose_inode_is_the_same_is_another(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tmpfs numbers its inodes from 1."""
+    pid, kernels = pid_of_holder(start()), Path("/proc/locks").read_text()
+    inode = (Path(os.environ["RANKWISE_LOCKS"]) / "rankwise-turn.lock").stat().st_ino
+    other = f"1: FLOCK  ADVISORY  WRITE 1 fe:fd:{inode} 0 EOF\n"
+    monkeypatch.setattr(lock_files, "_LOCKS", tmp_path / "seen")
+    (tmp_path / "seen").write_text(other + kernels)
+    assert machine_holder().startswith(f"pid {pid} ")
+    (tmp_path / "seen").write_text(other)
+    assert lock_holder("turn") is None
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
