@@ -10,7 +10,7 @@ from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.refusals import JobState, Unavailable
 from slurm.schedulers.waiting import read_waiting
 from tasks.campaign.launches.active_jobs import ActiveJobs, Flown
-from tasks.campaign.launches.jobs import follow_job, measured_so_far, waits_for
+from tasks.campaign.launches.jobs import end_overdue, follow_job, measured_so_far, waits_for
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.session import Session
 from tasks.prefect_api.stages import stage
@@ -71,7 +71,7 @@ def _look(session: Session, name: str, flown: Flown) -> str:
         row.done = measured_so_far(flown.job, session.run)
         if time.monotonic() - flown.running_since > flown.job.timeout_seconds + _SCHEDULER_GRACE_SECONDS:
             with suppress(Unavailable):  # asked again at the next look: the run goes on without its scheduler
-                adapter.cancel(folder)
+                end_overdue(flown.job, session.run.job(name), adapter)
     if state != "ended":
         waits = read_waiting(session.run.job(name)) if state == "waiting" else None
         row.reason = waits.reason if waits else ""

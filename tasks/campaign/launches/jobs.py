@@ -12,13 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs.common.base import write_atomically
-from configs.plans.job import Job
+from configs.common.files.reading import read_model
+from configs.plans.job import Job, JobEnd
 from configs.plans.packing import Launch
-from configs.plans.paths import RunPaths
+from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
+from configs.records.record import Status
 from configs.targets.target import LocalTarget
 from slurm.launcher.machine_lock import machine_holder
-from slurm.schedulers.adapter import adapter_for
+from slurm.schedulers.adapter import Adapter, adapter_for
 from slurm.schedulers.refusals import JobState, Unavailable
 from tasks.campaign.launches.staging import placed_job
 from tasks.campaign.records import Collected, collect_job
@@ -120,13 +122,27 @@ def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None])
             look(state, waited_seconds)
             if time.monotonic() > deadline:
                 with contextlib.suppress(Unavailable):  # asked again at the next look
-                    adapter.cancel(paths.folder)
+                    end_overdue(job, paths, adapter)
             adapter.await_end(paths.folder, pause)
             pause = min(pause * 1.1, _MAX_POLL_SECONDS)
     except BaseException:
         with contextlib.suppress(OSError):
             adapter.cancel(paths.folder)
         raise
+
+
+def end_overdue(job: Job, paths: JobPaths, adapter: Adapter) -> None:
+    """End a job that outlives its time limit: what its launcher could not say is a time-out, and nobody's request.
+
+    Raises Unavailable where the scheduler does not answer.
+    """
+    adapter.cancel(paths.folder)
+    with contextlib.suppress(OSError, ValueError):  # of a full disk: it is called cancelled then
+        end = read_model(paths.end, JobEnd)
+        if end.status is Status.CANCELLED:
+            message = f"time-out of the job after {job.timeout_seconds:g} s, which its launcher did not end"
+            told = {"status": Status.TIMEOUT, "kind": "JobTimeout", "message": message}
+            write_atomically(paths.end, end.model_copy(update=told).model_dump_json())
 
 
 def waits_for() -> str:

@@ -10,10 +10,17 @@ from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
+from configs.records.record import Status
 from configs.spec.measuring import Measuring
 from configs.targets.target import LocalTarget, SlurmTarget
+from slurm.launcher.job_files import write_unlaunched_end
 from tasks.campaign.launches import jobs
-from tests.support.cluster.launches import noop_measurement
+from tests.support.cluster.launches import noop_measurement, read_end
+
+JOB = Job(
+    name="0001-timed-x", study="s", measuring_pass="timed", measuring=Measuring(), target=SlurmTarget(nodes=2),
+    measurements=(noop_measurement("a"),), ranks_per_node=1, timeout_seconds=100, inputs="", cache="",
+)  # fmt: skip
 
 
 class Slow:
@@ -41,16 +48,37 @@ def test_waiting_counts_to_no_limit_however_slow_the_looks_are(
     adapter, waited = Slow(running_seconds), []
     monkeypatch.setattr(jobs, "adapter_for", lambda name: adapter)
     monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: adapter.now))
-    job = Job(
-        name="0001-timed-x", study="s", measuring_pass="timed", measuring=Measuring(), target=SlurmTarget(nodes=2),
-        measurements=(noop_measurement("a"),), ranks_per_node=1, timeout_seconds=100, inputs="", cache="",
-    )  # fmt: skip
 
     def look(state: Any, waited_seconds: float) -> None:
         waited.append(waited_seconds)
 
-    jobs.follow_job(job, RunPaths(tmp_path), look)
+    jobs.follow_job(JOB, RunPaths(tmp_path), look)
     assert adapter.cancelled is cancelled and max(waited) == pytest.approx(7200, abs=30)
+
+
+@pytest.mark.parametrize(("told", "status"), [(Status.CANCELLED, Status.TIMEOUT), (Status.COMPLETED, Status.COMPLETED)])
+def test_a_launch_that_outlives_its_limit_is_no_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Status, status: Status
+) -> None:
+    """Its launcher hangs: whoever ends it says only that it was told to."""
+    paths = RunPaths(tmp_path).job("0001-timed-x")
+    paths.folder.mkdir(parents=True)
+
+    class Hanging(Slow):
+        def cancel(self, folder: Path) -> None:
+            super().cancel(folder)
+            write_unlaunched_end(paths, told, "cancelled on request")
+
+    adapter = Hanging(400)
+    monkeypatch.setattr(jobs, "adapter_for", lambda name: adapter)
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: adapter.now))
+    jobs.follow_job(JOB, RunPaths(tmp_path), lambda state, waited_seconds: None)
+    end = read_end(paths)
+    assert adapter.cancelled and end.status is status
+    assert status is Status.COMPLETED or (end.kind, end.message) == (
+        "JobTimeout",
+        "time-out of the job after 100 s, which its launcher did not end",
+    )
 
 
 def test_a_folder_that_somebody_put_beside_the_jobs_counts_for_no_number(tmp_path: Path) -> None:
