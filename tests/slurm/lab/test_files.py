@@ -90,6 +90,7 @@ def test_scripts_are_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 def test_without_root_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(cluster, "_alone", lambda name: pytest.fail(f"lab {name} would be touched"))
     with pytest.raises(OSError, match=r"^a lab requires root .*Use sudo$"):
         cluster.up(requested(folder=Path("/srv/never-made")))
     with pytest.raises(OSError, match="requires root"):
@@ -136,6 +137,7 @@ def test_up_takes_no_folder_whose_content_down_would_delete(
 ) -> None:
     monkeypatch.setattr(cluster, "why_no_lab", lambda: None)
     monkeypatch.setattr(cluster, "_LOCKS", tmp_path / "locks")
+    monkeypatch.setattr(cluster, "_write_files", lambda plan: pytest.fail("a lab would be started"))
     folder = tmp_path_factory.mktemp("u")
     (folder / name).mkdir()
     with pytest.raises(ValueError, match=f"--folder: {folder} has {name}, which is of no lab. Use another folder"):
