@@ -10,11 +10,9 @@ known, or is another one, is refused: no first contact is taken on trust. On the
 """
 
 import asyncio
-import itertools
 import json
 import shlex
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from configs.common.files.reading import read_text
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
+from slurm.ssh.line import Line
 
 if TYPE_CHECKING:
     import asyncssh  # at run time in the functions that use it: every run imports this module, few have SSH hosts
@@ -129,7 +128,7 @@ class Host:
         self.away_since: float | None = None
         self.to_end: dict[tuple[str, int], None] = {}
         """Jobs, by folder and rank, that were given up while the host was away: ended when it is back."""
-        self._line: _Line | None = None
+        self._line: Line | None = None
         self._facts: Facts | None = None
         self._connecting: asyncio.Lock | None = None
         self._failures, self._next_try, self._why = 0, 0.0, ""
@@ -142,12 +141,15 @@ class Host:
     async def ask(
         self, operation: str, body: bytes = b"", limit_seconds: float | None = ANSWER_SECONDS, **arguments: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """Have the host do something. Raises HostAway, HostRefused and HostError."""
+        """Have the host do something. Raises HostAway, HostRefused and HostError.
+
+        limit_seconds: for the answer, beside the time in which bytes come or go.
+        """
         import asyncssh
 
         line = await self._connected()
         try:
-            said, content = await asyncio.wait_for(line.ask(operation, body, arguments), limit_seconds)
+            said, content = await line.answered(operation, body, arguments, limit_seconds)
         except (TimeoutError, OSError, asyncssh.Error) as error:
             line.close()
             self._line = None
@@ -171,7 +173,7 @@ class Host:
         early, late = said["time"] - began, said["time"] - ended
         return Facts(said, 0.0 if late <= 0.0 <= early else min(early, late, key=abs))
 
-    async def _connected(self) -> "_Line":
+    async def _connected(self) -> Line:
         import asyncssh
 
         if self._connecting is None:
@@ -207,7 +209,7 @@ _hosts: dict[Address, Host] = {}
 _gate: asyncio.Semaphore | None = None
 
 
-async def connect(address: Address) -> "_Line":
+async def connect(address: Address) -> Line:
     """Connect and start the program. Raises HostRefused, OSError, TimeoutError and what asyncssh raises."""
     import asyncssh
 
@@ -294,7 +296,7 @@ def _one_line(error: Exception) -> str:
 
 async def _begin(
     address: Address, connection: "asyncssh.SSHClientConnection", jump: "asyncssh.SSHClientConnection | None"
-) -> "_Line":
+) -> Line:
     """Start the program on a host that was connected to. Raises HostRefused."""
     command = f"exec {shlex.quote(address.python)} -u -c {shlex.quote(_BOOT)}"
     process = await connection.create_process(command, encoding=None)
@@ -315,65 +317,4 @@ async def _begin(
         )
     sources = [(name, read_text(_FOLDER / f"{name.rpartition('.')[2]}.py")) for name in _PARTS]
     process.stdin.write(json.dumps([("slurm", ""), ("slurm.ssh", ""), *sources]).encode() + b"\n")
-    return _Line([each for each in (connection, jump) if each is not None], process)
-
-
-class _Line:
-    """Requests to a host's program and its answers, over one connection."""
-
-    def __init__(
-        self, connections: "Sequence[asyncssh.SSHClientConnection]", process: "asyncssh.SSHClientProcess[bytes]"
-    ) -> None:
-        self._connections, self._process = connections, process
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
-        self._writing = asyncio.Lock()
-        self.closed = False
-        self._reading = asyncio.create_task(self._read())
-
-    async def ask(self, operation: str, body: bytes, arguments: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """One request and its answer. Raises OSError where the connection is lost meanwhile."""
-        if self.closed:
-            raise ConnectionError("the connection is lost")
-        number = next(self._numbers)
-        answer: asyncio.Future[tuple[dict[str, Any], bytes]] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
-        line = json.dumps({"id": number, "op": operation, "body_bytes": len(body), **arguments}).encode() + b"\n"
-        try:
-            async with self._writing:
-                self._process.stdin.write(line + body)
-                await self._process.stdin.drain()
-            return await answer
-        finally:
-            self._waiting.pop(number, None)
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # looked at, also where sending failed first
-
-    async def _read(self) -> None:
-        import asyncssh
-
-        try:
-            while told := await self._process.stdout.readline():
-                said = json.loads(told)
-                number, size = said.pop("id"), said.pop("body_bytes")
-                body = await self._process.stdout.readexactly(size) if size else b""
-                if number in self._waiting and not self._waiting[number].done():
-                    self._waiting[number].set_result((said, body))
-        except (OSError, ValueError, KeyError, asyncio.IncompleteReadError, asyncssh.Error):
-            pass
-        finally:
-            self.closed = True
-            self._abort()
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(ConnectionError("the connection is lost"))
-
-    def close(self) -> None:
-        """End the connection; jobs go on."""
-        self.closed = True
-        self._reading.cancel()
-        self._abort()
-
-    def _abort(self) -> None:
-        for connection in self._connections:
-            connection.abort()
+    return Line([each for each in (connection, jump) if each is not None], process)

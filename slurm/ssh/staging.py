@@ -31,6 +31,7 @@ from slurm.staging.wheel import pack_wheel
 
 _PIECE_BYTES = 1 << 20
 _PIECES_UNDER_WAY = 16
+_PUT_LIMIT_SECONDS = 600.0
 _INSTALL_LIMIT_SECONDS = 3600.0
 _PACK_LIMIT_SECONDS = 1800.0
 _TRANSFER_LIMIT_SECONDS = 24 * 3600.0
@@ -88,7 +89,9 @@ def _packed_code() -> tuple[Path, str]:
 async def send(host: Host, content: bytes, path: str, mode: int = 0o644) -> None:
     """Write a small file on a host, whole or not at all. Raises HostAway and HostError."""
     digest = hashlib.sha256(content).hexdigest()
-    await host.ask("put", content, path=path, offset=0, last=True, sha256=digest, mode=mode)
+    await host.ask(
+        "put", content, path=path, offset=0, last=True, sha256=digest, mode=mode, limit_seconds=_PUT_LIMIT_SECONDS
+    )
 
 
 async def members_of(target: SshTarget) -> list[Member]:
@@ -350,7 +353,10 @@ async def _upload_pieces(host: Host, item: StagedFile, source: Path, path: str) 
 
     async def piece(content: bytes, offset: int, last: bool) -> None:
         try:
-            await host.ask("put", content, path=path, offset=offset, last=last, sha256=item.sha256, limit_seconds=600)
+            await host.ask(
+                "put", content, path=path, offset=offset, last=last, sha256=item.sha256,
+                limit_seconds=_PUT_LIMIT_SECONDS,
+            )  # fmt: skip
         finally:
             room.release()
 
