@@ -115,8 +115,8 @@ def read_lease(folder: Path) -> RentalLease:
 def unsettled_seconds(entries: list[dict[str, Any]], now: float, settle: float = SETTLED_SECONDS) -> float:
     """Return how long to wait until every create call without an answer can be seen in the tags; 0: none is open."""
     answered = {entry.get("token") for entry in entries if entry["event"] in ("created", "refused")}
-    open_calls = [entry for entry in entries if entry["event"] == "create" and entry.get("token") not in answered]
-    return max((entry["epoch"] + settle - now for entry in open_calls), default=0.0)
+    calls = [entry for entry in entries if entry["event"] in ("create", "create_again")]
+    return max((entry["epoch"] + settle - now for entry in calls if entry.get("token") not in answered), default=0.0)
 
 
 @contextmanager

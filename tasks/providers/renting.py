@@ -21,7 +21,7 @@ from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import RentalLedger, open_ledger, read_entries, token_of
-from tasks.providers.rental import MAX_HOURS, Node, Provider, ProviderError, RentalLease, RentalRequest, Rung
+from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
 Returned = TypeVar("Returned")
 _THROTTLED_TRIES, _TRANSIENT_TRIES = 6, 3
@@ -179,15 +179,30 @@ class _Renting:
         self._with_retries(lambda: self.provider.prepare(self.lease, rung.region))
         token = token_of(self.lease.run, self.attempt, rung)
         self.ledger.write("create", token=token, **rung.model_dump())
-        try:
-            nodes = self._with_retries(lambda: self.provider.create(self.lease, boot, rung, token))
-        except ProviderError as error:
-            # After a transient error the call may have taken effect: only then it stays without an answer.
-            if error.problem != "transient":
-                self.ledger.write("refused", token=token, problem=error.problem, code=error.code)
-            raise
+        nodes = self._created(boot, rung, token)
         self.ledger.write("created", token=token, region=rung.region, ids=[node.id for node in nodes])
         return nodes
+
+    def _created(self, boot: str, rung: Rung, token: str) -> list[Node]:
+        """All nodes of a create call, whose every try is on disk before it: each may take effect without an answer."""
+        problems: list[Problem] = []
+
+        def create() -> list[Node]:
+            if problems:
+                self.ledger.write("create_again", token=token)
+            try:
+                return self.provider.create(self.lease, boot, rung, token)
+            except ProviderError as error:
+                problems.append(error.problem)
+                raise
+
+        try:
+            return self._with_retries(create)
+        except ProviderError as error:
+            # After a transient error a call may have taken effect, whatever a later one was told.
+            if "transient" not in problems:
+                self.ledger.write("refused", token=token, problem=error.problem, code=error.code)
+            raise
 
     def _with_retries(self, call: Callable[[], Returned]) -> Returned:
         pause = self.limits.first_pause_seconds

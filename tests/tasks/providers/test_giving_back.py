@@ -14,14 +14,14 @@ import pytest
 
 from configs.common.base import write_atomically
 from configs.targets.rented import RentedTarget
-from tasks.providers import connections, leases, renting, study_nodes
+from tasks.providers import connections, giving_back, leases, renting, study_nodes
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
 from tasks.providers.leases import is_dead, open_ledger, read_entries
-from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource
-from tasks.providers.renting import Limits, RentalOffer, extend_run, give_back_run, rent
+from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
+from tasks.providers.renting import Limits, RentalFailed, RentalOffer, extend_run, give_back_run, rent
 from tasks.providers.study_nodes import StudyNodes
 
 REGION = "us-east-1"
@@ -353,3 +353,44 @@ def test_a_profile_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_an_answer_in_another_encoding_is_shown(tmp_path: Path) -> None:
     done = connections._run(["printf", r"caf\351"])
     assert done is not None and done.stdout == "caf�"
+
+
+@pytest.mark.parametrize("problems", [("transient",) * 3, ("transient", "capacity")])
+def test_a_machine_of_the_last_unanswered_try_is_waited_for_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: tuple[Any, ...]
+) -> None:
+    """A try takes half a minute to fail, and takes effect half a minute later, whatever the next one is told."""
+    clock = SimpleNamespace(now=1_000_000.0)
+    stand_in = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
+    for module in (renting, leases, giving_back):
+        monkeypatch.setattr(module, "time", stand_in)
+    for name in ("make_keys", "remove_keys"):
+        monkeypatch.setattr(renting, name, lambda folder: None)
+    monkeypatch.setattr(renting, "user_data", lambda folder, lives_seconds: "")
+    left = list(problems)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    class Late(Cloud):
+        appears = 0.0
+
+        def prepare(self, lease: RentalLease, region: str) -> None:
+            pass
+
+        def create(self, *_: object) -> list[Node]:
+            if left[0] == "transient":
+                clock.now += 30
+                self.appears = clock.now + 30
+            raise ProviderError(left.pop(0), "", "the connection was closed")
+
+        def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
+            return super().tagged(regions, run) if clock.now >= self.appears else []
+
+    cloud = Late(resource("instance"))
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(clock.now) + 3600, request=REQUEST)
+    offer = RentalOffer([Rung(region=REGION)], [])
+    limits = Limits(sleep=sleep, teardown=Teardown(sleep=sleep))
+    with pytest.raises(RentalFailed):
+        rent(cast(Provider, cloud), lease, offer, tmp_path / "r", lambda _: None, limits)
+    assert left == [] and cloud.there == []
