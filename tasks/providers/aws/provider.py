@@ -342,6 +342,17 @@ def _unless(code: str, call: Callable[[], Any]) -> None:
             raise
 
 
+def _problem(code: str, status: int) -> Problem:
+    """Return the problem of a code, by its form where it is none of those above: EC2 has a limit for each kind."""
+    if code in _PROBLEMS:
+        return _PROBLEMS[code]
+    if code.startswith("Insufficient"):  # InsufficientFreeAddressesInSubnet, InsufficientVolumeCapacity
+        return "capacity"
+    if code.endswith("LimitExceeded"):  # VolumeLimitExceeded, NetworkInterfaceLimitExceeded
+        return "quota"
+    return "transient" if status >= 500 else "invalid"
+
+
 def _ask(call: Callable[[], Any]) -> Any:
     """Make a call. Raises ProviderError with the kind of problem."""
     try:
@@ -350,8 +361,7 @@ def _ask(call: Callable[[], Any]) -> Any:
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", error))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        problem = _PROBLEMS.get(code, "transient" if status >= 500 else "invalid")
-        raise ProviderError(problem, code, message) from error
+        raise ProviderError(_problem(code, status), code, message) from error
     except (failures.NoCredentialsError, failures.PartialCredentialsError) as error:
         remedy = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
         raise ProviderError("auth", "", f"aws: {error}. {remedy}") from error

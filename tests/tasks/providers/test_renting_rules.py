@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
 from tasks.providers.attempts import attempts_of
+from tasks.providers.aws.provider import _ask
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import why_doomed
 from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
-from tasks.providers.rental import RentalLease, RentalRequest, Resource, Rung
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Resource, Rung
 from tasks.providers.renting import extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name
 
@@ -60,6 +62,28 @@ def test_a_refusal_rules_out_no_more_than_it_says(problem: str, left: int) -> No
     rungs = ladder(REQUEST, ZONES)
     kept = [rung for rung in rungs if not is_excluded(rung, problem, rungs[0])]  # type: ignore[arg-type]
     assert len(kept) == left
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "problem"),
+    [
+        ("InsufficientFreeAddressesInSubnet", 400, "capacity"),  # another zone has another subnet
+        ("InsufficientVolumeCapacity", 500, "capacity"),
+        ("VolumeLimitExceeded", 400, "quota"),  # another region has another quota
+        ("NetworkInterfaceLimitExceeded", 400, "quota"),
+        ("RequestLimitExceeded", 503, "throttled"),
+        ("InvalidParameterValue", 400, "invalid"),
+        ("SomethingNew", 503, "transient"),
+    ],
+)
+def test_what_ec2_lacks_in_one_place_is_asked_for_in_others(code: str, status: int, problem: str) -> None:
+    def refused() -> None:
+        answer = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        raise ClientError(answer, "RunInstances")
+
+    with pytest.raises(ProviderError) as caught:
+        _ask(refused)
+    assert caught.value.problem == problem
 
 
 def test_everybody_may_not_connect() -> None:
