@@ -221,6 +221,7 @@ READERS_OF_THEIR_OWN = {
     "slurm/sbatch_bundle/scripts.py": "our own templates",
     "slurm/ssh/node_files.py": "on a host, with the standard library alone",
     "slurm/ssh/node_program.py": "on a host, with the standard library alone: regular files",
+    "slurm/staging/file_list.py": "on a host, with the standard library alone",
     "slurm/staging/wheel.py": "our own code",
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
     "tasks/providers/leases.py": "a folder, to flush it",

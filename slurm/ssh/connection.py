@@ -34,14 +34,14 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
 _AT_ONCE = 32
 """Connections that are being made at the same time."""
 _GREETING = b"rankwise-node "
-_FOLDER = Path(__file__).parent
+_ROOT = Path(__file__).parents[2]
 _BOOT = (
     "import json,sys,types;i=sys.stdin.buffer;o=sys.stdout.buffer;v=sys.version_info;"
     "o.write(b'\\nrankwise-node %d.%d\\n'%v[:2]);o.flush();v[:2]<(3,11) and sys.exit();"
     "[(sys.modules.__setitem__(n,types.ModuleType(n)),exec(compile(s,n,'exec'),sys.modules[n].__dict__))"
     " for n,s in json.loads(i.readline())];sys.modules['slurm.ssh.node_program'].serve(i,o)"
 )
-_PARTS = ("slurm.ssh.node_files", "slurm.ssh.node_program")
+_PARTS = ("slurm.staging.file_list", "slurm.ssh.node_files", "slurm.ssh.node_program")
 """Modules of the program, which the host is sent under their own names, and their packages, which are empty there."""
 
 
@@ -315,6 +315,7 @@ async def _begin(
             f"{address.name}: {address.python} is Python {version}, expected {OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or "
             "newer. Install one, or name it by `python`"
         )
-    sources = [(name, read_text(_FOLDER / f"{name.rpartition('.')[2]}.py")) for name in _PARTS]
-    process.stdin.write(json.dumps([("slurm", ""), ("slurm.ssh", ""), *sources]).encode() + b"\n")
+    sources = [(name, read_text(_ROOT / f"{name.replace('.', '/')}.py")) for name in _PARTS]
+    packages = [(name, "") for name in ("slurm", "slurm.staging", "slurm.ssh")]
+    process.stdin.write(json.dumps([*packages, *sources]).encode() + b"\n")
     return Line([each for each in (connection, jump) if each is not None], process)

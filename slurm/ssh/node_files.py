@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from slurm.staging.file_list import is_whole, write_list
+
 PIECE_BYTES = 1 << 20
 _GROWTH_SECONDS = 60.0
 """So long a neighbour waits for the next bytes of a file that is still coming in."""
@@ -98,13 +100,23 @@ def hashes(paths: list[str]) -> dict[str, Any]:
 
 
 def rename(path: str, to: str) -> None:
-    """Give a folder that is complete its name, unless another was faster."""
+    """Give a folder that is complete its name, unless another was faster; one that has lost files makes room."""
+    write_list(path)
+    if os.path.isdir(to) and not is_whole(to):
+        with contextlib.suppress(FileNotFoundError):  # of another who does the same
+            os.rename(to, f"{path}.cleared")
     try:
         os.rename(path, to)
     except OSError:
         if not os.path.isdir(to):
             raise
         shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(f"{path}.cleared", ignore_errors=True)
+
+
+def whole(paths: list[str]) -> dict[str, Any]:
+    """Of each folder that `rename` named, whether it has all its files yet."""
+    return {"whole": [is_whole(path) for path in paths]}
 
 
 def make(paths: list[str]) -> None:

@@ -37,6 +37,7 @@ from slurm.ssh.node_files import (
     sizes,
     unpack,
     unpack_beside,
+    whole,
 )
 
 INLINE_BYTES = 64 << 10
@@ -258,7 +259,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until there are no more. What may take long is done in a thread."""
     neighbours, writing = Neighbours(), threading.Lock()
     quick = (versions, put, get, sizes, rename, make, neighbours.offer, start_job, look)
-    long = (hello, hashes, remove, unpack, install, pack, unpack_beside, fetch, end_job)
+    long = (hello, hashes, whole, remove, unpack, install, pack, unpack_beside, fetch, end_job)
     operations: dict[str, Callable[..., dict[str, Any] | None]] = {each.__name__: each for each in (*quick, *long)}
 
     def answer(number: int, operation: Callable[..., dict[str, Any] | None], arguments: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@
 Each file leaves this machine once: the first host that lacks it hands it on to the next while it comes in, and that to
 the next; a host that cannot reach the one before gets it from here. Libraries are installed by the pip of one host and
 handed on to those that are like it. Every file is checked by its SHA-256 where it arrives. Folders are made under
-another name and renamed: each is there whole or not at all.
+another name and renamed: each is there whole or not at all. What was cleared of one is noticed by its list.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from slurm.staging.wheel import pack_wheel
 _PIECE_BYTES = 1 << 20
 _PIECES_UNDER_WAY = 16
 _PUT_LIMIT_SECONDS = 600.0
+_WALK_LIMIT_SECONDS = 600.0
 _INSTALL_LIMIT_SECONDS = 3600.0
 _PACK_LIMIT_SECONDS = 1800.0
 _TRANSFER_LIMIT_SECONDS = 24 * 3600.0
@@ -120,7 +121,7 @@ async def stage_hosts(target: SshTarget, manifests: Iterable[Path], notice: Noti
 async def _stage_code(members: Sequence[Member], notice: Notice) -> None:
     wheel, digest = _packed_code()
     name = f"code/{digest[:16]}"
-    lacking = await _lacking(members, f"{name}/code/slurm/launch.py")
+    lacking = await _incomplete(members, name)
     if not lacking:
         return
     notice(f"code: {wheel.name} to {_names(lacking)}")
@@ -136,7 +137,7 @@ async def _stage_interpreters(target: SshTarget, members: Sequence[Member], noti
     """The interpreter of each host: the one that is named, else one with libraries that are installed there."""
     name, code = interpreter_name(target), f"code/{_packed_code()[1][:16]}/code"
     lacking = await _lacking(members, name.removeprefix("rankwise/"))
-    if target.python is None and lacking:
+    if target.python is None:
         await _stage_libraries(members, notice)
 
     async def make(member: Member) -> None:
@@ -170,14 +171,14 @@ async def _stage_libraries(members: Sequence[Member], notice: Notice) -> None:
 
 async def _stage_alike(members: Sequence[Member], notice: Notice) -> None:
     name = _libraries_of(members[0])
-    lacking = await _lacking(members, name)
+    lacking = await _incomplete(members, name)
     first = next((member for member in members if member not in lacking), None)
     if first is None:
         first, *lacking = lacking
         onward = f", and from there to {_names(lacking)}" if lacking else ""
         notice(f"libraries: installing on {first.host.name} (once, takes minutes){onward}")
         await _install(first)
-        lacking = await _lacking(lacking, name)  # a home folder that hosts share has it already
+        lacking = await _incomplete(lacking, name)  # a home folder that hosts share has it already
     elif lacking:
         notice(f"libraries: from {first.host.name} to {_names(lacking)}")
     if not lacking:
@@ -185,7 +186,7 @@ async def _stage_alike(members: Sequence[Member], notice: Notice) -> None:
     try:
         await _hand_on_folder(first, lacking, name)
     except HostError as error:
-        lacking = await _lacking(lacking, name)
+        lacking = await _incomplete(lacking, name)
         notice(f"libraries: cannot be handed on ({error}); installing on {_names(lacking)}")
         await asyncio.gather(*map(_install, lacking))
 
@@ -229,8 +230,9 @@ async def _has_model(member: Member, manifest: ModelManifest, name: str, thoroug
     folder = f"{member.rankwise}/{name}"
     paths = [f"{folder}/files/{file}" for file in manifest.files]
     wanted: list[object] = [file.size_bytes for file in manifest.files.values()]
-    found = (await member.host.ask("sizes", paths=[f"{folder}/manifest.json", *paths]))[0]["sizes"]
-    if not found[0] or found[1:] != wanted:
+    made_of = [f"{folder}/manifest.json"] + [f"{folder}/files/config.json"] * (manifest.source == "synthetic")
+    found = (await member.host.ask("sizes", paths=[*made_of, *paths]))[0]["sizes"]
+    if not all(found[: len(made_of)]) or found[len(made_of) :] != wanted:
         return False
     if not thorough:
         return True
@@ -244,6 +246,17 @@ async def _lacking(members: Sequence[Member], name: str) -> list[Member]:
         *(member.host.ask("sizes", paths=[f"{member.rankwise}/{name}"]) for member in members)
     )
     return [member for member, (answer, _) in zip(members, answers, strict=True) if answer["sizes"][0] is None]
+
+
+async def _incomplete(members: Sequence[Member], name: str) -> list[Member]:
+    """Those that do not have a folder below `rankwise` with all its files: disks are cleared of old ones."""
+    answers = await asyncio.gather(
+        *(
+            member.host.ask("whole", limit_seconds=_WALK_LIMIT_SECONDS, paths=[f"{member.rankwise}/{name}"])
+            for member in members
+        )
+    )
+    return [member for member, (answer, _) in zip(members, answers, strict=True) if not answer["whole"][0]]
 
 
 async def _bring(members: Sequence[Member], name: str, items: Sequence[StagedFile], finish: FinishMember) -> None:

@@ -37,6 +37,7 @@ from configs.common.base import content_hash, sha256_of_file, write_atomically
 from configs.common.files.project_files import project_file
 from configs.common.files.reading import PLAN_BYTES, SAMPLES_BYTES, open_regular, read_bytes, read_model
 from configs.plans.model_manifest import ModelManifest
+from slurm.staging.file_list import is_whole, write_list
 from slurm.staging.wheel import pack_wheel
 
 NODE_LIBRARIES = (
@@ -95,19 +96,27 @@ def common_folder(shared: Path, *names: str) -> Path:
 
 
 @contextmanager
-def _made_whole(destination: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `destination` when the block ends, unless another was faster."""
+def _made_whole(destination: Path, instead: bool = False) -> Iterator[Path]:
+    """A folder to fill, which becomes `destination` when the block ends, unless another was faster.
+
+    instead: of a folder that is there and has lost files.
+    """
     work = Path(tempfile.mkdtemp(dir=destination.parent, prefix=f".{destination.name}."))
+    cleared = work.with_name(f"{work.name}.cleared")
     try:
         yield work
         _let_read(work, _mode(destination.parent))
+        if instead:
+            with suppress(FileNotFoundError):  # of another who does the same
+                destination.rename(cleared)
         try:
             work.rename(destination)
         except OSError:
             if not destination.is_dir():
                 raise
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        for left in (work, cleared):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _let_read(folder: Path, like: int) -> None:
@@ -203,13 +212,15 @@ def _stage_libraries(shared: Path, notice: Notice) -> Path:
         "python": [str(base), platform.python_version(), platform.machine()],
     }
     folder = common_folder(shared, "rankwise", "libraries") / content_hash(made_of)
-    if not folder.exists():
-        notice(f"libraries: installing into {folder} (once, takes minutes)")
-        with _made_whole(folder) as work:
+    if not is_whole(str(folder)):
+        gone = " again, since files of it were removed" if (cleared := folder.exists()) else ""
+        notice(f"libraries: installing into {folder}{gone} (once, takes minutes)")
+        with _made_whole(folder, instead=cleared) as work:
             _run([str(base), "-m", "venv", "--without-pip", str(work)])
             pip = [sys.executable, "-m", "pip", "--python", str(work / "bin" / "python"), "install", "--quiet"]
             _run([*pip, "--disable-pip-version-check", "--constraint", str(constraints), *libraries])
             shutil.copy(constraints, work)
+            write_list(str(work))
     return folder
 
 

@@ -227,6 +227,34 @@ def test_runs_of_one_name_are_told_apart() -> None:
     assert len(digests) == 2 and all(len(digest) == 8 for digest in digests)
 
 
+def test_libraries_that_a_cluster_has_cleared_in_part_are_installed_again(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str]) -> None:
+        if command[1:3] == ["-m", "venv"]:
+            for name in ("bin/python", "lib/torch/nn.py", "lib/torch/__pycache__/nn.pyc"):
+                path = Path(command[-1]) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+
+    monkeypatch.setattr(staging, "_run", run)
+    said: list[str] = []
+    program = stage_interpreter(shared, None, said.append)
+    [folder] = (shared / "rankwise" / "libraries").iterdir()
+    (folder / "lib" / "torch" / "__pycache__" / "nn.pyc").unlink()  # as Python makes it anew
+    (folder / "lib" / "added.py").touch()
+    assert stage_interpreter(shared, None, said.append) == program and len(said) == 2
+    for gone in ("lib/torch/nn.py", "files.txt"):
+        (folder / gone).unlink()
+        said.clear()
+        assert stage_interpreter(shared, None, said.append) == program
+        assert said == [
+            f"libraries: installing into {folder} again, since files of it were removed (once, takes minutes)"
+        ]
+        assert (folder / gone).exists() and (folder / "bin" / "python").exists()
+        assert [*(shared / "rankwise" / "libraries").iterdir()] == [folder], "nothing is left of the former"
+
+
 def test_what_pip_says_is_told(shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "constraints.txt").write_text("accelerate==0.0.1\n")

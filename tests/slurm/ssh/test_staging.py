@@ -1,0 +1,103 @@
+"""What is carried to hosts, by stand-ins that do here what a host is asked for. On real ones: test_ssh_hosts."""
+
+import asyncio
+import compileall
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from configs.plans.model_manifest import ModelManifest
+from configs.targets.target import SshTarget
+from slurm.ssh import node_files, staging
+from slurm.ssh.connection import Facts, Host, HostError
+from slurm.ssh.staging import Member
+from tasks.models.sources import resolve_model
+
+
+@pytest.fixture(autouse=True)
+def no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds and is on no list."""
+    monkeypatch.setattr(compileall, "compile_dir", lambda *_, **__: True)
+
+
+class HostHere:
+    """A host whose folders are here. Others cannot reach it, so that each gets its files from this machine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.first: asyncio.Event | None = None
+        """What it waits for before it unpacks anything."""
+        self.named = asyncio.Event()
+
+    async def ask(
+        self, operation: str, body: bytes = b"", limit_seconds: float | None = None, **arguments: Any
+    ) -> tuple[dict[str, Any], bytes]:
+        if operation == "offer":
+            raise HostError(None, f"{self.name}: nobody can connect")
+        if operation == "unpack" and self.first is not None:
+            await self.first.wait()
+        given = {**arguments, **({"body": body} if operation == "put" else {})}
+        try:
+            said = getattr(node_files, operation)(**given) or {}
+        except OSError as error:
+            raise HostError(error.errno, f"{self.name}: {error}") from error
+        if operation == "rename":
+            self.named.set()
+        return said, said.pop("body", b"")
+
+
+def member(name: str, folder: Path) -> Member:
+    told = {"folder": str(folder), "executable": sys.executable, "python": [3, 11, 7], "platform": ["x86_64"]}
+    return Member(cast(Host, HostHere(name)), Facts(told, 0.0), "127.0.0.1")
+
+
+def staged(work: Awaitable[None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 60))
+
+
+@pytest.mark.parametrize("gone", ["code/configs/__init__.py", "code/slurm/launch.py", "files.txt"])
+def test_code_that_a_host_has_cleared_in_part_is_brought_again(tmp_path: Path, gone: str) -> None:
+    said: list[str] = []
+    for expected in (1, 2, 2):
+        staged(staging._stage_code([member("a", tmp_path)], said.append))
+        assert len(said) == expected
+        [folder] = (tmp_path / "rankwise" / "code").iterdir()
+        assert (folder / gone).exists()
+        if expected == 1:
+            (folder / gone).unlink()
+
+
+def test_libraries_that_a_host_has_cleared_in_part_are_installed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(command: list[str], limit_seconds: float) -> None:
+        if command[1:3] == ["-m", "venv"]:
+            for name in ("bin/python", "torch.py"):
+                (Path(command[-1]) / name).parent.mkdir(exist_ok=True)
+                (Path(command[-1]) / name).touch()
+
+    monkeypatch.setattr(node_files, "_call", call)
+    target, said = SshTarget.model_validate({"hosts": ["a"]}), list[str]()
+    for expected in (1, 2, 2):
+        staged(staging._stage_interpreters(target, [member("a", tmp_path)], said.append))
+        assert said == ["libraries: installing on a (once, takes minutes)"] * expected
+        [folder] = (each for each in (tmp_path / "rankwise" / "libraries").iterdir() if each.is_dir())
+        assert (folder / "torch.py").exists()
+        if expected == 1:
+            (folder / "torch.py").unlink()
+
+
+def test_the_configuration_of_a_synthetic_model_that_was_cleared_is_brought_again(tmp_path: Path) -> None:
+    manifest = resolve_model("synthetic:llama-4m@0", None, tmp_path / "cache", tmp_path)
+    path = tmp_path / "m" / "manifest.json"
+    path.parent.mkdir()
+    path.write_text(manifest.model_dump_json())
+    config = tmp_path / "host" / "rankwise" / "models" / "m" / "files" / "config.json"
+    for _ in range(2):
+        staged(staging._stage_model([member("a", tmp_path / "host")], path, lambda _: None, False))
+        there = ModelManifest.model_validate_json((config.parents[1] / "manifest.json").read_bytes())
+        assert config.exists() and there.identity == manifest.identity
+        config.unlink()
