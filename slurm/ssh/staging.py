@@ -288,7 +288,8 @@ async def _hand_on_folder(first: Member, members: Sequence[Member], name: str) -
 async def _work_folders(members: Sequence[Member], name: str) -> AsyncIterator[dict[Host, str]]:
     """Names of folders in which something comes to be, by host; what is left of them in the end is removed."""
     work = f"{name.rpartition('/')[0]}/.{name.rpartition('/')[2]}.{secrets.token_hex(4)}"
-    folders = {member.host: f"{member.rankwise}/{work}" for member in members}
+    # Hosts may share a home folder without anybody's saying so.
+    folders = {member.host: f"{member.rankwise}/{work}.{place}" for place, member in enumerate(members)}
 
     async def clear(member: Member) -> None:
         with suppress(HostAway, HostError):

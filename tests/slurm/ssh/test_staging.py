@@ -101,3 +101,16 @@ def test_the_configuration_of_a_synthetic_model_that_was_cleared_is_brought_agai
         there = ModelManifest.model_validate_json((config.parents[1] / "manifest.json").read_bytes())
         assert config.exists() and there.identity == manifest.identity
         config.unlink()
+
+
+def test_hosts_that_share_a_home_folder_do_not_meet(tmp_path: Path) -> None:
+    """One of them begins to unpack when the other has given its folder the name."""
+
+    async def scenario() -> None:
+        first, second = member("a", tmp_path), member("b", tmp_path)
+        cast(HostHere, second.host).first = cast(HostHere, first.host).named
+        await staging._stage_code([first, second], lambda _: None)
+
+    staged(scenario())
+    [folder] = (tmp_path / "rankwise" / "code").iterdir()
+    assert (folder / "code" / "slurm" / "launch.py").exists()
