@@ -24,6 +24,7 @@ from configs.common.system.proc import is_alive, start_ticks
 from configs.plans.job import JobEnd, Launcher, SrunProcess, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Accounting, Status
+from slurm.launcher import processes
 from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end, write_unlaunched_end
 from slurm.schedulers.commands.accounting import SACCT_ARGUMENTS, read_step
 from slurm.schedulers.commands.allocation import Allocation, current_allocation, read_allocation
@@ -39,6 +40,7 @@ from slurm.schedulers.waiting import note_waiting, overdue
 _CALL_SECONDS = 10.0
 _CANCEL_SECONDS = 7.5
 _CANCEL_LOOK_SECONDS = 0.2
+_UNKNOWN_SECONDS = 3.0
 _NEXT_WORD_SECONDS = 60.0
 """After srun's end so long for Slurm to say whether, and how, the allocation ended."""
 
@@ -79,8 +81,13 @@ def _start(paths: JobPaths, held: Allocation) -> None:
         )
     _processes[paths.folder] = process
     started = SrunProcess(pid=process.pid, pid_started=start_ticks(process.pid), host=socket.gethostname())
-    write_atomically(paths.srun, started.model_dump_json())
-    write_atomically(paths.submission, Submission(job_id=held.job_id, submitted_at=utc_now()).model_dump_json())
+    try:
+        write_atomically(paths.srun, started.model_dump_json())
+        write_atomically(paths.submission, Submission(job_id=held.job_id, submitted_at=utc_now()).model_dump_json())
+    except BaseException:
+        paths.srun.unlink(missing_ok=True)
+        _end_unknown(paths)
+        raise
 
 
 def poll(folder: Path) -> JobState:
@@ -89,6 +96,7 @@ def poll(folder: Path) -> JobState:
     if paths.end.exists():
         return "ended"
     if not paths.srun.exists():
+        _end_unknown(paths)
         write_unlaunched_end(paths, Status.LOST, "the step was never started")
         return "ended"
     if not _srun_lives(paths):
@@ -154,10 +162,18 @@ def cancel_many(folders: Sequence[Path]) -> None:
         paths = JobPaths(folder)
         if paths.end.exists() or not paths.job.exists():
             continue
+        if not paths.srun.exists():
+            _end_unknown(paths)
         if not paths.srun.exists() or paths in left:
             write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request")
         else:
             _finish(paths, cancelled=True)
+
+
+def _end_unknown(paths: JobPaths) -> None:
+    """End an srun that was started and not written down: nothing would find it, and its step would be measured."""
+    if paths.submitting.exists():
+        processes.end_tree(lambda: processes.of_job(paths.folder.resolve()), _UNKNOWN_SECONDS, 2 * _UNKNOWN_SECONDS)
 
 
 def _may_run(paths: JobPaths) -> bool:

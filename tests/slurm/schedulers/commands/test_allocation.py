@@ -1,17 +1,25 @@
 """An allocation as Slurm 22.05 described it, and what it is too small for; steps' words. On a real Slurm: lab/."""
 
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from configs.common.base import write_atomically
 from configs.plans.job import SrunProcess, Submission, Submitting
 from configs.plans.paths import JobPaths
+from configs.records.record import Status
 from configs.targets.target import SlurmTarget
+from slurm.launcher.processes import of_job
 from slurm.schedulers import steps
 from slurm.schedulers.commands.allocation import Allocation, allocation_lacks, current_allocation, read_cores
 from slurm.schedulers.commands.partitions import ClusterError, Need
 from slurm.schedulers.commands.step_command import last_words, waiting_reason
+from tests.support.cluster.launches import read_end
+from tests.support.cluster.slurm_jobs import made
 
 # `scontrol --oneliner show job`, times shortened; the GPUs' part is that of TRES on a cluster that has them.
 HELD = (
@@ -105,6 +113,50 @@ def test_the_reason_of_a_step_that_waits_is_srun_s_own(tmp_path: Path) -> None:
         "srun: error: Unable to create step for job 7: More processors requested than permitted\nsrun: bye\n"
     )
     assert last_words(paths) == "Unable to create step for job 7: More processors requested than permitted"
+
+
+@pytest.fixture
+def waiting_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPaths]:
+    """A job, and an srun that waits for nodes."""
+    (tmp_path / "srun").write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    paths = made(tmp_path / "run")
+    yield paths
+    for process in of_job(paths.folder):
+        process.kill()
+
+
+@pytest.mark.parametrize("file", ["srun", "submission"])
+def test_an_srun_that_cannot_be_written_down_is_ended(
+    waiting_step: JobPaths, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """On a full disk, or by Ctrl-C in that moment: nobody would find it."""
+
+    def full(path: Path, *rest: str) -> None:
+        if path == getattr(waiting_step, file):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_atomically(path, *rest)
+
+    monkeypatch.setattr(steps, "write_atomically", full)
+    with pytest.raises(OSError, match="No space left"):
+        steps._start(waiting_step, Allocation("7", "RUNNING", ("n1",)))
+    assert of_job(waiting_step.folder) == [] and not waiting_step.srun.exists()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_srun_of_a_run_that_was_killed_before_it_wrote_it_down_is_ended(
+    waiting_step: JobPaths, cancelled: bool
+) -> None:
+    steps._start(waiting_step, Allocation("7", "RUNNING", ("n1",)))
+    for path in (waiting_step.srun, waiting_step.submission):
+        path.unlink()
+    assert len(of_job(waiting_step.folder)) == 1
+    if cancelled:
+        steps.cancel(waiting_step.folder)
+    assert steps.poll(waiting_step.folder) == "ended"
+    assert of_job(waiting_step.folder) == []
+    assert read_end(waiting_step).status is (Status.CANCELLED if cancelled else Status.LOST)
 
 
 def test_a_step_of_another_host_is_not_lost_while_slurm_does_not_answer(
