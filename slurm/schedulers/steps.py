@@ -82,8 +82,8 @@ def _start(paths: JobPaths, held: Allocation) -> None:
     _processes[paths.folder] = process
     started = SrunProcess(pid=process.pid, pid_started=start_ticks(process.pid), host=socket.gethostname())
     try:
-        write_atomically(paths.srun, started.model_dump_json())
         write_atomically(paths.submission, Submission(job_id=held.job_id, submitted_at=utc_now()).model_dump_json())
+        write_atomically(paths.srun, started.model_dump_json())  # the last: who finds it relies on the others
     except BaseException:
         paths.srun.unlink(missing_ok=True)
         _end_unknown(paths)

@@ -118,7 +118,8 @@ def test_the_reason_of_a_step_that_waits_is_srun_s_own(tmp_path: Path) -> None:
 @pytest.fixture
 def waiting_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPaths]:
     """A job, and an srun that waits for nodes."""
-    (tmp_path / "srun").write_text("#!/bin/sh\nwhile :; do sleep 0.1; done\n")
+    os.mkfifo(tmp_path / "never")
+    (tmp_path / "srun").write_text(f"#!/bin/sh\nread line < {tmp_path}/never\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     paths = made(tmp_path / "run")
@@ -134,6 +135,7 @@ def test_an_srun_that_cannot_be_written_down_is_ended(
     """On a full disk, or by Ctrl-C in that moment: nobody would find it."""
 
     def full(path: Path, *rest: str) -> None:
+        assert path != waiting_step.srun or waiting_step.submission.exists(), "a later run reads it beside this one"
         if path == getattr(waiting_step, file):
             raise OSError(errno.ENOSPC, "No space left on device")
         write_atomically(path, *rest)
