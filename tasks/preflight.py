@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from configs.common.base import write_atomically
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
 from configs.targets.resources import ClusterTarget
@@ -35,7 +37,7 @@ def preflight(session: Session) -> Preflight:
         if earlier is None or not _holds(earlier, target):
             told = Observer(notice=partial(_say, session, target), check=session.watcher.check)
             _say(session, target)
-            _end_earlier(run.preflight_run, target.adapter)
+            _end_earlier(run.preflight_run)
             known[target.name] = check_nodes(target, session.placed_plan, run.preflight_run, session.cache, told)
             write_atomically(run.preflight, Preflight(targets=tuple(known.values())).model_dump_json(indent=1))
         found = known[target.name]
@@ -84,12 +86,13 @@ def _holds(found: TargetPreflight, target: ClusterTarget) -> bool:
     return bool(found.nodes) and age < REUSED and found.settings == settings_of(target)
 
 
-def _end_earlier(run: RunPaths, name: str) -> None:
-    """A run that was killed while it tested nodes left a job: its result would come too late."""
-    adapter = adapter_for(name)
+def _end_earlier(run: RunPaths) -> None:
+    """A run that was killed while it tested nodes, of whatever target, left a job: its result would come too late."""
     for folder in sorted(run.jobs.glob("[0-9]*-*")):
-        if not run.job(folder.name).end.exists():
-            adapter.cancel(folder)
+        paths = run.job(folder.name)
+        if paths.job.exists() and not paths.end.exists():
+            job = read_model(paths.job, Job, PLAN_BYTES)
+            adapter_for(job.target.adapter).cancel(folder)
 
 
 def _say(session: Session, target: ClusterTarget, waits: str = "") -> None:
