@@ -8,7 +8,6 @@ The name identifies the job, so that one whose id was never read is found too. A
 nobody would find the service.
 """
 
-import getpass
 import os
 import re
 import shlex
@@ -23,6 +22,7 @@ from slurm.schedulers.commands.submission import check_path, sbatch_refusal, sub
 from slurm.schedulers.refusals import Unavailable
 
 _LIMIT_SECONDS, _END_SECONDS, _LOOK_SECONDS = 60.0, 60.0, 0.5
+_AGREEING_LOOKS = 2
 _ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
@@ -60,8 +60,19 @@ def submit_service(target: SlurmTarget, name: str, argv: Sequence[str], folder: 
 
 
 def service_job(name: str, target: SlurmTarget) -> ServiceJob | None:
-    """Return the job of this name in the queue; None: there is none. Raises Unavailable."""
-    command = ["squeue", "--noheader", f"--name={name}", f"--user={_user()}", "--format=%T|%N|%r"]
+    """Return the job of this name in the queue; None: there is none. Raises Unavailable.
+
+    squeue has shown nothing while jobs ran: looks must agree before a job is called gone.
+    """
+    for look in range(_AGREEING_LOOKS):
+        time.sleep(_LOOK_SECONDS if look else 0)
+        if (shown := _shown_job(name, target)) is not None:
+            return shown
+    return None
+
+
+def _shown_job(name: str, target: SlurmTarget) -> ServiceJob | None:
+    command = ["squeue", "--noheader", f"--name={name}", f"--user={os.getuid()}", "--format=%T|%N|%r"]
     answer = run_slurm(command, os.environ, _LIMIT_SECONDS, target.cluster)
     if answer.failed:
         raise Unavailable("squeue: no answer")
@@ -86,17 +97,10 @@ def end_service(name: str, target: SlurmTarget) -> bool:
     """End the job of this name; returns whether it has left the queue. Raises Unavailable."""
     deadline = time.monotonic() + _END_SECONDS
     while True:
-        # Before the first look too: squeue has shown nothing while jobs ran.
-        run_slurm(["scancel", f"--name={name}", f"--user={_user()}"], os.environ, _LIMIT_SECONDS, target.cluster)
+        # Before the first look too, whatever that shows.
+        run_slurm(["scancel", f"--name={name}", f"--user={os.getuid()}"], os.environ, _LIMIT_SECONDS, target.cluster)
         if service_job(name, target) is None:
             return True
         if time.monotonic() > deadline:
             return False
         time.sleep(_LOOK_SECONDS)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container whose user no file names
-        return str(os.getuid())

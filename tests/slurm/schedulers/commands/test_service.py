@@ -1,5 +1,6 @@
 """The job of a service as squeue shows it, and its end also where squeue fails to show it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,33 @@ def test_a_job_that_squeue_does_not_show_is_ended(tmp_path: Path, monkeypatch: p
     assert end_service("rw-1", SlurmTarget())
     [call] = cluster.calls("scancel")
     assert "--name=rw-1" in call
+
+
+ONCE_SILENT = """#!/bin/sh
+echo "$@" >> {folder}/squeue.calls
+[ $(wc -l < {folder}/squeue.calls) -eq 1 ] || echo 'RUNNING|n1|None'
+"""
+
+
+def test_a_job_that_one_look_does_not_show_has_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = stand_in_cluster(tmp_path)
+    (tmp_path / "squeue").write_text(ONCE_SILENT.format(folder=tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert service_job("rw-1", SlurmTarget()) == ServiceJob(state="RUNNING", node="n1")
+    assert len(cluster.calls("squeue")) == 2
+
+
+def test_jobs_are_looked_for_by_the_users_number_whatever_name_the_environment_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a change of users that keeps the variables: Slurm goes by the number."""
+    cluster = stand_in_cluster(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("LOGNAME", "USER"):
+        monkeypatch.setenv(name, "somebody")
+    assert end_service("rw-1", SlurmTarget())
+    for program in ("squeue", "scancel"):
+        assert f"--user={os.getuid()}" in cluster.calls(program)[0].split()
 
 
 def test_the_line_that_names_a_cluster_is_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
