@@ -34,6 +34,7 @@ from slurm.schedulers.commands.states import FinalState, composed, standing
 from slurm.schedulers.commands.step_command import last_words, step_command, step_environment, waiting_reason
 from slurm.schedulers.commands.submission import slurm_target
 from slurm.schedulers.job_files import job_in, name_of_submission, node_end, node_launcher
+from slurm.schedulers.queue import AGREEING_LOOKS
 from slurm.schedulers.refusals import REFUSED, JobState, Refused
 from slurm.schedulers.waiting import note_waiting, overdue
 
@@ -47,6 +48,7 @@ _NEXT_WORD_SECONDS = 60.0
 _processes: dict[Path, "subprocess.Popen[bytes]"] = {}  # those that this process started: it must reap them
 _gone: dict[Path, float] = {}  # job folder -> since when its srun is gone
 _running: set[Path] = set()
+_missed: dict[Path, int] = {}  # job folder -> looks in a row that did not show a step of another host
 
 
 def submit(folder: Path) -> None:
@@ -189,7 +191,11 @@ def _srun_lives(paths: JobPaths) -> bool:
     if started.host == socket.gethostname():
         return is_alive(started.pid, started.pid_started)
     step, answered = _step_of(paths)
-    return step is not None or not answered
+    if step is None and answered:
+        _missed[paths.folder] = _missed.get(paths.folder, 0) + 1
+    elif answered:
+        _missed.pop(paths.folder, None)
+    return _missed.get(paths.folder, 0) < AGREEING_LOOKS
 
 
 def _end_step(paths: JobPaths, again: bool = False) -> None:

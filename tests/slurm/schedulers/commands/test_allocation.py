@@ -20,6 +20,7 @@ from slurm.schedulers.commands.partitions import ClusterError, Need
 from slurm.schedulers.commands.step_command import last_words, waiting_reason
 from tests.support.cluster.launches import read_end
 from tests.support.cluster.slurm_jobs import made
+from tests.support.cluster.slurm_programs import stand_in_cluster
 
 # `scontrol --oneliner show job`, times shortened; the GPUs' part is that of TRES on a cluster that has them.
 HELD = (
@@ -171,3 +172,18 @@ def test_a_step_of_another_host_is_not_lost_while_slurm_does_not_answer(
     paths.node_launcher(0).write_text("{}")
     monkeypatch.setenv("PATH", str(tmp_path))  # no squeue
     assert steps.poll(tmp_path) == "running" and not paths.end.exists()
+
+
+def test_a_step_of_another_host_is_not_lost_where_one_look_does_not_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, cluster = made(tmp_path / "run"), stand_in_cluster(tmp_path)
+    paths.submission.write_text(Submission(job_id="7", submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    paths.srun.write_text(SrunProcess(pid=1, pid_started=1, host="another").model_dump_json())
+    paths.node_launcher(0).write_text("{}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for shown in ("", "7.0|rw-1\n", "7.1|other\n"):
+        cluster.says("squeue", shown)
+        assert steps.poll(paths.folder) == "running" and not paths.end.exists()
+    assert steps.poll(paths.folder) == "ended"

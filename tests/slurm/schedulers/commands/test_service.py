@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.targets.target import SlurmTarget
+from slurm.schedulers.commands import service
 from slurm.schedulers.commands.service import ServiceJob, end_service, service_job
 from tests.support.cluster.slurm_programs import stand_in_cluster
 
@@ -16,6 +17,11 @@ def test_a_job_that_squeue_does_not_show_is_ended(tmp_path: Path, monkeypatch: p
     assert end_service("rw-1", SlurmTarget())
     [call] = cluster.calls("scancel")
     assert "--name=rw-1" in call
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_LOOK_SECONDS", 0.0)
 
 
 ONCE_SILENT = """#!/bin/sh
