@@ -4,7 +4,8 @@ What a run makes in a region: instances with their root volumes and interfaces (
 and a cluster placement group for several nodes. No key pair: the login key travels in the user data.
 
 Sources: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html (codes),
-https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html (tokens).
+https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html (tokens),
+https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html (what is not known everywhere at once).
 """
 
 import re
@@ -61,6 +62,9 @@ _PROBLEMS: dict[str, Problem] = {
     "InvalidClientTokenId": "auth",
     "SignatureDoesNotMatch": "auth",
     "OptInRequired": "auth",
+    "InvalidGroup.NotFound": "transient",  # what was made a moment ago is not known everywhere yet
+    "InvalidSecurityGroupID.NotFound": "transient",
+    "InvalidPlacementGroup.Unknown": "transient",
     "InternalError": "transient",
     "InternalFailure": "transient",
     "Unavailable": "transient",
@@ -118,9 +122,7 @@ class Aws:
             vpc = self._vpc(lease.request, region)
             made = {"GroupName": lease.name, "Description": f"Rankwise study {lease.study}", "VpcId": vpc}
             _unless("InvalidGroup.Duplicate", lambda: ec2.create_security_group(**made, **_specify(lease, _GROUP)))
-        group = self._group(lease, region)
-        if group is None:
-            raise ProviderError("transient", "", f"security group {lease.name} is not visible yet in {region}")
+        group = self._visible_group(lease, region)
         inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
         ssh = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": lease.request.ssh_from}]}
         for rule in (inside, ssh):
@@ -134,6 +136,7 @@ class Aws:
     def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
         """Create all nodes or none: MinCount and MaxCount are the same."""
         request, ec2 = lease.request, self._ec2(rung.region)
+        group = self._visible_group(lease, rung.region)
         id = self._image(request, rung.region)
         images = _ask(lambda: ec2.describe_images(ImageIds=[id]))["Images"]
         if not images:
@@ -142,7 +145,7 @@ class Aws:
             "DeviceIndex": 0,
             "AssociatePublicIpAddress": request.public_address,
             "DeleteOnTermination": True,
-            "Groups": [self._group(lease, rung.region)],
+            "Groups": [group],
         }
         if request.subnet is not None:
             interface["SubnetId"] = request.subnet
@@ -239,6 +242,13 @@ class Aws:
         filters = [_filter(lease.run), {"Name": "group-name", "Values": [lease.name]}]
         found = _ask(lambda: self._ec2(region).describe_security_groups(Filters=filters))["SecurityGroups"]
         return str(found[0]["GroupId"]) if found else None
+
+    def _visible_group(self, lease: RentalLease, region: str) -> str:
+        """Return the group that was made. Problem `transient`: it is not known yet where this call was answered."""
+        group = self._group(lease, region)
+        if group is None:
+            raise ProviderError("transient", "", f"security group {lease.name} is not visible yet in {region}")
+        return group
 
     def _vpc(self, request: RentalRequest, region: str) -> str:
         """Return the VPC of the request by id or by its tag Name, that of its subnet, or the default one."""

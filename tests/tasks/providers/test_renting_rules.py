@@ -10,7 +10,7 @@ import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
 from tasks.providers.attempts import attempts_of
-from tasks.providers.aws.provider import _ask
+from tasks.providers.aws.provider import Aws, _ask
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import why_doomed
@@ -72,11 +72,13 @@ def test_a_refusal_rules_out_no_more_than_it_says(problem: str, left: int) -> No
         ("VolumeLimitExceeded", 400, "quota"),  # another region has another quota
         ("NetworkInterfaceLimitExceeded", 400, "quota"),
         ("RequestLimitExceeded", 503, "throttled"),
+        ("InvalidGroup.NotFound", 400, "transient"),  # made a moment ago
+        ("InvalidPlacementGroup.Unknown", 400, "transient"),
         ("InvalidParameterValue", 400, "invalid"),
         ("SomethingNew", 503, "transient"),
     ],
 )
-def test_what_ec2_lacks_in_one_place_is_asked_for_in_others(code: str, status: int, problem: str) -> None:
+def test_what_ec2_lacks_for_now_or_in_one_place_is_asked_for_again(code: str, status: int, problem: str) -> None:
     def refused() -> None:
         answer = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
         raise ClientError(answer, "RunInstances")
@@ -84,6 +86,16 @@ def test_what_ec2_lacks_in_one_place_is_asked_for_in_others(code: str, status: i
     with pytest.raises(ProviderError) as caught:
         _ask(refused)
     assert caught.value.problem == problem
+
+
+def test_a_group_that_is_not_seen_yet_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EC2's answers come from several places, which learn of a new group one after the other."""
+    monkeypatch.setattr(Aws, "_ec2", lambda aws, region: None)
+    monkeypatch.setattr(Aws, "_group", lambda aws, lease, region: None)
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=1, request=REQUEST)
+    with pytest.raises(ProviderError, match="rankwise-r is not visible yet in us-east-1") as caught:
+        Aws.create(object.__new__(Aws), lease, "", Rung(region="us-east-1"), "token")
+    assert caught.value.problem == "transient"
 
 
 def test_everybody_may_not_connect() -> None:
