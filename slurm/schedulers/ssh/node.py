@@ -1,5 +1,6 @@
 """The part of a job on one host: carried there, started, looked at, brought back, ended, removed."""
 
+import errno
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ from configs.targets.target import SshTarget
 from slurm.launcher.node import GIVEN
 from slurm.launcher.setup_lines import prepared
 from slurm.schedulers.job_files import node_end, node_launcher
-from slurm.ssh.connection import Facts, Host, HostAway
+from slurm.ssh.connection import Facts, Host, HostAway, HostError
 from slurm.ssh.staging import interpreter_name, run_folder, send
 from slurm.staging.packages import run_digest
 
@@ -138,7 +139,12 @@ class NodeJob:
             if not _is_theirs(name):
                 self._known[name] = [size, changed]
                 continue
-            await self._keep(f"{folder}/{name}", self._paths.folder / name, size, content)
+            try:
+                await self._keep(f"{folder}/{name}", self._paths.folder / name, size, content)
+            except HostError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+                continue  # a file that had its name for a moment alone
             self._known[name] = [size, changed]
             brought += 1
         return brought

@@ -237,6 +237,36 @@ def test_a_job_whose_first_launcher_does_not_start_ends_though_others_never_bega
     assert end.message == f"the launcher on a did not start: bash: module: command not found; see {log.name}"
 
 
+@pytest.mark.parametrize("why", [errno.ENOENT, errno.EIO])
+def test_a_file_that_is_gone_when_it_is_fetched_ends_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: int
+) -> None:
+    """`exits.tmp` had that name when the host listed it, and has another one now; a broken disk is told."""
+
+    class Hasty(HostInMemory):
+        files: tuple[Any, ...] = (["exits.tmp", 2, 1, None], ["end_0.json", 2, 1, 2])
+
+        async def ask(self, operation: str, body: bytes = b"", **asked: Any) -> tuple[dict[str, Any], bytes]:
+            if operation == "get":
+                raise HostError(why, f"{self.name}: {asked['path']}")
+            said, _ = await super().ask(operation, body, **asked)
+            if operation != "look":
+                return said, b""
+            said["jobs"][0] |= {"alive": True, "started": True, "files": self.files}
+            return said, b"{}"
+
+    job, _ = job_in_memory(tmp_path, monkeypatch, "a")
+    monkeypatch.setattr(ssh_job, "host_of", lambda target, host: Hasty(host.name))
+    [one] = job._nodes(HostPlacement(hosts=("a",), folder="x"))
+    if why == errno.ENOENT:
+        asyncio.run(one.look())
+        assert (job.paths.folder / "end_0.json").read_text() == "{}"
+        assert not (job.paths.folder / "exits.tmp").exists()
+    else:
+        with pytest.raises(HostError):
+            asyncio.run(one.look())
+
+
 def test_a_job_whose_last_look_meets_a_full_disk_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = job_in_memory(tmp_path, monkeypatch, "a", "b")
 
