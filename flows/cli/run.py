@@ -23,6 +23,7 @@ from configs.records.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
+from flows.cli.console import plain_console
 from flows.cli.offers import agreed_to_rent
 from flows.server.local import ApiLease, LocalServerError
 
@@ -45,7 +46,7 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
 
     wrong_value: the exit code of a ValueError, for commands where it always means a wrong argument.
     """
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    console = plain_console(stderr=True)
     try:
         return work()
     except StudyError as error:
@@ -112,7 +113,7 @@ def run_study(
     study, plan = _checked(path, assignments, runs, clusters=True)
     # Layouts and forecasts rest on what was measured of this machine.
     outdated = calibrate and ensure_calibration(plan, print)
-    console = Console(soft_wrap=True, highlight=False)
+    console = plain_console()
     logging.raiseExceptions = False  # Prefect's log handler prints to stderr where its API is away
     with ExitStack() as leases:
         api, unavailable = _begin_api(leases)
@@ -333,7 +334,7 @@ def validate_study(path: Path, assignments: list[str]) -> int:
 def dry_run_study(path: Path, assignments: list[str], runs: Path) -> int:
     """Print every cell and the remaining launches of a study without starting them."""
     study, plan = _checked(path, assignments, runs)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console = plain_console()
     asked: dict[str, list[str]] = {}
     for experiment in plan.experiments:
         for point in experiment.points:

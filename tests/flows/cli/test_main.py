@@ -49,3 +49,9 @@ def test_what_the_command_line_names_and_is_not_there_ends_with_exit_code_2(
     assert done.exit_code == 2
     assert done.stderr.startswith(said), done.stderr
     assert "kept" not in done.stderr
+
+
+def test_addresses_and_paths_are_printed_as_they_are() -> None:
+    """`:b:` and `:x:` are emoji to the library that prints, and parts of addresses and names here."""
+    for written in ("/nosuch/fe80::b:1", "/nosuch:x:[red]/:100:"):
+        assert CliRunner().invoke(app, ["report", written]).stderr.startswith(f"{written}: not a run folder")
