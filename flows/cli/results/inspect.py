@@ -2,9 +2,11 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from tasks.campaign.ledger import Ledger
 
 _Model = TypeVar("_Model", bound=Frozen)
+
+_FILE_COLUMNS, _WHY_COLUMNS = 200, 40
 
 
 def open_run(folder: Path) -> tuple[RunPaths, Plan]:
@@ -45,17 +49,10 @@ def print_status(folder: Path, as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=200)
     names = {model.identity: model.name for model in plan.models}
-    table = Table(box=None, pad_edge=False)
     with_jobs = any(row["job"] for row in rows)
     columns = ("key", "cell", "repeat", "status", *(("job",) if with_jobs else ()), "attempts", "started", "why")
-    for column in columns:
-        table.add_column(
-            column, no_wrap=column != "why", justify="right" if column in ("repeat", "attempts") else "left"
-        )
+    lines = []
     for row in rows:
         cell = plan.cells[row["key"]]
         label = f"{names.get(cell.model or '', '')}  {cell.label}".strip()
@@ -63,7 +60,15 @@ def print_status(folder: Path, as_json: bool) -> int:
         why = row["failure"] or row["waits_for"] or ""
         jobs = (row["job"] or "",) if with_jobs else ()
         texts = (row["key"], label, str(row["repeat"]), row["status"], *jobs, str(row["attempts"]), started, why)
-        table.add_row(*(Text(printable(text)) for text in texts))
+        lines.append(tuple(map(printable, texts)))
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(
+            column, no_wrap=column != "why", justify="right" if column in ("repeat", "attempts") else "left"
+        )
+    for line in lines:
+        table.add_row(*map(Text, line))
+    console = _console_for([columns, *lines])
     console.print(table)
     done = sum(1 for row in rows if row["status"] == Status.COMPLETED)
     console.print(f"{done} of {len(rows)} repeats completed")
@@ -71,10 +76,21 @@ def print_status(folder: Path, as_json: bool) -> int:
         first = next(iter(ledger.damaged)).relative_to(run.folder)
         what = f"{first} is" if len(ledger.damaged) == 1 else f"{len(ledger.damaged)} records, {first} the first, are"
         console.print(
-            f"{printable(what)} unreadable; `rankwise run` sets damaged records aside and measures them again",
-            markup=False,
+            f"{printable(what)} unreadable; `rankwise run` sets damaged records aside and measures them again"
         )
     return 0
+
+
+def _console_for(lines: Sequence[tuple[str, ...]]) -> Console:
+    """A console as wide as all columns but the last need: a narrow terminal wraps lines, where rich would cut states.
+
+    The last column has room for a few words at least.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    widths = [max(cell_len(text) for text in column) for column in zip(*lines, strict=True)]
+    needed = sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _WHY_COLUMNS)
+    console.width = max(needed, console.width if console.is_terminal else _FILE_COLUMNS)
+    return console
 
 
 def _ledger(run: RunPaths) -> "Ledger":

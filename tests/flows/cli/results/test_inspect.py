@@ -300,3 +300,16 @@ def test_looking_while_a_run_writes(run: RunPaths) -> None:
     finally:
         ended.set()
         writer.join()
+
+
+@pytest.mark.parametrize("columns", ["20", "80", "300"])
+def test_status_names_every_state_on_a_terminal_of_any_width(run: RunPaths, columns: str) -> None:
+    """A narrow terminal wraps the lines itself; what is cut out of a table is lost."""
+    write_record(run, CELLS[1], 1, status=Status.FAILED, attempt=2, failure=Failure(message="no room " * 30))
+    shown = {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": columns, "TERM": "xterm"}
+    found = CliRunner().invoke(app, ["status", str(run.folder)], env=shown, catch_exceptions=False).output
+    rows = json.loads(command("status", run.folder, "--json").output)
+    lines = [line for line in found.splitlines() if re.match(r"[0-9a-f]{16} ", re.sub(r"\x1b\[[0-9;]*m", "", line))]
+    assert len(lines) == len(rows) and "…" not in found
+    for line, row in zip(lines, rows, strict=True):
+        assert all(str(row[name]) in line for name in ("key", "repeat", "status", "attempts")), line
