@@ -8,7 +8,7 @@ study file (or other argument), 4 `compare` found a regression or `verify` a def
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,9 +29,17 @@ from flows.cli.results import command as results
 from flows.cli.results import history
 from flows.cli.server import team
 from flows.cli.serving import command as serving
+from flows.cli.streams import open_missing_streams
 from flows.cli.verify import command as verify
 
-app = typer.Typer(
+
+class _Commands(typer.Typer):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        open_missing_streams()
+        return super().__call__(*args, **kwargs)
+
+
+app = _Commands(
     help="Measure how ML inference and training scale over layouts, ranks and machines.",
     no_args_is_help=True,
     add_completion=False,
