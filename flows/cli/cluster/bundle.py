@@ -1,5 +1,6 @@
 """`rankwise bundle ...` and `rankwise collect`: studies for clusters that only allow sbatch."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -30,19 +31,19 @@ def sbatch_command(
 
 
 @app.command("setup-script")
-def setup_script_command(out: OutFile = None) -> None:
+def setup_script_command(context: typer.Context, out: OutFile = None) -> None:
     """Write a script that starts one node of a multi-node PyTorch job without a scheduler."""
     from slurm.sbatch_bundle.scripts import setup_script
 
-    _give(setup_script(), out, executable=True)
+    _give(context, setup_script, out, mode=0o755)
 
 
 @app.command("multi-node-example")
-def multi_node_example_command(out: OutFile = None) -> None:
+def multi_node_example_command(context: typer.Context, out: OutFile = None) -> None:
     """Write a training script that runs on one or several hosts, a template for your own."""
     from slurm.sbatch_bundle.scripts import multi_node_example
 
-    _give(multi_node_example(), out, executable=False)
+    _give(context, multi_node_example, out, mode=0o644)
 
 
 def write(path: Path, assignments: list[str], out: Path, target: str | None) -> int:
@@ -87,9 +88,17 @@ def run_collect(folder: Path) -> int:
     return SOME_UNMEASURED if failures or collected.missing else ALL_COMPLETED
 
 
-def _give(text: str, out: Path | None, executable: bool) -> None:
-    if out is None:
-        print(text, end="")
-        return
-    out.write_text(text)
-    out.chmod(0o755 if executable else 0o644)
+def _give(context: typer.Context, text: Callable[[], str], out: Path | None, mode: int) -> None:
+    """Write a text to a file, else to standard output, and exit."""
+    from configs.common.base import write_atomically
+    from flows.cli.errors import plainly
+    from flows.cli.run import guarded
+
+    def work() -> int:
+        if out is None:
+            print(text(), end="")
+        else:
+            write_atomically(out, text(), mode)
+        return 0
+
+    raise typer.Exit(guarded(lambda: plainly(work), out or Path(), bool((context.obj or {}).get("debug"))))

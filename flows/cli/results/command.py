@@ -44,15 +44,15 @@ def logs(
     from flows.cli.results.logs import print_logs
     from flows.cli.run import guarded
 
-    if not folder.exists() and "/" not in str(folder):
-        from flows.cli.deploy.listing import print_deployment_logs, store_of_user
+    def work() -> int:
+        if not folder.exists() and "/" not in str(folder):
+            from flows.cli.deploy.listing import print_deployment_logs, store_of_user
 
-        if any(each.name == str(folder) for each in store_of_user().all()):
-            work = lambda: plainly(lambda: print_deployment_logs(str(folder)))  # noqa: E731
-            raise typer.Exit(guarded(work, folder, context.obj["debug"]))
-    raise typer.Exit(
-        guarded(lambda: plainly(lambda: print_logs(folder, follow, rank, job)), folder, context.obj["debug"])
-    )
+            if any(each.name == str(folder) for each in store_of_user().all()):
+                return print_deployment_logs(str(folder))
+        return print_logs(folder, follow, rank, job)
+
+    raise typer.Exit(guarded(lambda: plainly(work), folder, context.obj["debug"]))
 
 
 def report_command(

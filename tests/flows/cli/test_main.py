@@ -55,3 +55,17 @@ def test_addresses_and_paths_are_printed_as_they_are() -> None:
     """`:b:` and `:x:` are emoji to the library that prints, and parts of addresses and names here."""
     for written in ("/nosuch/fe80::b:1", "/nosuch:x:[red]/:100:"):
         assert CliRunner().invoke(app, ["report", written]).stderr.startswith(f"{written}: not a run folder")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bundle", "setup-script", "--out", "/nosuch/script.sh"],
+        ["bundle", "multi-node-example", "--out", "/nosuch/script.py"],
+        ["logs", "x" * 300],
+    ],
+)
+def test_what_the_system_refuses_is_said_in_one_line(words: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, words, env={"RANKWISE_DATA": str(tmp_path)})
+    assert isinstance(done.exception, SystemExit) and done.exit_code == 1
+    assert done.stderr.startswith(words[-1]) and done.stderr.count("\n") == 1
