@@ -103,7 +103,7 @@ def run(
     from flows.cli.until_decided import run_until_decided
 
     if dry_run:
-        work = lambda: dry_run_study(study, assignments or [], runs)  # noqa: E731
+        work = lambda: dry_run_study(study, assignments or [], runs, only_failed)  # noqa: E731
     else:
 
         def measure(given: list[str]) -> int:
@@ -155,6 +155,9 @@ def doctor(
     from flows.cli.doctor.calibrate import calibrate_command
     from flows.cli.doctor.command import doctor as examine
 
+    if calibrate and master is not None:
+        typer.echo("--master: has no effect with --calibrate. Leave it out", err=True)
+        raise typer.Exit(2)
     if calibrate:
         raise typer.Exit(calibrate_command(as_json))
     raise typer.Exit(examine(master, as_json))

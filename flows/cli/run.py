@@ -331,8 +331,8 @@ def validate_study(path: Path, assignments: list[str]) -> int:
     return ALL_COMPLETED
 
 
-def dry_run_study(path: Path, assignments: list[str], runs: Path) -> int:
-    """Print every cell and the remaining launches of a study without starting them."""
+def dry_run_study(path: Path, assignments: list[str], runs: Path, only_failed: bool = False) -> int:
+    """Print every cell and the remaining launches of a study, or those of failed repeats, without starting them."""
     study, plan = _checked(path, assignments, runs)
     console = plain_console()
     asked: dict[str, list[str]] = {}
@@ -347,8 +347,8 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path) -> int:
         title = f"{name}  {cell.label}{engine}" if name else cell.label
         console.print(f"  {key}  {title}  x{plan.repeats[key]}  for {', '.join(asked[key])}")
     _print_unusable(console, plan, ALL_COMPLETED)
-    launches = _launches(plan, RunPaths(runs / study.study))
-    console.print(f"{len(launches)} launches remaining")
+    launches = _launches(plan, RunPaths(runs / study.study), only_failed)
+    console.print(f"{len(launches)} launches remaining{' of failed repeats' if only_failed else ''}")
     for number, launch in enumerate(launches, 1):
         counts = Counter(measurement.cell.key for measurement in launch.measurements)
         kind = f"block {launch.block + 1}" if launch.measuring_pass == "timed" else launch.measuring_pass
@@ -364,7 +364,7 @@ def _checked(path: Path, assignments: list[str], runs: Path, clusters: bool = Fa
     return study, check_study(study, path.parent, cache_folder(), runs / study.study, clusters)
 
 
-def _launches(plan: Plan, run: RunPaths | None = None) -> list[Launch]:
+def _launches(plan: Plan, run: RunPaths | None = None, only_failed: bool = False) -> list[Launch]:
     """Return the launches that a run would start, without those already completed in `run`."""
     from tasks.campaign.ledger import Ledger, missing_measurements, read_ledger
 
@@ -373,6 +373,9 @@ def _launches(plan: Plan, run: RunPaths | None = None) -> list[Launch]:
         launch
         for measuring_pass in get_args(MeasuringPass)
         for launch in pack_launches(
-            missing_measurements(plan, ledger, measuring_pass, False), measuring_pass, plan.measuring.seed, plan.pack
+            missing_measurements(plan, ledger, measuring_pass, only_failed),
+            measuring_pass,
+            plan.measuring.seed,
+            plan.pack,
         )
     ]

@@ -1,0 +1,40 @@
+"""`rankwise run --dry-run`: what is left of a study whose run folder is there."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.plans.paths import RunPaths
+from configs.records.record import Failure, Status
+from configs.spec.study import load_study
+from flows.cli.run import dry_run_study
+from flows.precheck import check_study
+from tests.support.run_folders.report_runs import write_record
+
+STUDY = """
+study: left
+workload: {kind: noop, seconds: 0}
+experiments: {items: {kind: sweep, over: {items: [1, 2, 3]}}}
+measuring: {repeats: 1, memory: false}
+pack: false
+"""
+
+
+def test_only_failed_shows_the_launches_that_a_run_with_it_makes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One cell is measured, one has failed, one was never begun."""
+    path = tmp_path / "left.yaml"
+    path.write_text(STUDY)
+    plan = check_study(load_study(path, []), tmp_path, tmp_path / "cache", tmp_path / "left")
+    run, (done, failed, never) = RunPaths(tmp_path / "left"), plan.cells.values()
+    write_record(run, done, samples={"0/pass_seconds": [0.1, 0.1]})
+    write_record(run, failed, status=Status.FAILED, failure=Failure(message="no room"))
+    for only_failed, told, keys in (
+        (False, "2 launches remaining", {failed.key, never.key}),
+        (True, "1 launches remaining of failed repeats", {failed.key}),
+    ):
+        assert dry_run_study(path, [], tmp_path, only_failed) == 0
+        lines = capsys.readouterr().out.splitlines()
+        launches = lines[lines.index(told) + 1 :]
+        assert {line.split()[-1] for line in launches} == keys
