@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.errors import plainly
-from flows.cli.options import AsJson, RunFolder
+from flows.cli.options import AsJson, RunFolder, refuse_unused
 from flows.cli.results.history import Form, HistoryFile
 
 
@@ -49,6 +49,7 @@ def logs(
             from flows.cli.deploy.listing import print_deployment_logs, store_of_user
 
             if any(each.name == str(folder) for each in store_of_user().all()):
+                refuse_unused(context, dict.fromkeys(("follow", "rank", "job"), "on a deployment"))
                 return print_deployment_logs(str(folder))
         return print_logs(folder, follow, rank, job)
 
@@ -86,14 +87,17 @@ def report_command(
     if results is None and len(given) != 1:
         typer.echo("RUN: expected either one run folder or --results GLOB", err=True)
         raise typer.Exit(2)
-    if results is not None:
-        patterns = [results, *given]  # a shell has expanded an unquoted pattern
-        raise typer.Exit(
-            guarded(lambda: plainly(lambda: join_runs(patterns, output)), Path(results), context.obj["debug"])
-        )
-    run = Path(given[0])
-    made = {"md": render_again, "html": render_html, "pdf": render_paper, "json": print_answers}[form]
-    raise typer.Exit(guarded(lambda: plainly(lambda: made(run)), run, context.obj["debug"]))
+    paper = None if form == "pdf" else "without --format pdf"
+    run = Path(results if results is not None else given[0])
+
+    def work() -> int:
+        if results is not None:
+            refuse_unused(context, dict.fromkeys(("form", "style"), "with --results, which writes Markdown"))
+            return join_runs([results, *given], output)  # a shell has expanded an unquoted pattern
+        refuse_unused(context, {"output": "without --results", "style": paper})
+        return {"md": render_again, "html": render_html, "pdf": render_paper, "json": print_answers}[form](run)
+
+    raise typer.Exit(guarded(lambda: plainly(work), run, context.obj["debug"]))
 
 
 def export_run(
@@ -146,9 +150,15 @@ def compare_command(
     from flows.cli.run import guarded
 
     page = output if form == "html" else None
-    work = lambda: compare_runs(  # noqa: E731
-        first, second, baseline, threshold, markdown, junit, as_json, history, within, page, undisturbed
-    )
+    lacks = "without --format html" if page is None else None
+
+    def work() -> int:
+        alone = None if within is None else "with --within, whose variants share their blocks"
+        refuse_unused(context, {"output": lacks, "history": alone})
+        return compare_runs(
+            first, second, baseline, threshold, markdown, junit, as_json, history, within, page, undisturbed
+        )
+
     raise typer.Exit(guarded(lambda: plainly(work), first, context.obj["debug"]))
 
 

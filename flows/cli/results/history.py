@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from flows.cli.errors import plainly
+from flows.cli.options import refuse_unused
 
 app = typer.Typer(help="Track the figures of many runs in one small file: baselines and trends.", no_args_is_help=True)
 
@@ -47,9 +48,10 @@ def list_runs(
     from flows.cli.results.compare import history_list as show
     from flows.cli.run import guarded
 
-    page = output if form == "html" else None
-    work = lambda: plainly(lambda: show(history, as_json, page))  # noqa: E731
-    raise typer.Exit(guarded(work, Path(), _debug(context)))
+    def work() -> int:
+        return show(history, as_json, _page(context, form, output))
+
+    raise typer.Exit(guarded(lambda: plainly(work), Path(), _debug(context)))
 
 
 @app.command("show")
@@ -67,9 +69,16 @@ def show(
     from flows.cli.results.compare import history_show as show
     from flows.cli.run import guarded
 
-    page = output if form == "html" else None
-    work = lambda: plainly(lambda: show(what, history, figure, plot, as_json, page))  # noqa: E731
-    raise typer.Exit(guarded(work, Path(), _debug(context)))
+    def work() -> int:
+        return show(what, history, figure, plot, as_json, _page(context, form, output))
+
+    raise typer.Exit(guarded(lambda: plainly(work), Path(), _debug(context)))
+
+
+def _page(context: typer.Context, form: str, output: Path) -> Path | None:
+    """The file of the page, where one is wanted. Raises WrongArgument for its name without it."""
+    refuse_unused(context, {"output": None if form == "html" else "without --format html"})
+    return output if form == "html" else None
 
 
 def _debug(context: typer.Context) -> bool:

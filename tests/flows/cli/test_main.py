@@ -69,3 +69,26 @@ def test_what_the_system_refuses_is_said_in_one_line(words: list[str], tmp_path:
     done = CliRunner().invoke(app, words, env={"RANKWISE_DATA": str(tmp_path)})
     assert isinstance(done.exception, SystemExit) and done.exit_code == 1
     assert done.stderr.startswith(words[-1]) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "runs/a", "--output", "joined.md"],
+        ["report", "runs/a", "--format", "html", "--style", "paper"],
+        ["report", "--results", "runs/*", "--format", "html"],
+        ["compare", "runs/a", "runs/b", "--output", "page.html"],
+        ["compare", "runs/a", "--within", "gate", "--history", "runs.sqlite"],
+        ["history", "list", "--output", "page.html"],
+        ["history", "show", "main", "--output", "page.html"],
+        ["doctor", "--calibrate", "--master", "host:1"],
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that nobody writes is missed only when it is looked for."""
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2 and done.stderr.startswith(f"{words[-2]}: has no effect with"), done.stderr
+    assert not list(tmp_path.iterdir())
