@@ -104,7 +104,8 @@ def speed_table(study: StudyResult, cells: Sequence[CellResult]) -> Table | None
         checkpointed = [
             measurement.figure("tokens_per_second_with_checkpoints") for measurement in result.completed.values()
         ]
-        slower = estimate(checkpointed) if max_over_ranks([*result.completed.values()], "checkpoint_bytes") else None
+        saved = max_over_ranks([*result.completed.values()], "checkpoint_bytes")
+        slower = estimate(checkpointed, result.confidence) if saved else None
         rows.append(
             (
                 escaped(result.model),

@@ -49,7 +49,7 @@ class MeasuredServer:
 
     @property
     def value(self) -> Estimate:
-        found = estimate(self.values.values())
+        found = estimate(self.values.values(), self.point.result.confidence)
         assert found is not None
         return found
 
@@ -91,7 +91,7 @@ class ServerChoice:
         if other is None:
             return None
         better, worse = (other.seconds, self.chosen.seconds) if self.by_latency else (self.chosen.values, other.values)
-        return paired_ratio(better, worse, max(1, len(self.servers) - 1))
+        return paired_ratio(better, worse, max(1, len(self.servers) - 1), self.chosen.point.result.confidence)
 
     @property
     def repeats_needed(self) -> int | None:
@@ -242,7 +242,8 @@ def _others_win(
             other = points.get(at)
             if at is None or label == chosen or other is None:
                 continue
-            ratio = paired_ratio(figure_values(other, figure), mine, max(1, len(same_size) - 1))
+            values = figure_values(other, figure)
+            ratio = paired_ratio(values, mine, max(1, len(same_size) - 1), point.result.confidence)
             if ratio is not None and ratio.is_above(1):
                 found[at] = label
     return found

@@ -123,7 +123,7 @@ class LoadPoint:
     def value(self, name: str) -> Estimate | None:
         """Median and interval over the repeats of a figure: `ttft_p99`, `achieved`, `tokens`, `goodput`, `limit`..."""
         if name not in self._estimates:
-            self._estimates[name] = estimate([one.figure(name) for one in self.valid])
+            self._estimates[name] = estimate([one.figure(name) for one in self.valid], self.result.confidence)
         return self._estimates[name]
 
     @property

@@ -15,6 +15,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
 from configs.targets.target import LocalTarget, SlurmTarget
 from reports.answer import answer
 from reports.decisions.cost import (
@@ -31,7 +32,8 @@ from reports.decisions.pareto import cost_fronts, on_front, pareto_sentence, par
 from reports.decisions.spending import launch_times, study_costs
 from reports.document.album import Album
 from reports.export import cells_csv
-from reports.numbers.statistics import Estimate
+from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
+from reports.numbers.stopping import confidence
 from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
 from reports.plots.style import drawn
@@ -121,6 +123,18 @@ def test_energy_where_it_was_measured(tmp_path: Path) -> None:
     # 150 J on each of two ranks in 2 s are 150 W, at 100 tokens/s.
     assert cost.joules_per_token is not None and cost.joules_per_token.median == pytest.approx(1.5)
     assert "energy, J a token" in unit_table([cost]).columns
+
+
+def test_the_interval_of_energy_is_widened_where_one_looked_before_stopping(tmp_path: Path) -> None:
+    one = cell()
+    rules = Measuring(repeats=10, max_repeats=40, target_interval=0.01)
+    run = write_run(tmp_path / "run", make_plan([one]).model_copy(update={"measuring": rules}))
+    figures = {"measurement_seconds": 2.0, "gpu_energy_joules": 150.0}
+    write_measurements(run, one, RATES, figures=figures)
+    (cost,) = cell_costs(load_run(run))
+    assert cost.joules_per_token is not None and confidence(rules) > CONFIDENCE
+    wide = estimate([75 / rate for rate in RATES], confidence(rules))
+    assert wide is not None and cost.joules_per_token.interval == pytest.approx(wide.interval)
 
 
 def test_energy_is_that_of_all_nodes(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from reports.experiments.load.experiment import LoadAnswers, LoadExperiment, Loa
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
 from reports.load.verdict import judged
+from reports.numbers.statistics import Estimate, Ratio
 from reports.reading.load import CellResult
 from tests.support.run_folders.load_runs import made_run
 
@@ -219,3 +220,26 @@ def test_repeats_that_would_settle_it_are_asked_for_while_it_is_open() -> None:
         "Whether tp 1 is surely ahead of tp 2 in load: 6 repeats instead of 3 for an interval "
         "(--set measuring.repeats=6)."
     )
+
+
+def test_intervals_are_widened_where_one_looked_before_stopping() -> None:
+    """With a target interval a cell's intervals must be asked for at 96 % to cover 95."""
+
+    def of(confidence: float) -> ServerChoice:
+        made = []
+        for tp, rates in ((1, [2.0, 2.1, 2.2, 2.4, 2.5, 2.7, 2.9, 3.0]), (2, [2.3, 2.2, 2.6, 2.5, 2.9, 3.1, 3.2, 3.6])):
+            planned, found = point(f"tp {tp}", rates, {"tp": tp, "workload.users": 8}, usd=0.1)
+            made.append((planned, replace(found, result=replace(found.result, confidence=confidence))))
+        choice = choose_server(experiment(*made))
+        assert choice is not None
+        return choice
+
+    plain, looked = of(0.95), of(0.96)
+    pairs: list[tuple[Estimate | Ratio | None, Estimate | Ratio | None]] = [
+        (plain.chosen.point.value("tokens"), looked.chosen.point.value("tokens")),
+        (plain.chosen.value, looked.chosen.value),
+        (plain.ratio, looked.ratio),
+    ]
+    for narrow, wide in pairs:
+        assert narrow is not None and narrow.interval is not None and wide is not None and wide.interval is not None
+        assert wide.interval[0] < narrow.interval[0] and narrow.interval[1] < wide.interval[1]

@@ -1,0 +1,39 @@
+"""The table of an optimization: what it says of a study whose repeats were added until an interval was narrow."""
+
+from pathlib import Path
+
+from configs.spec.measuring import Measuring
+from reports.experiments.comparison import optimization, optimization_table
+from reports.numbers.statistics import CONFIDENCE, estimate
+from reports.numbers.stopping import confidence
+from reports.reading.load import load_run
+from reports.text import estimate_cell
+from tests.support.run_folders.report_runs import (
+    TEN,
+    experiment,
+    generate,
+    generated,
+    plan_of,
+    write_plan,
+    write_record,
+)
+
+
+def test_the_interval_of_the_latency_is_widened_where_one_looked_before_stopping(tmp_path: Path) -> None:
+    """Throughput and latency stand in one row: both intervals cover 95 %."""
+    base, half = generate(), generate(dtype="bfloat16")
+    points = [(base, {"variant": "baseline"}, "baseline"), (half, {"variant": "half"}, "half")]
+    rules = Measuring(repeats=10, max_repeats=40, target_interval=0.01)
+    plan = plan_of([base, half], [experiment("half", "optimization", points)], repeats=10)
+    run = write_plan(tmp_path / "run", plan.model_copy(update={"measuring": rules}))
+    for cell in (base, half):
+        for repeat, share in enumerate(TEN):
+            samples = generated(cell, share)
+            gaps = {"0/request_seconds": [0.1 * share**60] * len(samples["0/request_seconds"])}
+            write_record(run, cell, repeat, samples=samples | gaps)
+    study = load_run(run)
+    table = optimization_table(*optimization(study, study.plan.experiments[0]))
+    column = next(place for place, name in enumerate(table.columns) if name.startswith("ms TPOT"))
+    values = study.cells[half.key].latency_values.values()
+    wide, narrow = (estimate_cell(estimate(values, level), 1000) for level in (confidence(rules), CONFIDENCE))
+    assert table.rows[1][column] == wide != narrow
