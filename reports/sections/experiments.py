@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from configs.plans.plan import PlannedExperiment
+from reports.charts.chart import MAX_ROWS
 from reports.charts.experiments import (
     compression_charts,
     gain_charts,
@@ -224,13 +225,16 @@ def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> S
 
 def _optimization(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     (base, gains), title = optimization(study, experiment), study.title(experiment)
-    plot = None
+    plot, drawn = None, gains[:MAX_ROWS]
     if any(gain.throughput for gain in gains):
         plot = album.add(
-            title, partial(draw_optimization, gains=gains), gain_charts(gains), height=1.2 + 0.45 * len(gains)
+            title, partial(draw_optimization, gains=drawn), gain_charts(drawn), height=1.2 + 0.45 * len(drawn)
         )
+    told = f"The figure shows the first {MAX_ROWS} of {len(gains):,} variants, the table all."
+    lines = (told,) if plot and len(gains) > MAX_ROWS else ()
     more = _latency(study, experiment, album)
-    return Section(title, optimization_sentence(base, gains), optimization_table(base, gains), plot, more=more)
+    table = optimization_table(base, gains)
+    return Section(title, optimization_sentence(base, gains), table, plot, lines=lines, more=more)
 
 
 def _time_split(study: StudyResult, experiment: PlannedExperiment, album: Album) -> tuple[Section, ...]:

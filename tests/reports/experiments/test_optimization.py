@@ -1,12 +1,16 @@
-"""The table of an optimization: what it says of a study whose repeats were added until an interval was narrow."""
+"""The section of an optimization: intervals of added repeats, and many variants."""
 
 from pathlib import Path
 
+import pytest
+
 from configs.spec.measuring import Measuring
+from reports.document.album import Album
 from reports.experiments.comparison import optimization, optimization_table
 from reports.numbers.statistics import CONFIDENCE, estimate
 from reports.numbers.stopping import confidence
 from reports.reading.load import load_run
+from reports.sections.experiments import experiment_sections
 from reports.text import estimate_cell
 from tests.support.run_folders.report_runs import (
     TEN,
@@ -37,3 +41,22 @@ def test_the_interval_of_the_latency_is_widened_where_one_looked_before_stopping
     values = study.cells[half.key].latency_values.values()
     wide, narrow = (estimate_cell(estimate(values, level), 1000) for level in (confidence(rules), CONFIDENCE))
     assert table.rows[1][column] == wide != narrow
+
+
+def test_a_figure_of_many_variants_is_no_taller_than_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,200 variants, a row each, the image was 540 inches tall, and of 2,900 the library refused to open it."""
+    cells = [generate(num_prompts=8 * size) for size in range(1, 1202)]
+    points = [(cell, {"variant": str(size)}, f"variant {size}") for size, cell in enumerate(cells)]
+    run = write_plan(tmp_path / "run", plan_of(cells, [experiment("all", "optimization", points)], repeats=1))
+    for cell in (cells[0], cells[1], cells[-1]):
+        write_record(run, cell, samples=generated(cell, 1.0))
+    heights: list[float] = []
+
+    def drawn(draw: object, height: float) -> dict[str, bytes]:
+        heights.append(height)
+        return {}
+
+    monkeypatch.setattr("reports.document.album.drawn", drawn)
+    (section,) = experiment_sections(load_run(run), Album())["optimization"]
+    assert max(heights) < 20 and section.table is not None and len(section.table.rows) == len(cells)
+    assert section.lines == ("The figure shows the first 40 of 1,200 variants, the table all.",)
