@@ -58,3 +58,19 @@ def test_a_model_that_fits_on_several_stages_only_has_a_measurement_that_would_n
     assert {service.point.tp for service in found} == {1} and all(service.point.pp > 1 for service in found)
     point, left = best_measurement(wish, CalibratedEngines.none(), found[0])
     assert point == found[0].point and 0 <= left <= 1
+
+
+@pytest.mark.parametrize(("devices", "nodes"), [(1, 1), (6, 1), (8, 1), (12, 2)])
+def test_whole_nodes_are_paid_for(devices: int, nodes: int) -> None:
+    """A cloud rents no part of an instance: one GPU of eight costs what all eight do."""
+    node = instance("aws/p5.48xlarge").model_copy(update={"usd_per_hour": 36.0})
+    wish = ServingRequest(
+        "vllm", find_model("llama-3-8b"), node, prompt_tokens=512, new_tokens=64, devices=devices, batches=(1, 8)
+    )  # fmt: skip
+    found = services(wish, CalibratedEngines.none())
+    assert found
+    for service in found:
+        used = service.replicas * service.point.tp * service.point.pp
+        used += service.prefill_replicas * (service.prefill_ranks or 0)
+        tokens_per_second = service.tokens_per_second_per_device * used
+        assert service.usd_per_million_tokens == pytest.approx(nodes * 0.01 / tokens_per_second * 1e6)
