@@ -77,10 +77,10 @@ class HardwareFilter(Frozen):
 
 
 class Offered(Frozen):
-    """One instance that fits."""
+    """One instance that fits. region: None where its provider's home is not known."""
 
     name: str
-    region: str
+    region: str | None
     machine: Machine
     vcpus: int
 
@@ -130,7 +130,7 @@ def _all_offered(wanted: HardwareFilter, known: HardwareCatalog) -> Iterator[Off
         provider = name.partition("/")[0]
         if wanted.provider not in (None, provider):
             continue
-        region = wanted.region or HOME_REGIONS[provider]
+        region = wanted.region or HOME_REGIONS.get(provider)
         row = known.instance_row(name)
         if row.retired:
             continue

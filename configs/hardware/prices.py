@@ -180,6 +180,15 @@ def read_catalog(path: Path = CATALOG) -> tuple[Offer, ...]:
     return _read_catalog(path, state.st_mtime_ns, state.st_size)
 
 
+def listed_offers(cache: Path) -> tuple[Offer, ...]:
+    """The offers of the catalog, those first that `rankwise catalog refresh` keeps in the user's cache folder.
+
+    Raises as `read_catalog`.
+    """
+    refreshed = cache / "catalog" / CATALOG.name
+    return (*(read_catalog(refreshed) if refreshed.exists() else ()), *read_catalog())
+
+
 @lru_cache(maxsize=4)
 def _read_catalog(path: Path, changed_ns: int, size: int) -> tuple[Offer, ...]:
     """changed_ns, size: of the file, so that a refreshed one is read anew."""

@@ -181,8 +181,9 @@ def _cheapest(written: str) -> str:
     """Return the cheapest instance that fits a filter. Raises ValueError: none does."""
     from configs.hardware.catalog import catalog
     from configs.hardware.hardware_filter import matching, parse_filter
+    from flows.folders import cache_folder
 
-    offers = matching(parse_filter(written), catalog())
+    offers = matching(parse_filter(written), catalog(cache_folder()))
     if not offers:
         raise ValueError(f"--hardware-filter {written!r}: no instance of the catalog fits; see `rankwise list-nodes`")
     first = offers[0]

@@ -68,7 +68,7 @@ def check_fit(
 
 def _advice(architecture: Architecture, dtype: Dtype, max_length: int, cache: Path, provider: str | None) -> str:
     """Return the cheapest instance on which the model fits, as one rank or cut over its accelerators."""
-    for offer in matching(HardwareFilter(provider=provider), catalog()):
+    for offer in matching(HardwareFilter(provider=provider), catalog(cache)):
         devices = offer.machine.accelerators if offer.machine.accelerator.kind != "cpu" else 1
         for tp in sorted({1, devices}):
             if architecture.heads % tp:

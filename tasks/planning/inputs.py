@@ -16,7 +16,7 @@ from configs.common.base import sha256_of_file, write_atomically
 from configs.common.files.reading import check_regular, read_text
 from configs.common.printable import printable
 from configs.hardware.price_file import read_price_file
-from configs.hardware.prices import target_prices
+from configs.hardware.prices import listed_offers, target_prices
 from configs.inputs.examples import read_examples
 from configs.inputs.prompts import read_prompts
 from configs.plans.expand import expand
@@ -161,7 +161,9 @@ def make_plan(
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
-    return plan.model_copy(update={"prices": {target.name: target_prices(target, own) for target in plan.targets}})
+    listed = None if cache is None else listed_offers(cache)
+    prices = {target.name: target_prices(target, own, listed) for target in plan.targets}
+    return plan.model_copy(update={"prices": prices})
 
 
 def make_sound_plan(

@@ -108,6 +108,7 @@ def _partitions() -> list[ListedNode]:
 def _instances(hardware_filter: str | None) -> list[ListedNode]:
     from configs.hardware.catalog import catalog
     from configs.hardware.hardware_filter import HardwareFilter, matching, parse_filter
+    from flows.folders import cache_folder
 
     wanted = parse_filter(hardware_filter) if hardware_filter else HardwareFilter()
     return [
@@ -121,7 +122,7 @@ def _instances(hardware_filter: str | None) -> list[ListedNode]:
             host_memory_bytes=each.machine.host_memory_bytes,
             usd_per_hour=each.machine.usd_per_hour,
         )
-        for each in matching(wanted, catalog())
+        for each in matching(wanted, catalog(cache_folder()))
     ]
 
 

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from configs.hardware.prices import CATALOG_COLUMNS
+from configs.spec.study import parse_study
+from flows.cli.benchmark import _cheapest
 from flows.cli.catalog import app
+from flows.cli.nodes.listing import _instances
+from flows.precheck import check_study
 from tasks.providers import price_lists
 from tests.support.servers.price_server import PAGES, serving
 
@@ -90,3 +95,19 @@ def test_a_refresh_that_fails_says_that_nothing_changed(cache: Path, monkeypatch
         monkeypatch.setattr(price_lists, "AZURE_API", server.api)
         code, _, error = call("refresh", "--provider", "azure", "--region", "eastus")
     assert code == 1 and "no prices of our" in error
+
+
+def test_refreshed_prices_are_those_of_studies_and_of_nodes_to_rent(cache: Path, tmp_path: Path) -> None:
+    """A price that was refreshed must not be stale where money is decided on."""
+    prices = cache / "catalog" / "prices.csv"
+    prices.parent.mkdir(parents=True, exist_ok=True)
+    row = "aws/g4dn.xlarge,us-east-1,on_demand,7.5,2026-11-10,fresh"
+    prices.write_text(f"{','.join(CATALOG_COLUMNS)}\n{row}\n")
+    work = {"workload": {"kind": "noop"}, "experiments": {"one": {"kind": "sweep", "over": {"items": [1]}}}}
+    target = {"kind": "local", "machine": "aws/g4dn.xlarge/us-east-1"}
+    plan = check_study(parse_study({"study": "s", "targets": [target], **work}), tmp_path, cache, tmp_path / "run")
+    price = plan.prices["local"].price
+    assert price is not None and (price.usd_per_hour, price.source) == (7.5, "fresh")
+    listed = {node.name: node.usd_per_hour for node in _instances("GPU:T4, provider=aws")}
+    assert listed["aws/g4dn.xlarge"] == 7.5 and listed["aws/g4dn.12xlarge"] != 7.5
+    assert _cheapest("GPU:T4, provider=aws, count=1") != "aws/g4dn.xlarge"
