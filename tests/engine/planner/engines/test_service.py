@@ -70,7 +70,4 @@ def test_whole_nodes_are_paid_for(devices: int, nodes: int) -> None:
     found = services(wish, CalibratedEngines.none())
     assert found
     for service in found:
-        used = service.replicas * service.point.tp * service.point.pp
-        used += service.prefill_replicas * (service.prefill_ranks or 0)
-        tokens_per_second = service.tokens_per_second_per_device * used
-        assert service.usd_per_million_tokens == pytest.approx(nodes * 0.01 / tokens_per_second * 1e6)
+        assert service.usd_per_million_tokens == pytest.approx(nodes * 0.01 / service.tokens_per_second * 1e6)
