@@ -243,7 +243,7 @@ def reads(path: Path) -> Iterator[str]:
         text = ast.unparse(node)
         if (
             (name in ("read_text", "read_bytes") and owner and not re.match(r"\(?Path\(f?'/(proc|sys)/", owner))
-            or (name == "open" and owner == "os" and "O_WRONLY" not in text)
+            or (name == "open" and owner == "os" and "O_WRONLY" not in text and "os.devnull" not in text)
             or (name == "open" and owner not in ("os", "self") and _opens_to_read(node, bool(owner)))
             or (name == "load" and owner in ("np", "numpy", "torch"))
             or name in ("safe_open", "load_file", "read_csv", "read_parquet", "read_table", "ParquetFile")
