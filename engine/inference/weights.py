@@ -40,6 +40,7 @@ from engine.models.stages import main_stack, own_layers
 from engine.models.weights import required_manifest, synthetic_tensor, weight_files
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
+from engine.rank.agreement import raise_on_all_ranks
 from engine.rank.host_usage import take_peak
 
 _KEPT = "shard"
@@ -134,8 +135,10 @@ def _load(context: Context, dtype: torch.dtype) -> LoadedShard:
     if _KEPT not in context.kept:
         manifest = required_manifest(context)
         check_degrees(ModelConfig.parse(manifest.config), context.grid.tp, context.grid.pp)
+        # Agreed on: each node may have files of its own, and ranks that read wait for each other first.
+        files = raise_on_all_ranks(lambda: _checked_files(manifest), context)
         compressor = Compressor(context.job.cell.compression, dtype, context.device)
-        prepared = {} if manifest.synthetic_seed is not None else prepare_files(weight_files(manifest), context)
+        prepared = prepare_files(files, context)
         loaded = read_shard(
             manifest,
             context.grid,
@@ -149,6 +152,18 @@ def _load(context: Context, dtype: torch.dtype) -> LoadedShard:
         loaded.prepared = prepared
         context.kept[_KEPT] = loaded
     return _loaded(context)
+
+
+def _checked_files(manifest: ModelManifest) -> list[Path]:
+    """Return the files of a model; none of a synthetic one. Raises ValueError, naming the file, for one that differs
+    from config.json.
+    """
+    if manifest.synthetic_seed is not None:
+        return []
+    files = weight_files(manifest)
+    stored = tensor_locations(files)
+    check_tensors(with_stored_head(ModelConfig.parse(manifest.config), stored), stored)
+    return files
 
 
 def _loaded(context: Context) -> LoadedShard:

@@ -24,6 +24,7 @@ from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest
 from configs.records.record import Figure
 from engine.context import Context
+from engine.loading import tensor_locations
 from engine.loading.prepared import prepare_files
 from engine.models.pretrained import WeightsError
 from engine.models.text_model import TextModel
@@ -168,7 +169,7 @@ def model_folder(manifest: ModelManifest, context: Context) -> Iterator[Path]:
     """Return the model's folder; a synthetic model is written temporarily, by one rank of each node."""
     if manifest.synthetic_seed is None:
         raise_on_all_ranks(
-            lambda: weight_files(manifest), context
+            lambda: tensor_locations(weight_files(manifest)), context
         )  # rejects the same models as our engine, with the same message
         yield Path(manifest.folder)
         return

@@ -24,6 +24,8 @@ from engine.loading import evict
 from engine.models.weights import build_model, weights_hash
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
+from tests.support.answers.sharded_runs import loaded_from
+from tests.support.rank_pool import RankPool
 from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
@@ -200,3 +202,15 @@ def test_what_does_not_fit_is_named_by_every_rank_whatever_it_keeps(
         with pytest.raises(ValueError, match=message) as raised:
             read(manifest, pp=2, rank=rank)
         assert str(path) in str(raised.value)
+
+
+def test_a_file_that_is_damaged_on_one_node_is_named_on_all_ranks(tmp_path: Path) -> None:
+    manifests = [saved(tmp_path / name) for name in ("whole", "damaged")]
+    path = tmp_path / "damaged" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+    folders = [manifest.folder for manifest in manifests]
+    with RankPool(2, timeout_seconds=60) as pool:
+        for order in (folders, folders[::-1]):
+            for said in pool.run(loaded_from, order):
+                assert said.startswith(f"{path}: truncated or damaged")
+        assert pool.run(loaded_from, [folders[0]] * 2) == ["", ""]

@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from configs.common.execution import StageBalance
+from configs.common.execution import Layout, StageBalance
+from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import JobPaths
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.workloads.generate import GenerateWorkload
+from engine.context import Context
 from engine.inference.model import Shard
-from engine.inference.weights import LoadedShard, read_shard
+from engine.inference.weights import LoadedShard, load_shard, read_shard
 from engine.parallel.communicator import Communicators, open_communicators
 from engine.parallel.grid import Grid
+from engine.rank.agreement import raise_on_all_ranks
 
 Rows = list[list[int]]
 
@@ -143,3 +151,21 @@ def _stage(shard: Shard, groups: Communicators, tokens: torch.Tensor, cache: Any
     if not shard.last:
         groups.pipeline.send(hidden, place + 1)
     return hidden
+
+
+def loaded_from(rank: int, folders: list[str]) -> str:
+    """What loading says on two tensor-parallel ranks whose nodes have folders of their own."""
+    cell = Cell(model="m", workload=GenerateWorkload(), layout=Layout(tp=2))
+    job = Job(
+        name="job", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=1,
+        measurements=(Measurement(cell=cell, repeat=0, attempt=1),), timeout_seconds=60, inputs="", cache="",
+    )  # fmt: skip
+    context = Context(
+        job, JobPaths(Path(folders[rank])), rank, 2, torch.device("cpu"), manifest_of(folders[rank]), dist.barrier,
+        communicators(1, 2, 1, rank),
+    )  # fmt: skip
+    try:
+        raise_on_all_ranks(lambda: load_shard(context, torch.float32), context)
+    except ValueError as error:
+        return str(error)
+    return ""
