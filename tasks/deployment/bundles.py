@@ -16,10 +16,12 @@ from configs.common.base import WrongArgument, content_hash, utc_now, write_atom
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import file_slug
+from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.serving.deployment import LEVEL_ORDER, LevelCheck, OptimizationLevel, ServingBundle
 from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
+from engine.planner.families import read_architecture
 from reports.experiments.compression import MOST_LOSS
 from tasks.checks.layouts import check_layout
 from tasks.checks.verification import kind_of
@@ -77,10 +79,7 @@ def make_bundle(
     verdict, reason = ("not judged", "--no-verify") if judge is None else judge(wanted.model, wanted.layout, "float32")
     if verdict == "defect":
         raise ValueError(f"{model.name}: answers differ from transformers', so nothing is deployed: {reason}")
-    limit = manifest.config.get("max_position_embeddings") or manifest.config.get("n_positions")
-    length = min(limit, _MAX_LENGTH) if isinstance(limit, int) and limit > 0 else _MAX_LENGTH
-    if wanted.max_length is not None:
-        length = min(length, wanted.max_length)
+    length = served_length(manifest, wanted.max_length)
     levels = LEVEL_ORDER[1 : LEVEL_ORDER.index(wanted.level) + 1]
     found, requests = check_levels(model, target, levels, wanted.dtype, folder, cache, wanted.max_loss, say,
                                    wanted.layout.tp, nodes, length)  # fmt: skip
@@ -119,6 +118,15 @@ def make_bundle(
             "created_at": utc_now(),
         }
     )
+
+
+def served_length(manifest: ModelManifest, wanted: int | None) -> int:
+    """Return the tokens of the longest prompt and answer that are served. wanted: by the user; None: chosen here."""
+    if wanted is not None:
+        limit = read_architecture(manifest.config, manifest.identity).max_positions
+        return wanted if limit is None else min(limit, wanted)
+    said = manifest.config.get("max_position_embeddings") or manifest.config.get("n_positions")
+    return min(said, _MAX_LENGTH) if isinstance(said, int) and said > 0 else _MAX_LENGTH
 
 
 def chosen_level(asked: OptimizationLevel, checks: dict[OptimizationLevel, LevelCheck], say: Say) -> OptimizationLevel:

@@ -19,7 +19,15 @@ from configs.common.files.reading import parse_model
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SshTarget
-from tasks.deployment.bundles import Judge, WantedBundle, bundle_name, make_bundle, resolved_model, save_bundle
+from tasks.deployment.bundles import (
+    Judge,
+    WantedBundle,
+    bundle_name,
+    make_bundle,
+    resolved_model,
+    save_bundle,
+    served_length,
+)
 from tasks.deployment.first_answers import Timing, timed_answers
 from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, stop
@@ -127,7 +135,9 @@ class Deploying:
 
         manifest, wanted = load_manifest(Path(manifest_path)), self.wanted
         architecture = read_architecture(manifest.config, manifest.identity)
-        layout, length = wanted.bundle.layout, wanted.bundle.max_length or 512
+        layout, length = wanted.bundle.layout, served_length(manifest, wanted.bundle.max_length)
+        if wanted.bundle.max_length is not None and length < wanted.bundle.max_length:
+            raise ValueError(f"--max-length {wanted.bundle.max_length}: {wanted.bundle.model} has {length} positions")
         ranks = layout.dp * layout.tp * layout.pp
         provider = name = None
         if wanted.rented is not None:

@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -12,10 +14,12 @@ from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLev
 from configs.targets.target import SshTarget
 from engine.planner.families import read_architecture
 from tasks.deployment import first_answers
-from tasks.deployment.bundles import chosen_level
+from tasks.deployment.bundles import WantedBundle, chosen_level, served_length
+from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import TIES, _compare
 from tasks.deployment.fit import check_fit, memory_of_rank
 from tasks.deployment.fronts import tunnel_argv
+from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target, ssh_host
 
 
@@ -137,3 +141,43 @@ def test_paths_of_a_tunnel_come_to_ssh_as_they_are(folder: str) -> None:
     assert done.returncode == 0, done.stderr
     assert read["identityfile"].replace("%%", "%") == f"{folder}/id"
     assert read["userknownhostsfile"].replace("%%", "%") == f"{folder}/hosts"
+
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128, "hidden_act": "silu",
+    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("positions", "wanted", "served"),
+    [(8192, None, 2048), (8192, 8192, 8192), (8192, 64, 64), (1024, None, 1024), (1024, 4096, 1024)],
+)
+def test_a_server_takes_texts_as_long_as_was_asked_for(positions: int, wanted: int | None, served: int) -> None:
+    manifest: Any = SimpleNamespace(config={**LLAMA, "max_position_embeddings": positions}, identity="llama")
+    assert served_length(manifest, wanted) == served
+
+
+@pytest.mark.parametrize(("wanted", "checked"), [(None, 2048), (4096, 4096), (16384, None)])
+def test_what_is_served_is_what_must_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: int | None, checked: int | None
+) -> None:
+    """A fit for 512 tokens said nothing of a server of 2048; a length that the model lacks is refused."""
+    lengths: list[int] = []
+
+    def check(architecture: Any, layout: Any, dtype: Any, length: int, *rest: Any) -> str:
+        lengths.append(length)
+        return "fits"
+
+    manifest = SimpleNamespace(config={**LLAMA, "max_position_embeddings": 8192}, identity="llama")
+    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    monkeypatch.setattr("tasks.deployment.fit.check_fit", check)
+    store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
+    bundle = WantedBundle(model="./llama", max_length=wanted)
+    made = Deploying(store, WantedDeployment("one", parse_target("local:cpu"), bundle), print, None)
+    if checked is None:
+        with pytest.raises(ValueError, match=r"--max-length 16384: \./llama has 8192 positions"):
+            made._fit("manifest.json")
+    else:
+        assert made._fit("manifest.json") == "fits" and lengths == [checked]
