@@ -53,7 +53,7 @@ def cells_data(study: StudyResult) -> CellsData:
     first = tuple(tuple(cell["row"]) for cell in islice(found, FIRST_ROWS))
     record = record_name("timed", _REPEAT, _ATTEMPT)
     parts = record.replace(str(_REPEAT), "{repeat}").replace(str(_ATTEMPT), "{attempt}")
-    return CellsData(columns, first, {"unit": unit, "latency": latency, "record": parts, "cells": found})
+    return CellsData(columns, first, {"unit": unit, "record": parts, "cells": found})
 
 
 def _cell(result: CellResult, quantiles: int) -> dict[str, Any]:
@@ -74,12 +74,21 @@ def _cell(result: CellResult, quantiles: int) -> dict[str, Any]:
     cell: dict[str, Any] = {"key": result.key, "row": row}
     if ends is not None:
         cell["range"] = [float(f"{end:.5g}") for end in ends]
+        cell["samples"] = f"latency of a {_waited_for(result)}"
     cell["repeats"] = [
         _repeat(repeat, reading, ends, quantiles) for repeat, reading in sorted(result.measurements.items())
     ]
     failures = [reading.record.failure for reading in result.measurements.values()]
     why = next((failure.message for failure in failures if failure is not None), None)
     return cell | ({"why": shortened(why, 300)} if why else {})
+
+
+def _waited_for(result: CellResult) -> str:
+    """What each sample is the time of: a whole request of generation, whose column has the time of a token."""
+    latency = result.kind.latency
+    if latency is not None and latency.waited_for in result.pooled:
+        return latency.waited_for
+    return next(iter(result.pooled), "pass")
 
 
 def _ends(samples: list[Floats32]) -> tuple[float, float] | None:

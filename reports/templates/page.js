@@ -190,7 +190,7 @@ function cells() {
     }
     series.forEach(([repeat, q], i) => put("path", {class: `line c${i % 7}`, d: "M" + q.map((v, j) =>
       `${(60 + 570 * (q.length < 2 ? 0.5 : j / (q.length - 1))).toFixed(1)} ${(225 - 205 * v).toFixed(1)}`).join("L")}));
-    put("text", {x: 345, y: 258, class: "mid"}, `share of samples; ${all.latency}, ms (logarithmic)`);
+    put("text", {x: 345, y: 258, class: "mid"}, `share of samples; ${c.samples}, ms (logarithmic)`);
     return svg;
   };
   const open = c => {

@@ -11,9 +11,11 @@ from playwright.sync_api import Page, expect
 
 from configs.plans.paths import RunPaths
 from configs.records.record import Failure, Status
-from reports.document.html import html_environment, json_block, policy
+from reports.document.cells import cells_data
+from reports.document.html import html_environment, json_block, policy, report_page
 from reports.document.inline import inline_html, inline_plain
-from reports.render import render_page, render_report
+from reports.reading.load import load_run
+from reports.render import analyze_run, render_page, render_report
 from tests.support.browser import chromium, find_chromium, serious_faults
 from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan, write_record
 
@@ -72,6 +74,15 @@ def test_markdown_and_page_hold_the_same_sections(run: RunPaths) -> None:
     text = render_page(run)
     for heading in re.findall(r"^## (.+)$", run.appendix.read_text(), flags=re.M):
         assert f">{heading}</h2>" in text
+
+
+def test_the_samples_of_a_cell_are_named_by_what_they_are(run: RunPaths) -> None:
+    """Of generation the column has the time of a token, the samples are whole requests, many times as long."""
+    data = cells_data(load_run(run))
+    assert "ms TPOT" in data.columns
+    told = {cell.get("samples") for cell in data.data["cells"] if "range" in cell}
+    assert told == {"latency of a request"}
+    assert "share of samples; ${c.samples}, ms (logarithmic)" in report_page(analyze_run(run, False).document, data)
 
 
 def test_json_in_a_script_cannot_end_it() -> None:
