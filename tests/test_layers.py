@@ -191,7 +191,6 @@ def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:
 
 
 READERS_OF_THEIR_OWN = {
-    "configs/common/system/forking.py": "/dev/null",
     "configs/common/system/memory.py": "/proc and /sys",
     "configs/common/system/proc.py": "/proc",
     "configs/common/files/reading.py": "the bounded reader",
