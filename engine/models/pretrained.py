@@ -1,5 +1,6 @@
 """Refuse a model of transformers of which some weights are in no file, or of another shape there.
 
+    check_files(manifest)
     model, loaded = auto.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True)
     check_loaded(model, loaded, folder)                     # ValueError names the tensor
     check_loaded(model, loaded, folder, is_head)            # but a new head is initialised
@@ -13,7 +14,10 @@ from typing import Any
 
 from torch import nn
 
+from configs.common.files.safetensors_header import header_tensors
 from configs.common.printable import printable
+from configs.plans.model_manifest import ModelManifest
+from engine.models.weights import weight_files
 
 _COMPUTED = ("inv_freq",)
 """Last part of the names of floating-point buffers that follow from the configuration."""
@@ -24,6 +28,22 @@ _MAX_NAME = 100
 
 class WeightsError(ValueError):
     """The files of a model lack weights that it needs, or have others."""
+
+
+def check_files(manifest: ModelManifest) -> None:
+    """Raise ValueError naming a file that is missing or damaged, WeightsError a weight in whole numbers or 8 bits.
+
+    Without a quantization_config transformers takes such numbers as they are, without their scales.
+    """
+    parts = [part for part in (manifest.config, manifest.config.get("text_config")) if isinstance(part, dict)]
+    quantized = any(part.get(key) for part in parts for key in ("quantization_config", "compression_config"))
+    for path in weight_files(manifest):
+        for name, tensor in header_tensors(path).items():
+            if name.endswith("weight") and not tensor.is_wide and not quantized:
+                raise WeightsError(
+                    f"{path}: tensor {printable(name, _MAX_NAME)} is {tensor.dtype}, and config.json has no "
+                    "quantization_config that says what it stands for; use a checkpoint of 16 or 32 bits"
+                )
 
 
 def check_loaded(

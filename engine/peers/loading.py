@@ -24,11 +24,10 @@ from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest
 from configs.records.record import Figure
 from engine.context import Context
-from engine.loading import tensor_locations
 from engine.loading.prepared import prepare_files
-from engine.models.pretrained import WeightsError
+from engine.models.pretrained import WeightsError, check_files
 from engine.models.text_model import TextModel
-from engine.models.weights import DTYPES, required_manifest, weight_files, write_folder
+from engine.models.weights import DTYPES, required_manifest, write_folder
 from engine.peers.families import text_model
 from engine.peers.folder_model import WorkKind, from_folder, write_small
 from engine.rank.agreement import raise_on_all_ranks
@@ -168,9 +167,7 @@ def _local(tensor: Tensor) -> Tensor:
 def model_folder(manifest: ModelManifest, context: Context) -> Iterator[Path]:
     """Return the model's folder; a synthetic model is written temporarily, by one rank of each node."""
     if manifest.synthetic_seed is None:
-        raise_on_all_ranks(
-            lambda: tensor_locations(weight_files(manifest)), context
-        )  # rejects the same models as our engine, with the same message
+        raise_on_all_ranks(lambda: check_files(manifest), context)
         yield Path(manifest.folder)
         return
 

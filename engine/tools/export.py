@@ -28,7 +28,8 @@ from configs.common.base import write_atomically
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
-from engine.models.weights import DTYPES, weight_files, write_folder
+from engine.models.pretrained import check_files
+from engine.models.weights import DTYPES, write_folder
 from engine.peers.folder_model import WorkKind, from_folder
 from engine.peers.onnx.graphs import OPSET, GraphOptimization, write_graphs
 from engine.prompts.tokens import padded_batch
@@ -107,7 +108,7 @@ def _version(name: str) -> str | None:
 def _source(manifest: ModelManifest, scratch: Path) -> Path:
     """Return the folder of the model's files; a synthetic model is written temporarily."""
     if manifest.synthetic_seed is None:
-        weight_files(manifest)  # rejects the same models as our engine, with the same message
+        check_files(manifest)
         return Path(manifest.folder)
     write_folder(manifest, scratch / "model", torch.float32)
     return scratch / "model"

@@ -20,7 +20,7 @@ from configs.families.positions import unused_positions
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.models.pretrained import check_loaded, is_head
+from engine.models.pretrained import check_files, check_loaded, is_head
 from engine.models.weights import TRAINED, build_model, loaded_once, required_manifest, weight_files
 
 _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
@@ -70,6 +70,8 @@ def transformers_model(
 
     manifest, auto = required_manifest(context), getattr(transformers, kind)
     seed, loaded = manifest.synthetic_seed, None
+    if seed is None:
+        check_files(manifest)
     try:
         with _quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.job.measuring.seed if seed is None else seed)

@@ -98,3 +98,10 @@ def test_a_head_of_other_classes_is_drawn_and_other_shapes_are_named(folder: Pat
     manifest = saved(tmp_path / "small", "bert classes", CLASSES["bert classes"], name, {name: torch.ones(300, 32)})
     with pytest.raises(ValueError, match=rf"tensor {name} has the shape \(300, 32\); config.json asks for \(320, 32\)"):
         task_of(folder, "bert classes", manifest)
+
+
+def test_quantised_weights_are_not_trained(folder: Path, tmp_path: Path) -> None:
+    name = "transformer.h.0.attn.c_attn.weight"
+    manifest = saved(tmp_path, "gpt2", CLASSES["gpt2"], name, {name: torch.ones(32, 96, dtype=torch.int8)})
+    with pytest.raises(ValueError, match=rf"tensor {name} is I8, and config.json has no quantization_config"):
+        task_of(folder, "gpt2", manifest)

@@ -140,3 +140,14 @@ def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
     changed(manifest, "model.norm.weight", torch.ones(32))
     with pytest.raises(ValueError, match=r"model\.norm\.weight has the shape \(32,\); config\.json asks for \(64,\)"):
         outcome_of(tmp_path, manifest, GenerateWorkload(**WORK))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_weights_without_a_word_on_their_scales_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    manifest, name = made("stablelm", tmp_path / "model", **_STABLELM), "model.layers.1.mlp.up_proj.weight"
+    changed(manifest, name, torch.ones(96, 64).to(dtype))
+    for mode in ("eager", "static"):
+        with pytest.raises(
+            ValueError, match=rf"model\.safetensors: tensor {name} is \w+, and config\.json has no quant"
+        ):
+            outcome_of(tmp_path, manifest, GenerateWorkload(**WORK), engine_mode=mode)
