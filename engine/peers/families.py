@@ -55,7 +55,7 @@ def _by_transformers(folder: Path, work: WorkKind, identity: str) -> PeerModel:
     version = transformers.__version__
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except Exception as error:  # a library that validates has errors of its own
         reason = " ".join(str(error).split())[:_MAX_REASON]
         raise ValueError(f"{identity}: transformers {version} cannot read config.json: {reason}") from error
     able = [kind for kind in _KINDS if type(config) in _mapping(kind)]

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from configs.families.numbers import MAX_SIZE, size_of
 from configs.families.positions import unused_positions
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.pretrained import check_files, check_loaded, is_head
 from engine.models.weights import TRAINED, build_model, loaded_once, required_manifest, weight_files
+from engine.rank.failures import one_line
 
 _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
 _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
@@ -73,16 +75,21 @@ def transformers_model(
     if seed is None:
         check_files(manifest)
     try:
+        with _quiet():
+            config = _config(manifest, changes)
+    except Exception as error:  # a library that validates has errors of its own
+        raise ValueError(f"{manifest.identity}: transformers makes no {kind} of it ({one_line(error)})") from error
+    try:
         with _quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.job.measuring.seed if seed is None else seed)
             if seed is not None:
-                model, file_bytes = auto.from_config(_config(manifest, changes), dtype=torch.float32), None
+                model, file_bytes = auto.from_config(config, dtype=torch.float32), None
             else:
                 files = weight_files(manifest)
                 file_bytes = sum(path.stat().st_size for path in files)
                 model, loaded = auto.from_pretrained(
                     manifest.folder,
-                    config=_config(manifest, changes),
+                    config=config,
                     dtype=torch.float32,
                     local_files_only=True,
                     trust_remote_code=False,
@@ -91,7 +98,7 @@ def transformers_model(
                     ignore_mismatched_sizes=True,  # a head with another number of classes is skipped
                 )
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{manifest.identity}: transformers makes no {kind} of it ({error})") from error
+        raise ValueError(f"{manifest.identity}: transformers makes no {kind} of it ({one_line(error)})") from error
     if loaded is not None:
         check_loaded(model, loaded, manifest.identity, None if kind in _LANGUAGE_MODELS else is_head)
     made: nn.Module = model.to(device)
@@ -159,7 +166,8 @@ def check_length(workload: TrainWorkload, context: Context) -> None:
     config = required_manifest(context).config
     if "relative_attention_num_buckets" in config:
         return
-    rows = next((int(config[name]) for name in _NAMES_OF_POSITIONS if config.get(name)), None)
+    named = next((name for name in _NAMES_OF_POSITIONS if config.get(name)), None)
+    rows = None if named is None else size_of(config[named], named, MAX_SIZE)
     most = None if rows is None else rows - unused_positions(config)
     if most is not None and workload.sequence_length > most:
         raise ValueError(
@@ -174,10 +182,10 @@ def vocabulary_of(context: Context) -> int:
     size = manifest.config.get("vocab_size")
     if size is None:
         raise ValueError(f"{manifest.identity}: config.json names no vocab_size, so it learns no text")
-    return int(size)
+    return size_of(size, "vocab_size", MAX_SIZE)
 
 
 def padding_of(context: Context) -> int:
     """Return the padding token; 0 where the configuration names none of the vocabulary (the first Llamas say -1)."""
     given = required_manifest(context).config.get("pad_token_id")
-    return int(given) if given is not None and 0 <= given < vocabulary_of(context) else 0
+    return given if type(given) is int and 0 <= given < vocabulary_of(context) else 0

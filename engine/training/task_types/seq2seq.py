@@ -7,6 +7,7 @@ work; padding is masked and has no loss. The decoder's input is the target shift
 import numpy as np
 from torch import Tensor, nn
 
+from configs.families.numbers import MAX_SIZE, size_of
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
@@ -91,7 +92,7 @@ def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> 
 def _examples(pairs: Pairs, workload: TrainWorkload, context: Context) -> Examples:
     length, filling = workload.sequence_length, padding_of(context)
     start = required_manifest(context).config.get("decoder_start_token_id")
-    first = filling if start is None else int(start)
+    first = filling if start is None else size_of(start, "decoder_start_token_id", MAX_SIZE, smallest=0)
     lengths = np.array([len(target) for _, target in pairs], dtype=np.int64)
 
     def collate(numbers: Numbers, places: Numbers) -> Inputs:

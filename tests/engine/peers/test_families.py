@@ -85,7 +85,14 @@ def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(tmp_p
         outcome_of(tmp_path, manifest, EncodeWorkload(**work, prompt_tokens=65))
 
 
-@pytest.mark.parametrize(("config", "words"), [({"model_type": "no-such"}, "no-such"), ({}, "model_type")])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "no-such"}, "no-such"),
+        ({}, "model_type"),
+        ({"model_type": "stablelm", "hidden_size": "64"}, "hidden_size"),
+    ],
+)
 def test_a_family_that_transformers_lacks_is_refused_by_name(
     config: dict[str, Any], words: str, tmp_path: Path
 ) -> None:

@@ -300,6 +300,28 @@ def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(folde
         make_task(workload_of(context), context)
 
 
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("bert", {"vocab_size": [320]}, r"config\.json: vocab_size \[320\], expected a whole number"),
+        ("bert", {"max_position_embeddings": {}, "n_positions": "64"}, r"config\.json: n_positions '64', expected a"),
+        ("bert", {"pad_token_id": ["0"]}, r"synthetic:tiny@1: transformers makes no \w+ of it \(.*pad_token_id"),
+        ("bert", {"hidden_dropout_prob": "no"}, r"transformers makes no \w+ of it \(.*hidden_dropout_prob"),
+        ("bert classes", {"layer_norm_eps": None}, r"transformers makes no \w+ of it \(.*layer_norm_eps"),
+        ("t5", {"decoder_start_token_id": [0]}, r"config\.json: decoder_start_token_id \[0\], expected a whole number"),
+        ("vit", {"image_size": "8"}, r"config\.json: image_size '8', expected a whole number"),
+        ("vit", {"patch_size": [4, 2, 1]}, r"config\.json: patch_size \[4, 2, 1\], expected a whole number"),
+    ],
+)
+def test_values_of_another_kind_in_a_config_are_named(
+    case: str, changes: dict[str, Any], message: str, folder: Path
+) -> None:
+    context = made_context(folder, case, config=CONFIGS[case.split()[0]] | changes)
+    with pytest.raises(ValueError, match=message) as raised:
+        make_task(workload_of(context), context)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_row_ends_with_the_first_of_several_end_tokens(folder: Path) -> None:
     """As the configurations of Llama 3 name them."""
     for ends in (7, [7, 9], [], -1, None):
