@@ -26,7 +26,7 @@ def _none(task: Task, options: TrainerOptions, context: Context) -> Trainer:
 
 
 def _ddp(task: Task, options: TrainerOptions, context: Context) -> Trainer:
-    """DistributedDataParallel; buffers are not synchronised, because none of our tasks has trained ones."""
+    """DistributedDataParallel; of buffers only running means are trained, on which ranks agree before they are used."""
     if options.dp == 1:
         return _none(task, options, context)
     _prepare(task, options, context)

@@ -26,6 +26,7 @@ from engine.context import Context
 from engine.training.strategies.norms import clipping_factor, gradient_norm, scale_gradients
 from engine.training.strategies.optimizers import make_optimizer, own_settings, set_rate
 from engine.training.strategies.precision import LossScale, autocast
+from engine.training.strategies.running_means import agree_on_running_means
 from engine.training.trainer import Exposed, StepEnd, Task, TrainerOptions, TrainingBatch
 
 Exchange = Callable[[bool], None]
@@ -58,7 +59,7 @@ class TorchTrainer:
         self.loss_scale = LossScale() if options.dtype == "float16" else None
         self._task, self._options, self._device = task, options, context.device
         self._exchange, self._backward_ended, self._undo = exchange, backward_ended, undo
-        self._autocasts = autocasts
+        self._autocasts, self._ranks = autocasts, context.world_size
         self._optimizer = task.make_optimizer(module) if task.make_optimizer else make_optimizer(module, options)
         self._parameters = [one for group in self._optimizer.param_groups for one in group["params"]]
         self._begun = 0  # micro-batches of this step
@@ -99,6 +100,7 @@ class TorchTrainer:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Disable gradients and dropout, in the precision of training."""
+        agree_on_running_means(self.module, self._ranks)
         training = self.module.training
         self.module.eval()
         try:
@@ -111,6 +113,7 @@ class TorchTrainer:
 
     def state(self) -> dict[str, Any]:
         """Return model and optimizer by the plain model's names; tensors share memory with the trained ones."""
+        agree_on_running_means(self.module, self._ranks)
         fresh = not self._optimizer.state
         self._create_missing_states()
         state: dict[str, Any] = {
@@ -160,6 +163,7 @@ class TorchTrainer:
 
         On a CPU they may be the live ones.
         """
+        agree_on_running_means(self.module, self._ranks)
         return get_model_state_dict(self.module, options=_WHOLE)  # type: ignore[return-value]
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from engine.training.strategies.exposed import time_stream_waits
 from engine.training.strategies.fsdp import data_mesh, tensor_mesh
 from engine.training.strategies.optimizers import make_optimizer, set_rate
 from engine.training.strategies.recompute import compile_blocks, recompute
+from engine.training.strategies.running_means import agree_on_running_means
 from engine.training.strategies.tensor import check_split
 from engine.training.trainer import Exposed, StepEnd, Task, TrainerOptions, TrainingBatch
 from engine.training.zero import checkpoint as zero_checkpoint
@@ -114,6 +115,7 @@ class ZeroTrainer:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Disable gradients; weights already have the precision of training."""
+        agree_on_running_means(self._engine.module, self._context.world_size)
         training = self._engine.module.training
         self._engine.module.eval()
         try:
@@ -135,6 +137,7 @@ class ZeroTrainer:
 
     def save(self, folder: Path) -> None:
         """Save each rank's part in `folder`, which all ranks see; on disk when this returns."""
+        agree_on_running_means(self._engine.module, self._context.world_size)
         zero_checkpoint.save(self._engine, folder)
 
     def restore(self, folder: Path) -> None:
@@ -143,6 +146,7 @@ class ZeroTrainer:
 
     def whole_model(self) -> dict[str, Tensor]:
         """Return float32 weights by name, on rank 0."""
+        agree_on_running_means(self._engine.module, self._context.world_size)
         return zero_checkpoint.whole_model(self._task.model, self._options.tp, keep=self._context.rank == 0)
 
     def close(self) -> None:

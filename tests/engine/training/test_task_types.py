@@ -10,6 +10,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from configs.common.execution import Strategy
 from configs.plans.model_manifest import ModelManifest
 from engine.models.weights import build_model, load_figures
 from engine.training.data.examples import IGNORED
@@ -23,7 +24,9 @@ from tests.support.training.training_tasks import (
     CASES,
     CONFIGS,
     CPU,
+    MOBILENET,
     made_context,
+    running_means,
     train,
     train_on_rank,
     workload_of,
@@ -111,8 +114,7 @@ def test_what_is_exported_says_the_same_in_transformers(case: str, folder: Path,
 
 
 def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Path) -> None:
-    config = {"model_type": "mobilenet_v2", "image_size": 8, "depth_multiplier": 0.35, "finegrained_output": False}
-    trainer, task, _ = train(made_context(folder, "vit", config=config), 2)
+    trainer, task, _ = train(made_context(folder, "vit", config=MOBILENET), 2)
     state = trainer.whole_model()
     task.export(state, tmp_path / "model")
     peer = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "model")
@@ -121,6 +123,18 @@ def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Pat
     for name, tensor in written.items():
         assert torch.equal(tensor.to(state[name].dtype), state[name].to(tensor.dtype).to(state[name].dtype)), name
     assert {int(tensor) for name, tensor in written.items() if name.endswith("num_batches_tracked")} == {2}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
+def test_ranks_evaluate_and_export_with_the_running_means_of_all_rows(
+    strategy: Strategy, folder: Path, pool: RankPool
+) -> None:
+    parts = pool.run(running_means, str(folder), strategy)
+    owns = [own for own, _, _ in parts]
+    assert not np.array_equal(*owns)
+    for _, evaluated, exported in parts:
+        np.testing.assert_allclose(evaluated, np.mean(owns, axis=0), rtol=1e-6)
+        assert np.array_equal(exported, evaluated)
 
 
 def test_decoders_are_loaded_by_the_inference_engine(folder: Path, tmp_path: Path, pool: RankPool) -> None:

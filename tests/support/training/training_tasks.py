@@ -152,3 +152,27 @@ def train_on_rank(rank: int, folder: str, case: str, strategy: Strategy, steps: 
     )
     trainer.close()
     return found
+
+
+MOBILENET: dict[str, Any] = {
+    "model_type": "mobilenet_v2", "image_size": 8, "depth_multiplier": 0.35, "finegrained_output": False,
+}  # fmt: skip
+"""A classifier of images with batch norms."""
+
+
+def running_means(rank: int, folder: str, strategy: Strategy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a norm after a step: this rank's own, those it evaluates with, and those that rank 0 would export."""
+    trainer, _, _ = train(made_context(Path(folder), "vit", 2, rank, config=MOBILENET, strategy=strategy), 1)
+
+    def first() -> np.ndarray:
+        found = next(one for name, one in trainer.module.named_buffers() if name.endswith("running_mean"))
+        return found.numpy().copy()
+
+    own = first()
+    with trainer.evaluating():
+        evaluated = first()
+    whole = trainer.whole_model()
+    exported = next((one.numpy() for name, one in whole.items() if name.endswith("running_mean")), evaluated)
+    result = own, evaluated, exported.copy()
+    trainer.close()
+    return result
