@@ -92,10 +92,13 @@ def made_request(
     for option, file in (("--trace", shape.trace), ("--prompts", contents["prompts"])):
         if file is not None and not Path(file).is_file():
             raise WrongArgument(f"{option}: {file}: expected a file")
-    arrivals = _arrivals(shape, search is not None, asked.turns)
+    limits: Caps = _checked(Caps, caps)
+    if search is not None and shape.rate is None:
+        shape = shape._replace(rate=min(_FIRST_RATE, limits.max_rate or _FIRST_RATE))
+    arrivals = _arrivals(shape, asked.turns)
     if bounds["duration_seconds"] is None and bounds["max_requests"] is None and shape.trace is None:
         bounds = bounds | {"duration_seconds": DEFAULT_SECONDS}
-    parts = {"endpoint": _checked(Endpoint, endpoint), "caps": _checked(Caps, caps)}
+    parts = {"endpoint": _checked(Endpoint, endpoint), "caps": limits}
     job: LoadJob = _checked(LoadJob, {**parts, "contents": asked, "arrivals": arrivals, **bounds})
     return LoadRequest(job, wanted, None if search is None else _goal(search, share, job))
 
@@ -110,12 +113,12 @@ def _goal(search: tuple[float, int], share: float, job: LoadJob) -> SearchGoal:
     return SearchGoal(share, first, tolerance, min(_MIN_RATE, first), max(highest, first), max_runs)
 
 
-def _arrivals(shape: ShapeOptions, searched: bool, turns: int) -> Arrivals:
+def _arrivals(shape: ShapeOptions, turns: int) -> Arrivals:
     given = [
         name for name, value in (("--rate", shape.rate), ("--users", shape.users), ("--trace", shape.trace))
         if value is not None
     ]  # fmt: skip
-    if len(given) > 1 or (not given and not searched):
+    if len(given) != 1:
         raise WrongArgument(f"--rate, --users, --trace: expected one of them, got {' and '.join(given) or 'none'}")
     if shape.users is not None:
         closed: ClosedLoop = _checked(ClosedLoop, {"users": shape.users, "think_seconds": shape.think_seconds})
@@ -123,7 +126,8 @@ def _arrivals(shape: ShapeOptions, searched: bool, turns: int) -> Arrivals:
     if shape.trace is not None:
         trace: TraceArrivals = _checked(TraceArrivals, {"file": str(shape.trace), "speed": shape.speed})
         return trace
-    rate = {"rate": (_FIRST_RATE if shape.rate is None else shape.rate) / turns}
+    assert shape.rate is not None
+    rate = {"rate": shape.rate / turns}
     if shape.arrivals == "gamma":
         gamma: GammaArrivals = _checked(GammaArrivals, {**rate, "burstiness": shape.burstiness})
         return gamma

@@ -9,6 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from benchmarks.load.server import Script, serving
+from flows.cli.load.request import ShapeOptions, made_request
 from flows.cli.load.run import new_folder
 from flows.cli.main import app
 
@@ -110,6 +111,19 @@ def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: S
 def test_wrong_options_are_refused_before_anything_is_sent(arguments: tuple[str, ...], message: str) -> None:
     done = load("http://127.0.0.1:9", *arguments)
     assert done.exit_code == 2 and message in done.stderr
+
+
+def test_a_search_begins_below_a_cap_of_less_than_its_first_rate() -> None:
+    shape = ShapeOptions(None, None, None, 1.0, "poisson", 0.5, 0.0)
+    contents = {"prompts": None, "turns": 2, "think_seconds": 0.0}
+    texts = {"prompt_tokens": "8", "new_tokens": "8", "vocabulary": "10..99"}
+    bounds = {"duration_seconds": None, "max_requests": None, "seed": 0}
+    endpoint = {"url": "http://127.0.0.1:9", "model": "m"}
+    made = made_request(
+        endpoint, shape, contents, texts, [], {"max_rate": 0.5}, bounds, {"ttft_seconds": 1.0}, 0.99, (0.05, 9)
+    )
+    assert made.job.requested_rate == 0.5
+    assert made.goal is not None and (made.goal.first_rate, made.goal.max_rate) == (0.5, 0.5)
 
 
 def test_a_missing_token_is_named(tmp_path: Path, url: str) -> None:
