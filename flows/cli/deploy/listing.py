@@ -1,6 +1,7 @@
 """Implementation of `rankwise deployments` and `take_down`, and the logs of a deployment."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -116,17 +117,38 @@ def reap_deployments(dry_run: bool) -> list[str]:
 
 
 def print_deployment_logs(name: str) -> int:
-    """Print the ends of the logs of a deployment's servers and its front."""
+    """Print the ends of the logs of a deployment's servers, tunnels and front.
+
+    Returns the exit code: 1 where a machine does not answer; the others are printed nevertheless.
+    """
     store = store_of_user()
     deployment = store.read(name)
     placer = placer_of(store, deployment, typer.echo)
+    logs = ["server.log", *(f"replica-{number}.log" for number in range(_replicas(store, deployment))), "rank.log"]
+    code = 0
     for server in deployment.servers:
-        place = placer.place_of(server.node)
-        for file in ("server.log", "replica-0.log", "rank.log"):
-            data = read(place, f"{server.folder}/{file}", _LOG_BYTES)
-            _show(f"server {server.generation} on {place.name}, {file}", data)
+        # Ranks on further nodes have logs of their own there.
+        for node, folder in [(server.node, server.folder), *enumerate(server.peers, 1)]:
+            try:
+                place = placer.place_of(node)
+                for file in logs:
+                    data = read(place, f"{folder}/{file}", _LOG_BYTES)
+                    _show(f"server {server.generation} on {place.name}, {file}", data)
+            except OSError as error:
+                typer.echo(f"server {server.generation}: {error.strerror or error}", err=True)
+                code = 1
+        if server.tunnel is not None:
+            data = read(placer.here, f"{server.tunnel}/server.log", _LOG_BYTES)
+            _show(f"tunnel to server {server.generation}", data)
     _show("front", read(placer.here, f"{deployment.front}/server.log", _LOG_BYTES))
-    return 0
+    return code
+
+
+def _replicas(store: Store, deployment: Deployment) -> int:
+    """Return how many replicas each server has; one where its bundle cannot be read."""
+    with suppress(OSError, ValueError):
+        return store.bundle(deployment).layout.dp
+    return 1
 
 
 def _show(title: str, data: bytes | None) -> None:

@@ -15,10 +15,12 @@ from typer.testing import CliRunner
 
 from configs.common.base import WrongArgument
 from configs.common.execution import Layout
+from configs.serving.deployment import PlacedServer
 from flows.cli.deploy import deploying, listing, routing
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
 from flows.cli.main import app
 from tasks.deployment import rollouts
+from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import ProviderError
@@ -201,3 +203,40 @@ def test_an_option_that_no_target_takes_is_refused(target: str, field: str, valu
     option = "region" if field == "regions" else field.replace("_", "-")
     with pytest.raises(WrongArgument, match=f"--{option}: has no effect without a target of "):
         run_deploy(DeployRequest(model="./m", targets=(target,), **{field: value}))
+
+
+class LoggingPlace:
+    """A machine with a line in each log; none: it does not answer."""
+
+    def __init__(self, name: str, line: str | None) -> None:
+        self.name, self._line = name, line
+
+    def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
+        if self._line is None:
+            raise PlaceError(None, f"{self.name}: does not answer")
+        if operation == "sizes":
+            return {"sizes": [100]}, b""
+        return {}, f"{self._line} of {arguments['path']}".encode()
+
+
+def test_logs_are_those_of_all_machines_that_answer(
+    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = PlacedServer(generation=1, bundle="b", folder="/a/1", port=1, local_port=1, tunnel="/t/1", peers=("/b/1",))
+    servers = (first, first.model_copy(update={"generation": 2, "node": 2, "peers": (), "tunnel": None}))
+    places = [LoggingPlace("gpu-a", "hello"), LoggingPlace("gpu-b", "there"), LoggingPlace("gpu-c", None)]
+    placer = SimpleNamespace(place_of=places.__getitem__, here=LoggingPlace("local", "here"))
+    monkeypatch.setattr(Store, "read", lambda *_: SimpleNamespace(servers=servers, front="/front"))
+    monkeypatch.setattr(Store, "bundle", lambda *_: SimpleNamespace(layout=Layout(dp=2)))
+    monkeypatch.setattr(listing, "placer_of", lambda *_: placer)
+    assert listing.print_deployment_logs("one") == 1
+    told = capsys.readouterr()
+    for line in (
+        "hello of /a/1/server.log",
+        "hello of /a/1/replica-1.log",
+        "there of /b/1/replica-0.log",  # ranks of another node
+        "here of /t/1/server.log",  # what ssh says of the tunnel
+        "here of /front/server.log",  # though a machine does not answer
+    ):
+        assert line in told.out
+    assert told.err == "server 2: gpu-c: does not answer\n"
