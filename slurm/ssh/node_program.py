@@ -43,6 +43,8 @@ from slurm.ssh.node_files import (
 INLINE_BYTES = 64 << 10
 """Files up to this size come with the answer that names them."""
 _ANSWER_BYTES = 4 << 20
+_LISTED_FILES = 4096
+"""Of a job, in one answer, whose line may have 2 MiB (a window of SSH): the others are new at the next look."""
 _NOT_BROUGHT = ("job.json", "hosts.json", "go")
 _MODULES = tuple(
     name.encode()
@@ -195,10 +197,12 @@ def look(jobs: list[dict[str, Any]]) -> dict[str, Any]:
             "started": os.path.exists(f"{folder}/.started_{job['rank']}"),
             "alive": alive,
         }
-        files = []
+        files: list[list[Any]] = []
         for name, size, changed in _files(folder) if known is not None else ():
             if known.get(name) == [size, changed]:
                 continue
+            if len(files) == _LISTED_FILES:
+                break
             content = None
             if size <= INLINE_BYTES and len(body) < _ANSWER_BYTES:
                 with contextlib.suppress(OSError), open(f"{folder}/{name}", "rb") as file:

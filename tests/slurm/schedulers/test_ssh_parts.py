@@ -267,6 +267,36 @@ def test_a_file_that_is_gone_when_it_is_fetched_ends_no_job(
             asyncio.run(one.look())
 
 
+def test_files_that_are_too_many_for_one_answer_are_brought_by_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a long job that another process finds, when it has ended."""
+
+    class Full(HostInMemory):
+        answers = 0
+
+        async def ask(self, operation: str, body: bytes = b"", **asked: Any) -> tuple[dict[str, Any], bytes]:
+            if operation != "look":
+                return await super().ask(operation, body, **asked)
+            self.answers += 1
+            said = node_program.look([asked["jobs"][0] | {"folder": str(tmp_path / "there")}])
+            assert len(said["jobs"][0]["files"]) <= 10
+            return said, said.pop("body")
+
+    monkeypatch.setattr(node_program, "_LISTED_FILES", 10)
+    (tmp_path / "there" / "parts").mkdir(parents=True)
+    names = [f"parts/{number}.rank_0.json" for number in range(25)]
+    for name in (".started_0", *names):
+        (tmp_path / "there" / name).write_text("{}")
+    job, _ = job_in_memory(tmp_path, monkeypatch, "a")
+    host = Full("a")
+    monkeypatch.setattr(ssh_job, "host_of", lambda target, named: host)
+    [one] = job._nodes(HostPlacement(hosts=("a",), folder="x"))
+    asyncio.run(one.look())
+    assert one.over and host.answers == 4
+    assert all((job.paths.folder / name).read_text() == "{}" for name in names)
+
+
 def test_a_job_whose_last_look_meets_a_full_disk_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, _ = job_in_memory(tmp_path, monkeypatch, "a", "b")
 
