@@ -30,6 +30,7 @@ from tasks.deployment.bundles import (
 )
 from tasks.deployment.first_answers import Timing, timed_answers
 from tasks.deployment.fronts import DeploymentFront
+from tasks.deployment.level_checks import LEAST_LENGTH
 from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, stop
 from tasks.deployment.placing import Placer, stage_on_hosts
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, wait_until_ready
@@ -139,6 +140,12 @@ class Deploying:
         if wanted.bundle.max_length is not None and length < wanted.bundle.max_length:
             raise ValueError(f"--max-length {wanted.bundle.max_length}: {wanted.bundle.model} has {length} positions")
         ranks = layout.dp * layout.tp * layout.pp
+        if length < LEAST_LENGTH:
+            asked = "" if wanted.bundle.max_length is None else f"--max-length {wanted.bundle.max_length}: "
+            raise ValueError(
+                f"{asked}{length} tokens are too few for the requests with which a server is tested. It needs "
+                f"{LEAST_LENGTH}"
+            )
         provider = name = None
         if wanted.rented is not None:
             name = f"{wanted.rented.kind}/{wanted.rented.instance}"

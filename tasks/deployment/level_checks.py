@@ -35,6 +35,8 @@ from tasks.providers.giving_back import Say
 
 KINDS = {"encoder": "encode", "encoder_decoder": "seq2seq", "decoder": "generate"}
 _PROMPTS, _NEW_TOKENS, _POSITIONS = 20, 16, 256
+LEAST_LENGTH = _NEW_TOKENS + 10
+"""Tokens of the shortest prompt, those around it, and its answer, with which every server is tested."""
 _KEPT_REQUESTS, _REQUEST_CHARACTERS, _REQUEST_TOKENS = 3, 400, 96
 
 

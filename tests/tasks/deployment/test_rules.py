@@ -1,5 +1,6 @@
 """Rules of deploying by themselves: targets' names, the level that is chosen, first answers, what fits."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -159,11 +160,20 @@ def test_a_server_takes_texts_as_long_as_was_asked_for(positions: int, wanted: i
     assert served_length(manifest, wanted) == served
 
 
-@pytest.mark.parametrize(("wanted", "checked"), [(None, 2048), (4096, 4096), (16384, None)])
+@pytest.mark.parametrize(
+    ("wanted", "checked"),
+    [
+        (None, 2048),
+        (4096, 4096),
+        (26, 26),
+        (25, "--max-length 25: 25 tokens are too few for the requests with which a server is tested. It needs 26"),
+        (16384, "--max-length 16384: ./llama has 8192 positions"),
+    ],
+)
 def test_what_is_served_is_what_must_fit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: int | None, checked: int | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: int | None, checked: int | str
 ) -> None:
-    """A fit for 512 tokens said nothing of a server of 2048; a length that the model lacks is refused."""
+    """A fit for 512 tokens said nothing of a server of 2048; a length that cannot be served is refused before."""
     lengths: list[int] = []
 
     def check(architecture: Any, layout: Any, dtype: Any, length: int, *rest: Any) -> str:
@@ -176,8 +186,8 @@ def test_what_is_served_is_what_must_fit(
     store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
     bundle = WantedBundle(model="./llama", max_length=wanted)
     made = Deploying(store, WantedDeployment("one", parse_target("local:cpu"), bundle), print, None)
-    if checked is None:
-        with pytest.raises(ValueError, match=r"--max-length 16384: \./llama has 8192 positions"):
+    if isinstance(checked, str):
+        with pytest.raises(ValueError, match=re.escape(checked)):
             made._fit("manifest.json")
     else:
         assert made._fit("manifest.json") == "fits" and lengths == [checked]
