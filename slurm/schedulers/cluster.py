@@ -68,8 +68,8 @@ def _submit_group(folders: list[Path]) -> None:
         return
     run_folder = folders[0].parents[1].absolute()
     before = _name_before(folders)
-    if before is not None:
-        _end_late_ones(folders, before)
+    if before is not None and _late_ones_ended(folders, before):
+        before = None  # one that was ended would be found by its name
     name = before or name_of_submission(folders[0], cluster_target(job_in(folders[0])).job_name)
     for index, folder in enumerate(folders):
         paths = JobPaths(folder)
@@ -91,15 +91,15 @@ def _submit_group(folders: list[Path]) -> None:
         _submitted(JobPaths(folder), job_id, queue)
 
 
-def _end_late_ones(folders: Sequence[Path], name: str) -> None:
+def _late_ones_ended(folders: Sequence[Path], name: str) -> bool:
     """End what the scheduler took late of jobs that it was given under a name, so that they are not measured twice.
 
-    One look does not show that it has none: it may take them after its program gave up, and has shown nothing while
-    jobs ran. Raises Unavailable while it may yet do so.
+    False: there was no doubt whether it took them. Raises Unavailable while it may yet do so: one look does not show
+    that it has none, it may take them after its program gave up, and has shown nothing while jobs ran.
     """
     given = [folder for folder in folders if folder in _unanswered]
     if not given:
-        return
+        return False
     scheduler = cluster_target(job_in(folders[0])).scheduler
     began, looks = max(_unanswered[folder] for folder in given)
     _unanswered.update(dict.fromkeys(given, (began, looks + 1)))
@@ -109,6 +109,7 @@ def _end_late_ones(folders: Sequence[Path], name: str) -> None:
         raise Unavailable(f"{scheduler} does not respond; whether it took {given[0].name} is unknown")
     for folder in given:
         del _unanswered[folder]
+    return True
 
 
 def _name_before(folders: Sequence[Path]) -> str | None:
