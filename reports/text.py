@@ -14,6 +14,9 @@ from reports.numbers.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
 
+_MATH = re.compile(r"\$(?!\d)")
+"""What begins or ends a formula in Markdown as GitHub and editors show it; `$5` is dollars."""
+
 _MOST_DIGITS = 1e15
 """From here on a number is written with its exponent: further digits are no number's that a float holds."""
 
@@ -153,7 +156,7 @@ def escaped(text: str) -> str:
         flat = flat.replace(character, instead)
     for character in "\\`*_[]|~":
         flat = flat.replace(character, "\\" + character)
-    return flat
+    return _MATH.sub(r"\\$", flat)
 
 
 def code(text: str) -> str:

@@ -49,4 +49,6 @@ def tokens(text: str) -> Iterator[tuple[str, str]]:
     for found in _TOKEN.finditer(text):
         kind = found.lastgroup or "text"
         value = found.group(kind)
+        if kind == "code":
+            value = value.replace("\\|", "|")  # a bar in a table's code is escaped, alone of all characters
         yield ("text", unescape(value)) if kind == "entity" else (kind, value)

@@ -5,8 +5,9 @@ import math
 import pytest
 
 from configs.common.printable import shortened
+from reports.document.inline import inline_plain
 from reports.numbers.statistics import Estimate
-from reports.text import Table, code, count, escaped, estimate_cell, estimate_text, joined, number, percent
+from reports.text import Table, aligned, code, count, escaped, estimate_cell, estimate_text, joined, number, percent
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,11 @@ def test_shares_counts_and_spreads() -> None:
 
 def test_text_from_elsewhere_cannot_break_a_table() -> None:
     assert escaped("a | b\n<script> *x* [y](z)") == "a \\| b &lt;script&gt; \\*x\\* \\[y\\](z)"
+    assert escaped("$a$ and b$, for $5.20") == "\\$a\\$ and b\\$, for $5.20"  # no formula between two of them
     assert code("a|b`c") == "`a\\|b'c`"
+    for text in ("$a$", "$5", "a|b", "\\$"):
+        assert aligned(Table(("x",), ((escaped(text),),))).splitlines()[1].strip() == text
+        assert inline_plain(escaped(text)) == text and inline_plain(code(text)) == text
     assert shortened("abcdef", 4) == "abc…" and shortened("abc", 4) == "abc"
     assert (joined([]), joined(["a"]), joined(["a", "b", "c"])) == ("", "a", "a, b and c")
 

@@ -95,6 +95,7 @@ def test_json_in_a_script_cannot_end_it() -> None:
     [
         ("a\\_b `x<y` **c**", "a_b <code>x&lt;y</code> <strong>c</strong>", "a_b x<y c"),
         ("&lt;b&gt; <b>", "&lt;b&gt; &lt;b&gt;", "<b> <b>"),
+        ("`a\\|b` \\$c\\$", "<code>a|b</code> $c$", "a|b $c$"),
         ("**open `", "<strong>open `</strong>", "open `"),
     ],
 )
