@@ -31,6 +31,7 @@ from configs.spec.study import ModelSpec, StudySpec, load_study
 from configs.targets.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
 from flows.measuring import finish_leftovers, measure_missing
+from flows.server.settings import HEARTBEAT_SECONDS
 from flows.with_local_api import flow_with_local_api
 from tasks.analyze import analyze
 from tasks.campaign.graph import RunGraph, StageEnd
@@ -45,6 +46,7 @@ from tasks.planning.predictions import remember_run
 from tasks.prefect_api.api import api_error_text, await_api, end_lost_groups, end_lost_run, tag_run, tags_of
 from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled, RunSuspended
 from tasks.prefect_api.credentials import api_environment
+from tasks.prefect_api.events import heartbeats
 from tasks.prefect_api.groups import tries
 from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
 from tasks.preflight import preflight
@@ -154,7 +156,7 @@ def measure_study(
     handover = _HANDOVER.get() or Handover()
     handover.began = True
     try:
-        with secrets_hidden():
+        with secrets_hidden(), heartbeats(HEARTBEAT_SECONDS):
             handover.result = _measured(study, runs, base, only_failed, accept_environment, handover)
     except BaseException as error:
         handover.error = error

@@ -6,9 +6,15 @@ Each is about its study (`rankwise.study.<name>`), names its flow run, and has a
 Outside a flow run nothing is told. What automations do with them: `flows.registration.automations`.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from enum import StrEnum
 
+from prefect.context import FlowRunContext
 from prefect.events import emit_event
+from prefect.settings import get_current_settings
 
 from configs.common.secrets import redacted
 from tasks.prefect_api.api import api_error_text
@@ -52,3 +58,43 @@ def tell(happened: Happened, study: str, message: str, **payload: str | int | fl
             )
     except Exception as error:  # whatever Prefect raises: the records say the same
         run_logger().debug("event not sent: %s", api_error_text(error))
+
+
+@contextmanager
+def heartbeats(seconds: float) -> Iterator[None]:
+    """Send the heartbeats of the flow run this often in the block, where Prefect is set to send them less often.
+
+    That is so in deployments that somebody made without the environment of `prefect.yaml`: the automation for lost runs
+    would mark them as crashed while they measure. Where Prefect sends none, nothing is sent, and nothing judged.
+    """
+    context, every = FlowRunContext.get(), get_current_settings().flows.heartbeat_frequency
+    if context is None or context.flow_run is None or every is None or every <= seconds:
+        yield
+        return
+    run, flow = context.flow_run, getattr(context, "flow", None)
+    resource = {"prefect.resource.id": f"prefect.flow-run.{run.id}", "prefect.resource.name": run.name}
+    related = [
+        {
+            "prefect.resource.id": f"prefect.flow.{run.flow_id}",
+            "prefect.resource.role": "flow",
+            "prefect.resource.name": flow.name if flow is not None else "",
+        }
+    ]
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.is_set():
+            try:
+                emit_event(event="prefect.flow-run.heartbeat", resource=resource, related=related)
+            except Exception as error:  # as above
+                run_logger().debug("heartbeat not sent: %s", api_error_text(error))
+            ended.wait(seconds)
+
+    # In the caller's context, which has the settings of its API.
+    thread = threading.Thread(target=copy_context().run, args=(beat,), name="heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout=5)

@@ -1,5 +1,6 @@
 """Events of a study are about its flow run, however its stages are drawn."""
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from tasks.campaign.graph import RunGraph
 from tasks.prefect_api import events, groups
@@ -55,3 +57,34 @@ def test_events_of_a_group_are_related_to_the_studys_flow_run(monkeypatch: pytes
         work()
     work()
     assert told == [("large", "large")] * 3
+
+
+@pytest.mark.parametrize(("every", "sent"), [(180, True), (30, False), (None, False)])
+def test_a_run_beats_as_often_as_it_is_judged_by(
+    every: int | None, sent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deployment without the environment of prefect.yaml has Prefect's 180 s, and was called crashed after 90."""
+    beats: list[dict[str, Any]] = []
+    third = threading.Event()
+
+    def emit(**beat: Any) -> None:
+        beats.append(beat)
+        if len(beats) == 3:
+            third.set()
+
+    monkeypatch.setattr(events, "emit_event", emit)
+    flow = SimpleNamespace(name="scheduled sweep")
+    context = FlowRunContext.model_construct(flow_run=FlowRun(flow_id=uuid4(), name="nightly"), flow=flow)
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: every}):
+        with events.heartbeats(0.001):
+            assert not beats  # not in a flow run
+        with context, events.heartbeats(0.001 if sent else 30):
+            assert not sent or third.wait(60)
+    count, names = len(beats), {thread.name for thread in threading.enumerate()}
+    assert bool(beats) == sent and "heartbeats" not in names
+    for beat in beats:
+        assert beat["event"] == "prefect.flow-run.heartbeat"
+        assert beat["resource"]["prefect.resource.id"] == f"prefect.flow-run.{context.flow_run.id}"
+        assert beat["related"][0]["prefect.resource.role"] == "flow"
+        assert beat["related"][0]["prefect.resource.name"] == "scheduled sweep"
+    assert len(beats) == count
