@@ -226,7 +226,6 @@ READERS_OF_THEIR_OWN = {
     "tasks/providers/leases.py": "a folder, to flush it",
     "flows/cli/doctor/optional.py": "/proc and /sys",
     "flows/server/process.py": "a lock",
-    "flows/cli/streams.py": "the null device",
     "configs/common/system/lock_files.py": "locks, never waited for",
 }
 """Modules that open files otherwise than through `configs.common.files.reading`, and what they open."""
