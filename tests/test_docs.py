@@ -55,6 +55,20 @@ def test_named_source_files_exist(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_import_what_the_packages_have(document: Path) -> None:
+    packages = "benchmarks|configs|engine|flows|reports|slurm|tasks"
+    imports = re.findall(rf"^\s*from ((?:{packages})[\w.]*) import (\(.*?\)|[^\n]*)", document.read_text(), re.M | re.S)
+    missing = []
+    for module, names in imports:
+        path = ROOT / module.replace(".", "/")
+        source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        own = set(re.findall(r"\w+", source.read_text())) | {each.stem for each in path.glob("*")}
+        wanted = re.sub(r"#.*| as \w+", "", names).strip("()").replace("\n", ",").split(",")
+        missing += [f"{module}.{name.strip()}" for name in wanted if name.strip() and name.strip() not in own]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_command_lines_have_the_options_that_they_name(document: Path) -> None:
     text = re.sub(r"\\\n\s*", " ", document.read_text())
     blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -245,10 +245,18 @@ class _WithoutPrefect(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "FlowRunContext":
-            return SimpleNamespace(get=lambda: None)
+            return _NoFlowRun
         if module == "prefect.exceptions":
             return type(name, (Exception,), {})
         return _away if module == "prefect.artifacts" else _Inert()
+
+
+class _NoFlowRun:
+    """Stands for the context of a flow run, which is a class: annotations name it."""
+
+    @staticmethod
+    def get() -> None:
+        """There is none."""
 
 
 def _away(*_: object, **__: object) -> Never:
