@@ -124,9 +124,8 @@ def run_study(
         # While the server starts, torch is imported for the first launch, and Prefect here.
         prepare_first(_launches(plan), plan, run, cache_folder())
         from flows.running import run_here
-        from tasks.prefect_api.api import why_unavailable
 
-        unavailable = unavailable or _not_healthy(api) or why_unavailable()
+        unavailable = unavailable or _not_healthy(api) or _why_away(api)
         _print_api(console, api, unavailable)
         display = RunDisplay(console, lambda result: _print_result(console, result, runs / study.study))
         with display:
@@ -182,6 +181,16 @@ def _not_healthy(api: ApiLease | None) -> str | None:
     except LocalServerError as error:
         return str(error).splitlines()[0]
     return None
+
+
+def _why_away(api: ApiLease | None) -> str | None:
+    """Why the API records no run now; None if it does.
+
+    The local server is asked again for a while: on a busy machine an answer can take longer than a question waits.
+    """
+    from tasks.prefect_api.api import await_api, why_unavailable
+
+    return why_unavailable() if api is None or api.home is None else await_api(_SERVER_SECONDS)
 
 
 def publish_folder(folder: Path) -> int:
