@@ -12,6 +12,7 @@ from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
 from configs.common.system.memory import host_memory_available
+from configs.hardware.hardware import Machine
 from configs.serving.settings import BLOCK_POSITIONS
 from configs.targets.target import LocalTarget
 from engine.planner.accelerators import LocalAccelerator, free_memory_bytes
@@ -73,6 +74,23 @@ def block_bytes(architecture: Architecture, layout: Layout, dtype: Dtype) -> int
     return ceil(BLOCK_POSITIONS * elements * BYTES[dtype])
 
 
+def cache_room(
+    architecture: Architecture, machine: Machine, layout: Layout, dtype: Dtype, step_tokens: int, free: float
+) -> float:
+    """Return the bytes of a rank's free memory that weights and a step of so many tokens leave for its cache."""
+    setup = InferenceSetup(
+        architecture=architecture,
+        machine=machine,
+        layout=layout.model_copy(update={"dp": 1}),
+        prompt_tokens=step_tokens,
+        new_tokens=0,
+        compute=dtype,
+        weights=dtype,
+    )
+    own = inference_memory(setup)
+    return _MEMORY_SHARE * free - (own.total - own.kv_cache)
+
+
 def _blocks(
     asked: AskedSizes,
     architecture: Architecture,
@@ -94,21 +112,12 @@ def _blocks(
             raise ValueError(f"--kv-cache-gib {asked.kv_cache_gib:g}: {free / _GIB:.1f} GiB are free for each rank")
         found = int(asked.kv_cache_gib * _GIB / one)
     else:
-        setup = InferenceSetup(
-            architecture=architecture,
-            machine=machine_of_devices(devices, ranks, None) if devices else local_machine(cache).estimate,
-            layout=asked.layout.model_copy(update={"dp": 1}),
-            prompt_tokens=step,
-            new_tokens=0,
-            compute=asked.dtype,
-            weights=asked.dtype,
-        )
-        own = inference_memory(setup)
+        machine = machine_of_devices(devices, ranks, None) if devices else local_machine(cache).estimate
         if devices:
-            free = _free_of(devices[:ranks], int(setup.machine.accelerator.memory_bytes))
+            free = _free_of(devices[:ranks], int(machine.accelerator.memory_bytes))
         else:
             free = host_memory_available() // ranks
-        found = int((_MEMORY_SHARE * free - (own.total - own.kv_cache)) / one)
+        found = int(cache_room(architecture, machine, asked.layout, asked.dtype, step, free) / one)
     if found < longest:
         room = max(0, found) * BLOCK_POSITIONS
         raise ValueError(

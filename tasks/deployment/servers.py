@@ -19,9 +19,7 @@ from configs.serving.deployment import ServiceState, ServingBundle, SupervisedPr
 from configs.serving.settings import BLOCK_POSITIONS, ServerRendezvous, ServingSettings
 from engine.planner.families import read_architecture
 from engine.planner.local import estimated_machine, this_fingerprint
-from engine.planner.memory.inference import inference_memory
-from engine.planner.serving import block_bytes
-from engine.planner.setup import InferenceSetup
+from engine.planner.serving import block_bytes, cache_room
 from tasks.deployment.places import Place, PlaceAway, is_supervised, read, start_supervisor, state, write
 from tasks.models.sources import load_manifest
 
@@ -30,7 +28,7 @@ READY_SECONDS = 600.0
 _LOOK_SECONDS, _START_SECONDS = 0.2, 30.0
 AWAY_SECONDS = 60.0
 """As long as a connection may be lost while a server starts."""
-_CACHE_SHARE, _MEMORY_SHARE = 0.5, 0.9
+_CACHE_SHARE = 0.5
 _FAILED_STARTS = 3
 _STEP_TOKENS = {"cpu": 128, "gpu": 2048}
 _LOG_BYTES = 4000
@@ -122,17 +120,9 @@ def _blocks(place: Place, bundle: ServingBundle, spec: ServerSpec, ranks: int, s
     architecture = read_architecture(manifest.config, manifest.identity)
     gpu = None if spec.device == "cpu" else place.gpu_memory_bytes()
     memory = (place.memory_bytes() / ranks if gpu is None else gpu) / spec.share
-    setup = InferenceSetup(
-        architecture=architecture,
-        machine=estimated_machine(this_fingerprint()),
-        layout=bundle.layout.model_copy(update={"dp": 1}),
-        prompt_tokens=step_tokens,
-        new_tokens=0,
-        compute=bundle.dtype,
-        weights=bundle.dtype,
-    )
-    own = inference_memory(setup)
-    room = min(_CACHE_SHARE * memory, _MEMORY_SHARE * memory - (own.total - own.kv_cache))
+    machine = estimated_machine(this_fingerprint())
+    left = cache_room(architecture, machine, bundle.layout, bundle.dtype, step_tokens, memory)
+    room = min(_CACHE_SHARE * memory, left)
     longest = ceil((bundle.max_length or BLOCK_POSITIONS) / BLOCK_POSITIONS)
     found = int(room / block_bytes(architecture, bundle.layout, bundle.dtype))
     return max(longest, min(longest * bundle.max_sequences, found))
