@@ -33,6 +33,15 @@ class _State(Enum):
     ENDED = auto()
 
 
+def _only_chunk(data: bytes) -> bytes:
+    """The body of one whole chunk and nothing else, as most of a stream arrives; empty for all else, right or wrong."""
+    end = data.find(b"\r\n", 0, _MAX_SIZE_DIGITS + 2)
+    size, first = data[:end], end + 2
+    if end < 1 or not _HEX.issuperset(size) or len(data) != first + int(size, 16) + 2 or not data.endswith(b"\r\n"):
+        return b""
+    return data[first:-2]
+
+
 class ResponseReader:
     """One response. status: None until the head is complete; informational responses (1xx) are skipped."""
 
@@ -59,6 +68,8 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the connection; the bytes of the body among them. Raises NotHttpError."""
+        if self._state is _State.SIZE and not self._rest and (chunk := _only_chunk(data)):
+            return chunk
         self._rest += data
         body: list[bytes] = []
         while self._step(body):

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from engine.serving.http.text import AnswerText
 from engine.serving.messages import NewToken, WantedAnswer
@@ -116,8 +117,7 @@ class GrowingChoice:
         return ChoicePiece(self, text, token, self.reason)
 
 
-@dataclass(frozen=True)
-class ChoicePiece:
+class ChoicePiece(NamedTuple):
     """What one token adds to a choice. reason: why the choice ends with it."""
 
     choice: GrowingChoice

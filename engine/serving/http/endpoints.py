@@ -11,7 +11,6 @@ import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from configs.serving.settings import ServingSettings
@@ -78,7 +77,7 @@ class ResponseForm:
             return event_bytes(self.event(piece))
         around = self._around.get(piece.choice.index)
         if around is None:
-            whole = event_bytes(self.event(replace(piece, text=_MARK)))
+            whole = event_bytes(self.event(piece._replace(text=_MARK)))
             before, _, after = whole.rpartition(_ENCODER.encode(_MARK).encode())  # the text follows the model's name
             around = self._around[piece.choice.index] = before, after
         return around[0] + _ENCODER.encode(piece.text).encode() + around[1]

@@ -68,6 +68,9 @@ class AnswerText:
         return piece
 
     def _grow(self, piece: str, held: int) -> str:
+        if not self.stops:
+            self._decoded += piece
+            return piece
         if self.stopped:
             return ""
         before = len(self._decoded)

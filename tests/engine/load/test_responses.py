@@ -92,3 +92,37 @@ def test_no_bytes_raise_anything_else(data: bytes, cuts: list[int], chunked: boo
     head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" if chunked else b""
     with contextlib.suppress(NotHttpError):
         fed(head + data, cuts)
+
+
+NEARLY_CHUNKS = st.lists(
+    st.builds(
+        lambda size, end, part, last: size + end + part + last,
+        st.sampled_from([b"0", b"3", b"03", b"3 ", b"+3", b"0x3", b"3;x=1", b"", b"z", b"0000000000003", b"5"]),
+        st.sampled_from([b"\r\n", b"\n", b""]),
+        st.sampled_from([b"", b"abc", b"ab\n", b"\r\n1", b"abc\r\n"]),
+        st.sampled_from([b"\r\n", b"\n\n", b""]),
+    ),
+    max_size=4,
+)
+
+
+@given(NEARLY_CHUNKS)
+def test_whole_chunks_are_read_as_byte_by_byte(pieces: list[bytes]) -> None:
+    """A chunk that arrives alone is read on a shorter way, which must refuse and keep what the longer one does."""
+
+    def outcome(parts: list[bytes]) -> tuple[bytes, bool, bool]:
+        reader = ResponseReader()
+        reader.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        body, wrong = b"", False
+        with contextlib.suppress(NotHttpError):
+            wrong = True
+            for part in parts:
+                body += reader.feed(part)
+            wrong = False
+        return body, reader.ended, wrong
+
+    whole, ended, wrong = outcome(pieces)
+    slow, *others = outcome([bytes([byte]) for piece in pieces for byte in piece])
+    assert others == [ended, wrong]
+    # Bytes before an error in the same piece are not given out.
+    assert slow.startswith(whole) if wrong else slow == whole

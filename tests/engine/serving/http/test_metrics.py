@@ -1,0 +1,26 @@
+"""Tokens and the time between them, as prometheus_client's own counter and histogram write them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from engine.serving.http.metrics import _GAP, ServerMetrics
+
+GAPS = st.none() | st.sampled_from([0.0, *_GAP, 6.0]) | st.floats(0, 10)
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), GAPS), max_size=20))
+def test_tokens_are_counted_as_by_the_library(noted: list[tuple[int, float | None]]) -> None:
+    metrics, registry = ServerMetrics('m"1'), CollectorRegistry()
+    counter = Counter("vllm:generation_tokens", "Generated tokens", ["model_name"], registry=registry).labels('m"1')
+    histogram = Histogram(
+        "vllm:inter_token_latency_seconds", "Time between tokens", ["model_name"], buckets=_GAP, registry=registry
+    ).labels('m"1')
+    for count, gap in noted:
+        metrics.tokens(count, gap)
+        counter.inc(count)
+        for each in [*([] if gap is None else [gap]), *[0.0] * (count - 1)]:
+            histogram.observe(each)
+    wanted = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+    assert len(wanted) == 2 * 2 + 1 + len(_GAP) + 3
+    assert wanted == [line for line in metrics.write().decode().splitlines() if line in wanted]
