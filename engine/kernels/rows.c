@@ -185,3 +185,23 @@ void choose_words(const double *found, int64_t *chosen, int64_t ranks, int64_t r
         chosen[row] = isfinite(best) ? (int64_t)found[(of * 2 + 1) * rows + row] : NO_WORD;
     }
 }
+
+/* The class of weights in which the sum of the largest ones reaches `share`; before: the sum of all classes above it.
+ *
+ * weights [count], not negative; the class of one is its bits above `lowest`, 0 where they are below, without the last
+ * `shift`. sums [classes] is written over. Sums are in the order of the words, then from the largest class down. */
+int64_t edge_class(const float *weights, double *sums, double *before, int64_t count, int64_t classes, int64_t lowest,
+                   int64_t shift, double share) {
+    memset(sums, 0, classes * sizeof(double));
+    for (int64_t i = 0; i < count; i++) {
+        int32_t bits;
+        memcpy(&bits, weights + i, 4);
+        sums[(bits > lowest ? bits - lowest : 0) >> shift] += weights[i];
+    }
+    double sum = 0;
+    for (int64_t class = classes - 1;; class--) {
+        *before = sum;
+        sum += sums[class];
+        if (sum >= share || class == 0) return class;
+    }
+}

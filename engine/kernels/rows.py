@@ -5,6 +5,7 @@
     hidden = add(hidden, update)
     words = argmax_rows(logits)                           # [rows, words] -> [rows]
     words = choose_words(group.all_gather(best_words(logits, first)))       # with a split vocabulary
+    edge, before = edge_class(weights, lowest, shift, classes, share)       # a numpy row: where top_p cuts it
 
 Where the largest logit is not finite, the word chosen on a CPU is NO_WORD, which is embedded as word 0: the check costs
 nothing in a step, and the pass is rejected after it (`engine.correctness.finite`). On a GPU it would cost launches of
@@ -18,7 +19,9 @@ import ctypes
 import functools
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -155,6 +158,25 @@ def choose_words(found: Tensor) -> Tensor:
     return chosen
 
 
+def edge_class(weights: NDArray[np.float32], lowest: int, shift: int, classes: int, share: float) -> tuple[int, float]:
+    """Return the class of weights in which the sum of the largest reaches a share, and the sum of all classes above it.
+
+    weights [words], not negative and contiguous. The class of one is how far its bits, as a number, are above `lowest`
+    (0 where they are below), shifted right by `shift`: under `classes` for all. The last class if none reaches it.
+    """
+    library = _library()
+    if library is None:
+        places = (np.maximum(weights.view(np.int32), lowest) - lowest) >> shift
+        above = np.cumsum(np.bincount(places, weights=weights, minlength=classes)[::-1])
+        passed = min(int(np.searchsorted(above, share, side="left")), classes - 1)
+        return classes - 1 - passed, float(above[passed - 1]) if passed else 0.0
+    assert weights.dtype == np.float32 and weights.flags.c_contiguous
+    sums, before = np.empty(classes), ctypes.c_double()
+    sizes = len(weights), classes, lowest, shift
+    edge: int = library.edge_class(weights.ctypes.data, sums.ctypes.data, ctypes.byref(before), *sizes, share)
+    return edge, before.value
+
+
 def _check(code: int, rows: int) -> None:
     if code:
         raise IndexError(f"a number is outside the table's rows, 0 to {rows - 1}")
@@ -177,6 +199,7 @@ def _library() -> ctypes.CDLL | None:
             "argmax_rows": (None, [address, address, *[number] * 3]),
             "best_words": (None, [address, address, *[number] * 4]),
             "choose_words": (None, [address, address, number, number]),
+            "edge_class": (number, [*[address] * 3, *[number] * 4, ctypes.c_double]),
         }
         for name, (result, arguments) in signatures.items():
             function = getattr(library, name)

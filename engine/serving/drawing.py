@@ -1,4 +1,4 @@
-"""Draw tokens on the ranks, by temperature and filters, as `next_token` of `sampling` does.
+"""Draw tokens on the ranks, by temperature and filters, as `next_token` of `choosing` does.
 
     draws = as_draws([(row, sampling, place), ...])      # float64 [fields, draws], on the host
     tokens = draw_tokens(logits, draws.to(device), count_unfiltered(draws))      # a GPU: all rows at once
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from engine.kernels.rows import NO_WORD, argmax_rows
 from engine.parallel.communicator import Communicator
-from engine.serving.sampling import Sampling, drawn_token, uniform
+from engine.serving.choosing import drawn_token, uniform
+from engine.serving.sampling import Sampling
 
 DRAW_FIELDS = 6
 """Row, temperature, top_k, top_p, min_p and the random number in [0, 1)."""

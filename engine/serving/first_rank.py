@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from engine.parallel.communicator import Communicator
 from engine.serving.channel import Channel, ChannelClosedError
+from engine.serving.choosing import Chosen, next_token
 from engine.serving.drawing import as_draws
 from engine.serving.messages import NewToken, StepReport, WantedAnswer
-from engine.serving.sampling import Chosen, next_token
 from engine.serving.scheduling import ScheduledStep, Scheduler
 from engine.serving.step_message import StepMessage
 from engine.serving.stepping import LaunchedStep, StepChoices, StepRunner

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from engine.kernels import rows
-from engine.kernels.rows import NO_WORD, add, add_rows, argmax_rows, best_words, choose_words, embed_rows
+from engine.kernels.rows import NO_WORD, add, add_rows, argmax_rows, best_words, choose_words, edge_class, embed_rows
 
 DTYPES = (torch.float32, torch.bfloat16)
 WIDTHS = (1, 7, 16, 33, 64)
@@ -114,3 +114,21 @@ def expected_words(logits: torch.Tensor) -> list[int]:
     values = logits.float().numpy()
     chosen = values.argmax(-1)
     return [int(word) if np.isfinite(row[word]) else NO_WORD for row, word in zip(values, chosen, strict=True)]
+
+
+@pytest.mark.parametrize("share", (0.0, 0.3, 0.9, 1.0, 2.0))
+@pytest.mark.parametrize("words", (1, 40, 3000))
+def test_the_class_in_which_a_share_is_reached(words: int, share: float) -> None:
+    weights = np.random.default_rng(words).exponential(size=words).astype(np.float32)
+    weights[0], weights[-1] = 0.0, 1.0
+    lowest, shift = int(np.float32(0.1).view(np.int32)), 16
+    places = [max(0, int(one) - lowest) >> shift for one in weights.view(np.int32)]
+    classes = max(places) + 3  # the last ones are empty
+    wanted = share * float(weights.sum(dtype=np.float64))
+    sums = [0.0] * classes
+    for place, weight in zip(places, weights.tolist(), strict=True):
+        sums[place] += weight
+    above, edge = 0.0, classes - 1
+    while edge and above + sums[edge] < wanted:
+        above, edge = above + sums[edge], edge - 1
+    assert edge_class(weights, lowest, shift, classes, wanted) == (edge, above)

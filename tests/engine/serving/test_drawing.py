@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from engine.kernels.rows import NO_WORD
 from engine.parallel.communicator import Communicator
 from engine.serving import drawing
+from engine.serving.choosing import next_token
 from engine.serving.drawing import as_draws, count_unfiltered, draw_in_shares, draw_tokens
-from engine.serving.sampling import Sampling, next_token
+from engine.serving.sampling import Sampling
 
 _DEVICES = (
     "cpu",

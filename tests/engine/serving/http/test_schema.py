@@ -8,9 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from engine.answering.app import EmbeddingRequest
+from engine.serving.choosing import next_token
 from engine.serving.http.errors import ApiError
 from engine.serving.http.schema import ApiRequest, ChatRequest, CompletionRequest, read_request
-from engine.serving.sampling import Sampling, next_token
+from engine.serving.sampling import Sampling
 
 
 def refused(kind: type[ApiRequest], **fields: Any) -> ApiError:

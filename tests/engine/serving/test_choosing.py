@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.serving.sampling import Sampling, next_token, uniform
+from engine.serving.choosing import next_token, uniform
+from engine.serving.sampling import Sampling
 
 _LOGITS = np.array([2.0, 1.0, 0.0, -1.0, 1.0], dtype=np.float32)
 
