@@ -45,7 +45,7 @@ class AnswerText:
     def end(self) -> str:
         """Return what is left, incomplete characters included."""
         piece = ""
-        if self._tokenizer is not None and not self.stopped:
+        if self._tokenizer is not None and self._waiting and not self.stopped:
             whole = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
             known = self._decoded[self._before :]
             piece = whole[len(known) :] if whole.startswith(known) else ""
