@@ -211,7 +211,7 @@ def _run(
 ) -> RunSummary:
     """The method section: resolve, provision, test the nodes, measure, report."""
     cache = cache_folder()
-    with study_nodes(study, run, run_progress, watcher, rented_folder(), handover.agreed_to_rent) as rentals:
+    with study_nodes(study, run, run_progress, watcher, rented_folder(), handover.agreed_to_rent, cache) as rentals:
         if handover.plan is not None:  # of a plan that is checked only the fetch of its models can fail
             rentals.begin(targets_to_measure(handover.plan, read_ledger(run), only_failed))
         plan, resolved = _resolved(study, run, run_progress, base, cache, handover.plan)

@@ -1,6 +1,6 @@
 """Renting and giving back the nodes of a study's targets, as stages of its run.
 
-    with study_nodes(study, run, run_progress, watcher, rented_folder(), agreed=True) as rentals:
+    with study_nodes(study, run, run_progress, watcher, rented_folder(), agreed=True, cache=cache_folder()) as rentals:
         rentals.begin({"g5"})               # targets with something to measure, in the background
         session = Session(..., rentals)
         rent_nodes(session, "g5")           # waits; session.target("g5") is then made of hosts
@@ -37,11 +37,17 @@ class NodesLeft(ValueError):
 
 @contextmanager
 def study_nodes(
-    study: StudySpec, run: RunPaths, run_progress: RunProgress, watcher: Cancellation, rented: Path, agreed: bool
+    study: StudySpec,
+    run: RunPaths,
+    run_progress: RunProgress,
+    watcher: Cancellation,
+    rented: Path,
+    agreed: bool,
+    cache: Path,
 ) -> Iterator[RentalGroup]:
     """Give back everything that is rented in the block, however it ends.
 
-    rented: folder of the ledgers. agreed: a person has seen the price and wants it.
+    rented: folder of the ledgers. agreed: a person has seen the price and wants it. cache: of refreshed prices.
     """
     rentals = RentalGroup(agreed=agreed)
 
@@ -52,7 +58,7 @@ def study_nodes(
     for target in study.targets:
         if isinstance(target, RentedTarget):
             say = partial(_say, run_progress, target.name)
-            rentals.rentals[target.name] = StudyNodes(target, study.study, run.folder, rented, say, check)
+            rentals.rentals[target.name] = StudyNodes(target, study.study, run.folder, rented, say, check, cache)
     with giving_back(rentals, run, run_progress):
         yield rentals
 

@@ -64,12 +64,14 @@ def agreed_to_rent(study: "StudySpec", yes: bool, to_measure: Collection[str]) -
 
 
 def _priced(target: object) -> list[str]:
+    from configs.hardware.prices import listed_offers
     from configs.targets.rented import RentedTarget
+    from flows.folders import cache_folder
     from tasks.providers.rental import ProviderError
     from tasks.providers.study_nodes import offer_of, request_of
 
     assert isinstance(target, RentedTarget)
     try:
-        return offer_lines(request_of(target), offer_of(target))
+        return offer_lines(request_of(target), offer_of(target, listed_offers(cache_folder())))
     except ProviderError as error:
         raise ValueError(str(error)) from error

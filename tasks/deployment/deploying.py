@@ -16,6 +16,7 @@ import httpx
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import parse_model
+from configs.hardware.prices import listed_offers
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SshTarget
@@ -232,7 +233,7 @@ class Deploying:
             return wanted.ssh, None, wanted.ssh.price_usd_per_hour if wanted.ssh else None
         provider = provider_named(wanted.rented.kind)
         request = request_of(wanted.rented).model_copy(update={"hours": wanted.hours})
-        offer = plan_rental(provider, request, wanted.max_usd_per_hour)
+        offer = plan_rental(provider, request, wanted.max_usd_per_hour, listed_offers(self.store.cache))
         run = f"{label(wanted.name)[:40]}-{secrets.token_hex(4)}"
         lease = RentalLease(
             study=label(f"deploy-{wanted.name}")[:60], run=run, owner=owner(), expires_at=int(expires_at),

@@ -9,21 +9,23 @@ Pure functions; `tasks.providers.renting` makes the calls.
 
 from collections.abc import Mapping, Sequence
 
-from configs.hardware.prices import target_prices
+from configs.hardware.prices import Offer, target_prices
 from configs.targets.rented import MarketName
 from configs.targets.target import LocalTarget
 from tasks.providers.rental import Problem, RentalRequest, Rung
 
 
-def ladder(request: RentalRequest, zones: Mapping[str, Sequence[str]]) -> list[Rung]:
-    """Return all rungs in order. zones: those of each region that offer the instance."""
+def ladder(
+    request: RentalRequest, zones: Mapping[str, Sequence[str]], listed: Sequence[Offer] | None = None
+) -> list[Rung]:
+    """Return all rungs in order. zones: those of each region that offer the instance; listed: as `node_price`."""
     markets = [request.market]
     if request.fall_back is not None and request.fall_back != request.market:
         markets.append(request.fall_back)
     rungs = []
     for market in markets:
         for region in request.regions:
-            price = node_price(request, region, market)
+            price = node_price(request, region, market, listed)
             offered = list(zones.get(region, ()))
             named = [zone for zone in request.zones if zone in offered] if request.zones else offered
             places = named if request.zones else [None, *named]
@@ -31,12 +33,15 @@ def ladder(request: RentalRequest, zones: Mapping[str, Sequence[str]]) -> list[R
     return rungs
 
 
-def node_price(request: RentalRequest, region: str, market: MarketName) -> float | None:
-    """Return dollars an hour of one node, from the catalog; None: unknown.
+def node_price(
+    request: RentalRequest, region: str, market: MarketName, listed: Sequence[Offer] | None = None
+) -> float | None:
+    """Return dollars an hour of one node; None: unknown.
 
+    listed: offers, those first that count (`configs.hardware.prices.listed_offers`); None: the shipped ones.
     A spot price that the catalog lacks is bounded by the price on demand, which all three clouds charge at most.
     """
-    known = target_prices(LocalTarget(machine=f"{request.provider}/{request.instance}/{region}"))
+    known = target_prices(LocalTarget(machine=f"{request.provider}/{request.instance}/{region}"), catalog=listed)
     offers = [price for price in (known.price, *known.others) if price is not None and price.region == region]
     for wanted in (market, "on_demand"):
         for price in offers:

@@ -16,6 +16,7 @@ from typing import Literal, TypeVar
 
 from configs.common.base import write_atomically
 from configs.common.secrets import redacted
+from configs.hardware.prices import Offer
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
@@ -60,10 +61,16 @@ class RentalOffer:
         return None if None in prices else max((price for price in prices if price is not None), default=None)
 
 
-def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: float | None) -> RentalOffer:
+def plan_rental(
+    provider: Provider,
+    request: RentalRequest,
+    max_usd_per_hour: float | None,
+    listed: Sequence[Offer] | None = None,
+) -> RentalOffer:
     """Return the rungs within the cap, which is for all nodes together. Raises RentalFailed: there is none.
 
-    A region that cannot be asked for its zones keeps its rung without a zone.
+    A region that cannot be asked for its zones keeps its rung without a zone. listed: known prices, those first that
+    count; None: the shipped ones.
     """
     if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
         raise ValueError(f"max_usd_per_hour: got {max_usd_per_hour}, expected a number above 0")
@@ -78,7 +85,7 @@ def plan_rental(provider: Provider, request: RentalRequest, max_usd_per_hour: fl
                 raise RentalFailed(redacted(str(error))) from error
             refused.append(f"{region}: zones unknown: {redacted(str(error))}")
     rungs = []
-    for rung in ladder(request, zones):
+    for rung in ladder(request, zones, listed):
         price = None if rung.usd_per_hour is None else rung.usd_per_hour * request.nodes
         if max_usd_per_hour is not None and price is None:
             reason = f"price unknown, so the cap of {max_usd_per_hour:g} USD/h cannot be checked"

@@ -11,7 +11,7 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from configs.common.files.reading import read_text
 from configs.common.secrets import redacted
+from configs.hardware.prices import Offer, listed_offers
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
@@ -77,9 +78,12 @@ def request_of(target: RentedTarget) -> RentalRequest:
     )
 
 
-def offer_of(target: RentedTarget) -> RentalOffer:
-    """Return what will be asked for, in order, with prices; creates nothing. Raises ValueError, ProviderError."""
-    return plan_rental(provider_named(target.kind), request_of(target), target.max_usd_per_hour)
+def offer_of(target: RentedTarget, listed: Sequence[Offer] | None = None) -> RentalOffer:
+    """Return what will be asked for, in order, with prices; creates nothing. Raises ValueError, ProviderError.
+
+    listed: known prices, as in `plan_rental`.
+    """
+    return plan_rental(provider_named(target.kind), request_of(target), target.max_usd_per_hour, listed)
 
 
 def rental_name(study: str, run: Path, target: str) -> str:
@@ -95,15 +99,23 @@ class StudyNodes:
         run: the run folder.
         rented: folder of all rentals of this user.
         check: called while waiting; raises where the run was cancelled.
+        cache: the user's cache folder, whose refreshed prices count before the shipped ones; None: these alone.
     """
 
     def __init__(
-        self, target: RentedTarget, study: str, run: Path, rented: Path, say: Say, check: Callable[[], None]
+        self,
+        target: RentedTarget,
+        study: str,
+        run: Path,
+        rented: Path,
+        say: Say,
+        check: Callable[[], None],
+        cache: Path | None = None,
     ) -> None:
         self.target, self._study = target, study
         self.name = rental_name(study, run, target.name)
         self._folder = rented / self.name
-        self._say, self._check = say, check
+        self._say, self._check, self._cache = say, check, cache
         self._provider: Provider = provider_named(target.kind)
         self._held = ExitStack()
         self._ended = threading.Event()
@@ -228,7 +240,8 @@ class StudyNodes:
 
     def _rented(self) -> list[Node]:
         request = request_of(self.target)
-        offer = plan_rental(self._provider, request, self.target.max_usd_per_hour)
+        listed = None if self._cache is None else listed_offers(self._cache)
+        offer = plan_rental(self._provider, request, self.target.max_usd_per_hour, listed)
         for line in offer.refused:
             self._say(f"left out: {line}")
         lease = RentalLease(

@@ -14,6 +14,7 @@ from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug
 from configs.common.secrets import redacted
 from configs.hardware.catalog import HOME_REGIONS, catalog
+from configs.hardware.prices import listed_offers
 from configs.serving.deployment import OptimizationLevel
 from configs.targets.rented import RentedTarget
 from configs.targets.target import SlurmTarget, SshTarget
@@ -22,6 +23,7 @@ from flows.cli.deploy.verdicts import judged_by_transformers
 from flows.cli.offers import offer_lines
 from flows.cli.signals import ended_by_signals
 from flows.cli.tables import print_table
+from flows.folders import cache_folder
 from tasks.deployment.bundles import WantedBundle, as_written, read_bundle, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
@@ -235,7 +237,7 @@ def _agreed(wanted: list[WantedDeployment], yes: bool) -> bool:
         assert one.rented is not None
         request = request_of(one.rented).model_copy(update={"hours": one.hours})
         capped = one.rented.model_copy(update={"max_usd_per_hour": one.max_usd_per_hour})
-        for line in offer_lines(request, offer_of(capped)):
+        for line in offer_lines(request, offer_of(capped, listed_offers(cache_folder()))):
             typer.echo(f"  rent     {one.target.text}  {line}")
     return not rented or yes or typer.confirm("Rent?", default=False)
 

@@ -99,16 +99,17 @@ def _up(
     request: "RentalRequest", study: str, run: str | None, cap: float | None, wait_minutes: float, yes: bool
 ) -> int:
     """Show the price, ask, rent."""
+    from configs.hardware.prices import listed_offers
     from flows.cli.offers import offer_lines
     from flows.cli.signals import ended_by_signals
-    from flows.folders import rented_folder
+    from flows.folders import cache_folder, rented_folder
     from tasks.providers.clouds import provider_named
     from tasks.providers.labels import label, owner
     from tasks.providers.rental import RentalLease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
     provider = provider_named(request.provider)
-    offer = plan_rental(provider, request, cap)
+    offer = plan_rental(provider, request, cap, listed_offers(cache_folder()))
     for line in offer_lines(request, offer):
         typer.echo(line)
     if not yes and not typer.confirm("Rent?", default=False):

@@ -1,0 +1,81 @@
+"""What renting is said to cost: at the prices that the user has refreshed, where there are any."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.hardware.prices import CATALOG_COLUMNS
+from configs.targets.rented import RentedTarget
+from flows.cli import offers
+from flows.cli.deploy import deploying as deploy_command
+from flows.cli.main import app
+from tasks.deployment import deploying
+from tasks.providers import clouds, study_nodes
+from tasks.providers.leases import open_ledger
+from tasks.providers.study_nodes import StudyNodes
+
+SHIPPED, REFRESHED = "0.53 USD/h", "7.25 USD/h"
+TARGET = RentedTarget.model_validate(
+    {"kind": "aws", "instance": "g4dn.xlarge", "regions": ["us-east-1"], "ssh_from": "203.0.113.7/32"}
+)
+CLOUD = SimpleNamespace(name="aws", default_user="ubuntu", zones=lambda instance, region: [])
+
+
+@pytest.fixture(autouse=True)
+def refreshed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "cache"))
+    for module in (clouds, study_nodes, deploying):
+        monkeypatch.setattr(module, "provider_named", lambda name: CLOUD)
+    prices = tmp_path / "cache" / "catalog" / "prices.csv"
+    prices.parent.mkdir(parents=True)
+    row = "aws/g4dn.xlarge,us-east-1,on_demand,7.25,2026-11-01,the list"
+    prices.write_text(f"{','.join(CATALOG_COLUMNS)}\n{row}\n")
+    return prices
+
+
+def up(*more: str) -> str:
+    rest = ["--region", "us-east-1", "--ssh-from", "203.0.113.7/32", *more]
+    return CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", *rest], input="n\n").output
+
+
+def test_nodes_are_offered_and_capped_at_refreshed_prices(refreshed: Path) -> None:
+    assert REFRESHED in up()
+    assert f"{REFRESHED} exceeds the cap of 5 USD/h" in up("--max-usd-per-hour", "5")
+    refreshed.unlink()
+    assert SHIPPED in up() and SHIPPED in up("--max-usd-per-hour", "5")
+
+
+def test_a_studys_nodes_are_offered_at_refreshed_prices() -> None:
+    assert REFRESHED in offers._priced(TARGET)[-1]
+
+
+def renting(kind: str, tmp_path: Path) -> Callable[[], Any]:
+    """What rents nodes for at most 5 USD/h."""
+    target = TARGET.model_copy(update={"max_usd_per_hour": 5.0})
+    if kind == "a study":
+        return StudyNodes(target, "s", tmp_path, tmp_path, print, lambda: None, tmp_path / "cache")._rented
+    store = SimpleNamespace(cache=tmp_path / "cache", rented=tmp_path, folder=lambda name: tmp_path / name)
+    wanted = SimpleNamespace(rented=target, name="d", hours=1.0, max_usd_per_hour=5.0)
+    made = SimpleNamespace(store=store, wanted=wanted, say=print, _limits=None)
+
+    def hosts() -> None:
+        with open_ledger(tmp_path / "d") as ledger:
+            deploying.Deploying._hosts(made, ledger, 4e9)  # type: ignore[arg-type]
+
+    return hosts
+
+
+@pytest.mark.parametrize("kind", ["a study", "a deployment"])
+def test_a_cap_holds_at_refreshed_prices_where_nobody_is_asked(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"7\.25 USD/h exceeds the cap of 5 USD/h"):
+        renting(kind, tmp_path)()
+
+
+def test_a_deployment_is_offered_at_refreshed_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = SimpleNamespace(rented=TARGET, hours=1.0, max_usd_per_hour=None, target=SimpleNamespace(text="aws:g4dn"))
+    deploy_command._agreed([wanted], yes=True)  # type: ignore[list-item]
+    assert REFRESHED in capsys.readouterr().out
