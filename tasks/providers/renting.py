@@ -21,7 +21,7 @@ from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
 from tasks.providers.ladder import is_excluded, ladder
-from tasks.providers.leases import RentalLedger, open_ledger, read_entries, token_of
+from tasks.providers.leases import RentalLedger, open_ledger, read_entries, token_of, unsettled_seconds
 from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
 Returned = TypeVar("Returned")
@@ -159,7 +159,7 @@ class _Renting:
                 nodes = self._one_rung(rung, boot)
                 nodes = self._wait_until_running(rung, nodes)
                 self._wait_until_reachable(rung, nodes)
-                self._remove_elsewhere(rung)
+                self._remove_others(rung, nodes)
                 return nodes
             except ProviderError as error:
                 self._log_refusal(rung, error, tried)
@@ -290,13 +290,19 @@ class _Renting:
             answers = pool.map(lambda address: probe(self.folder, user, address), addresses)
             return dict(zip(addresses, answers, strict=True))
 
-    def _remove_elsewhere(self, rung: Rung) -> None:
-        """Remove network rules, and nodes of lost answers, where the ladder began. `down` tries again what fails."""
-        others = [region for region in regions_of(self.ledger) if region != rung.region]
-        for region in others:
+    def _remove_others(self, rung: Rung, nodes: list[Node]) -> None:
+        """Remove nodes of lost answers, and network rules where the ladder began. `down` tries again what fails."""
+        settle = self.limits.teardown.settle_seconds
+        wait = min(unsettled_seconds(self.ledger.entries, time.time(), settle), settle)
+        if wait > 0:
+            self.say(f"waiting {wait:.0f} s for what a call without an answer may have made, to remove it")
+            self.limits.sleep(wait)
+        ids = {node.id for node in nodes}
+        for region in regions_of(self.ledger):
             try:
                 for resource in self.provider.tagged([region], self.lease.run):
-                    self.provider.delete(resource)
+                    if region != rung.region or (resource.kind == "instance" and resource.id not in ids):
+                        self.provider.delete(resource)
             except ProviderError as error:
                 self.say(f"{region}: {redacted(str(error))}; removed with the rest later")
 

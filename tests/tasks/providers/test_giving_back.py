@@ -4,7 +4,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -355,42 +355,98 @@ def test_an_answer_in_another_encoding_is_shown(tmp_path: Path) -> None:
     assert done is not None and done.stdout == "caf�"
 
 
+class LateCloud(Cloud):
+    """One whose create calls end as `problems` say, or well; the machine of an unanswered one appears 30 s later.
+
+    A try without an answer takes half a minute, too. `now`: its clock, which stands still otherwise.
+    """
+
+    def __init__(self, problems: Sequence[Any]) -> None:
+        super().__init__()
+        self.now, self.problems = 1_000_000.0, list(problems)
+        self._late: list[tuple[float, Resource]] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def prepare(self, lease: RentalLease, region: str) -> None:
+        pass
+
+    def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
+        if self.problems:
+            if self.problems[0] == "transient":
+                self.now += 30
+                late = resource("instance").model_copy(update={"id": "late", "region": rung.region})
+                self._late.append((self.now + 30, late))
+            raise ProviderError(self.problems.pop(0), "", "the connection was closed")
+        self.there += [machine(node.id, rung.region) for node in NODES]
+        return self.nodes(lease.run, rung.region)
+
+    def nodes(self, run: str, region: str) -> list[Node]:
+        up = {each.id for each in self.tagged([region], run)}
+        return [node.model_copy(update={"region": region}) for node in NODES if node.id in up]
+
+    def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
+        self.there += [each for moment, each in self._late if moment <= self.now]
+        self._late = [item for item in self._late if item[0] > self.now]
+        return super().tagged(regions, run)
+
+
+def machine(id: str, region: str) -> Resource:
+    return resource("instance").model_copy(update={"id": id, "region": region})
+
+
+@pytest.fixture
+def late_cloud(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Any]], LateCloud]:
+    def made(problems: Sequence[Any]) -> LateCloud:
+        cloud = LateCloud(problems)
+        stand_in = SimpleNamespace(time=lambda: cloud.now, monotonic=lambda: cloud.now)
+        for module in (renting, leases, giving_back):
+            monkeypatch.setattr(module, "time", stand_in)
+        for name in ("make_keys", "remove_keys"):
+            monkeypatch.setattr(renting, name, lambda folder: None)
+        monkeypatch.setattr(renting, "user_data", lambda folder, lives_seconds: "")
+        monkeypatch.setattr(renting, "write_known_hosts", lambda folder, addresses: None)
+        monkeypatch.setattr(renting, "probe", lambda folder, user, address: "ready")
+        return cloud
+
+    return made
+
+
+def rented(cloud: LateCloud, folder: Path, rungs: list[Rung]) -> list[Node]:
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(cloud.now) + 3600, request=REQUEST)
+    limits = Limits(sleep=cloud.sleep, teardown=Teardown(sleep=cloud.sleep))
+    return rent(cast(Provider, cloud), lease, RentalOffer(rungs, []), folder, lambda _: None, limits)
+
+
 @pytest.mark.parametrize("problems", [("transient",) * 3, ("transient", "capacity")])
 def test_a_machine_of_the_last_unanswered_try_is_waited_for_and_given_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problems: tuple[Any, ...]
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], problems: tuple[Any, ...]
 ) -> None:
     """A try takes half a minute to fail, and takes effect half a minute later, whatever the next one is told."""
-    clock = SimpleNamespace(now=1_000_000.0)
-    stand_in = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now)
-    for module in (renting, leases, giving_back):
-        monkeypatch.setattr(module, "time", stand_in)
-    for name in ("make_keys", "remove_keys"):
-        monkeypatch.setattr(renting, name, lambda folder: None)
-    monkeypatch.setattr(renting, "user_data", lambda folder, lives_seconds: "")
-    left = list(problems)
-
-    def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    class Late(Cloud):
-        appears = 0.0
-
-        def prepare(self, lease: RentalLease, region: str) -> None:
-            pass
-
-        def create(self, *_: object) -> list[Node]:
-            if left[0] == "transient":
-                clock.now += 30
-                self.appears = clock.now + 30
-            raise ProviderError(left.pop(0), "", "the connection was closed")
-
-        def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
-            return super().tagged(regions, run) if clock.now >= self.appears else []
-
-    cloud = Late(resource("instance"))
-    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(clock.now) + 3600, request=REQUEST)
-    offer = RentalOffer([Rung(region=REGION)], [])
-    limits = Limits(sleep=sleep, teardown=Teardown(sleep=sleep))
+    cloud = late_cloud(problems)
     with pytest.raises(RentalFailed):
-        rent(cast(Provider, cloud), lease, offer, tmp_path / "r", lambda _: None, limits)
-    assert left == [] and cloud.there == []
+        rented(cloud, tmp_path / "r", [Rung(region=REGION)])
+    assert cloud.problems == [] and cloud.there == []
+
+
+@pytest.mark.parametrize(
+    ("problems", "other"),
+    [
+        (("transient",) * 3, Rung(region="us-west-2")),
+        (("transient", "capacity"), Rung(region=REGION, zone="us-east-1b")),
+        (("transient", "quota"), Rung(region="us-west-2")),
+    ],
+)
+def test_a_machine_that_appears_late_is_removed_where_nodes_are_found_at_another_place(
+    tmp_path: Path,
+    late_cloud: Callable[[Sequence[Any]], LateCloud],
+    problems: tuple[Any, ...],
+    other: Rung,
+) -> None:
+    """Nobody would look for it before the lease is over."""
+    cloud = late_cloud(problems)
+    nodes = rented(cloud, tmp_path / "r", [Rung(region=REGION), other])
+    cloud.sleep(300)
+    left = cloud.tagged([REGION, other.region])
+    assert [(each.id, each.region) for each in left] == [(node.id, other.region) for node in nodes]
