@@ -69,7 +69,9 @@ def account(run_progress: RunProgress, row: ProgressRow, collected: Collected) -
     if collected.unreached:
         row.note = f"{row.note}  {len(collected.unreached)} cells continue in another launch".strip()
     run_progress.done += len(collected.records)
-    run_progress.failed += len(failures)
+    cancelled = sum(record.status is Status.CANCELLED for record in failures)
+    run_progress.failed += len(failures) - cancelled
+    run_progress.cancelled += cancelled
     run_progress.notes += collected.set_aside
 
 

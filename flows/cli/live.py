@@ -99,6 +99,7 @@ def summary_line(run_progress: RunProgress) -> str:
     queued = sum(1 for row in run_progress.rows if row.state == "queued")
     line = f"{done} of {run_progress.total} measurements, {run_progress.failed} failed, {running} running"
     line += f", {queued} queued" if queued else ""
+    line += f", {run_progress.cancelled} cancelled" if run_progress.cancelled else ""
     line += f", {duration(run_progress.elapsed_seconds)} elapsed"
     return line if run_progress.ended else f"{line}, about {duration(run_progress.remaining_seconds)} remaining"
 

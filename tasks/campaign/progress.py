@@ -53,6 +53,8 @@ class RunProgress:
     already: int = 0
     done: int = 0
     failed: int = 0
+    cancelled: int = 0
+    """Measurements that somebody ended: they say nothing against what was measured."""
     started: float = field(default_factory=time.monotonic)
     rows: list[ProgressRow] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -92,6 +94,8 @@ class RunProgress:
         counts = [f"{self.done} of {self.total} measurements done"] if self.total else []
         if self.failed:
             counts.append(f"{self.failed} failed")
+        if self.cancelled:
+            counts.append(f"{self.cancelled} cancelled")
         retried = sum(1 for row in list(self.rows) if row.attempt > 1)
         if retried:
             counts.append(f"{retried} launch{'es' if retried > 1 else ''} tried again")

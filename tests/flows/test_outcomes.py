@@ -18,9 +18,10 @@ from configs.spec.measuring import Measuring
 from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from flows import cluster_launches
+from flows.cli.live import summary_line
 from flows.cli.results.inspect import status_rows
 from flows.cluster_launches import SubmissionQueue
-from flows.outcomes import resolve_retries, row_of
+from flows.outcomes import give_up, resolve_retries, row_of
 from slurm.schedulers.waiting import note_waiting, read_waiting
 from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.ledger import read_ledger
@@ -172,6 +173,22 @@ def test_what_is_refused_for_longer_than_the_target_allows_is_recorded(
     failure = entries[0].record.failure
     assert entries[0].status == "cancelled" and failure is not None
     assert "max_queue_minutes" in failure.message and "QOSMaxSubmitJobPerUserLimit" in failure.message
+
+
+def test_what_was_cancelled_did_not_fail(tmp_path: Path) -> None:
+    """An interrupted measurement ended the summary with `1 failed`."""
+    session = session_of(tmp_path, cells(1, 1, 2))
+    progress, rows = session.run_progress, []
+    progress.total = 3
+    for cell, status in zip(
+        session.plan.cells.values(), (Status.CANCELLED, Status.FAILED, Status.CANCELLED), strict=True
+    ):
+        rows.append(row_of(launch_of(cell), session.plan))
+        give_up(session, launch_of(cell), rows[-1], status, "cancelled on request")
+    progress.rows = rows
+    assert (progress.done, progress.failed, progress.cancelled) == (3, 1, 2)
+    assert "3 of 3 measurements, 1 failed, 0 running, 2 cancelled" in summary_line(progress)
+    assert "3 of 3 measurements done, 1 failed, 2 cancelled" in progress.description
 
 
 def test_status_says_why_jobs_wait_and_why_none_was_taken(tmp_path: Path) -> None:

@@ -62,9 +62,12 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     _, plan = open_run(run.folder)
     rows = status_rows(run, plan, read_ledger(run))
     ended = [row for row in rows if row["finished_at"]]
-    failed = sum(row["status"] != "completed" for row in ended)
+    cancelled = sum(row["status"] == "cancelled" for row in ended)
+    failed = sum(row["status"] != "completed" for row in ended) - cancelled
     running = sum(row["status"] == "running" for row in rows)
-    text = f"{len(ended)} of {len(rows)} measurements, {failed} failed, {running} running"
+    text = f"{len(ended)} of {len(rows)} measurements, {failed} failed, {running} running" + (
+        f", {cancelled} cancelled" if cancelled else ""
+    )
     left = len(rows) - len(ended)
     if left and len(ended) > 1:
         seconds = _seconds_a_measurement([str(row["finished_at"]) for row in ended]) * left

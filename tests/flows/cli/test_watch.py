@@ -12,9 +12,10 @@ import pytest
 from playwright.sync_api import expect
 
 from configs.plans.paths import RunPaths
+from configs.records.record import Status
 from flows.cli.results.watch import LivePage, live_server, progress
 from tests.support.browser import SLOW, chromium, find_chromium
-from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan
+from tests.support.run_folders.made_studies import cells_of, planned, write_failure, write_measurements, write_plan
 
 STUDY = """
 workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}
@@ -92,6 +93,15 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert (found.done, found.planned) == (10, 20) and "about 10:00 to go" in found.text
     write_measurements(run, second, 0.01)
     assert progress(run, "v").text.endswith("complete.")
+
+
+def test_what_was_cancelled_did_not_fail(tmp_path: Path) -> None:
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    (_, first), (_, second) = cells_of(plan)
+    write_failure(run, first, Status.CANCELLED, "cancelled on request")
+    write_failure(run, second, Status.FAILED, "RuntimeError")
+    assert progress(run, "v").text.startswith("2 of 20 measurements, 1 failed, 0 running, 1 cancelled")
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
