@@ -137,6 +137,10 @@ def launch(paths: JobPaths, node_rank: int | None) -> tuple[JobVerdict, int | No
     def cancel(*_: object) -> None:
         running.cancelled = True
 
+    def went_on(*_: object) -> None:
+        running.continued = True
+
+    signal.signal(signal.SIGCONT, went_on)
     signal.signal(signal.SIGTERM, cancel)
     signal.signal(signal.SIGINT, cancel)
     reserve_end(paths, node_rank)

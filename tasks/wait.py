@@ -65,9 +65,9 @@ def _look(session: Session, name: str, flown: Flown) -> str:
     adapter, folder = adapter_for(flown.job.target.adapter), session.run.job(name).folder
     state = adapter.poll(folder)
     row = flown.row
+    flown.saw(state, time.monotonic())
     if state == "running":
-        if flown.running_since is None:
-            flown.running_since = time.monotonic()
+        assert flown.running_since is not None
         row.done = measured_so_far(flown.job, session.run)
         if time.monotonic() - flown.running_since > flown.job.timeout_seconds + _SCHEDULER_GRACE_SECONDS:
             with suppress(Unavailable):  # asked again at the next look: the run goes on without its scheduler
@@ -75,5 +75,5 @@ def _look(session: Session, name: str, flown: Flown) -> str:
     if state != "ended":
         waits = read_waiting(session.run.job(name)) if state == "waiting" else None
         row.reason = waits.reason if waits else ""
-        row.state, row.note = ("running" if state == "running" else "queued"), adapter.note(folder)
+        row.state, row.note = ("queued" if state == "waiting" else state), adapter.note(folder)
     return state

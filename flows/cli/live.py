@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from flows.scaling_study import RunSummary
 
 _COLOURS = {"completed": "green", "running": "cyan", "starting": "cyan", "queued": "blue", "waiting": "dim"}
-_UNDER_WAY = ("running", "starting", "queued")
+_COLOURS |= {"suspended": "yellow"}
+_UNDER_WAY = ("running", "starting", "suspended", "queued")
 _ROWS_SHOWN = 30
 _FAILED_SHOWN = 5
 _QUIET_SECONDS = 3.0

@@ -39,6 +39,7 @@ YOUNG_SECONDS = 10.0
 _TREE_GRACE_SECONDS = 2.0
 _HURRIED_GRACE_SECONDS = 0.2  # Slurm looks only seconds later again at a job that has not ended within one (slurmd)
 _AGENT_SECONDS = 4.0  # torchrun notices a rank's end within 0.1 s and ends the others within 2 s
+_PAUSE_SECONDS = 1.0  # between two looks of a launcher that was stopped meanwhile; they come five times a second
 _SIGTERM_SECONDS = 0.3  # between a signal's arrival at the ranks and here, where the scheduler sends it to all
 
 
@@ -50,6 +51,8 @@ class RankSupervisor:
     paths: JobPaths
     node: JobNode | None = None
     cancelled: bool = False
+    continued: bool = False
+    """SIGCONT came since the last look."""
     parent: int = field(default_factory=os.getppid)
     meeting: Rendezvous = field(default_factory=lambda: Rendezvous(0))
     peer_monitor: PeerMonitor = field(default_factory=Alone)
@@ -60,6 +63,7 @@ class RankSupervisor:
     oom_kills_before: int = field(default_factory=processes.oom_kills)
     _measuring: dict[int, tuple[tuple[str | None, float], float]] = field(default_factory=dict)
     """By rank: which measurement it began when by its clock, and when by ours that was first seen."""
+    _looked_at: float | None = None
 
     @property
     def node_rank(self) -> int:
@@ -111,6 +115,8 @@ class RankSupervisor:
             if self.cancelled:
                 return self.cancellation()
             ranks = self.progress()
+            if (pause := self.pause_seconds()) and (verdict := self.suspended(ranks, pause)):
+                return verdict
             news = self.peer_monitor.exchange(
                 all(progress and progress.phase == "finished" for progress in ranks.values())
             )
@@ -179,6 +185,30 @@ class RankSupervisor:
             kind=OTHER_NODE,
             message="ended because another node ended",
             silent_ranks=_in_measurement(ranks),
+        )
+
+    def pause_seconds(self) -> float:
+        """For how long this launcher, and so its ranks, were stopped since the last look; 0 where they were not.
+
+        A gap alone can be a file system that stalled, while the ranks went on; SIGCONT comes with every `scancel` too.
+        """
+        now, before = time.monotonic(), self._looked_at
+        continued, self._looked_at, self.continued = self.continued, now, False
+        gap = 0.0 if before is None else now - before
+        return gap if continued and gap > _PAUSE_SECONDS else 0.0
+
+    def suspended(self, ranks: dict[int, Progress | None], pause: float) -> JobVerdict | None:
+        """Return the verdict on a measurement with a pause in it; None where there is none: no limit counts the pause.
+
+        Slurm and PBS suspend a job for another one, and let it go on later.
+        """
+        if self.node is None or not _in_measurement(ranks):
+            self.began += pause
+            self._measuring = {rank: (said, seen_at + pause) for rank, (said, seen_at) in self._measuring.items()}
+            return None
+        message = f"the job was suspended for {pause:.0f} s during the measurement, whose times would contain the pause"
+        return JobVerdict(
+            status=Status.PREEMPTED, kind="Suspended", measurement=measurement_under_way(self.paths), message=message
         )
 
     def overdue(self, ranks: dict[int, Progress | None], age: float) -> JobVerdict | None:

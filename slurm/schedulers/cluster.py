@@ -24,7 +24,7 @@ from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import PbsTarget, SlurmTarget
 from slurm.launcher.job_files import reserve_end, write_unlaunched_end
-from slurm.schedulers.commands.states import UNKNOWN_JOB, standing
+from slurm.schedulers.commands.states import SUSPENDED, UNKNOWN_JOB, bare, standing
 from slurm.schedulers.ending import conclude, give_up
 from slurm.schedulers.job_files import cluster_target, job_in, name_of_submission
 from slurm.schedulers.job_queue import JobQueue, Sight
@@ -150,7 +150,7 @@ def poll(folder: Path) -> JobState:
         _refuse_requeue(paths, job_id, queue)
         return "running"
     if standing(sight.state).place == "running":
-        return "running"
+        return "suspended" if bare(sight.state) in SUSPENDED else "running"
     note_waiting(paths, sight.state, "" if sight.reason == "None" else sight.reason)
     end = _hopeless(folder, sight, target, queue) or overdue(
         folder, target, sight.reason, queue.any_running() or queue.waits_for_own_jobs(sight.reason)

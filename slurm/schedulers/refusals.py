@@ -4,7 +4,8 @@ from typing import Literal
 
 from configs.records.record import Status
 
-JobState = Literal["waiting", "running", "ended"]
+JobState = Literal["waiting", "running", "suspended", "ended"]
+"""suspended: it ran, has its nodes, and is stopped by the scheduler for a while; no time limit counts meanwhile."""
 
 REFUSED = "Refused"
 """Kind of the end of a job that a scheduler took and will never start: wrong configuration, not to be tried again."""

@@ -75,7 +75,7 @@ class RunProgress:
                 "job": row.note,
             }
             for row in list(self.rows)
-            if row.state in ("queued", "running", "starting")
+            if row.state in ("queued", "running", "starting", "suspended")
         ]
 
     @property

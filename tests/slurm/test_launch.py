@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from configs.common.system.proc import start_ticks
-from configs.plans.job import Job, Launcher, Progress, Submission, Submitting
+from configs.plans.job import Job, JobEnd, Launcher, Progress, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.target import SlurmTarget
@@ -339,6 +341,46 @@ def test_a_clock_that_is_set_during_a_measurement_ends_nothing(tmp_path: Path, m
     now[0] += limit + 1
     verdict = supervisor.overdue({0: said.model_copy(update={"measurement": "m2"})}, age=1.0)
     assert verdict is not None and (verdict.kind, verdict.measurement) == ("CellTimeout", "m2")
+
+
+def test_a_measurement_with_a_pause_in_it_is_preempted(tmp_path: Path) -> None:
+    """Slurm suspends a job by SIGSTOP to all its processes: the clock went on, and its limit called it a time-out."""
+    measurement = noop_measurement("paused", seconds=30)
+    paths = write_job(tmp_path, [measurement], cell_timeout_seconds=2)
+    job = read_job(paths.folder).model_copy(update={"target": SlurmTarget(nodes=1)})
+    paths.job.write_text(job.model_dump_json())
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "1"}
+    slurm |= {"SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "1"}
+    launcher = subprocess.Popen([sys.executable, "-m", "slurm.launch", str(paths.job)], env=os.environ | slurm)
+    wait_until(in_measurement(paths, measurement), "the measurement")
+    all_of_it = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
+    for process in all_of_it:
+        process.suspend()
+    time.sleep(2.5)
+    for process in all_of_it:
+        process.resume()
+    launcher.wait(20)
+    end = JobEnd.model_validate_json(paths.node_end(0).read_bytes())
+    assert (end.status, end.kind, end.measurement) == (Status.PREEMPTED, "Suspended", measurement.name)
+    assert "suspended for " in (end.message or "")
+    assert leftovers(paths.folder) == []
+
+
+def test_a_pause_before_the_measurements_counts_towards_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    supervisor = RankSupervisor(spread_job(tmp_path), JobPaths(tmp_path), JobNode(1, ("n1", "n2"), "7"), began=1000.0)
+    starting = Progress(rank=1, pid=1, pid_started=1, phase="starting", since=1.0)
+    assert supervisor.pause_seconds() == 0
+    for gap, continued, pause in ((0.5, True, 0.0), (900.0, False, 0.0), (900.0, True, 900.0), (0.5, False, 0.0)):
+        now[0] += gap
+        supervisor.continued = continued
+        assert supervisor.pause_seconds() == pause, "a stall is no stop, and scancel sends SIGCONT too"
+        if pause:
+            assert supervisor.suspended({1: starting}, pause) is None
+    assert now[0] - supervisor.began == 901
 
 
 def test_a_rank_that_a_signal_without_a_name_ended_is_told(tmp_path: Path) -> None:

@@ -38,6 +38,29 @@ def test_a_scheduler_that_is_away_is_asked_again(tmp_path: Path, monkeypatch: py
     assert len(asked) == 2
 
 
+def test_a_suspended_job_is_not_overdue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for which Slurm stops it counts towards no limit, and costs nothing."""
+    now, state = [1000.0], ["running"]
+    monkeypatch.setattr(wait, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(active_jobs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    adapter = SimpleNamespace(
+        poll=lambda folder: state[0], cancel=lambda folder: pytest.fail(str(folder)), note=lambda folder: "job 12"
+    )
+    monkeypatch.setattr(wait, "adapter_for", lambda name: adapter)
+    job = Job(
+        name="0001-timed-x", study="s", measuring_pass="timed", measuring=Measuring(), target=SlurmTarget(),
+        measurements=(noop_measurement("a"),), ranks_per_node=1, timeout_seconds=100, inputs="", cache="",
+    )  # fmt: skip
+    flown = Flown(job, ProgressRow("", 1, 1, 1), 1)
+    session = cast(Any, SimpleNamespace(run=RunPaths(tmp_path)))
+    shown = []
+    for told, seconds in (("running", 0), ("running", 60), *[("suspended", 300)] * 20, ("running", 30)):
+        state[0], now[0] = told, now[0] + seconds
+        wait._look(session, job.name, flown)
+        shown.append(flown.row.state)
+    assert flown.node_seconds == 90 and shown.count("suspended") == 20
+
+
 def test_a_scheduler_that_is_away_keeps_the_others_jobs_from_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,9 @@ from slurm.launcher.containers import interpreter
 REQUEUED = "REQUEUED"
 """State of a job that Slurm would run a second time."""
 
+SUSPENDED = ("SUSPENDED", "STOPPED")
+"""States of a job whose processes are stopped, to go on later."""
+
 NEVER_BEGAN = "NeverBegan"
 """Kind of an end without a sign of life from any node."""
 

@@ -10,7 +10,7 @@ from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.targets.resources import ClusterTarget
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.refusals import Unavailable
+from slurm.schedulers.refusals import JobState, Unavailable
 from tasks.campaign.launches.leftovers import mark_collected
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.records import collect_job
@@ -19,12 +19,24 @@ from tasks.campaign.session import Session
 
 @dataclass
 class Flown:
-    """One job in the queue or running. `array`: which submission it is of; `running_since`: by the monotonic clock."""
+    """One job in the queue or running. `array`: which submission it is of; `running_since`: by the monotonic clock.
+
+    A suspended job began later by as much: neither its time limit nor a budget counts the pause.
+    """
 
     job: Job
     row: ProgressRow
     array: int
     running_since: float | None = None
+    looked_at: float | None = None
+
+    def saw(self, state: JobState, now: float) -> None:
+        """Note that the job was looked at."""
+        since_look, self.looked_at = 0.0 if self.looked_at is None else now - self.looked_at, now
+        if self.running_since is None:
+            self.running_since = now if state in ("running", "suspended") else None
+        elif state == "suspended":
+            self.running_since += since_look
 
     @property
     def launch(self) -> Launch:

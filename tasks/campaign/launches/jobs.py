@@ -116,6 +116,8 @@ def follow_job(job: Job, run: RunPaths, look: Callable[[JobState, float], None])
     try:
         while (state := adapter.poll(paths.folder)) != "ended":
             since_look, looked_at = time.monotonic() - looked_at, time.monotonic()
+            if state == "suspended":
+                deadline += since_look
             if state == "waiting" and (not isinstance(job.target, LocalTarget) or paths.launcher.exists()):
                 deadline += since_look  # perhaps for hours: no limit counts meanwhile
                 waited_seconds += since_look

@@ -222,6 +222,17 @@ def test_the_limit_of_waiting_does_not_count_while_others_of_the_run_run(
     assert not paths.end.exists()
 
 
+def test_a_suspended_job_is_said_to_be_so_and_goes_on(slurm: Cluster, tmp_path: Path) -> None:
+    paths = made_job(tmp_path)
+    begin(paths)
+    for state, said in (("RUNNING", "running"), ("SUSPENDED", "suspended"), ("STOPPED", "suspended")):
+        slurm.says("squeue", f"7|{state}|n[1-2]|None\n")
+        slurm.look(lambda said=said: cluster.poll(paths.folder) == said)
+    slurm.says("squeue", "7|RUNNING|n[1-2]|None\n")
+    slurm.look(lambda: cluster.poll(paths.folder) == "running")
+    assert not paths.end.exists() and slurm.calls("scancel") == []
+
+
 def test_a_submission_that_is_not_found_is_looked_for_twice_and_cancelled_by_name(
     slurm: Cluster, tmp_path: Path
 ) -> None:
