@@ -188,9 +188,10 @@ def test_without_a_whole_one_it_begins_anew(trained: Training, tmp_path: Path) -
 def test_the_last_ones_are_kept_and_what_was_begun_goes(trained: Training, tmp_path: Path) -> None:
     training = _copy(trained, tmp_path / "copy")
     folder = checkpoints_of(training)
-    left = folder / ".step_00000006.unfinished"
-    left.mkdir()
-    (left / "__0_0.distcp").write_bytes(b"half")
+    for step in (6, 7):  # one that is written again, and one that never is
+        left = folder / f".step_{step:08d}.unfinished"
+        left.mkdir()
+        (left / "__0_0.distcp").write_bytes(b"half")
     train(0, replace(training, stop_after=9))
     assert steps_in(folder) == [6, 8]
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
