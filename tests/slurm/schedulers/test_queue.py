@@ -49,10 +49,14 @@ def test_one_call_for_all_jobs_in_an_interval(cluster: Cluster) -> None:
 
 
 def test_nobody_waits_for_a_look(cluster: Cluster) -> None:
-    (cluster.folder / "squeue").write_text("#!/bin/sh\nsleep 1\n")
+    answered = cluster.folder / "may answer"
+    wait = f'for _ in $(seq 100); do [ -e "{answered}" ] && break; sleep 0.1; done'
+    (cluster.folder / "squeue").write_text(f"#!/bin/sh\n{wait}\necho '7|RUNNING|n1|None'\n")
     cluster.queue.watch("7", every_seconds=1)
     assert cluster.queue.sight("7") is None
     assert cluster.queue.sight("7") is None
+    answered.touch()
+    cluster.look(lambda: cluster.queue.sight("7") == Sight("RUNNING", ("n1",), "None"))
 
 
 def test_accounts_are_asked_for_what_has_ended_and_no_longer(cluster: Cluster) -> None:
