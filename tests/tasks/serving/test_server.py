@@ -217,18 +217,21 @@ def test_bodies_that_are_large_or_slow(server: RunningServer) -> None:
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_goes_away_frees_its_slot(server: RunningServer, streaming: bool) -> None:
     body = {"model": "tiny", "prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": streaming}
-    server.wait_until_idle()
-    before = server.metric("rankwise:steps_total")
-    if streaming:
-        with server.client.stream("POST", "/v1/completions", json=body) as stream:
-            next(stream.iter_lines())
-    else:
-        with pytest.raises(httpx.ReadTimeout):
-            # 500 tokens of this model take 0.3 s on a quiet machine.
-            server.client.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.05))
-    server.wait_until_idle()
-    # Tokens that nobody waits for are not counted; the ranks' steps are. Each makes one token.
-    assert server.metric("rankwise:steps_total") - before < 499
+    for _ in range(10):  # a busy machine may come to the client when all is computed
+        server.wait_until_idle()
+        before = server.metric("rankwise:steps_total")
+        if streaming:
+            with server.client.stream("POST", "/v1/completions", json=body) as stream:
+                next(stream.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                # 500 tokens of this model take 0.3 s on a quiet machine.
+                server.client.post("/v1/completions", json=body, timeout=httpx.Timeout(30, read=0.05))
+        server.wait_until_idle()
+        # Tokens that nobody waits for are not counted; the ranks' steps are. Each makes one token.
+        if server.metric("rankwise:steps_total") - before < 499:
+            return
+    pytest.fail("each answer went on to its end")
 
 
 def test_metrics_have_vllms_names(server: RunningServer) -> None:
