@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -219,6 +220,29 @@ def test_a_measurement_that_a_node_lost_is_made_on_another(lab: "Lab", tmp_path:
     assert json.loads((run / "jobs" / made.job / "job.json").read_bytes())["exclude"] == [node]
     assert not in_queue(lab, run)
     wait_until(lambda: not processes_of(run), what="the end of all processes", seconds=END_SECONDS)
+
+
+def test_a_measurement_that_was_suspended_is_made_again(lab: "Lab", tmp_path: Path) -> None:
+    """Slurm stops a job for longer than a measurement may take, and lets it go on."""
+    study = lab_study(
+        tmp_path,
+        experiments={"grid": {"kind": "sweep", "over": {"label": ["a"]}}},
+        workload={"kind": "noop", "seconds": 6.0},
+        measuring={"cell_timeout_seconds": 12},
+    )
+    run = tmp_path / "runs" / "s"
+    process = start("run", study, cwd=tmp_path)
+    wait_until(lambda: under_measurement(run), what="a measurement", seconds=START_SECONDS)
+    (job,) = lab.slurm("squeue", "--noheader", "--format=%i").split()
+    lab.slurm("scontrol", "suspend", job)
+    wait_until(lambda: in_queue(lab, run) == [f"{job} SUSPENDED"], what="the suspension")
+    time.sleep(15)
+    lab.slurm("scontrol", "resume", job)
+    assert process.wait(timeout=150) == 0, (tmp_path / "out.log").read_text()
+    paused, made = records(run)
+    assert (paused.status, paused.attempt, made.status, made.attempt) == ("preempted", 1, "completed", 2)
+    assert paused.failure is not None and "suspended for 1" in paused.failure.message
+    assert not in_queue(lab, run)
 
 
 def test_what_sbatch_refuses_is_given_up_in_its_words(lab: "Lab", tmp_path: Path) -> None:
