@@ -76,8 +76,21 @@ def test_it_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert ended is not None and (ended.state, ended.reason) == ("ended", "expired")
 
 
+def test_a_service_whose_end_comes_while_it_runs_has_ended_before_its_supervisor(tmp_path: Path) -> None:
+    service(tmp_path, SERVER, "x", expires_at=time.time() + 600)
+    process = supervised(tmp_path)
+    wait_until(lambda: running(tmp_path), 60, "the service")
+    told = state(tmp_path)
+    assert told is not None and told.pid is not None
+    (tmp_path / "expires_at").write_text(str(time.time()))
+    assert process.wait(60) == 0
+    ended = state(tmp_path)
+    assert ended is not None and ended.reason == "expired" and not psutil.pid_exists(told.pid)
+
+
 def test_the_key_is_in_the_environment_only_and_a_missing_one_ends_it(tmp_path: Path) -> None:
-    service(tmp_path, "import os; print(len(os.environ['RANKWISE_API_KEY']))", key_file="key")
+    told = "import os; print(len(os.environ['RANKWISE_API_KEY']), open('/proc/self/cmdline').read())"
+    service(tmp_path, told, key_file="key")
     (tmp_path / "key").write_text("canary-key\n")
     process = supervised(tmp_path)
     log = tmp_path / "server.log"
