@@ -72,6 +72,14 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         console.print(printable_lines(redacted(_readable(error)), _MAX_MESSAGE_CHARACTERS))
         wrong = WRONG_STUDY if isinstance(error, WrongArgument) else wrong_value
         code = wrong if isinstance(error, ValueError) else OTHER_ERROR
+    except Exception as error:
+        from tasks.models.sources import TransientFetchError  # imported here: most commands fetch nothing
+
+        if not isinstance(error, TransientFetchError):
+            raise
+        caught = error
+        console.print(printable_lines(redacted(str(error)), _MAX_MESSAGE_CHARACTERS))
+        code = OTHER_ERROR
     if debug:
         console.print(redacted("".join(traceback.format_exception(caught))), end="")
     return code

@@ -1,12 +1,15 @@
 """The command line as a whole: what `rankwise --help` shows, and how wrong arguments end."""
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from flows.cli.main import app
+from tasks.models.sources import TransientFetchError
+from tests.support.run_folders.studies import write_study
 
 
 def test_help_groups_all_commands_in_the_order_of_work() -> None:
@@ -69,6 +72,28 @@ def test_what_the_system_refuses_is_said_in_one_line(words: list[str], tmp_path:
     done = CliRunner().invoke(app, words, env={"RANKWISE_DATA": str(tmp_path)})
     assert isinstance(done.exception, SystemExit) and done.exit_code == 1
     assert done.stderr.startswith(words[-1]) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["export", "acme/tiny", "--to", "onnx"], ["bundle", "sbatch", "s.yaml"], ["run", "s.yaml"]]
+)
+def test_a_hub_that_is_away_is_said_in_one_line(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> NoReturn:
+        raise TransientFetchError("acme/tiny at main: https://hub returned HTTP 503. Try again")
+
+    slurm = {"kind": "slurm", "partition": "gpu", "nodes": 2}
+    write_study(
+        tmp_path, models=[{"id": "acme/tiny"}], targets=[slurm] if words[0] == "bundle" else [{"kind": "local"}]
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setattr("tasks.models.sources.look_up", away)
+    monkeypatch.setattr("tasks.prefect_api.stages._BACKOFF_SECONDS", 0.0)
+    done = CliRunner().invoke(app, words if words[0] == "run" else [*words, "--out", "out"])
+    assert isinstance(done.exception, SystemExit) and done.exit_code == 1, done.exception
+    assert done.stderr == "acme/tiny at main: https://hub returned HTTP 503. Try again\n"
 
 
 @pytest.mark.parametrize(
