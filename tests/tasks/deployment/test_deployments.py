@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from configs.plans.model_manifest import ModelManifest
 from configs.serving.deployment import Deployment, ServingBundle
 from configs.targets.target import LocalTarget
 from engine.kernels.quantized import own_path
@@ -125,14 +127,13 @@ def other(bundle: ServingBundle, store: Store, **changes: object) -> ServingBund
 def test_a_rollout_under_load_fails_no_request(store: Store, deployed: tuple[Deployment, ServingBundle]) -> None:
     deployment, bundle = deployed
     before = store.read("tiny")
+    assert processes_of(Path(before.servers[0].folder))
     with load(deployment, bundle.model) as sent:
         now = replace(store, "tiny", other(bundle, store), print, watch_seconds=1.0, ready_seconds=120)
     print(f"rollout: {sent.statuses}, {len(sent.answers)} different answers")
     assert set(sent.statuses) == {"200"} and len(sent.answers) == 1
     assert now.url == before.url and now.servers[0].generation > before.servers[0].generation
-    assert not Path(before.servers[0].folder, "state.json").exists() or not [
-        process for process in processes_of(Path(before.servers[0].folder))
-    ]
+    assert processes_of(Path(before.servers[0].folder)) == []
 
 
 def test_a_bundle_that_answers_wrongly_gets_no_traffic(
@@ -153,11 +154,19 @@ def test_a_bundle_that_answers_wrongly_gets_no_traffic(
 def test_a_bundle_whose_server_does_not_start_is_rolled_back(
     store: Store, deployed: tuple[Deployment, ServingBundle]
 ) -> None:
-    deployment, bundle = deployed
-    gone = other(bundle, store, manifest=str(store.data / "gone" / "manifest.json"))
-    with pytest.raises((RolledBack, FileNotFoundError, ValueError)):
-        replace(store, "tiny", gone, print, ready_seconds=60)
-    assert is_ready(deployment.url, key_of(deployment))
+    """Its weights are cut short after they were found."""
+    (deployment, bundle), before = deployed, store.read("tiny")
+    running = {process.pid for process in processes_of(store.folder("tiny"))}
+    model = store.data / "damaged"
+    shutil.copytree(TINY, model)
+    manifest = ModelManifest.model_validate_json(Path(bundle.manifest).read_bytes())
+    (model / "manifest.json").write_text(manifest.model_copy(update={"folder": str(model)}).model_dump_json())
+    os.truncate(model / "model.safetensors", 1000)
+    damaged = other(bundle, store, manifest=str(model / "manifest.json"))
+    with pytest.raises(RolledBack, match="rolled back before any traffic: local: the server does not start: "):
+        replace(store, "tiny", damaged, print, ready_seconds=120)
+    assert {process.pid for process in processes_of(store.folder("tiny"))} == running and running
+    assert store.read("tiny") == before and is_ready(deployment.url, key_of(deployment))
 
 
 def test_scale_and_a_server_that_is_killed(store: Store, deployed: tuple[Deployment, ServingBundle]) -> None:
@@ -186,8 +195,9 @@ def test_a_deployment_needs_its_token(store: Store, deployed: tuple[Deployment, 
         assert httpx.post(f"{url}/v1/completions", json=body, trust_env=False).status_code == 401
     key = key_of(deployment)
     assert Path(deployment.key_file).stat().st_mode & 0o077 == 0
-    for process in processes_of(Path(deployment.key_file).parent):
-        assert key not in " ".join(process.cmdline())
+    arguments = [word for process in processes_of(Path(deployment.key_file).parent) for word in process.cmdline()]
+    assert {"slurm.supervision.supervisor", "engine.serving.rank", "engine.routing.main"} <= set(arguments)
+    assert key not in " ".join(arguments)
 
 
 def test_a_taken_port_is_named_and_nothing_is_left(store: Store) -> None:
