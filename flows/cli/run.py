@@ -359,9 +359,8 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path, only_failed: b
     names = {model.identity: model.name for model in plan.models}
     console.print(f"{len(plan.cells)} cells")
     for key, cell in plan.cells.items():
-        engine = "" if cell.engine == "rankwise" else f", {cell.engine}"
         name = names.get(cell.model or "", "")
-        title = f"{name}  {cell.label}{engine}" if name else cell.label
+        title = f"{name}  {cell.label}" if name else cell.label
         console.print(f"  {key}  {title}  x{plan.repeats[key]}  for {', '.join(asked[key])}")
     _print_unusable(console, plan, ALL_COMPLETED)
     launches = _launches(plan, RunPaths(runs / study.study), only_failed)

@@ -338,8 +338,7 @@ def _field_text(name: str, value: Any) -> str:
 
 
 def _label(cell: Cell) -> str:
-    label = cell.label if cell.engine == "rankwise" else f"{cell.engine}, {cell.label}"
-    return f"{label}, answers kept" if cell.workload.keeps_answers else label
+    return f"{cell.label}, answers kept" if cell.workload.keeps_answers else cell.label
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from configs.records.record import Failure, Status
 from configs.spec.study import load_study
 from flows.cli.run import dry_run_study
 from flows.precheck import check_study
+from reports.reading.load import cell_names
 from tests.support.run_folders.report_runs import write_record
 
 STUDY = """
@@ -38,3 +39,20 @@ def test_only_failed_shows_the_launches_that_a_run_with_it_makes(
         lines = capsys.readouterr().out.splitlines()
         launches = lines[lines.index(told) + 1 :]
         assert {line.split()[-1] for line in launches} == keys
+
+
+def test_the_engine_of_a_cell_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "peer.yaml"
+    path.write_text(
+        "study: peer\nmodels: [{id: 'synthetic:llama-1m@0'}]\nworkload: {kind: generate}\n"
+        "experiments: {one: {kind: sweep, over: {engine: [transformers]}}}\n"
+    )
+    assert dry_run_study(path, [], tmp_path) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "for one" in line)
+    assert line.count("transformers") == 2, line  # of the cell, and of the point in brackets
+    plan = check_study(load_study(path, []), tmp_path, tmp_path / "cache", tmp_path / "peer")
+    (name,) = cell_names(plan).values()
+    assert name.count("transformers") == 1, name
