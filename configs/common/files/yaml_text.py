@@ -6,6 +6,7 @@ Merge keys (`<<: *anchor`) are supported. PyYAML alone raises RecursionError, Ty
 KeyError and AttributeError for some texts, and keeps the last of two equal keys.
 """
 
+import re
 from typing import Any
 
 import yaml
@@ -20,6 +21,8 @@ _MAX_NODES = 50_000
 _MERGE = "tag:yaml.org,2002:merge"
 _MAX_DIGITS = 18
 """Of a whole number: less than 64 bits."""
+_OTHER_BASES = {"octal": re.compile("[-+]?0[0-9_]+"), "base 60": re.compile("[-+]?[0-9_]+(:[0-9.]+)+")}
+"""Numbers of YAML 1.1 that their writers mean otherwise: 010 is 8, and 1:30:00 is 5400."""
 
 
 class YamlError(ValueError):
@@ -53,7 +56,12 @@ def _unshared(data: Any) -> Any:
 def _described(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{place}{printable(str(error.problem or error.context or 'not YAML'), 300)}"
+    problem = str(error.problem or error.context or "not YAML")
+    if problem.startswith("found character '\\t'"):
+        problem = "found a tab. Indent with spaces"
+    elif problem.startswith("but found") and error.context:
+        problem = f"{error.context}, {problem}"
+    return f"{place}{printable(problem, 300)}"
 
 
 def _refused(problem: str, where: yaml.Node | yaml.Event) -> yaml.MarkedYAMLError:
@@ -116,4 +124,9 @@ class _Loader(yaml.SafeLoader):
             raise _refused(f"{brief(node.value)} is not a valid {printable(tag, 40)}", node) from None
         if isinstance(value, int) and abs(value) >= 10**_MAX_DIGITS:
             raise _refused(f"number too large, expected at most {_MAX_DIGITS} digits", node)
+        if isinstance(value, int | float) and isinstance(node, yaml.ScalarNode) and not isinstance(value, bool):
+            for base, written in _OTHER_BASES.items():
+                if written.fullmatch(node.value):
+                    what = f"{brief(node.value)[1:-1]} means {value} in YAML ({base})"
+                    raise _refused(f"{what}. Write a decimal number, or a text in quotes", node)
         return value

@@ -36,7 +36,11 @@ BAD = {
     "tag of Python": ("a: !!python/object/apply:os.system [true]", "could not determine a constructor"),
     "long tag": ("!" + "a" * 100_000 + " x", "could not determine a constructor"),
     "control character": ("a: \x07", "special characters are not allowed"),
-    "two documents": ("a\n---\nb", "but found another document"),
+    "two documents": ("a\n---\nb", "expected a single document in the stream, but found another document"),
+    "tab": ("a:\n\tb: 1", "line 2, column 1: found a tab. Indent with spaces"),
+    "octal": ("a: 010", "line 1, column 4: 010 means 8 in YAML (octal). Write a decimal number, or a text in quotes"),
+    "base 60": ("a: [1:30:00]", "1:30:00 means 5400 in YAML (base 60). Write a decimal number, or a text in quotes"),
+    "fraction in base 60": ("a: 1:30.5", "1:30.5 means 90.5 in YAML (base 60)"),
     "value tag": ("=: 3", "could not determine a constructor"),
 }
 
@@ -66,7 +70,8 @@ def test_an_alias_is_a_value_apart_from_its_anchor() -> None:
 
 
 def test_plain_data_pass_unchanged() -> None:
-    text = "a: [1, 2.5, yes, null, text, '007', 1e-3]\nb: {c: {d: 0x10}}\n"
-    assert parse_yaml(text) == {"a": [1, 2.5, True, None, "text", "007", "1e-3"], "b": {"c": {"d": 16}}}
+    text = "a: [1, 2.5, yes, null, text, '007', 1e-3, 0, 0.5, '1:30', 08, 10.0.0.1:22]\nb: {c: {d: 0x10}}\n"
+    values = [1, 2.5, True, None, "text", "007", "1e-3", 0, 0.5, "1:30", "08", "10.0.0.1:22"]
+    assert parse_yaml(text) == {"a": values, "b": {"c": {"d": 16}}}
     assert parse_yaml("") is None
     assert parse_yaml("a: " + "[" * 49 + "]" * 49)["a"]
