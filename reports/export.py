@@ -16,7 +16,7 @@ from configs.workloads.train import TRAINING_PARTS
 from reports.decisions.cost import cell_cost, price_of
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
-from reports.reading.read import Reading
+from reports.reading.read import Reading, is_number
 from reports.tables import cpu_use, others_share
 from reports.training.cells import exposed_share, utilization_estimate
 
@@ -262,7 +262,7 @@ def _figures(readings: tuple[Reading, ...], name: str, pyarrow: Any) -> Any:
     if kinds == {float}:
         return pyarrow.array(values, pyarrow.float64())
     if kinds <= {int, float}:
-        return pyarrow.array([None if value is None else float(value) for value in values], pyarrow.float64())
+        return pyarrow.array([float(value) if is_number(value) else None for value in values], pyarrow.float64())
     return pyarrow.array([_text(value) for value in values], pyarrow.string())
 
 

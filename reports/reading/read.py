@@ -43,6 +43,7 @@ from reports.numbers.steady import Steady, steady
 
 Floats32 = np.ndarray[tuple[int], np.dtype[np.float32]]
 MAX_SAMPLES = 64
+_LARGEST = 1e100
 _LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e9
 """Of all passes of a measurement: a nanosecond to thirty years."""
 
@@ -76,20 +77,21 @@ class Reading:
         """The values that are numbers."""
         if figure not in self.record.rank_figures:
             value = self.record.figures.get(figure)
-            return [float(value)] * self.record.cell.layout.ranks if _is_number(value) else []
-        return [float(value) for value in self.by_rank(figure) if _is_number(value)]
+            return [float(value)] * self.record.cell.layout.ranks if is_number(value) else []
+        return [float(value) for value in self.by_rank(figure) if is_number(value)]
 
     def figure(self, name: str) -> float | None:
         """A figure of the whole job; None where it is unknown. Of one that ranks have, the first known."""
         if name not in self.record.rank_figures:
             value = self.record.figures.get(name)
-            return float(value) if _is_number(value) else None
+            return float(value) if is_number(value) else None
         values = self.numbers_by_rank(name)
         return values[0] if values else None
 
 
-def _is_number(value: Figure) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_number(value: Figure) -> TypeGuard[int | float]:
+    """Whether a figure is a number that can be one: sums and products of larger ones are none, and NaN is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 @dataclass(frozen=True, slots=True)

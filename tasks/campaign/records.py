@@ -5,6 +5,7 @@ with the job's failure; a measurement that never began is returned, to be measur
 """
 
 import io
+import math
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
 from configs.records.record import (
+    MAX_AMOUNT,
     MAX_RECORD_BYTES,
     Accounting,
     Failure,
@@ -256,13 +258,14 @@ def _others_cpu_share(parts: list[RankPart]) -> float | None:
     busy, cores = ([head.get(name) for head in heads] for name in ("cpu_busy_seconds", "machine_cores"))
     if not heads or not wall or not all(isinstance(value, int | float) for value in (wall, *busy, *cores, *own)):
         return None
-    others = _total(busy) - _total(own)
-    return round(min(1.0, max(0.0, others) / (_total([wall]) * _total(cores))), 4)
+    others, had = _total(busy) - _total(own), _total([wall]) * _total(cores)
+    # A script's own figures may bear these names.
+    return round(min(1.0, max(0.0, others) / had), 4) if had > 0 else None
 
 
 def _total(values: list[Figure]) -> float:
-    """The sum of numbers."""
-    return sum(value for value in values if isinstance(value, int | float))
+    """The sum of numbers that are amounts."""
+    return math.fsum(value for value in values if isinstance(value, int | float) and abs(value) <= MAX_AMOUNT)
 
 
 def _write(run: RunPaths, record: Record, samples: dict[str, np.ndarray], environment: dict[str, Any]) -> None:

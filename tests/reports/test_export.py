@@ -1,11 +1,15 @@
-"""cells.csv has the columns of the kinds of workload that a study measures, and no others."""
+"""cells.csv has the columns of the kinds of workload that a study measures, no others, and figures that are numbers."""
 
 import csv
 import io
+import json
 from pathlib import Path
 
-from reports.export import cells_csv
+import pytest
+
+from reports.export import cells_csv, records_parquet
 from reports.reading.load import load_run
+from reports.render import render_page
 from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan
 
 GENERATE = """
@@ -31,3 +35,21 @@ def test_columns_are_those_of_the_kinds_that_a_study_measures(tmp_path: Path) ->
     assert not set(foreign) & set(columns) and not any("embedding" in column for column in columns)
     rows = list(csv.DictReader(io.StringIO(measured)))
     assert sum(bool(row["tokens_per_second_median"]) for row in rows) == 1 and len(rows) == 2
+
+
+@pytest.mark.parametrize("number", ["1e308", "-1e308"])
+def test_a_number_that_no_memory_and_no_time_can_be_is_unknown(tmp_path: Path, number: str) -> None:
+    """One that was forged, or overflowed: over two ranks it has no sum, and the report ended in an OverflowError."""
+    plan = planned(GENERATE.replace("batch_size: 4}", "num_prompts: 4}\nlayout: {dp: 2}"))
+    run = write_plan(tmp_path / "run", plan)
+    for _, cell in cells_of(plan, 0):
+        write_measurements(run, cell, 0.01, peak_mib=100)
+    for path in run.records.glob("*/*.json"):
+        record = json.loads(path.read_text())
+        record["figures"] |= dict.fromkeys(("peak_memory_bytes", "cpu_seconds", "load_seconds"), 12345)
+        path.write_text(json.dumps(record).replace("12345", number))
+    study = load_run(run)
+    rows = list(csv.DictReader(io.StringIO(cells_csv(study))))
+    assert {row["peak_memory_bytes_all_ranks"] for row in rows} == {""}
+    assert all(row["tokens_per_second_median"] for row in rows)
+    assert records_parquet(study) and "10^308" not in render_page(run)

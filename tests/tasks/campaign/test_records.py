@@ -384,6 +384,20 @@ def test_the_load_of_others_is_that_of_all_nodes(run: RunPaths) -> None:
     assert record.figures["others_cpu_share"] == pytest.approx(0.475)
 
 
+@pytest.mark.parametrize("figures", [{"machine_cores": 0}, {"cpu_busy_seconds": 1e308}])
+def test_a_scripts_figures_may_bear_the_names_of_ours(run: RunPaths, figures: dict[str, float]) -> None:
+    """The run ended in a ZeroDivisionError, again each time that it went on."""
+    paths = on_two_nodes(run)
+    for rank in range(2):
+        leave_part(paths, measurements_of(paths)[0], rank, heads_node=True)
+        path = paths.part(measurements_of(paths)[0].name, rank)
+        part = json.loads(path.read_text())
+        path.write_text(json.dumps(part | {"figures": part["figures"] | figures}))
+    leave_end(paths)
+    (record,) = collect_job(run, NAME).records
+    assert record.status is Status.COMPLETED and record.figures["others_cpu_share"] in (None, 0)
+
+
 def test_what_the_scheduler_says_is_in_every_record_of_the_job(run: RunPaths) -> None:
     paths = on_two_nodes(run)
     accounting = Accounting(job_id="12_3", state="NODE_FAIL", nodes=("lab1", "lab2"), elapsed_seconds=7.0)
