@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from configs.common.printable import csv_text
 from configs.records.rates import LATENCY_COLUMNS
 from configs.records.record import Figure
 from configs.workloads import descriptor_of
@@ -53,6 +54,7 @@ def cells_csv(study: StudyResult) -> str:
     }
     every = _cell_columns(list(kinds.values()))
     assert {name for line in lines for name in line} <= set(every), "a figure without a column"
+    lines = [{name: csv_text(value) for name, value in line.items()} for line in lines]
     frame = pd.DataFrame(lines, dtype=object).reindex(columns=[name for name in every if name in used])
     return str(frame.to_csv(index=False, lineterminator="\n"))
 

@@ -4,6 +4,7 @@
     printable(name, 60)                       # at most so many characters
     printable_lines(message, 4000)            # keeps line feeds, which our own messages use
     file_slug("strong: tiny (random)")        # "strong-tiny-random", for the name of a file
+    csv_text("=1+1")                          # "'=1+1", which no spreadsheet computes
 
 A terminal obeys control characters, and readers are misled by those that reverse the direction of writing. All text
 that a study, a run folder, a model or a host brings along passes here before it is printed or rendered.
@@ -11,12 +12,16 @@ that a study, a run folder, a model or a host brings along passes here before it
 
 import hashlib
 import re
+from typing import TypeVar
+
+_Value = TypeVar("_Value")
 
 # C0, DEL and C1; invisible marks, line separators and direction marks; isolates; byte order mark; surrogates; tags.
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MAX_SLUG = 80
 _SPACES = "\t\n\v\f\r"
 
@@ -48,6 +53,20 @@ def file_slug(text: str) -> str:
     if len(slug) <= _MAX_SLUG:
         return slug
     return f"{slug[: _MAX_SLUG - 9].rstrip('-')}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+
+
+def csv_text(value: _Value) -> _Value | str:
+    """A value of a CSV file: text that spreadsheets would take for a formula has a ' before it, numbers stay.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _visible(match: re.Match[str]) -> str:

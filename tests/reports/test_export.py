@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.plans.plan import PlannedModel
 from reports.export import cells_csv, records_parquet
 from reports.reading.load import load_run
 from reports.render import render_page
@@ -53,3 +54,15 @@ def test_a_number_that_no_memory_and_no_time_can_be_is_unknown(tmp_path: Path, n
     assert {row["peak_memory_bytes_all_ranks"] for row in rows} == {""}
     assert all(row["tokens_per_second_median"] for row in rows)
     assert records_parquet(study) and "10^308" not in render_page(run)
+
+
+def test_a_name_is_no_formula_of_a_spreadsheet(tmp_path: Path) -> None:
+    text = GENERATE.replace("sizes:", "'=HYPERLINK(\"http://a.example\")':")
+    plan = planned(text)
+    run = write_plan(tmp_path / "run", plan.model_copy(update={"models": (named(plan.models[0], "@cmd"),)}))
+    rows = list(csv.DictReader(io.StringIO(cells_csv(load_run(run)))))
+    assert {(row["experiments"], row["model"]) for row in rows} == {('\'=HYPERLINK("http://a.example")', "'@cmd")}
+
+
+def named(model: PlannedModel, name: str) -> PlannedModel:
+    return model.model_copy(update={"name": name})

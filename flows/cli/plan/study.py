@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
+from configs.common.printable import csv_text
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Accelerator, Machine
 from configs.hardware.prices import Price, TargetPrices
@@ -384,10 +385,11 @@ def cells_csv(study: PlannedStudy) -> str:
     for experiment in study.plan.experiments:
         for point in experiment.points:
             said = study.said(point.cell)
-            bounds = interval(said.throughput, said.factor) if said.throughput is not None else None
-            values = [getattr(said, name) for name in names]
+            bounds: tuple[float | None, float | None] = (None, None)
+            if said.throughput is not None:
+                bounds = interval(said.throughput, said.factor)
+            values = [*(getattr(said, name) for name in names), *bounds]
             ranks = study.plan.cells[point.cell].layout.ranks
-            writer.writerow(
-                [experiment.name, experiment.model, point.label, point.cell, ranks, *values, *(bounds or (None, None))]
-            )
+            row = (experiment.name, experiment.model, point.label, point.cell, ranks, *values)
+            writer.writerow(map(csv_text, row))
     return text.getvalue()

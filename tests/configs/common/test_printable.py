@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from configs.common.printable import file_slug, printable, printable_lines
+from configs.common.printable import csv_text, file_slug, printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,22 @@ def test_long_names_have_short_files_of_their_own() -> None:
     assert len(set(slugs)) == 2 and all(len(slug) <= 80 for slug in slugs)
     for name in ("../../etc/passwd", "a/b", "..", "模型", "A b", "\x1b[0m", ""):
         assert re.fullmatch(r"[a-z0-9-]+", file_slug(name))
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+cmd", "'+cmd"),
+        ("-2+3", "'-2+3"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        ("-1.5e-3", "-1.5e-3"),
+        ("+7", "+7"),
+        ("plain=1", "plain=1"),
+        (-1.5, -1.5),
+        (None, None),
+    ],
+)
+def test_text_of_a_csv_file_is_no_formula_and_numbers_stay(value: object, written: object) -> None:
+    assert csv_text(value) == written

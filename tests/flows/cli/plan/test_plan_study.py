@@ -105,6 +105,13 @@ def test_many_cells_are_cut_to_the_fastest_and_all_are_in_the_csv(
     assert low < value < high
 
 
+def test_a_name_is_no_formula_in_the_csv(calibrated: Path, tmp_path: Path) -> None:
+    study = write(tmp_path, experiments={"=1+1": {"kind": "sweep", "over": {"batch_size": [1]}}})
+    plan_study(study, [], output=tmp_path / "cells.csv")
+    (row,) = csv.DictReader((tmp_path / "cells.csv").read_text().splitlines())
+    assert row["experiment"] == "'=1+1"
+
+
 def test_json_has_every_cell(calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan_study(write(tmp_path), [], as_json=True)
     data = json.loads(capsys.readouterr().out)
