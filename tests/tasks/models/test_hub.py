@@ -18,10 +18,12 @@ from configs.plans.model_manifest import ModelManifest
 from tasks.models import hub as hub_module
 from tasks.models.sources import (
     TransientFetchError,
+    _locked,
     manifest_path,
     resolve_model,
     verify_manifest,
 )
+from tests.support.run_folders.studies import wait_until
 from tests.support.servers.hub_server import (
     CONFIG,
     Fault,
@@ -382,3 +384,20 @@ def test_two_at_once_fetch_once(cache: Path, base: Path, tmp_path: Path, serve: 
         thread.join(timeout=20)
     assert len(found) == 2 and found[0] == found[1]
     assert len(hub.gets("model.safetensors")) == 1
+
+
+def test_a_model_that_another_fetches_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The hub's client keeps two from the same file, but not one from what the other has not yet checked."""
+    entered = threading.Event()
+
+    def enter() -> None:
+        with _locked(tmp_path / "lock", "acme/tiny"):
+            entered.set()
+
+    waiting = threading.Thread(target=enter)
+    with _locked(tmp_path / "lock", "acme/tiny"):
+        waiting.start()
+        wait_until(lambda: "acme/tiny: another process fetches it, waiting" in caplog.text, 30, "the second to wait")
+        assert not entered.is_set()
+    waiting.join(30)
+    assert entered.is_set()
