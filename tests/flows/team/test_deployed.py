@@ -58,11 +58,18 @@ def tasks_of(team: OfflineTeam, run: UUID) -> list[TaskRun]:
     return tasks
 
 
+def await_process(team: OfflineTeam, run: UUID) -> None:
+    """Return when the process of a run is gone."""
+    pid = team.flow_run(run).infrastructure_pid
+    assert pid is not None, "the worker says which it is when it has started it"
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 60, "the run's process to end")
+
+
 def lines_of_ended(team: OfflineTeam, run: UUID) -> list[str]:
     """The log of a run that has ended, once its process is gone: the last lines are sent when that exits."""
-    process = Path(f"/proc/{int(team.flow_run(run).infrastructure_pid or 0)}")
-    wait_until(lambda: not process.exists(), 60, "the run's process to end")
+    await_process(team, run)
     logged = team.client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
+    assert logged, "each run says something at its beginning"
     return [line.message for line in logged]
 
 
@@ -247,7 +254,8 @@ def test_a_suspended_run_ends_its_launches_and_goes_on_when_it_is_resumed(team: 
     folder = team.work / "runs" / "suspended"
     wait_until(lambda: len(list(folder.glob("records/*/*.json"))) >= 2, 120, "two measurements")
     team.client.set_flow_run_state(run, Suspended(timeout_seconds=600))
-    wait_until(lambda: not processes_of(folder), 60, "the end of its processes")
+    await_process(team, run)  # between two launches no process is of the run's folder
+    assert not processes_of(folder)
     kept = {path: path.stat().st_mtime for path in folder.glob("records/*/*.json")}
     assert team.state(run) == "PAUSED" and 2 <= len(kept) <= MAX_UNGROUPED
     team.client.resume_flow_run(run)
