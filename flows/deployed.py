@@ -21,10 +21,12 @@ from configs.common.secrets import redacted
 from configs.spec.form import StudyForm, study_of_form
 from configs.spec.short_form import ShortStudy, study_of_short_form
 from configs.spec.study import StudyError, StudySpec, load_study
+from flows.expected import EXPECTED, sentence_of
 from flows.folders import cache_folder
 from flows.precheck import check_study
 from flows.regressions import regressions_since_last
 from flows.scaling_study import Handover, RunSummary, handed_over, measure_study, name_in_file
+from tasks.campaign.launches.staging import TargetAway
 from tasks.prefect_api.api import tag_run, tags_of
 from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time, tell_scheduled
@@ -87,8 +89,8 @@ def study_in_short(
         data = given if isinstance(given, dict) else given.model_dump(mode="json")
         spec = study_of_short_form(data, stored_targets())
         return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
-    except StudyError as error:
-        return _refused(error)
+    except EXPECTED as error:
+        return _failed(error)
 
 
 @flow(name="study from the form", flow_run_name=_form_name, validate_parameters=False, on_running=[tell_scheduled])
@@ -110,8 +112,8 @@ def study_from_the_form(
     try:
         spec = study_of_form(given if isinstance(given, dict) else given.model_dump(mode="json"))
         return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
-    except StudyError as error:
-        return _refused(error)
+    except EXPECTED as error:
+        return _failed(error)
 
 
 @flow(name="scheduled sweep", flow_run_name=_sweep_name, validate_parameters=False, on_running=[tell_scheduled])
@@ -145,8 +147,8 @@ def scheduled_sweep(
         if folder_per_run and isinstance(result, RunSummary):
             _tell_regressions(spec.study, Path(runs), below / spec.study)
         return result
-    except StudyError as error:
-        return _refused(error)
+    except EXPECTED as error:
+        return _failed(error)
 
 
 def _tell_regressions(study: str, runs: Path, run: Path) -> None:
@@ -163,10 +165,12 @@ def _tell_regressions(study: str, runs: Path, run: Path) -> None:
         tell(Happened.REGRESSION_FOUND, study, f"{study}: {found[0]}{more}", cells=len(found))
 
 
-def _refused(error: StudyError) -> State[Any]:
-    """What is wrong with the study, as the state's message: for people, without a traceback."""
-    tag_run(flow_run.id, {REFUSED_TAG})
-    return Failed(message=redacted(str(error)))
+def _failed(error: Exception) -> State[Any]:
+    """What a user can correct, or what may pass, as the state's message: for people, without a traceback."""
+    if isinstance(error, StudyError) and not isinstance(error, TargetAway):
+        tag_run(flow_run.id, {REFUSED_TAG})
+    run_logger().debug("how the run came to fail:", exc_info=error)
+    return Failed(message=redacted(sentence_of(error)))
 
 
 def _checked_and_measured(

@@ -48,7 +48,7 @@ from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled, RunSuspende
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.events import heartbeats
 from tasks.prefect_api.groups import tries
-from tasks.prefect_api.run_logs import hide_tracebacks_of_states
+from tasks.prefect_api.run_logs import hide_tracebacks_of_expected, hide_tracebacks_of_states
 from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
 from tasks.preflight import preflight
 from tasks.provision import provision
@@ -58,6 +58,7 @@ from tasks.rent import check_given_back, give_back_nodes, rent_nodes, study_node
 from tasks.resolve import CheckedPlan, resolve_study
 
 hide_tracebacks_of_states()
+hide_tracebacks_of_expected()
 
 
 class RunSummary(Frozen):

@@ -25,6 +25,7 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
 from flows.cli.console import plain_console
 from flows.cli.offers import agreed_to_rent
+from flows.expected import EXPECTED, sentence_of
 from flows.server.local import ApiLease, LocalServerError
 
 if TYPE_CHECKING:
@@ -67,19 +68,11 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         caught = error  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = OTHER_ERROR
-    except (ValueError, OSError, LocalServerError) as error:
+    except (*EXPECTED, LocalServerError) as error:
         caught = error
-        console.print(printable_lines(redacted(_readable(error)), _MAX_MESSAGE_CHARACTERS))
+        console.print(printable_lines(redacted(sentence_of(error)), _MAX_MESSAGE_CHARACTERS))
         wrong = WRONG_STUDY if isinstance(error, WrongArgument) else wrong_value
         code = wrong if isinstance(error, ValueError) else OTHER_ERROR
-    except Exception as error:
-        from tasks.models.sources import TransientFetchError  # imported here: most commands fetch nothing
-
-        if not isinstance(error, TransientFetchError):
-            raise
-        caught = error
-        console.print(printable_lines(redacted(str(error)), _MAX_MESSAGE_CHARACTERS))
-        code = OTHER_ERROR
     if debug:
         console.print(redacted("".join(traceback.format_exception(caught))), end="")
     return code
@@ -90,13 +83,6 @@ def _left() -> str:
     from tasks.campaign.progress import current_progress
 
     return current_progress().left_behind or "all launches ended"
-
-
-def _readable(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno is not None:
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}. Completed measurements are kept; correct this and run again to resume"
-    return str(error)
 
 
 def run_study(

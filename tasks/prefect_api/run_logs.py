@@ -4,12 +4,23 @@ import logging
 
 from prefect.exceptions import CancelledRun, FailedRun
 
-_FLOW_RUNS = "prefect.flow_runs"
+_FLOW_RUNS, _TASK_RUNS = "prefect.flow_runs", "prefect.task_runs"
+_RAISED = ("Encountered exception during execution", "Task run failed with exception")
+"""Begin of what `run_context` of prefect/flow_engine.py and `handle_retry` of prefect/task_engine.py (3.8.8) log."""
 
 
 def _says_more_than_the_state(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, FailedRun | CancelledRun)
+
+
+def _without_expected_traceback(record: logging.LogRecord) -> bool:
+    """Take the traceback from a record of an error that a user or the environment made; its message stays."""
+    error, message = record.exc_info[1] if record.exc_info else None, record.getMessage()
+    expected = isinstance(error, ValueError | OSError) or message.endswith("Retries are exhausted")
+    if expected and message.startswith(_RAISED) and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def hide_tracebacks_of_states() -> None:
@@ -21,3 +32,13 @@ def hide_tracebacks_of_states() -> None:
     """
     # A filter that is there already is not added again: of a function that is known by its identity.
     logging.getLogger(_FLOW_RUNS).addFilter(_says_more_than_the_state)
+
+
+def hide_tracebacks_of_expected() -> None:
+    """Keep tracebacks out of a run's log where a task or a flow raised a ValueError, an OSError or what was retried.
+
+    A fetch that failed logged its message twice, and with each a hundred lines. All are kept at PREFECT_LOGGING_LEVEL
+    DEBUG.
+    """
+    for name in (_FLOW_RUNS, _TASK_RUNS):
+        logging.getLogger(name).addFilter(_without_expected_traceback)

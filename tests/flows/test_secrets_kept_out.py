@@ -139,7 +139,7 @@ def test_what_a_run_raises_is_kept_by_prefect_without_secrets(where: str, monkey
 
 def test_a_study_that_is_refused_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flows.deployed, "tag_run", lambda *_: None)
-    state = flows.deployed._refused(StudyError([f"engines.vllm.url: http://user:{STEM}pw@host: no such host"]))
+    state = flows.deployed._failed(StudyError([f"engines.vllm.url: http://user:{STEM}pw@host: no such host"]))
     assert state.message == "engines.vllm.url: http://(hidden)@host: no such host"
 
 

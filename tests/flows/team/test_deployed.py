@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 import pytest
@@ -21,13 +21,19 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
-from prefect.client.schemas.objects import TaskRun
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import Cancelling, Scheduled, Suspended
 
-from flows.deployed import run_name
+import flows.deployed
+from configs.plans.paths import RunPaths
+from configs.spec.study import StudyError
+from flows.deployed import run_name, study_from_the_form
 from flows.measuring import MAX_UNGROUPED
 from slurm.launcher.machine_lock import launch_lock
+from tasks.campaign.launches.staging import TargetAway
+from tasks.campaign.run_lock import run_lock
+from tasks.models.sources import TransientFetchError
 from tests.support.run_folders.studies import processes_of, status, under_measurement, wait_until, write_study
 from tests.support.servers.hub_server import Fault, HubServer, Repository, make_model
 from tests.support.servers.offline_team import OfflineTeam, form
@@ -295,6 +301,44 @@ def test_a_run_name_that_somebody_wrote_is_kept(team: OfflineTeam) -> None:
     lines = lines_of_ended(team, run)
     assert any("Finished in state Failed(" in line for line in lines), lines
     assert not any("Traceback" in line for line in lines), lines
+
+
+def test_what_a_person_can_correct_is_the_message_of_the_state(team: OfflineTeam) -> None:
+    """Without Prefect's words, and without a traceback in the log; the study itself is no wrong one."""
+    folder = RunPaths(team.work / "runs" / "taken")
+    with run_lock(folder):
+        run = team.run_form(form("taken"))
+        assert team.wait_for(run, *FINAL) == "FAILED"
+    ended = team.flow_run(run)
+    assert ended.state is not None and "refused" not in ended.tags
+    assert (ended.state.message or "").startswith(f"{folder.folder}: run folder is in use (process {os.getpid()} on ")
+    lines = lines_of_ended(team, run)
+    assert any("run folder is in use" in line for line in lines), lines
+    assert not any("Traceback" in line for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "refused"),
+    [
+        (StudyError(["models[0].id: no such folder"]), "models[0].id: no such folder", True),
+        (TargetAway(["targets[0]: host a: cannot be reached"]), "targets[0]: host a: cannot be reached", False),
+        (TransientFetchError("https://hub returned HTTP 503"), "https://hub returned HTTP 503", False),
+        (OSError(28, "No space left on device", "/r/plan.json"), "/r/plan.json: No space left on device. ", False),
+    ],
+)
+def test_only_a_wrong_study_is_tagged_as_refused(
+    error: Exception, message: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags: set[str] = set()
+    monkeypatch.setattr(flows.deployed, "tag_run", lambda _, new: tags.update(new))
+
+    def fails(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(flows.deployed, "study_of_form", fails)
+    state = study_from_the_form.fn()
+    assert isinstance(state, State) and state.is_failed() and (state.message or "").startswith(message)
+    assert tags == ({"refused"} if refused else set())
 
 
 def test_a_target_that_is_not_stored_is_refused_at_its_field(team: OfflineTeam) -> None:

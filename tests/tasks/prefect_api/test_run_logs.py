@@ -7,7 +7,7 @@ from prefect import flow, flow_engine
 from prefect.exceptions import CancelledRun, FailedRun
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
-from tasks.prefect_api.run_logs import hide_tracebacks_of_states
+from tasks.prefect_api.run_logs import hide_tracebacks_of_expected, hide_tracebacks_of_states
 
 
 @flow
@@ -36,3 +36,28 @@ def test_only_what_a_flow_raised_has_a_traceback(
     finally:
         logger.removeHandler(caplog.handler)
     assert any(record.exc_info for record in caplog.records) == logged
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "logged"),
+    [
+        (OSError(28, "No space left on device"), logging.INFO, False),
+        (ValueError("run folder is in use"), logging.INFO, False),
+        (ValueError("run folder is in use"), logging.DEBUG, True),
+        (KeyError("bug"), logging.INFO, True),
+    ],
+)
+def test_what_a_user_can_correct_has_no_traceback(
+    error: Exception, level: int, logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lines of Prefect's `run_context` of a flow and `handle_retry` of a task, with all that they say."""
+    hide_tracebacks_of_expected()
+    for name, message in (
+        ("prefect.flow_runs", f"Encountered exception during execution: {error!r}"),
+        ("prefect.task_runs", f"Task run failed with exception: {error!r}"),
+    ):
+        with caplog.at_level(level, name):
+            logger = logging.getLogger(name)
+            record = logger.makeRecord(name, logging.ERROR, __file__, 1, message, (), (type(error), error, None))
+            assert logger.filter(record) and record.getMessage() == message
+        assert bool(record.exc_info) == logged

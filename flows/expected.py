@@ -1,0 +1,18 @@
+"""Errors of a run that a user or the environment made: told in a sentence, without a traceback.
+
+except EXPECTED as error:
+    print(sentence_of(error))
+"""
+
+from tasks.models.hub import TransientFetchError
+
+EXPECTED = (ValueError, OSError, TransientFetchError)
+"""What a user can correct, or what may pass by itself; everything else is a fault of this program."""
+
+
+def sentence_of(error: Exception) -> str:
+    """What an error says to people: of the system's, which file it is about and that nothing is lost."""
+    if isinstance(error, OSError) and error.errno is not None:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}. Completed measurements are kept; correct this and run again to resume"
+    return str(error)
