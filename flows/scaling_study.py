@@ -191,13 +191,27 @@ def _measured(
         watcher = ApiWatcher(identifier, run_progress, progress_artifact, jobs_artifact)
         with watcher:
             try:
-                return _run(study, run, run_progress, watcher, only_failed, accept_environment, base, handover)
-            except RunSuspended as suspended:
-                raise Pause(state=suspended.state) from suspended
-            except RunCancelled:
-                return Cancelled(message="cancelled through the API; completed measurements are kept")
+                result = _run(study, run, run_progress, watcher, only_failed, accept_environment, base, handover)
+                run_progress.outcome = "completed"
+                return result
+            except BaseException as error:
+                run_progress.outcome = _outcome(error)
+                if isinstance(error, RunSuspended):
+                    raise Pause(state=error.state) from error
+                if isinstance(error, RunCancelled):
+                    return Cancelled(message="cancelled through the API; completed measurements are kept")
+                raise
             finally:
                 run_progress.ended = True
+
+
+def _outcome(error: BaseException) -> str:
+    """How a run ended that this ended, in one word."""
+    if isinstance(error, RunSuspended | Pause):
+        return "suspended"
+    if isinstance(error, RunCancelled):
+        return "cancelled"
+    return "failed" if isinstance(error, Exception) else "interrupted"
 
 
 def _run(

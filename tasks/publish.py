@@ -18,21 +18,14 @@ from prefect.artifacts import (
     create_progress_artifact,
     create_table_artifact,
 )
-from prefect.client.schemas.actions import ArtifactUpdate
-from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
-    ArtifactFilterKey,
-)
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
 from configs.common.files.reading import MIB, PLAN_BYTES, TEXT_BYTES, read_bytes, read_text
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from reports.text import UNKNOWN, number
 from tasks.campaign.progress import RunProgress
-from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.api import api_error_text
 from tasks.prefect_api.stages import stage
 
 _MOST_ROWS = 500
@@ -70,7 +63,6 @@ def publish(study: str, run: RunPaths) -> None:
         link_text=str(run.folder),
         description=f"Run folder of study {study}, on the machine of the Prefect worker",
     )
-    _end_progress(key)
 
 
 def begin_progress(run_progress: RunProgress) -> UUID | None:
@@ -143,15 +135,3 @@ def _row(cell: dict[str, str], figures: dict[str, tuple[str, float]], with_model
 def _table_description(study: str, count: int) -> str:
     shown = f"; the first {_MOST_ROWS} of {count}" if count > _MOST_ROWS else ""
     return f"Cells of study {study}, medians over the repeats{shown}; every figure is in `cells.csv`"
-
-
-def _end_progress(key: str) -> None:
-    """All measurements are done: whoever looks hears of it at once, not when it is next brought up to date."""
-    ended: dict[str | None, float | str] = {f"progress-{key}": 100.0, f"jobs-{key}": "[]"}
-    this_run = ArtifactFilter(
-        flow_run_id=ArtifactFilterFlowRunId(any_=[UUID(flow_run.id)]), key=ArtifactFilterKey(any_=list(map(str, ended)))
-    )
-    with quick_client() as client:
-        for artifact in client.read_artifacts(artifact_filter=this_run):
-            if artifact.id is not None:
-                client.update_artifact(artifact.id, ArtifactUpdate(data=ended[artifact.key]))

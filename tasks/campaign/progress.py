@@ -61,11 +61,15 @@ class RunProgress:
     stage: str = ""
     left_behind: str = ""
     ended: bool = False
+    outcome: str = ""
+    """How the run ended: completed, failed, cancelled, suspended, interrupted; empty while it goes on."""
     spent_usd: float | None = None
     """By this run so far; None where a target has no price."""
 
     def under_way(self) -> list[dict[str, str]]:
-        """What waits in a scheduler's queue or runs, for a table."""
+        """What waits in a scheduler's queue or runs, for a table; nothing once the run has ended."""
+        if self.outcome:
+            return []
         return [
             {
                 "launch": row.label,
@@ -85,9 +89,9 @@ class RunProgress:
 
     @property
     def description(self) -> str:
-        """What the progress is of, and what it waits for now."""
-        text = f"Study {self.study}: {', '.join(filter(None, (self.stage, *self._counts())))}"
-        return f"{text}; waiting {self.waiting_for}" if self.waiting_for else text
+        """What the progress is of, and what it waits for now or how it ended."""
+        text = f"Study {self.study}: {', '.join((self.outcome or self.stage or 'starting', *self._counts()))}"
+        return f"{text}; waiting {self.waiting_for}" if self.waiting_for and not self.outcome else text
 
     def _counts(self) -> list[str]:
         """How far it is, and what is left, each as a part of a sentence."""
@@ -100,7 +104,7 @@ class RunProgress:
         if retried:
             counts.append(f"{retried} launch{'es' if retried > 1 else ''} tried again")
         seconds, usd = self.remaining_seconds, self.remaining_usd
-        if seconds is not None and self.done < self.total:
+        if seconds is not None and self.done < self.total and not self.outcome:
             # In steps: each new text is one more request to the API.
             counts.append(f"about {_rounded(seconds)} to go" + (f" and {usd:.2f} USD" if usd else ""))
         return counts

@@ -84,12 +84,16 @@ class ApiWatcher:
     def _watch(self) -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         pause = _POLL_SECONDS
-        while not self._stop.is_set():
+        while True:
             began = time.monotonic()
             try:
-                with quick_client() as client:
+                with quick_client(retries=0 if self._stop.is_set() else 1) as client:
                     self._watch_with(client)
+                    self._show_end(client)
+                return
             except Exception as error:
+                if self._stop.is_set():
+                    return
                 # An API that is away must not end a measurement; the next look may reach it.
                 logging.getLogger(__name__).debug("Prefect API did not respond: %s", api_error_text(error))
                 answered = time.monotonic() - began > LONGEST_PAUSE_SECONDS
@@ -103,15 +107,26 @@ class ApiWatcher:
         while not self._stop.wait(_POLL_SECONDS):
             waited += _POLL_SECONDS
             self._look(client)
-            run_progress = self._run_progress
-            told = (
-                run_progress.percent,
-                run_progress.description,
-                json.dumps(run_progress.under_way()) if self._jobs else "",
-            )
+            told = self._told()
             if waited >= _ARTIFACT_SECONDS and told != shown:
                 shown, waited = told, 0.0
                 self._show(client, *told)
+
+    def _told(self) -> tuple[float, str, str]:
+        """What the artifacts are to show: percent, description, table of jobs."""
+        run_progress = self._run_progress
+        jobs = json.dumps(run_progress.under_way()) if self._jobs else ""
+        return run_progress.percent, run_progress.description, jobs
+
+    def _show_end(self, client: SyncPrefectClient) -> None:
+        """Whoever looks later sees how the run ended, not what it did when it was shown last."""
+        assert self._flow_run_id is not None
+        if self._run_progress.outcome == "interrupted":
+            state = client.read_flow_run(self._flow_run_id).state
+            if state is not None and (state.is_cancelling() or state.is_cancelled()):
+                self._run_progress.outcome = "cancelled"  # a Prefect worker ends the process by a signal
+        if self._run_progress.outcome:
+            self._show(client, *self._told())
 
     def _look(self, client: SyncPrefectClient) -> None:
         assert self._flow_run_id is not None

@@ -71,6 +71,13 @@ def await_process(team: OfflineTeam, run: UUID) -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), 60, "the run's process to end")
 
 
+def progress_of(team: OfflineTeam, run: UUID) -> list[str]:
+    """The descriptions of the artifacts that say how far a run is."""
+    artifacts = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
+    found = team.client.read_artifacts(artifact_filter=artifacts)
+    return [artifact.description or "" for artifact in found if artifact.type == "progress"]
+
+
 def lines_of_ended(team: OfflineTeam, run: UUID) -> list[str]:
     """The log of a run that has ended, once its process is gone: the last lines are sent when that exits."""
     await_process(team, run)
@@ -97,6 +104,7 @@ def test_a_study_from_the_form(team: OfflineTeam, from_the_form: UUID) -> None:
     assert flow_run.name == "from-the-ui"
     assert set(flow_run.tags) == {"rankwise", "study", "model:llama-1m", "target:local"}
     assert (team.work / "runs" / "from-the-ui" / "report.md").exists()
+    assert progress_of(team, from_the_form) == ["Study from-the-ui: completed, 4 of 4 measurements done"]
     assert all(not task.tags for task in tasks_of(team, from_the_form)), "a tag makes each task ask the API first"
 
 
@@ -235,14 +243,9 @@ def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(tea
         team.wait_for(run, "RUNNING")
         jobs = team.work / "runs" / "closed" / "jobs"
         wait_until(lambda: bool(list(jobs.glob("*/launcher.json"))), what="the launcher")
-        artifacts = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
-
-        def descriptions() -> list[str]:
-            return [told.description or "" for told in team.client.read_artifacts(artifact_filter=artifacts)]
-
         holder = f"waiting for another launch on this machine: pid {os.getpid()} of user "
         wait_until(
-            lambda: any(holder in description for description in descriptions()),
+            lambda: any(holder in description for description in progress_of(team, run)),
             what="the progress to say who has the machine",
         )
         assert not [path for path in jobs.glob("*/launcher.json") if json.loads(path.read_text())["lock_acquired_at"]]
@@ -250,6 +253,8 @@ def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(tea
         team.wait_for(run, "CANCELLED", seconds=30)
         assert not processes_of(team.work / "runs" / "closed")
         assert not any("Traceback" in line for line in lines_of_ended(team, run))
+    [ended] = progress_of(team, run)
+    assert ended.startswith("Study closed: cancelled, ") and "waiting" not in ended
 
 
 @pytest.mark.slow
