@@ -9,6 +9,8 @@ too, so that print in grey can be read.
 """
 
 import io
+import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,7 @@ IDEAL = "#777777"
 CROSS: Any = {"linestyle": "none", "marker": "x", "color": FAILED_COLOUR, "markersize": 8, "markeredgewidth": 2}
 """How a point without a figure is drawn."""
 MOST_TICKS = 12
+_EXPONENT_FORM = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 MOST_BARS = 24
 """More cells than these are in the table only: bars thinner than their labels help nobody."""
 
@@ -149,7 +152,14 @@ def axis_positions(values: Sequence[Any]) -> tuple[list[float], list[str] | None
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return all(_is_number(value) for value in values)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or written as one that YAML 1.1 takes for text: 1e-3."""
+    if isinstance(value, str):
+        return _EXPONENT_FORM.fullmatch(value) is not None and math.isfinite(float(value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def numeric(axes: "Axes", places: Sequence[float]) -> None:

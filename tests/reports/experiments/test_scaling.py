@@ -19,7 +19,7 @@ from reports.experiments.scaling import scaling, scaling_law_lines, scaling_sent
 from reports.numbers.statistics import Ratio, pair_ratios
 from reports.plots.experiments.scaling import draw_scaling
 from reports.plots.experiments.sweep import sweep_axes
-from reports.plots.style import drawn
+from reports.plots.style import axis_positions, drawn
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 
@@ -276,3 +276,10 @@ def test_the_field_of_most_values_is_the_axis() -> None:
     values = [{"dtype": kind, "workload.items": n} for kind in ("float32", "bfloat16") for n in (1, 2)]
     points = [type(point)(point.label, value, point.result) for value in values]
     assert sweep_axes(points) == ("workload.items", {"dtype float32": [0, 1], "dtype bfloat16": [2, 3]})
+
+
+def test_numbers_that_yaml_takes_for_text_lie_on_a_scale() -> None:
+    """YAML 1.1 reads 1e-3 as text; names and versions stay names."""
+    assert axis_positions(["1e-4", 0.001, "3E-3", ".5e+1"]) == ([0.0001, 0.001, 0.003, 5.0], None)
+    for names in (["a1e3", "b"], ["1e-4", "best"], ["1e999", "1e-1"], [True, 1]):
+        assert axis_positions(names) == ([0.0, 1.0], [str(name) for name in names])
