@@ -29,13 +29,14 @@ from flows.cli.results import command as results
 from flows.cli.results import history
 from flows.cli.server import team
 from flows.cli.serving import command as serving
-from flows.cli.streams import open_missing_streams
+from flows.cli.streams import open_missing_streams, print_every_character
 from flows.cli.verify import command as verify
 
 
 class _Commands(typer.Typer):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         open_missing_streams()
+        print_every_character()
         return super().__call__(*args, **kwargs)
 
 
@@ -120,11 +121,12 @@ def examples(
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="where to copy it")] = Path(),
 ) -> None:
     """List the shipped studies, or copy one with the files that it names."""
+    from flows.cli.errors import plainly
     from flows.cli.examples import copy_example, print_examples
     from flows.cli.run import guarded
 
     work = print_examples if name is None else lambda: copy_example(name, out)
-    raise typer.Exit(guarded(work, out, context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: plainly(work), out, context.obj["debug"]))
 
 
 def validate(context: typer.Context, study: StudyFile, assignments: Assignments = None) -> None:
@@ -136,10 +138,12 @@ def validate(context: typer.Context, study: StudyFile, assignments: Assignments 
 
 def convert(context: typer.Context, source: Path, destination: Path) -> None:
     """Convert a pickled checkpoint to safetensors, in a separate process that loads weights only."""
+    from flows.cli.errors import plainly
     from flows.cli.results.inspect import convert_checkpoint
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(lambda: convert_checkpoint(source, destination), source, context.obj["debug"]))
+    work = lambda: plainly(lambda: convert_checkpoint(source, destination))  # noqa: E731
+    raise typer.Exit(guarded(work, source, context.obj["debug"]))
 
 
 def doctor(

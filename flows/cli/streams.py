@@ -1,8 +1,11 @@
-"""Standard streams of a command that was started without some of them, as by `rankwise run study.yaml <&-` or a daemon.
+"""Standard streams of a command that was started without some of them, as by `rankwise run study.yaml <&-` or a daemon,
+or where they cannot hold every character.
 
 open_missing_streams()           # sys.stdin, stdout and stderr are files from here on
+print_every_character()          # \u2013 where the locale has no dash
 """
 
+import io
 import os
 import sys
 
@@ -19,3 +22,9 @@ def open_missing_streams() -> None:
         if opened == number:
             os.set_inheritable(opened, True)
         setattr(sys, name, os.fdopen(opened, "w" if number else "r", encoding="utf-8"))
+
+
+def print_every_character() -> None:
+    """Print as an escape what the encoding of standard output lacks (Latin-1, ASCII), instead of an error."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="backslashreplace")

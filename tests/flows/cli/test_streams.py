@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,15 @@ def test_a_closed_stream_is_the_null_device(closed: tuple[int, ...], words: list
         [sys.executable, "-c", _RANKWISE, *words], stderr=subprocess.PIPE, text=True, preexec_fn=close, timeout=120
     )
     assert done.returncode == code and done.stderr.startswith(said) and "Traceback" not in done.stderr, done.stderr
+
+
+def test_what_the_encoding_of_a_stream_lacks_is_an_escape(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\nfor step in range(3):\n    print(f'größe step {step} – took {0.1} s')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _RANKWISE, "init", "--from", "train.py"], capture_output=True, timeout=120,
+        cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "latin-1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "größe step {step} \\u2013".encode("latin-1") in done.stdout
