@@ -16,7 +16,8 @@ from pathlib import Path
 
 from configs.common.base import WrongArgument, sha256_of_file, write_atomically
 from configs.common.files.project_files import shipped_studies
-from configs.common.files.reading import read_text
+from configs.common.files.reading import brief, read_text
+from configs.spec.study import suggestion
 from flows.cli.tables import print_table
 
 _HEADER = re.compile(r"# (?P<shows>.+)\n# (?P<cells>\d+) cells, (?P<takes>.+)\.\n")
@@ -47,7 +48,7 @@ def copy_example(name: str, folder: Path) -> int:
     known = shipped_examples()
     name = name.removesuffix(".yaml").replace("_", "-")
     if name not in known:
-        raise WrongArgument(f"no example {name!r}. Available: {', '.join(known)}")
+        raise WrongArgument(f"no example {brief(name)}{suggestion(name, list(known))}")
     source = shipped_studies()[name]
     text = read_text(source)
     copies = {folder / _moved(path): source.parent / path for path in _named_files(source.parent, text)}

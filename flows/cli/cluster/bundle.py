@@ -24,9 +24,10 @@ def sbatch_command(
     ] = None,
 ) -> None:
     """Export a study as a folder whose submit.sbatch measures it in one Slurm job."""
+    from flows.cli.errors import plainly
     from flows.cli.run import guarded
 
-    work = lambda: write(study, assignments or [], out, target)  # noqa: E731
+    work = lambda: plainly(lambda: write(study, assignments or [], out, target))  # noqa: E731
     raise typer.Exit(guarded(work, study, context.obj["debug"]))
 
 

@@ -81,6 +81,7 @@ def measure_server(
 ) -> None:
     """Send requests to an OpenAI-compatible server and print latencies, rates and a verdict."""
     from configs.common.secrets import shown_url
+    from flows.cli.errors import plainly
     from flows.cli.load.request import LoadRequest, ShapeOptions, made_request, refuse_unused
     from flows.cli.load.run import run_request
     from flows.cli.run import guarded
@@ -117,4 +118,4 @@ def measure_server(
         )
         return run_request(request, out, as_json)
 
-    raise typer.Exit(guarded(work, Path(shown_url(url)), context.obj["debug"]))
+    raise typer.Exit(guarded(lambda: plainly(work, OSError), Path(shown_url(url)), context.obj["debug"]))

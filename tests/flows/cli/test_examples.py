@@ -83,3 +83,11 @@ def test_an_unknown_example_is_answered_with_those_that_there_are(tmp_path: Path
     refused = CliRunner().invoke(app, ["examples", "slowstart", "--out", str(tmp_path / "new")])
     assert refused.exit_code == 2 and "slowstart" in refused.output and "two-nodes" in refused.output
     assert not (tmp_path / "new").exists()
+    near = CliRunner().invoke(app, ["examples", "quickstrt"])
+    assert near.exit_code == 2 and "no example 'quickstrt' (did you mean quickstart?)" in near.output
+
+
+def test_a_folder_in_the_way_is_named_without_a_word_on_measurements(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused = CliRunner().invoke(app, ["examples", "quickstart", "--out", str(tmp_path / "file" / "below")])
+    assert refused.exit_code == 1 and refused.output.strip().endswith("Not a directory"), refused.output

@@ -37,7 +37,7 @@ def test_help_groups_all_commands_in_the_order_of_work() -> None:
         (["plan", "--model", "opt-6.7b", "--gpus", "8", "--catalog", "/nosuch.yaml"], "/nosuch.yaml: No such file"),
         (["report", "/nosuch"], "/nosuch: not a run folder"),
         (["publish", "/nosuch"], "/nosuch: no report of a run here"),
-        (["examples", "nosuch"], "no example 'nosuch'. Available: bandwidth"),
+        (["examples", "nosuch"], "no example 'nosuch'\n  use one of: bandwidth"),
         (["history", "show", "nosuch"], "runs/history.sqlite: no history here"),
         (["manifest", "k8s", "--out", "k8s", "/nosuch"], "/nosuch: no bundle, deployment or study file"),
     ],
