@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from configs.common.files.reading import open_regular
+from configs.common.base import WrongArgument
+from configs.common.files.reading import brief, open_regular
 from configs.common.printable import printable
 from configs.plans.paths import JobPaths, RunPaths
 from flows.cli.results.inspect import open_run
@@ -40,7 +41,8 @@ class _Reading:
 def print_logs(folder: Path, follow: bool, rank: int | None = None, job: str = "") -> int:
     """Print the logs of a run, ordered by time within each job; with `follow` until the run ends.
 
-    rank: only this rank. job: only jobs with this name prefix. Raises ValueError for a folder without a run.
+    rank: only this rank. job: only jobs with this name prefix. Raises WrongArgument for a folder without a run, and
+    where the run has no log of them.
     """
     run, _ = open_run(folder)
     readings: dict[Path, _Reading] = {}
@@ -51,10 +53,24 @@ def print_logs(folder: Path, follow: bool, rank: int | None = None, job: str = "
                 while _print_new(_files(JobPaths(job_folder), rank), readings, last) and last:
                     pass
             if last:
+                _check_there(run, rank, job)
                 return 0
             time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:
         return 0  # Ctrl-C ends --follow
+
+
+def _check_there(run: RunPaths, rank: int | None, job: str) -> None:
+    """Raises WrongArgument where a rank or a job is asked for of which there is no log."""
+    chosen = _job_folders(run, job)
+    if job and not chosen:
+        names = [folder.name for folder in _job_folders(run, "")]
+        there = f"The run has {names[0]} to {names[-1]}" if names else "The run has no jobs"
+        raise WrongArgument(f"--job: no job whose name starts with {brief(job)}. {printable(there)}")
+    logs = [path for folder in chosen for path in folder.glob("rank_*.log")]
+    if rank is not None and logs and not any(JobPaths(path.parent).rank_log(rank) == path for path in logs):
+        ranks = len({path.name for path in logs})
+        raise WrongArgument(f"--rank: no log of rank {rank}. There are logs of {ranks} rank{'s' if ranks > 1 else ''}")
 
 
 def _is_worked_on(run: RunPaths) -> bool:

@@ -68,6 +68,12 @@ def test_one_rank_or_one_job(run: RunPaths) -> None:
             run.job(name).rank_log(rank).write_text("x\n")
     assert lines_of(run, "--rank", "1") == [f"{JOB}/rank_1: x", "0002-timed-cd/rank_1: x"]
     assert lines_of(run, "--job", "0002") == ["0002-timed-cd/rank_0: x", "0002-timed-cd/rank_1: x"]
+    for option, value, told in (
+        ("--job", "7", f"--job: no job whose name starts with '7'. The run has {JOB} to 0002-timed-cd\n"),
+        ("--rank", "2", "--rank: no log of rank 2. There are logs of 2 ranks\n"),
+    ):
+        done = rankwise("logs", run.folder, option, value, cwd=run.folder)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
 @pytest.fixture
