@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from configs.common.base import WrongArgument
 from reports.numbers.statistics import min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures, run_figures
@@ -39,7 +40,7 @@ _MIN_STEPS = 20
 def compare_within(
     study: StudyResult, name: str, experiment: str, threshold: float, undisturbed: bool = False
 ) -> Comparison:
-    """Judge each variant of an `optimization` or `sweep` experiment. Raises ValueError naming what is there.
+    """Judge each variant of an `optimization` or `sweep` experiment. Raises WrongArgument naming what is there.
 
     undisturbed: judge the throughput of the fastest tenth of the steps. Raises ValueError where there are too few.
     """
@@ -49,7 +50,7 @@ def compare_within(
     found = [each for each in fitting if each.name == experiment]
     if not found:
         known = ", ".join(dict.fromkeys(each.name for each in fitting)) or "none"
-        raise ValueError(
+        raise WrongArgument(
             f"--within: no experiment {experiment} of kind optimization or sweep in this run; it has: {known}"
         )
     figures = run_figures(study, name)

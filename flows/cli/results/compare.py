@@ -57,7 +57,7 @@ def compare_runs(
     if within is not None:
         comparison = compare_within(_study_of(first), str(first), within, threshold_percent / 100, undisturbed)
         return _told(comparison, markdown_file, junit_file, json_wanted, html_file)
-    if second is not None and first.absolute() == second.absolute():
+    if second is not None and first.resolve() == second.resolve():
         return _refused(f"{first}: got the same run twice, expected two runs")
     file = history_file or first.absolute().parent / HISTORY_FILE
     if history_file is not None and not file.exists():

@@ -7,6 +7,7 @@ from xml.etree import ElementTree as xml
 import numpy as np
 import pytest
 
+from configs.common.base import WrongArgument
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import RefusedPoint, read_plan
@@ -62,7 +63,9 @@ def test_a_gate_within_one_run(environment: Path, capsys: pytest.CaptureFixture[
     root = xml.parse(junit).getroot()
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
     assert compare_runs(run.folder, None, within="gate", threshold_percent=15) == 0
-    with pytest.raises(ValueError, match="no experiment other of kind optimization or sweep in this run; it has: gate"):
+    with pytest.raises(
+        WrongArgument, match="no experiment other of kind optimization or sweep in this run; it has: gate"
+    ):
         compare_runs(run.folder, None, within="other")
     assert compare_runs(run.folder, run.folder, within="gate") == 2
 

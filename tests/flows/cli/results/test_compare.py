@@ -40,6 +40,9 @@ def test_wrong_arguments_are_2_and_nothing_is_written(runs: Path, capsys: pytest
     assert compare_runs(runs / "first", runs / "slow", threshold_percent=0, markdown_file=file) == 2
     assert compare_runs(runs / "first", runs / "first", markdown_file=file) == 2
     assert not file.exists() and capsys.readouterr().err.count("\n") == 4
+    (runs / "latest").symlink_to("first")
+    assert compare_runs(runs / "latest", runs / "first") == 2
+    assert "got the same run twice" in capsys.readouterr().err
     with pytest.raises(ValueError, match="not a run folder"):
         compare_runs(runs / "first", runs)
     with pytest.raises(ValueError, match="no history here"):
