@@ -101,6 +101,8 @@ def _ignored(request: PlanRequest, form: str | None, kinds: Sequence[str]) -> st
             if name not in (*_EVERYWHERE, *_HEEDED[form]):
                 option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
                 return f"{option}: has no effect on {form}. Leave it out"
+    if form is None and request.mode == "training" and "new_tokens" in given:
+        return "--new-tokens: has no effect on training. Add --mode inference"
     if request.gpus is not None and request.max_gpus is not None:
         return "--gpus, --max-gpus: mutually exclusive. --gpus sets the number, --max-gpus its upper limit"
     return None

@@ -123,6 +123,11 @@ def test_a_study_goes_to_the_study_planner(monkeypatch: pytest.MonkeyPatch) -> N
         (["--model", "gpt2", "--hardware", "rocm", "--accelerator", "h100-80gb"], 2, "h100-80gb is cuda"),
         (["--model", "gpt2", "--family", "bananas"], 2, "use one of: text_generation"),
         (["--guide", "--spot"], 2, "--spot: has no effect on --guide"),
+        (
+            ["--model", "opt-1.3b", "--new-tokens", "5"],
+            2,
+            "--new-tokens: has no effect on training. Add --mode inference",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(words: list[str], code: int, message: str) -> None:
