@@ -103,6 +103,9 @@ def run(
     from flows.cli.run import dry_run_study, guarded, run_study
     from flows.cli.until_decided import run_until_decided
 
+    if until_decided and only_failed:
+        typer.echo("--until-decided: adds repeats, and --only-failed measures no new ones. Leave one out", err=True)
+        raise typer.Exit(2)
     if dry_run:
         work = lambda: dry_run_study(study, assignments or [], runs, only_failed)  # noqa: E731
     else:

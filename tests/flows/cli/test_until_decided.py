@@ -4,7 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli.main import app
 from flows.cli.until_decided import run_until_decided
 from tests.support.run_folders.studies import rankwise, status, write_study
 
@@ -32,6 +34,14 @@ def test_repeats_that_are_missing_because_they_failed_are_not_asked_for_for_ever
 
     assert run_until_decided(Path(study), [], tmp_path / "runs", measure) == 3
     assert capsys.readouterr().out == f"Undecided after {given} repeats\n"
+
+
+def test_new_repeats_and_only_failed_ones_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan grew by repeats that were said to be measured, and were not: nobody had tried them."""
+    monkeypatch.setattr("flows.cli.run.run_study", lambda *_, **__: pytest.fail("the study is run"))
+    study = write_study(tmp_path, measuring=MEASURING)
+    done = CliRunner().invoke(app, ["run", str(study), "--until-decided", "--only-failed"])
+    assert done.exit_code == 2 and "Leave one out" in done.output
 
 
 @pytest.mark.slow
