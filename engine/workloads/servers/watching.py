@@ -4,6 +4,7 @@
     with watch: ...
     watch.columns(), watch.figures()
 
+Counters begin at zero where a server is started again in between; what happened is unknown then.
 Names are those of vLLM's and SGLang's Prometheus metrics; a server without `/metrics` leaves them unknown.
 """
 
@@ -38,16 +39,18 @@ class Watch:
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._before: dict[str, float | None] = {}
         self._after: dict[str, float | None] = {}
+        self._last: dict[str, float] = {}
+        self._restarted = False
 
     def __enter__(self) -> "Watch":
-        self._before = self._counts(self._page())
+        self._before = self._counted(self._page())
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self._after = self._counts(self._page())
+        self._after = self._counted(self._page())
 
     def columns(self) -> dict[str, np.ndarray]:
         """Columns of `configs.workloads.serve.STATE_COLUMNS`."""
@@ -56,17 +59,18 @@ class Watch:
         return {name: rows[:, place].copy() for place, name in enumerate(names)}
 
     def figures(self) -> dict[str, Figure]:
-        """What happened during the run; None where the server does not say."""
+        """What happened during the run; None where the server does not say, or was started again meanwhile."""
         found: dict[str, Figure] = {}
         for name in _COUNTERS:
             before, after = self._before.get(name), self._after.get(name)
-            found[name] = None if before is None or after is None else after - before
+            found[name] = None if before is None or after is None or self._restarted else after - before
         return found
 
     def _look(self) -> None:
         began = time.monotonic()
         while not self._stop.wait(EVERY_SECONDS):
             page = self._page()
+            self._counted(page)
             memory = None if self._server is None else self._server.memory_bytes()
             running, waiting = _value(page, _RUNNING), _value(page, _WAITING)
             state = [nan if one is None else float(one) for one in (running, waiting, memory)]
@@ -75,8 +79,14 @@ class Watch:
     def _page(self) -> dict[str, float]:
         return read_metrics(fetched(f"{self._url}/metrics", self._token) or b"")
 
-    def _counts(self, page: dict[str, float]) -> dict[str, float | None]:
-        return {name: _value(page, names) for name, names in _COUNTERS.items()}
+    def _counted(self, page: dict[str, float]) -> dict[str, float | None]:
+        """The counters of a page; notes where one has become less since the last page that had it."""
+        counts = {name: _value(page, names) for name, names in _COUNTERS.items()}
+        for name, value in counts.items():
+            if value is not None:
+                self._restarted |= value < self._last.get(name, value)
+                self._last[name] = value
+        return counts
 
 
 def read_metrics(page: bytes) -> dict[str, float]:

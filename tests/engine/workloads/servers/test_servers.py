@@ -1,5 +1,6 @@
 """Commands of other projects' servers, comparisons of answers, and what a metrics page says."""
 
+import threading
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from configs.common.base import SCHEMA_VERSION
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
+from engine.workloads.servers import watching
 from engine.workloads.servers.commands import Wanted, child_environment, command_of
 from engine.workloads.servers.probes import Answered, answered, compared
 from engine.workloads.servers.watching import read_metrics
@@ -110,3 +112,29 @@ def test_a_timestamp_of_a_metric_is_not_its_value() -> None:
     page = b"""vllm:num_requests_running{engine="0 } 1"} 3 1395066363000\nplain 2 1395066363000
 spaced  {a="b"}  7\nlone{a="b"}\n"""
     assert read_metrics(page) == {"vllm:num_requests_running": 3, "plain": 2, "spaced": 7}
+
+
+@pytest.mark.parametrize(
+    ("during", "at_the_end", "seconds"),
+    [((150, 160), 170, 70), ((150, 3), 120, None), ((150, None), 20, None), ((None, None), 170, 70)],
+)
+def test_counters_of_a_server_that_was_started_again_are_unknown(
+    monkeypatch: pytest.MonkeyPatch, during: tuple[float | None, ...], at_the_end: float, seconds: float | None
+) -> None:
+    """They begin at zero: a difference over the whole run would be negative, or any number."""
+    seen, pages = threading.Event(), [100, *during]
+
+    def fetched(*_: object) -> bytes:
+        if not pages:
+            seen.set()
+            return page(at_the_end)
+        return page(pages.pop(0))
+
+    def page(value: float | None) -> bytes:
+        return b"" if value is None else f"rankwise:compute_seconds_total {value}\n".encode()
+
+    monkeypatch.setattr(watching, "fetched", fetched)
+    monkeypatch.setattr(watching, "EVERY_SECONDS", 0.001)
+    with watching.Watch("http://127.0.0.1:1", None, None) as watch:
+        assert seen.wait(20)
+    assert watch.figures()["compute_seconds"] == seconds
