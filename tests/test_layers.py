@@ -195,6 +195,7 @@ def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:
 READERS_OF_THEIR_OWN = {
     "configs/common/system/memory.py": "/proc and /sys",
     "configs/common/system/proc.py": "/proc",
+    "configs/common/files/flushing.py": "a file or folder, to flush it",
     "configs/common/files/reading.py": "the bounded reader",
     "engine/kernels/build.py": "our own C sources",
     "engine/kernels/linear.py": "no file: a function of a library in C",
@@ -209,7 +210,6 @@ READERS_OF_THEIR_OWN = {
     "engine/scripts/rank_start.py": "/dev/null",
     "engine/tools/calibrate.py": "/sys",
     "engine/tools/convert.py": "pickles, in a process of its own",
-    "engine/training/checkpoints/files.py": "a folder, to flush it",
     "engine/training/checkpoints/streams.py": "files that it writes",
     "engine/training/data/text.py": "memory-mapped tokens, after check_regular",
     "engine/training/network.py": "/proc",
@@ -225,7 +225,6 @@ READERS_OF_THEIR_OWN = {
     "slurm/staging/file_list.py": "on a host, with the standard library alone",
     "slurm/staging/wheel.py": "our own code",
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
-    "tasks/providers/leases.py": "a folder, to flush it",
     "flows/cli/doctor/optional.py": "/proc and /sys",
     "flows/server/process.py": "a lock",
     "configs/common/system/lock_files.py": "locks, never waited for",

@@ -23,6 +23,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from configs.common.files.flushing import flush_file
 from configs.common.system.proc import read_fields
 
 MODES = ("on", "off", "avx2")
@@ -114,6 +115,7 @@ def _compile(command: list[str], library: Path) -> None:
         done = _run([*command, "-o", name, "-lm"])
         if done.returncode:
             raise _BuildError(f"{shlex.join(command)} failed: {_first_error(done.stderr)}")
+        flush_file(Path(name))  # a torn library would be found again and again
         os.replace(name, library)
     finally:
         Path(name).unlink(missing_ok=True)

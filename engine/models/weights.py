@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from configs.common.base import write_atomically
+from configs.common.files.flushing import flush_file
 from configs.common.files.reading import PLAN_BYTES, read_json
 from configs.families.checkpoint import check_tensors, check_workload, with_stored_head
 from configs.families.config import ModelConfig
@@ -220,6 +221,7 @@ def write_weights(tensors: dict[str, Tensor], config: dict[str, Any], folder: Pa
     try:
         save_file(tensors, unfinished, metadata={"format": "pt"})
         unfinished.chmod(0o644)
+        flush_file(unfinished)
         unfinished.replace(folder / "model.safetensors")
     finally:
         unfinished.unlink(missing_ok=True)

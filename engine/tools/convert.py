@@ -21,6 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from configs.common.base import write_atomically
+from configs.common.files.flushing import flush_file
 from configs.common.files.reading import brief
 from configs.common.printable import printable
 
@@ -82,6 +83,7 @@ def write_weights(tensors: dict[str, torch.Tensor], destination: Path) -> list[P
             save_file(shard, path, metadata={"format": "pt"})
             path.chmod(0o644)
             _compare(path, shard)
+            flush_file(path)
         for path, name in zip(unfinished, names, strict=True):
             path.replace(destination / name)
     finally:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import utc_now
+from configs.common.files.flushing import flush_file
 from configs.common.files.reading import open_regular, read_bytes, read_model
 from tasks.providers.rental import RentalLease, Rung
 
@@ -71,17 +72,8 @@ def open_ledger(folder: Path) -> Iterator[RentalLedger]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{folder.name}: another command is at work on it. Wait until it has ended") from None
-        _flush_folder(folder)
+        flush_file(folder)  # its entry for the ledger, too
         yield RentalLedger(path, handle)
-    finally:
-        os.close(handle)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the file's name survive a crash of the machine too."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
     finally:
         os.close(handle)
 

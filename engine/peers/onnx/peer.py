@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from configs.common.base import content_hash
+from configs.common.files.flushing import flush_all
 from configs.families.config import ModelConfig
 from configs.plans.job import Measurement
 from configs.records.record import Figure
@@ -134,6 +135,7 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
     began = time.perf_counter()
     try:
         _export(context, unfinished)
+        flush_all(unfinished)  # the folder is believed by its name
         try:
             unfinished.rename(folder)
         except OSError:

@@ -13,7 +13,6 @@ publishes it. Later damage is detected by size and checksum when checkpoints are
 """
 
 import json
-import os
 import re
 import shutil
 import zlib
@@ -25,6 +24,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from configs.common.base import Frozen, content_hash, utc_now, write_atomically
+from configs.common.files.flushing import flush_file
 from configs.common.files.reading import PLAN_BYTES, open_regular, read_bytes
 
 MANIFEST = "checkpoint.json"
@@ -132,31 +132,12 @@ def publish_checkpoint(
     )
     content = manifest.model_dump(mode="json")
     write_atomically(unfinished / MANIFEST, json.dumps({**content, "hash": content_hash(content)}))
-    flush_folder(unfinished)
+    flush_file(unfinished)
     if whole.exists():  # damaged, otherwise the run would have resumed from it
         shutil.rmtree(whole)
     unfinished.rename(whole)
-    flush_folder(folder)
+    flush_file(folder)
     return manifest
-
-
-def flush_folder(folder: Path) -> None:
-    """Flush a folder's entries to disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def flush_all(folder: Path) -> None:
-    """Flush every file below a folder to disk, and the entries of its folders, where others have written them."""
-    for path in folder.rglob("*"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:

@@ -39,12 +39,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 from torch.serialization import get_crc32_options, set_crc32_options
 
+from configs.common.files.flushing import flush_all
 from engine.rank.failures import log_line, one_line
 from engine.training.checkpoints.files import (
     PROGRESS,
     Checkpoint,
     StoredFile,
-    flush_all,
     forget_older,
     forget_unfinished,
     publish_checkpoint,

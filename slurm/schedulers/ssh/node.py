@@ -162,6 +162,9 @@ class NodeJob:
                     if not piece:
                         break  # it became shorter meanwhile: it is new again at the next look
                     file.write(piece)
+                if target.parent == self._paths.parts:  # no other copy is left once the host's folder is removed
+                    file.flush()
+                    os.fsync(file.fileno())
             os.replace(work, target)
         finally:
             work.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from engine.kernels import build, linear, operators
 from engine.kernels.linear import PackedLinear, pack_linear
+from tests.support.flushed import names_of_flushed
 
 pytestmark = pytest.mark.usefixtures("torch_threads")
 
@@ -403,3 +404,16 @@ def test_a_word_that_is_no_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RANKWISE_KERNELS", "fast")
     with pytest.raises(ValueError, match="'fast' is not one of on, off, avx2"):
         build.kernel_mode()
+
+
+def test_a_library_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torn one was found again and again, and nothing computed by kernels of ours."""
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        Path(command[command.index("-o") + 1]).write_bytes(bytes(1000))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(build, "_run", run)
+    with names_of_flushed() as flushed:
+        build._compile(["cc"], tmp_path / "count.so")
+    assert flushed == {tmp_path / "count.so"}

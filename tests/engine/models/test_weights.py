@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from engine.models.llama import Llama
-from engine.models.weights import build_model, weight_files, weights_hash
+from engine.models.weights import build_model, weight_files, weights_hash, write_weights
 from tasks.models.folder import check_folder
+from tests.support.flushed import names_of_flushed
 from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
@@ -207,3 +208,10 @@ def test_a_pickled_checkpoint_is_refused_with_the_remedy(saved: Path) -> None:
     (saved / "pytorch_model.bin").unlink()
     with pytest.raises(ValueError, match=r"holds no \*\.safetensors file"):
         build(folder_manifest(saved))
+
+
+def test_weights_are_on_disk_before_they_have_their_name(tmp_path: Path) -> None:
+    """A crash of the machine left the name of a file without its bytes."""
+    with names_of_flushed() as flushed:
+        write_weights({"a": torch.zeros(10)}, CONFIG, tmp_path, torch.float32)
+    assert {tmp_path / "model.safetensors", tmp_path / "config.json"} <= flushed

@@ -30,6 +30,7 @@ from engine.peers.loading import touch
 from engine.peers.onnx import peer
 from engine.workloads.other_engines import run
 from tests.support.cluster.launches import part
+from tests.support.flushed import names_of_flushed
 from tests.support.training.memory_models import save_model
 
 CPU = torch.device("cpu")
@@ -196,6 +197,19 @@ def test_a_static_cache_is_no_constant_of_the_compiled_graph(manifest: ModelMani
     assert len(tensors) == 3 * json.loads((Path(manifest.folder) / "config.json").read_text())["num_hidden_layers"]
     assert not any(hasattr(tensor, "_dynamo_static_input_type") for tensor in tensors)
     assert tensors[0].shape == (2, 2, 16, 32)
+
+
+def test_an_export_is_on_disk_before_it_has_its_name(
+    manifest: ModelManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is believed by its name: a torn one would be loaded in vain again and again."""
+    monkeypatch.setattr(peer, "version", lambda name: "1")
+    monkeypatch.setattr(peer, "_export", lambda context, folder: (folder / "decoder.onnx").write_text("own"))
+    cell = Cell(model=manifest.identity, workload=WORK, layout=Layout(), dtype="float32", engine="onnxruntime")
+    job: Any = SimpleNamespace(cache=str(tmp_path), cell=cell)
+    with names_of_flushed() as flushed:
+        folder, _ = peer._exported(SimpleNamespace(job=job, manifest=manifest))  # type: ignore[arg-type]
+    assert flushed == {folder / "decoder.onnx"}
 
 
 def test_a_rank_whose_export_is_ready_second_takes_the_first_ones(

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.tools.convert import convert, read_pickled
+from tests.support.flushed import names_of_flushed
 
 
 class Malicious:
@@ -134,3 +135,10 @@ def test_a_folder_without_checkpoint_or_config_is_refused(source: Path, tmp_path
     (source / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json: is missing"):
         convert(source, tmp_path / "out")
+
+
+def test_converted_weights_are_on_disk_before_they_have_their_names(source: Path, tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(10)}, source / "pytorch_model.bin")
+    with names_of_flushed() as flushed:
+        convert(source, tmp_path / "out")
+    assert tmp_path / "out" / "model.safetensors" in flushed

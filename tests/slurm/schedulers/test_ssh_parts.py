@@ -29,6 +29,7 @@ from slurm.schedulers.ssh.node import _is_theirs
 from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh import node_program
 from slurm.ssh.connection import Facts, HostError
+from tests.support.flushed import names_of_flushed
 
 
 def target(*names: str) -> SshTarget:
@@ -311,3 +312,16 @@ def test_a_job_whose_last_look_meets_a_full_disk_ends(tmp_path: Path, monkeypatc
 
     asyncio.run(end())
     assert JobEnd.model_validate_json(job.paths.end.read_bytes()).status is Status.LOST
+
+
+def test_parts_are_on_disk_before_the_hosts_copy_is_removed(tmp_path: Path) -> None:
+    """After a crash of this machine there was neither the one nor the other."""
+    on = SimpleNamespace(name="a")
+    made = node.NodeJob(
+        JobPaths(tmp_path), job_on(target("a"), 1), target("a"), on, HostPlacement(hosts=("a",), folder="f"), 0
+    )  # type: ignore[arg-type]
+    files = [[name, 3, 1, 3] for name in ("parts/m.rank_0.json", "rank_0.log")]
+    with names_of_flushed() as flushed:
+        assert asyncio.run(made._bring("/there", files, b"abcdef", ended=True)) == 2
+    assert flushed == {tmp_path / "parts" / "m.rank_0.json"}
+    assert (tmp_path / "rank_0.log").read_bytes() == b"def"
