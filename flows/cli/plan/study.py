@@ -385,10 +385,8 @@ def cells_csv(study: PlannedStudy) -> str:
     for experiment in study.plan.experiments:
         for point in experiment.points:
             said = study.said(point.cell)
-            bounds: tuple[float | None, float | None] = (None, None)
-            if said.throughput is not None:
-                bounds = interval(said.throughput, said.factor)
-            values = [*(getattr(said, name) for name in names), *bounds]
+            bounds = interval(said.throughput, said.factor) if said.throughput is not None else None
+            values = [*(getattr(said, name) for name in names), *(bounds or (None, None))]
             ranks = study.plan.cells[point.cell].layout.ranks
             row = (experiment.name, experiment.model, point.label, point.cell, ranks, *values)
             writer.writerow(map(csv_text, row))
