@@ -17,7 +17,7 @@ from configs.spec.cell import Cell
 from configs.spec.drafts import Draft, override
 from configs.spec.experiments import Overrides
 from configs.spec.placement import placed
-from configs.spec.study import StudySpec
+from configs.spec.study import StudySpec, type_problem
 from configs.targets.target import EndpointTarget, Target
 from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
@@ -126,6 +126,7 @@ class PointBuilder:
                 location.insert(0, "layout")
             unknown = detail["type"] == "extra_forbidden"
             text = "unknown key" if unknown else str(detail.get("ctx", {}).get("error", detail["msg"]))
+            text = type_problem(dict(detail)) or text
             self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
 
     def _target(self, name: str) -> Target:

@@ -215,7 +215,8 @@ def read_mapping(path: Path, name: str, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise StudyError([f"{name}: {str(error).removeprefix(f'{path}: ')}"]) from error
     if not isinstance(data, dict):
-        raise StudyError([f"{name}: {what}, got {type(data).__name__}"])
+        got = "an empty file" if data is None else type(data).__name__
+        raise StudyError([f"{name}: {what}, got {got}"])
     return data
 
 
@@ -305,12 +306,28 @@ def _model_at(location: list[Any], tag: str) -> type[BaseModel]:
     return model
 
 
-def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
-    given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
+def type_problem(detail: dict[str, Any]) -> str | None:
+    """What is wrong with a value of another type, as YAML has it; None for other errors of pydantic."""
+    given, kind = detail.get("input"), detail["type"]
+    if given is None and kind.endswith("_type"):
+        return "has no value. Write one, or remove the key if it is optional"
     if kind == "string_type" and isinstance(given, bool):
         return f"expected text, got {str(given).lower()}: unquoted, yes, no, on and off mean true or false. Use quotes"
     if kind == "string_type" and isinstance(given, int | float | date):
         return f"expected text, got {'a date' if isinstance(given, date) else brief(given)}. Use quotes"
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        return f"expected a mapping of keys to values, got {'a list' if isinstance(given, list) else brief(given)}"
+    if kind in ("list_type", "tuple_type"):
+        return f"expected a list, got {'a mapping' if isinstance(given, dict) else brief(given)}"
+    return None
+
+
+def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
+    given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
+    if (typed := type_problem(detail)) is not None:
+        return typed
+    if kind == "string_pattern_mismatch" and context.get("pattern") == NAME_PATTERN:
+        return f"got {brief(given)}, expected up to {MAX_NAME} letters, digits, '.', '_' and '-'"
     if kind == "extra_forbidden" and model in _KINDS["targets"].values():
         others = [kind for kind, other in _KINDS["targets"].items() if name in other.model_fields]
         if others:

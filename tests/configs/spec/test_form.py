@@ -74,7 +74,7 @@ def test_training_and_its_streams_can_be_asked_for() -> None:
             {"experiments": [{"name": "x", "question": {"kind": "strong", "grow": "up", "to": 2}}]},
             "experiments.x.grow:",
         ),
-        ({"study": "no spaces"}, "study: string should match pattern"),
+        ({"study": "no spaces"}, "study: got 'no spaces', expected up to 100 letters, digits, '.', '_' and '-'"),
         ({"surprise": 1}, "surprise: unknown key"),
         ({"targets": []}, "targets: list should have at least 1 item"),
     ],

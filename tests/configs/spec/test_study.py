@@ -1,5 +1,6 @@
 """A study file is checked whole, at the border, with the dotted field and what would have worked."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,19 @@ BAD = {
         "study: expected text, got false: unquoted, yes, no, on and off mean true or false. Use quotes",
     ),
     "a number as text": (study(study=7), "study: expected text, got 7. Use quotes"),
+    "a date in a sweep": (
+        study(
+            experiments={"b": {"kind": "sweep", "over": {"workload": [{"kind": "noop", "label": date(2026, 1, 1)}]}}}
+        ),
+        "workload.label: expected text, got a date. Use quotes",
+    ),
+    "a name with a space": (study(study="my study"), "study: got 'my study', expected up to 100 letters, digits, "),
+    "a section without a value": (study(measuring=None), "measuring: has no value. Write one, or remove the key if"),
+    "a list for a mapping": (study(experiments=[1]), "experiments: expected a mapping of keys to values, got a list"),
+    "a text for a section": (study(measuring="fast"), "measuring: expected a mapping of keys to values, got 'fast'"),
+    "a mapping for a list": (study(models={"id": "a/m"}), "models: expected a list, got a mapping"),
+    "a text for a list": (study(targets="local"), "targets: expected a list, got 'local'"),
+    "nothing": ("# all of it is a comment", "study.yaml: expected a mapping of keys to values, got an empty file"),
     "ranks beyond any machine": (
         study(layout={"dp": 10**12}),
         "layout.dp: input should be less than or equal to 65536",
