@@ -44,8 +44,9 @@ from tasks.fetch import EarlierPlan, fetch_model
 from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
 from tasks.prefect_api.api import api_error_text, await_api, end_lost_groups, end_lost_run, tag_run, tags_of
-from tasks.prefect_api.cancellation import ApiWatcher, RunCancelled, RunSuspended
+from tasks.prefect_api.cancellation import ApiWatcher
 from tasks.prefect_api.credentials import api_environment
+from tasks.prefect_api.ended import RunCancelled, RunSuspended
 from tasks.prefect_api.events import heartbeats
 from tasks.prefect_api.groups import tries
 from tasks.prefect_api.run_logs import hide_tracebacks_of_expected, hide_tracebacks_of_states

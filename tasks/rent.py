@@ -24,7 +24,7 @@ from configs.targets.rented import RentedTarget
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.rental_group import RentalGroup
 from tasks.campaign.session import Cancellation, Session
-from tasks.prefect_api.cancellation import RunCancelled
+from tasks.prefect_api.ended import RunCancelled
 from tasks.prefect_api.stages import run_logger, stage
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError

@@ -20,23 +20,12 @@ from prefect.states import Running
 
 from tasks.campaign.progress import RunProgress
 from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.ended import RunCancelled, RunSuspended
 
 _POLL_SECONDS = 1.5
 _ARTIFACT_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 10.0
 """Between looks for an API that is away."""
-
-
-class RunCancelled(Exception):
-    """The flow run was cancelled through the API."""
-
-
-class RunSuspended(RunCancelled):
-    """The flow run was suspended through the API: it ends like a cancelled one, and goes on when it is resumed."""
-
-    def __init__(self, state: State[Any]) -> None:
-        super().__init__("suspended")
-        self.state = state
 
 
 class ApiWatcher:

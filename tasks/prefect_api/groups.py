@@ -7,18 +7,21 @@ for this one: what is to be done is what records lack.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+from uuid import UUID
 
+import httpx
 from prefect import flow
 from prefect.client.schemas.objects import State, StateDetails
 from prefect.context import FlowRunContext, SettingsContext, get_settings_context
+from prefect.exceptions import ObjectNotFound, Pause
 from prefect.states import Cancelled, Completed
 
 from tasks.campaign.graph import RunGraph, StageEnd
 from tasks.campaign.session import Session
-from tasks.prefect_api.api import api_error_text
-from tasks.prefect_api.cancellation import RunCancelled
+from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.ended import RunCancelled
 from tasks.prefect_api.stages import in_flow_run, run_logger, within_study
 
 
@@ -41,7 +44,7 @@ def with_group(session: Session, title: str, work: Callable[[], None]) -> None:
         except BaseException as error:
             ended.append(error)
             if isinstance(error, RunCancelled):
-                return Cancelled(message="cancelled with its run")
+                return Cancelled(message=str(error))
             raise
         ended.append(None)
         return None
@@ -52,6 +55,9 @@ def with_group(session: Session, title: str, work: Callable[[], None]) -> None:
     try:
         with within_study(), _without_heartbeat():
             group(wait_for=upstream or None, return_state=True)
+    except Pause:  # Prefect ends a suspended run here, and leaves its subflow as it was
+        _end_suspended(done)
+        raise
     except Exception as error:
         if not ended or ended[0] is None:  # the API's, not the work's
             run_logger().warning("not grouped in the graph: %s: %s", title, api_error_text(error))
@@ -72,6 +78,20 @@ def _this_subflow() -> StageEnd:
     context = FlowRunContext.get()
     assert context is not None and context.flow_run is not None
     return StageEnd(Completed(data=True, state_details=StateDetails(task_run_id=context.flow_run.id)))
+
+
+def _end_suspended(done: Sequence[StageEnd]) -> None:
+    """Say of a group that it ended with its run. When that is resumed, what is missing is a group of its own."""
+    message = "ended, as its run was suspended"
+    for group in done:
+        state = cast(State[Any], group.state)
+        try:
+            with quick_client() as client:
+                client.set_flow_run_state(
+                    cast(UUID, state.state_details.task_run_id), Cancelled(message=message), force=True
+                )
+        except (ObjectNotFound, httpx.HTTPError) as error:
+            run_logger().debug("group of the suspended run not ended: %s", api_error_text(error))
 
 
 def tries() -> int:

@@ -24,11 +24,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, StateDetails
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging import get_run_logger
-from prefect.states import Completed
+from prefect.states import Cancelled, Completed
 from prefect.tasks import exponential_backoff
 
 from configs.common.secrets import hide_in_error
 from tasks.campaign.graph import StageEnd
+from tasks.prefect_api.ended import RunCancelled
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -100,6 +101,8 @@ class Stage(Generic[_P, _R]):
             finally:
                 _OUTCOMES.reset(token)
             identifier, result = outcomes[-1]
+            if isinstance(result, RunCancelled):
+                raise result
             return cast(_R, result), StageEnd(_completed(identifier))
 
         return call
@@ -116,18 +119,24 @@ _OUTCOMES: ContextVar[list[tuple[UUID, Any]]] = ContextVar("outcomes")
 """Where a call of a task leaves its task run's id and its result."""
 
 
-def _kept(function: Callable[_P, _R]) -> Callable[_P, None]:
+def _kept(function: Callable[_P, _R]) -> Callable[_P, State[Any] | None]:
     """The function with its result kept from Prefect.
 
-    Prefect would remember it by its `id()`, also when it is gone, and draw an edge to whatever has that id later.
+    Prefect would remember it by its `id()`, also when it is gone, and draw an edge to whatever has that id later. A
+    stage of a run that somebody cancelled or suspended is cancelled, and has not failed.
     """
 
     @wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> None:
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> State[Any] | None:
         outcomes, context = _OUTCOMES.get(), TaskRunContext.get()
         assert context is not None
         with secrets_hidden():
-            outcomes.append((context.task_run.id, function(*args, **kwargs)))
+            try:
+                outcomes.append((context.task_run.id, function(*args, **kwargs)))
+            except RunCancelled as error:
+                outcomes.append((context.task_run.id, error))
+                return Cancelled(message=str(error))
+        return None
 
     return call
 

@@ -13,7 +13,7 @@ from configs.targets.target import Target
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.rental_group import RentalGroup, RentingStopped
 from tasks.campaign.session import Session
-from tasks.prefect_api.cancellation import RunCancelled
+from tasks.prefect_api.ended import RunCancelled
 from tasks.providers.giving_back import LeftBehind
 from tasks.rent import NodesLeft, check_given_back, giving_back
 

@@ -18,6 +18,7 @@ from prefect.client.schemas.filters import (
     ArtifactFilterFlowRunId,
     FlowRunFilter,
     FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
     LogFilter,
     LogFilterFlowRunId,
 )
@@ -269,6 +270,10 @@ def test_a_suspended_run_ends_its_launches_and_goes_on_when_it_is_resumed(team: 
     assert not processes_of(folder)
     kept = {path: path.stat().st_mtime for path in folder.glob("records/*/*.json")}
     assert team.state(run) == "PAUSED" and 2 <= len(kept) <= MAX_UNGROUPED
+    assert not any("Traceback" in line for line in lines_of_ended(team, run))
+    of_run = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run]))
+    groups = team.client.read_flow_runs(flow_run_filter=of_run)
+    assert [group.state_name for group in groups] == ["Cancelled"], "none runs on"
     team.client.resume_flow_run(run)
     assert team.wait_for(run, *FINAL) == "COMPLETED", team.flow_run(run).state
     again = {path: path.stat().st_mtime for path in folder.glob("records/*/*.json")}
