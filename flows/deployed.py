@@ -19,7 +19,7 @@ from prefect.states import Cancelled, Failed
 from configs.common.files.project_files import shipped_studies
 from configs.common.secrets import redacted
 from configs.spec.form import StudyForm, study_of_form
-from configs.spec.short_form import ShortStudy, study_of_short_form
+from configs.spec.short_form import ShortStudy, name_in_short_form, study_of_short_form
 from configs.spec.study import StudyError, StudySpec, load_study
 from flows.expected import EXPECTED, sentence_of
 from flows.folders import cache_folder
@@ -58,14 +58,13 @@ def _form_name() -> str:
 
 
 def _short_name() -> str:
-    study = flow_run.parameters.get("study")
-    return run_name(str(study.get("name", ShortStudy().name)) if isinstance(study, dict) else "study", flow_run.name)
+    return run_name(name_in_short_form(flow_run.parameters.get("study")), flow_run.name)
 
 
 def _sweep_name() -> str:
-    written = str(flow_run.parameters.get("study", "sweep"))
+    written, assignments = str(flow_run.parameters.get("study", "sweep")), flow_run.parameters.get("assignments")
     with suppress(StudyError):
-        return run_name(name_in_file(_study_file(written)), flow_run.name)
+        return run_name(name_in_file(_study_file(written), assignments), flow_run.name)
     return run_name(Path(written).stem, flow_run.name)
 
 

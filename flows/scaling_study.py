@@ -79,10 +79,10 @@ def _flow_run_name() -> str:
     return study.study if isinstance(study, StudySpec) else name_in_file(Path(str(study)))
 
 
-def name_in_file(path: Path) -> str:
+def name_in_file(path: Path, assignments: list[str] | None = None) -> str:
     """The name of the study in a file; the file's own, where it cannot be read or is wrong, which the run says."""
     try:
-        return load_study(path).study
+        return load_study(path, assignments).study
     except (ValueError, OSError):
         return path.stem
 

@@ -8,6 +8,7 @@ Form input is untrusted: problems are reported as StudyError, by the field of th
 """
 
 import math
+import re
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError
@@ -93,6 +94,20 @@ def study_of_short_form(data: Any, targets: dict[str, dict[str, Any]]) -> StudyS
     except ValueError as error:
         raise StudyError([f"advanced: {str(error).removeprefix('--set ')}"]) from error
     return parse_study(study)
+
+
+def name_in_short_form(data: Any) -> str:
+    """Return the name of the study that a form stands for, as far as the form can be read."""
+    name = str(data.get("name", ShortStudy().name)) if isinstance(data, dict) else ShortStudy().name
+    study: dict[str, Any] = {"study": name}
+    try:
+        form = ShortStudy.model_validate(data)
+        study |= _parsed(form.yaml) if form.yaml.strip() else {}
+        for assignment in form.advanced:
+            set_dotted(study, assignment)
+    except ValueError:
+        return name  # the run says what is wrong
+    return str(study["study"]) if re.match(NAME_PATTERN, str(study["study"])) else name
 
 
 def with_stored_targets(study: dict[str, Any], targets: dict[str, dict[str, Any]]) -> dict[str, Any]:

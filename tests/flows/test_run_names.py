@@ -28,3 +28,32 @@ def test_a_run_of_a_file_is_named_by_its_study(written: Path, monkeypatch: pytes
     assert flows.deployed._sweep_name() == "study"
     monkeypatch.setattr(flows.deployed, "flow_run", SimpleNamespace(parameters={"study": "quickstart"}, name=None))
     assert flows.deployed._sweep_name() == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("filled", "name"),
+    [
+        ({"name": "mine"}, "mine"),
+        ({"name": "my-study", "yaml": "study: pasted\nworkload: {kind: noop}\n"}, "pasted"),
+        ({"name": "mine", "yaml": "workload: {kind: noop}\n"}, "mine"),
+        ({"name": "mine", "yaml": "study: [wrong\n"}, "mine"),
+        ({"name": "mine", "yaml": "study: a name/that is none\n"}, "mine"),
+        ({"name": "mine", "advanced": ["study=larger"]}, "larger"),
+        ({"name": "mine", "ranks": 0}, "mine"),
+        ({}, "my-study"),
+        (None, "my-study"),
+    ],
+)
+def test_a_run_of_the_short_form_is_named_by_the_study_that_it_measures(
+    filled: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its run folder and its artifacts are: a pasted file has a name of its own."""
+    run = SimpleNamespace(parameters={"study": filled}, name="fervent-void")
+    monkeypatch.setattr(flows.deployed, "flow_run", run)
+    assert flows.deployed._short_name() == name
+
+
+def test_a_sweep_is_named_by_its_study_with_the_assignments(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"study": str(written), "assignments": ["study=every-night"]}
+    monkeypatch.setattr(flows.deployed, "flow_run", SimpleNamespace(parameters=given, name=None))
+    assert flows.deployed._sweep_name() == "every-night"
