@@ -176,7 +176,7 @@ def _checked_and_measured(
     spec: StudySpec, runs: Path, base: Path, only_failed: bool, accept_environment: bool
 ) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
-    tag_run(flow_run.id, tags_of(spec.models, spec.targets))
+    tag_run(flow_run.id, tags_of(spec.models, spec.targets), {REFUSED_TAG})  # of an earlier try of this run
     with secrets_hidden():
         plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
     with handed_over(Handover(plan)):

@@ -5,7 +5,7 @@ before the task runs, and fails the task where the API does not answer.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 from uuid import UUID
@@ -72,15 +72,16 @@ def tags_of(models: Iterable[Named], targets: Iterable[Named]) -> set[str]:
     return {f"model:{model.name}" for model in models} | {f"target:{target.name}" for target in targets}
 
 
-def tag_run(flow_run_id: UUID | None, tags: set[str]) -> None:
-    """Let the flow run carry these tags too."""
+def tag_run(flow_run_id: UUID | None, tags: set[str], without: Collection[str] = ()) -> None:
+    """Let the flow run carry these tags too, and those no more."""
     if flow_run_id is None:
         return
     try:
         with quick_client() as client:
             there = set(client.read_flow_run(flow_run_id).tags)
-            if not tags <= there:
-                client.update_flow_run(flow_run_id, tags=sorted(tags | there))
+            wanted = (there | tags) - set(without)
+            if wanted != there:
+                client.update_flow_run(flow_run_id, tags=sorted(wanted))
     except (ObjectNotFound, httpx.HTTPError) as error:
         run_logger().warning("run not tagged: %s", api_error_text(error))
 

@@ -286,11 +286,12 @@ def test_a_failed_run_is_tagged_and_retried_in_its_folder(team: OfflineTeam) -> 
     """Retry in the UI sets the state to be scheduled again: what was missing the first time is there the second."""
     run = team.run_form(form("retried", models=[{"id": "./late-model"}]))
     assert team.wait_for(run, *FINAL) == "FAILED"
-    assert {"model:late-model", "target:local"} <= set(team.flow_run(run).tags)
+    assert {"model:late-model", "target:local", "refused"} <= set(team.flow_run(run).tags)
     make_model(team.work / "late-model")
     team.client.set_flow_run_state(run, Scheduled(name="AwaitingRetry"), force=True)
     wait_until(lambda: team.state(run) == "COMPLETED", 120, "the second try")
     assert team.flow_run(run).run_count == 2 and team.flow_run(run).name == "retried"
+    assert "refused" not in team.flow_run(run).tags
     assert (team.work / "runs" / "retried" / "report.md").exists()
 
 

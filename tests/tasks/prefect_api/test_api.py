@@ -30,6 +30,18 @@ def test_a_run_that_the_api_no_longer_knows_is_not_tagged_and_goes_on(
     assert "run not tagged" in caplog.text
 
 
+def test_a_tag_of_an_earlier_try_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+    client = SimpleNamespace(
+        read_flow_run=lambda _: SimpleNamespace(tags=["study", "refused"]),
+        update_flow_run=lambda _, tags: told.append(tags),
+    )
+    monkeypatch.setattr(api, "quick_client", lambda: nullcontext(client))
+    tag_run(uuid4(), {"model:tiny"}, {"refused"})
+    tag_run(uuid4(), {"study"}, {"other"})
+    assert told == [["model:tiny", "study"]]
+
+
 def with_states(
     monkeypatch: pytest.MonkeyPatch, state: State[Any], groups: dict[UUID, State[Any]]
 ) -> list[tuple[UUID, str | None]]:
