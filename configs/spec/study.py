@@ -19,7 +19,7 @@ from configs.common.execution import Dtype, Engine, Layout
 from configs.common.files.reading import brief, read_text
 from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.common.printable import printable, printable_lines, shortened
-from configs.common.secrets import secret_fields
+from configs.common.secrets import redacted, secret_fields
 from configs.load.lengths import DISTRIBUTIONS
 from configs.spec.assignments import set_dotted
 from configs.spec.engines import EngineEnvironment, OtherServer
@@ -63,7 +63,9 @@ class StudyError(ValueError):
         self.problems: list[str] = []
         left = _MAX_PROBLEMS_CHARACTERS
         for problem in problems:
-            text = printable_lines(problem, _MAX_PROBLEM_CHARACTERS)
+            # Secrets are hidden before the text is cut: half of one is not known any more. The rest may be megabytes.
+            near = redacted(problem[: 4 * _MAX_PROBLEM_CHARACTERS])
+            text = printable_lines(near, _MAX_PROBLEM_CHARACTERS)
             left -= len(text)
             if left < 0:
                 break

@@ -16,6 +16,7 @@ from prefect.context import FlowRunContext
 from prefect.events import emit_event
 from prefect.settings import get_current_settings
 
+from configs.common.printable import shortened
 from configs.common.secrets import redacted
 from tasks.prefect_api.api import api_error_text
 from tasks.prefect_api.stages import run_logger, study_context
@@ -40,7 +41,7 @@ def tell(happened: Happened, study: str, message: str, **payload: str | int | fl
     context = study_context()
     if context is None or context.flow_run is None:
         return
-    text = redacted(message)[:_MAX_CHARACTERS]
+    text = shortened(redacted(message), _MAX_CHARACTERS)
     try:
         # Prefect adds flow, deployment and tags of the context, which in a group of stages are the group's.
         with context.model_copy():

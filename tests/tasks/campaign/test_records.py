@@ -18,10 +18,11 @@ from configs.plans.plan import CellPoint, Plan, PlannedExperiment
 from configs.records.record import Accounting, Failure, RankPart, SchemaError, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
+from configs.spec.study import StudyError
 from configs.targets.target import LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside_damaged
-from tasks.campaign.records import collect_job
+from tasks.campaign.records import collect_job, failed_records
 
 CELLS = [Cell(workload=NoopWorkload(items=2, label=label), layout=Layout(dp=2)) for label in "abc"]
 MEASUREMENTS = tuple(Measurement(cell=cell, repeat=0, attempt=1) for cell in CELLS)
@@ -422,3 +423,21 @@ def test_a_failure_of_no_rank_points_to_the_node_that_knows_of_it(run: RunPaths)
     paths.end.write_text(whole.model_copy(update={"rank": None}).model_dump_json())
     failure = collect_job(run, NAME).records[0].failure
     assert failure is not None and failure.log == f"jobs/{NAME}/launcher_1.log"
+
+
+@pytest.mark.parametrize("place", range(575, 600, 6))
+def test_a_secret_where_a_long_message_is_cut_is_hidden(
+    place: int, run: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it has no form that gives it away, and is no value of the environment. The cut is seen."""
+    monkeypatch.setenv("MIRROR_PASSWORD", "c4n4ry-of-the-mirror")
+    token = "hf_" + "Zq7" * 11
+    for secret in (token, "c4n4ry-of-the-mirror"):
+        text = f"{'x ' * place}"[:place] + f" {secret} and so on"
+        measurements = list(MEASUREMENTS[:1])
+        [record] = failed_records(run, NAME, measurements, Status.FAILED, text)
+        told = [record.failure.message if record.failure else "", str(StudyError([text]))]
+        assert not any(secret[:8] in each for each in told), told
+        assert all(len(each) <= 600 for each in told)
+    [record] = failed_records(run, NAME, measurements, Status.FAILED, "word " * 200)
+    assert record.failure is not None and record.failure.message.endswith("…")
