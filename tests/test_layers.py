@@ -224,6 +224,7 @@ READERS_OF_THEIR_OWN = {
     "slurm/ssh/node_program.py": "on a host, with the standard library alone: regular files",
     "slurm/staging/file_list.py": "on a host, with the standard library alone",
     "slurm/staging/wheel.py": "our own code",
+    "tasks/providers/leases.py": "a lock, to hold it",
     "tasks/campaign/run_lock.py": "a lock, after check_regular",
     "flows/cli/doctor/optional.py": "/proc and /sys",
     "flows/server/process.py": "a lock",
