@@ -257,7 +257,9 @@ class SshJob:
     # Its cancellation
 
     async def cancel(self, end: JobEnd | None = None) -> None:
-        """End it on all hosts. Raises HostAway where one cannot be asked: the job is not ended then.
+        """End it on all hosts. Raises HostAway where one cannot be asked, or has too much to bring: the job has no end
+
+        then, and whoever finds it goes on with it.
 
         end: what is kept of it; None: that it was cancelled on request.
         """
@@ -271,6 +273,9 @@ class SshJob:
         asked = [asyncio.wait_for(self._ended_on(node), _CANCEL_SECONDS) for node in self.nodes]
         results = await asyncio.gather(*asked, return_exceptions=True)
         for node, result in zip(self.nodes, results, strict=True):
+            if isinstance(result, HostAway | TimeoutError) and node.ended_there:
+                told = f"{node.host.name}: {self.job.name} has ended, and what it left could not be brought in time"
+                raise HostAway(None, told)
             if isinstance(result, HostAway | TimeoutError):
                 raise HostAway(None, f"{node.host.name}: not reached, so {self.job.name} may still run there")
         await self._end([], end or self._cancelled())

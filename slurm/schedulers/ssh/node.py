@@ -38,6 +38,8 @@ class NodeJob:
         self.over = False
         self.never_started = False
         """Its host has the job, and was never told to start its launcher."""
+        self.ended_there = False
+        """It was told to end, and nothing of it runs on its host any more."""
         self._told_to_end = False
         self._folder: str | None = None
         self._known: dict[str, list[int]] = {}
@@ -175,6 +177,7 @@ class NodeJob:
         answer, _ = await self.host.ask("end_job", limit_seconds=_END_SECONDS, folder=folder, rank=self.rank)
         self._told_to_end = True
         left: list[int] = answer["left"]
+        self.ended_there = not left
         return left
 
     async def clear(self) -> None:

@@ -102,7 +102,8 @@ class ActiveJobs:
             self.cancel(list(self.jobs), session)
         except OSError as error:
             session.run_progress.left_behind = (
-                f"{len(self.jobs)} jobs may still run and are adopted or ended by the next run: {error}"
+                f"{len(self.jobs)} jobs may still run or have files to bring, and are adopted or ended by the next "
+                f"run: {error}"
             )
         for name, flown in self.jobs.items():
             with contextlib.suppress(OSError, ValueError):

@@ -28,7 +28,7 @@ from slurm.schedulers.ssh.job import SshJob
 from slurm.schedulers.ssh.node import _is_theirs
 from slurm.schedulers.ssh.turns import Turns
 from slurm.ssh import node_program
-from slurm.ssh.connection import Facts, HostError
+from slurm.ssh.connection import Facts, HostAway, HostError
 from tests.support.flushed import names_of_flushed
 
 
@@ -325,3 +325,37 @@ def test_parts_are_on_disk_before_the_hosts_copy_is_removed(tmp_path: Path) -> N
         assert asyncio.run(made._bring("/there", files, b"abcdef", ended=True)) == 2
     assert flushed == {tmp_path / "parts" / "m.rank_0.json"}
     assert (tmp_path / "rank_0.log").read_bytes() == b"def"
+
+
+@pytest.mark.parametrize("left", [[], [17]])
+def test_a_job_that_ended_and_has_much_to_bring_is_not_said_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: list[int]
+) -> None:
+    """What it measured is not given up: the next run, which finds no end, brings it."""
+
+    class Slow:
+        name = "a"
+
+        async def ask(self, operation: str, **_: object) -> tuple[dict[str, Any], bytes]:
+            if operation == "end_job":
+                return {"left": left}, b""
+            await asyncio.sleep(60)
+            return {}, b""
+
+    monkeypatch.setattr(ssh_job, "_CANCEL_SECONDS", 0.05)
+    paths = JobPaths(tmp_path)
+    paths.job.write_text(job_on(target("a"), 1).model_dump_json())
+    cancelled = SshJob(tmp_path, Turns())
+    made = node.NodeJob(paths, cancelled.job, cancelled.target, Slow(), HostPlacement(hosts=("a",), folder="f"), 0)  # type: ignore[arg-type]
+    made._folder = "/there"
+    cancelled.nodes = [made]
+    monkeypatch.setattr(made, "_place", lambda: placed("/there"))
+    with pytest.raises(HostAway) as caught:
+        asyncio.run(cancelled.cancel())
+    said = caught.value.strerror
+    assert ("may still run there" in said) is bool(left) and ("has ended" in said) is not bool(left)
+    assert not paths.end.exists()
+
+
+async def placed(folder: str) -> tuple[str, None]:
+    return folder, None
