@@ -257,9 +257,9 @@ class SshJob:
     # Its cancellation
 
     async def cancel(self, end: JobEnd | None = None) -> None:
-        """End it on all hosts. Raises HostAway where one cannot be asked, or has too much to bring: the job has no end
+        """End it on all hosts. Raises HostAway where one cannot be asked, or has too much to bring.
 
-        then, and whoever finds it goes on with it.
+        The job has no end then, and whoever finds it goes on with it.
 
         end: what is kept of it; None: that it was cancelled on request.
         """
