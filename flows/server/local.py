@@ -47,6 +47,8 @@ from flows.server.settings import (
 
 HEALTHY_SECONDS = 90.0
 DRAIN_SECONDS = 15.0
+LOCAL_ANSWER_SECONDS = 10.0
+"""For one answer of the local server."""
 LINGER_SECONDS, LINGER_VARIABLE = 3.0, "RANKWISE_SERVER_LINGER"
 MAX_LOG_BYTES = 10_000_000
 
@@ -222,13 +224,14 @@ class ApiLease:
     def environment(self) -> dict[str, str]:
         """Variables to set before Prefect is imported, or with `apply_environment` at any time."""
         # A run whose API went away ends sooner than with Prefect's 5 retries and 60 s. The local server answers in a
-        # second even on a busy machine, or not at all; it is asked once again, for a connection may break.
+        # second, on a very busy machine in several: as long as before the run (`tasks.prefect_api.api`) each answer is
+        # waited for, or nothing of the run would be told. It is asked once again, for a connection may break.
         # Prefect drops the state of a task whose event it could not complete within them: who wants all of them from
         # an overloaded server sets longer limits.
         local = self.home is not None
         limits = {
             "PREFECT_CLIENT_MAX_RETRIES": "1" if local else "2",
-            "PREFECT_API_REQUEST_TIMEOUT": "5" if local else "20",
+            "PREFECT_API_REQUEST_TIMEOUT": f"{LOCAL_ANSWER_SECONDS:g}" if local else "20",
         }
         chosen = {name: os.environ[name] for name in limits if os.environ.get(name)}
         return prefect_environment(self.url, self.home) | limits | chosen

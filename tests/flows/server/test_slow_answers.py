@@ -18,3 +18,9 @@ def test_a_local_server_is_asked_again(
     monkeypatch.setattr(api, "_LOOK_SECONDS", 0.0)
     lease = ApiLease("http://127.0.0.1:1/api", tmp_path if local else None)
     assert run._why_away(lease) == said
+
+
+def test_a_run_waits_for_an_answer_as_long_as_the_question_before_it(tmp_path: Path) -> None:
+    """A server that answered in 6 s passed that question, and each one of the run then ran out of time after 5."""
+    environment = ApiLease("http://127.0.0.1:1/api", tmp_path).environment
+    assert float(environment["PREFECT_API_REQUEST_TIMEOUT"]) >= api._ANSWER_SECONDS
