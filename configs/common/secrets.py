@@ -4,6 +4,7 @@ is_secret("HF_TOKEN")                                          # by a variable's
 holds_secret("DATABASE_URL", "postgresql://a:b@host/db")       # by its name or its value
 shown_value("DATABASE_URL", "postgresql://a:b@host/db")        # "postgresql://(hidden)@host/db"
 redacted("GET https://host/x?token=abc failed")                # "GET https://host/x?token=(hidden) failed"
+excerpt(answer, 200)                                           # its first 200 characters, redacted
 hide_in_error(error)                                           # the same for what an exception says
 
 A value counts as a secret where its form says so: user and password in a URL, a parameter or setting that is named like
@@ -17,11 +18,15 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from configs.common.printable import shortened
+
 HIDDEN = "(hidden)"
 _WORDS = r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH_STRING|AUTHORIZATION|SIGNATURE"
 # A whole word at the end of a part, so that TOKENIZERS_PARALLELISM is none.
 _SECRET = re.compile(rf"({_WORDS})S?(_|$)", re.IGNORECASE)
 _NO_SECRETS = {"PWD", "OLDPWD"}
+_FAR = 10_000
+"""Characters behind a cut that are searched for secrets as well."""
 _SHORTEST = 6
 """Shorter values of secret variables are not searched for in text: they would hide words."""
 
@@ -78,6 +83,14 @@ def redacted(text: str) -> str:
     for value in sorted(_own_secrets(), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return _without_forms(text)
+
+
+def excerpt(text: str, max_characters: int) -> str:
+    """Return the beginning of a text, redacted, with an ellipsis where it was cut.
+
+    Secrets are hidden before the cut: half of one is not known any more. The rest of the text may be megabytes.
+    """
+    return shortened(redacted(text[: 4 * max_characters + _FAR]), max_characters)
 
 
 def hide_in_error(error: BaseException) -> None:

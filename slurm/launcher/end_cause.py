@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from configs.common.base import Frozen, utc_now
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST, PROCESS_DIED
+from configs.common.secrets import excerpt
 from configs.plans.job import JobEnd
 from configs.records.record import Status
 
@@ -39,7 +40,7 @@ class JobVerdict(Frozen):
             nodes=self.nodes,
             rank=self.rank,
             kind=self.kind,
-            message=self.message[:_MESSAGE_CHARACTERS] if self.message else None,
+            message=excerpt(self.message, _MESSAGE_CHARACTERS) if self.message else None,
             finished_at=utc_now(),
         )
 

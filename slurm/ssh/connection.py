@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.common.files.reading import read_text
+from configs.common.secrets import excerpt
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 from slurm.ssh.line import Line
@@ -291,7 +292,7 @@ def _key_refused(address: Address, error: Exception) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())[:300]
+    return excerpt(" ".join((str(error) or type(error).__name__).split()), 300)
 
 
 async def _begin(

@@ -23,6 +23,7 @@ from types import FrameType
 from configs.common.base import write_atomically
 from configs.common.files.logs import cut_log
 from configs.common.files.reading import read_json_object, read_model, read_tail, read_text
+from configs.common.secrets import excerpt
 from configs.common.system.ports import free_port
 from configs.common.system.proc import end_with_parent
 from configs.serving.deployment import ServiceState, SupervisedProcess
@@ -155,7 +156,7 @@ class Supervisor:
     def _last_line(self) -> str:
         with suppress(OSError, ValueError):
             lines = [line for line in read_tail(self.folder / "server.log", 4000).splitlines() if line.strip()]
-            return lines[-1][:300] if lines else "no message"
+            return excerpt(lines[-1], 300) if lines else "no message"
         return "no message"
 
     def _tell(self, state: str) -> None:

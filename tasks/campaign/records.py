@@ -17,8 +17,7 @@ import numpy as np
 from configs.common.base import canonical_json, content_hash, utc_now, write_atomically
 from configs.common.failure_kinds import PEER_LOST
 from configs.common.files.reading import PLAN_BYTES, read_model
-from configs.common.printable import shortened
-from configs.common.secrets import redacted
+from configs.common.secrets import excerpt
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
 from configs.records.record import (
@@ -95,17 +94,12 @@ def failed_records(
             status=status,
             started_at=None,
             finished_at=utc_now(),
-            failure=Failure(message=_brief(message), log=_log(run, job, None)),
+            failure=Failure(message=excerpt(message, _MAX_MESSAGE_CHARACTERS), log=_log(run, job, None)),
             accounting=_accounting(run.job(job_name)),
         )
         _write(run, record, {}, {})
         records.append(record)
     return records
-
-
-def _brief(message: str) -> str:
-    """Hide secrets first: half of one is not known any more."""
-    return shortened(redacted(message), _MAX_MESSAGE_CHARACTERS)
 
 
 def _ranks(job: Job) -> int:
@@ -196,11 +190,11 @@ def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str])
         first = min(primary, key=lambda part: part.finished_at)
         return first.status, first.failure
     if damaged:
-        return Status.LOST, Failure(message=_brief(damaged[0]))
+        return Status.LOST, Failure(message=excerpt(damaged[0], _MAX_MESSAGE_CHARACTERS))
     if end.status is Status.COMPLETED:
         return Status.LOST, Failure(message="the ranks exited without an error and without a result")
     message = end.message or f"the launch ended: {end.status}"
-    return end.status, Failure(message=_brief(message), rank=end.rank, kind=end.kind)
+    return end.status, Failure(message=excerpt(message, _MAX_MESSAGE_CHARACTERS), rank=end.rank, kind=end.kind)
 
 
 def _nsys_verdict(paths: JobPaths, measurement: Measurement, ranks: int) -> tuple[Status, Failure | None]:

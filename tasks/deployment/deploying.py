@@ -16,6 +16,7 @@ import httpx
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import parse_model
+from configs.common.secrets import excerpt
 from configs.hardware.prices import listed_offers
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
 from configs.targets.rented import RentedTarget
@@ -101,7 +102,7 @@ class Deploying:
                 return self._deploy(model, fit_text, ledger)
             except BaseException as error:
                 problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                ledger.note("failed", problem=problem[:500])
+                ledger.note("failed", problem=excerpt(problem, 500))
                 try:
                     remove_everything(self.store, wanted.name, ledger, self.say, self._limits.teardown)
                 except PlaceError as left:  # it is remembered, as a server may run on there until it expires

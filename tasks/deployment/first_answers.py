@@ -16,6 +16,7 @@ import httpx
 
 from configs.common.execution import Dtype
 from configs.common.printable import printable
+from configs.common.secrets import excerpt
 from configs.serving.deployment import FirstRequest, ServingBundle
 
 TIES: dict[Dtype, float] = {"float32": 1e-5, "float16": 2.0**-8, "bfloat16": 2.0**-5}
@@ -41,11 +42,11 @@ def first_answers(url: str, key: str | None, bundle: ServingBundle) -> str | Non
         for request in bundle.first_requests:
             answer = _send(client, bundle, request)
             if answer.status_code != 200:
-                return f"status {answer.status_code}: {answer.text[:200]}"
+                return f"status {answer.status_code}: {excerpt(answer.text, 200)}"
             try:
                 count, problem = _compare(request, answer.json(), TIES[bundle.dtype])
             except (ValueError, LookupError, TypeError):
-                return f"not an answer of the API: {printable(answer.text[:200])}"
+                return f"not an answer of the API: {printable(excerpt(answer.text, 200))}"
             if problem is not None:
                 return problem
             compared += count
@@ -65,7 +66,7 @@ def timed_answers(url: str, key: str | None, bundle: ServingBundle, seconds: flo
             sent = time.perf_counter()
             answer = _send(client, bundle, request)
             if answer.status_code != 200:
-                raise ValueError(f"{url}: status {answer.status_code}: {answer.text[:200]}")
+                raise ValueError(f"{url}: status {answer.status_code}: {excerpt(answer.text, 200)}")
             taken.append(time.perf_counter() - sent)
             units += len(request.tokens) or 1
     whole = time.perf_counter() - began

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from configs.common.secrets import excerpt
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, ServingBundle
 from configs.targets.target import LocalTarget
 from tasks.deployment.bundles import (
@@ -88,7 +89,7 @@ def replace(
         try:
             new = _place_all(placer, bundle, _next(deployment, ledger, len(old)), len(old), ready_seconds)
         except BaseException as error:
-            ledger.write("deployed", rolled_back=str(error)[:500] or type(error).__name__)
+            ledger.write("deployed", rolled_back=excerpt(str(error) or type(error).__name__, 500))
             if isinstance(error, ServerNotReady | FirstAnswerWrong):
                 raise RolledBack(f"{name}: rolled back before any traffic: {_text(error)}") from error
             raise
@@ -98,11 +99,11 @@ def replace(
             problem = _watch(front, placer, new, bundle, watch_seconds)
         except BaseException as error:
             _go_back(front, placer, before, new, say)
-            ledger.write("deployed", rolled_back=str(error)[:500] or type(error).__name__)
+            ledger.write("deployed", rolled_back=excerpt(str(error) or type(error).__name__, 500))
             raise
         if problem is not None:
             how = "rolled back" if _go_back(front, placer, before, new, say) else "could not be rolled back"
-            ledger.write("deployed", rolled_back=problem[:500])
+            ledger.write("deployed", rolled_back=excerpt(problem, 500))
             raise RolledBack(f"{name}: {how} after {watch_seconds:g} s of traffic at most: {problem}")
         previous = (*deployment.previous, deployment.bundle)
         told = {"servers": tuple(new), "bundle": bundle_name(bundle), "previous": previous}

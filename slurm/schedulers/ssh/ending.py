@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from configs.common.base import utc_now
 from configs.common.files.reading import read_tail
+from configs.common.secrets import excerpt
 from configs.plans.job import Job, JobEnd
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
@@ -55,7 +56,7 @@ def concluded(
             measurement=measurement or next((end.measurement for end in ends if end and end.measurement), None),
             nodes=tuple(name for loss in losses for name in loss.nodes),
             kind=losses[0].kind,
-            message="; ".join(loss.message for loss in losses)[:_LAST_BYTES],
+            message=excerpt("; ".join(loss.message for loss in losses), _LAST_BYTES),
             finished_at=utc_now(),
         )
     silent = [rank for rank, end in zip(ranks, ends, strict=True) if end is None]
@@ -81,6 +82,6 @@ def _silent(paths: JobPaths, names: Sequence[str], silent: Sequence[int], measur
         said = []
     message = f"the launcher on {', '.join(who)} did not start: {''.join(said) or 'no message'}; see {log.name}"
     return JobEnd(
-        status=Status.FAILED, return_code=None, suspects=who, kind=NEVER_BEGAN, message=message[:_LAST_BYTES],
+        status=Status.FAILED, return_code=None, suspects=who, kind=NEVER_BEGAN, message=excerpt(message, _LAST_BYTES),
         finished_at=utc_now(),
     )  # fmt: skip

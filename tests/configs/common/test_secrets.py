@@ -6,6 +6,7 @@ from urllib.error import URLError
 import pytest
 
 from configs.common.secrets import (
+    excerpt,
     hide_in_error,
     holds_secret,
     is_secret,
@@ -93,6 +94,15 @@ def test_values_of_secret_variables_are_found_in_text(monkeypatch: pytest.Monkey
     assert redacted(f"refused {HUSH} and another-hush of somebody, abc") == (
         "refused (hidden) and (hidden) of somebody, abc"
     )
+
+
+@pytest.mark.parametrize("before", [0, 150, 190, 199, 200, 400, 5000])
+def test_a_secret_at_the_cut_of_a_text_is_hidden(before: int) -> None:
+    secret = "hf_" + "Zq7" * 11
+    shown = excerpt("x" * before + f" token={secret} " + "y" * 50_000, 200)
+    assert len(shown) <= 200 and shown.endswith("…")
+    assert secret[:6] not in shown
+    assert excerpt("short", 200) == "short"
 
 
 def test_urls_are_shown_without_user() -> None:
