@@ -13,6 +13,7 @@ it takes.
 import re
 import shutil
 from pathlib import Path
+from shlex import quote
 
 from configs.common.base import WrongArgument, sha256_of_file, write_atomically
 from configs.common.files.project_files import shipped_studies
@@ -65,7 +66,7 @@ def copy_example(name: str, folder: Path) -> int:
     print(f"{study}: {known[name]['shows']}")
     for path in sorted({folder / _moved(named) for named in _references(source.parent, text)}):
         print(f"{path}: used by it")
-    print(f"To run it: rankwise run {study}")
+    print(f"To run it: rankwise run {quote(str(study))}")
     return 0
 
 

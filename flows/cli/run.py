@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
@@ -143,9 +144,9 @@ def run_study(
             if api is not None:
                 api.lost = True
             reason = unavailable if api is None else ended.unpublished
+            folder = quote(str(runs / study.study))
             console.print(
-                f"  note: not in Prefect's UI ({reason}). To publish it: rankwise publish {runs / study.study}",
-                markup=False,
+                f"  note: not in Prefect's UI ({reason}). To publish it: rankwise publish {folder}", markup=False
             )
     code = _print_unusable(console, plan, code)
     # The process ends now; collecting Prefect's half a million objects first would take a second.

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
 
 from configs.common.files.reading import MIB, read_json, read_tail
@@ -320,7 +321,7 @@ def _say(program: SupervisedProgram, good: bool, words: str) -> bool:
 
 
 def _command(name: str, folder: Path) -> str:
-    return f"rankwise team {name}" + ("" if folder == default_folder() else f" --folder {folder}")
+    return f"rankwise team {name}" + ("" if folder == default_folder() else f" --folder {quote(str(folder))}")
 
 
 def _end_of(log: Path, lines: int = 8) -> str:

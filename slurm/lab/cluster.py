@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import psutil
 
@@ -143,7 +144,7 @@ def _planned(request: LabRequest) -> LabPlan:
         differences = ", ".join(
             f"{name} is {_words(getattr(plan, name))}, asked for {_words(getattr(request, name))}" for name in fields
         )
-        undo = f"rankwise lab down --name {plan.name} --folder {plan.folder}"
+        undo = f"rankwise lab down --name {plan.name} --folder {quote(str(plan.folder))}"
         raise ValueError(f"lab {plan.name}: already up with other arguments ({differences}). Stop it first: {undo}")
     for each in request.hidden:
         if not each.is_dir() or each in _NEEDED:

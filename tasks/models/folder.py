@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from configs.common.base import sha256_of_file, write_atomically
@@ -145,7 +146,7 @@ def require_safetensors(names: Iterable[str], where: str, folder: str) -> None:
     if pickled:
         raise ValueError(
             f"{where}: pickled weights ({pickled[0]}) are not loaded, because a pickle can execute arbitrary code; "
-            f"only *.safetensors are supported. Convert them: rankwise convert {folder} DESTINATION"
+            f"only *.safetensors are supported. Convert them: rankwise convert {quote(str(folder))} DESTINATION"
         )
     raise ValueError(f"{where}: no weights (*.safetensors). Use a folder or repository with weights")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -62,7 +63,7 @@ def write(path: Path, assignments: list[str], out: Path, target: str | None) -> 
         print(f"  weights of {model.name} not included: copy {model.folder} to $SCRATCH_ROOT/models/{model.name}")
     print(
         "  next: copy the folder to the cluster, submit submit.sbatch, copy the folder back and run "
-        f"`rankwise collect {out}` (see README.md)"
+        f"`rankwise collect {quote(str(out))}` (see README.md)"
     )
     return 0
 

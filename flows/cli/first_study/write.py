@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from configs.common.base import WrongArgument, write_atomically
@@ -118,7 +119,7 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
     how = measured.get(facts.measure, f"steps are measured by {facts.measure}")
     experiment = study["experiments"].get("scaling")
     what = f"weak scaling over dp = 1 to {experiment['to']}" if experiment else "one cell"
-    return [*lines, f"wrote {output}: {what}, {facts.launcher}; {how}", f"next: rankwise run {output}"]
+    return [*lines, f"wrote {output}: {what}, {facts.launcher}; {how}", f"next: rankwise run {quote(str(output))}"]
 
 
 def _shown(options: list[ScriptOption]) -> list[ScriptOption]:

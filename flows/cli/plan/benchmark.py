@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, get_args
 
 import psutil
@@ -61,7 +62,8 @@ def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -
         left_out = [{"what": what, "reason": reason} for what, reason in comments]
         print(json.dumps({"written": str(file), "left_out": left_out}, indent=1))
         return PLANNED
-    print(f"{file}: written; `rankwise validate {file}`, then `rankwise run {file}`")
+    named = quote(str(file))
+    print(f"{file}: written; `rankwise validate {named}`, then `rankwise run {named}`")
     for what, reason in comments:
         print(f"  comment only  {what}: {reason}")
     return PLANNED

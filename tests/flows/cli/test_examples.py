@@ -1,5 +1,6 @@
 """`rankwise examples`: what it lists is true, and a copy measures what the original measures."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,10 @@ def test_a_folder_in_the_way_is_named_without_a_word_on_measurements(tmp_path: P
     (tmp_path / "file").write_text("")
     refused = CliRunner().invoke(app, ["examples", "quickstart", "--out", str(tmp_path / "file" / "below")])
     assert refused.exit_code == 1 and refused.output.strip().endswith("Not a directory"), refused.output
+
+
+def test_the_command_that_is_proposed_can_be_pasted(tmp_path: Path) -> None:
+    copied = CliRunner().invoke(app, ["examples", "command-timeit", "--out", str(tmp_path / "my 'studies'")])
+    proposed = copied.output.strip().splitlines()[-1].removeprefix("To run it: ")
+    *command, study = shlex.split(proposed)
+    assert command == ["rankwise", "run"] and Path(study).is_file(), proposed
