@@ -29,6 +29,7 @@ def fit_file(path: Path, as_json: bool, plot: Path | None, residuals: ResidualKi
     except OSError as error:
         return _refused(f"{path}: {error.strerror}", WRONG_FILE)
     laws = fit_laws(data.points, data.kind, data.paired, residuals=residuals)
+    print(json.dumps(laws_json(laws), indent=1) if as_json else laws_text(laws, data).rstrip())
     drawing = plot or (None if as_json else Path(f"{path.stem}-laws.png"))
     if drawing is not None:
         from reports.plots.experiments.laws import draw_laws, laws_height
@@ -38,9 +39,7 @@ def fit_file(path: Path, as_json: bool, plot: Path | None, residuals: ResidualKi
         try:
             write_atomically(drawing, images[drawing.suffix[1:]])
         except OSError as error:
-            return _refused(f"--plot {drawing}: {error.strerror}", OTHER_ERROR)
-    print(json.dumps(laws_json(laws), indent=1) if as_json else laws_text(laws, data).rstrip())
-    if drawing is not None:
+            return _refused(f"{'--plot' if plot else 'plot'} {drawing}: {error.strerror}", OTHER_ERROR)
         print(f"plot: {drawing}", file=sys.stderr if as_json else sys.stdout)
     return FITTED
 

@@ -73,6 +73,21 @@ def test_any_number_of_points_is_drawn(rows: str, capsys: pytest.CaptureFixture[
     assert "plot: points-laws.png" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("json_wanted", [False, True])
+def test_laws_are_printed_where_the_plot_cannot_be_written(
+    json_wanted: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert fit_file(DATA / "specsdm91.csv", json_wanted, tmp_path / "file" / "laws.png") == 1
+    told = capsys.readouterr()
+    assert (
+        ("usl" in json.loads(told.out)["laws"])
+        if json_wanted
+        else told.out.startswith("Strong scaling, 7 numbers of ranks")
+    )
+    assert told.err == f"--plot {tmp_path}/file/laws.png: Not a directory\n"
+
+
 def test_repeats_pair_and_conditions_mark(capsys: pytest.CaptureFixture[str]) -> None:
     header = "Ranks, Throughput ,repeat,dtype\n"
     rows = [
