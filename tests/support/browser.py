@@ -145,17 +145,21 @@ class Ui:
     def press(self, button: Locator, request: str, reload: bool = False) -> Response:
         """Press until the server takes what the UI then asks for; SQLite may be locked for a moment.
 
+        The UI asks nothing where the server did not answer what it asks before, such as whether a form is valid.
         reload: load the page again after a refusal.
         """
+        answer: Response | None = None
         for attempt in range(_PRESSES):
             if attempt and reload:
                 self.page.reload()
-            with self.page.expect_response(re.compile(request), timeout=SLOW) as answer:
-                button.click()
-            if answer.value.status != _BUSY:
-                break
-        assert answer.value.ok, answer.value.text()
-        return answer.value
+            with suppress(PageTimeoutError):
+                with self.page.expect_request(re.compile(request), timeout=SLOW) as asked:
+                    button.click()
+                answer = asked.value.response()
+                if answer is not None and answer.status != _BUSY:
+                    break
+        assert answer is not None and answer.ok, answer and answer.text()
+        return answer
 
     def busy_once(self, request: str) -> None:
         """Let the next request whose address has this in it be answered as by a server whose database is locked."""
