@@ -235,9 +235,11 @@ def test_a_measurement_that_was_suspended_is_made_again(lab: "Lab", tmp_path: Pa
     wait_until(lambda: under_measurement(run), what="a measurement", seconds=START_SECONDS)
     (job,) = lab.slurm("squeue", "--noheader", "--format=%i").split()
     lab.slurm("scontrol", "suspend", job)
-    wait_until(lambda: in_queue(lab, run) == [f"{job} SUSPENDED"], what="the suspension")
-    time.sleep(15)
-    lab.slurm("scontrol", "resume", job)
+    try:
+        wait_until(lambda: in_queue(lab, run) == [f"{job} SUSPENDED"], what="the suspension")
+        time.sleep(15)
+    finally:  # stopped processes would outlive the lab
+        lab.slurm("scontrol", "resume", job)
     assert process.wait(timeout=150) == 0, (tmp_path / "out.log").read_text()
     paused, made = records(run)
     assert (paused.status, paused.attempt, made.status, made.attempt) == ("preempted", 1, "completed", 2)
