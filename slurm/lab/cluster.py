@@ -23,7 +23,7 @@ from configs.common.base import write_atomically
 from configs.common.files.reading import read_bytes, read_text
 from slurm.lab import daemons, files, members, network, nodes
 from slurm.lab.commands import LabError, need_root, output_of, why_no_lab
-from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, LabPlan, LabRequest, cgroup_of, lab_file, read_lab_plan
+from slurm.lab.plan import BASE_FOLDER, CONTROLLERS, FREEZER, LabPlan, LabRequest, cgroup_of, lab_file, read_lab_plan
 
 _LOCKS = Path("/run/lock")
 _LOCK_LIMIT_SECONDS = 180.0
@@ -247,7 +247,16 @@ def _kill_all(name: str) -> None:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        _thaw(name)
         time.sleep(0.05)
+
+
+def _thaw(name: str) -> None:
+    """Let go what Slurm suspended: a frozen process gets no signal before its thaw, not even SIGKILL (cgroups(7))."""
+    for folder, _, _ in os.walk(FREEZER / cgroup_of(name)):
+        # The cgroup may have gone meanwhile; what is still frozen is seen by the next look at the processes.
+        with suppress(OSError):
+            (Path(folder) / "freezer.state").write_text("THAWED")
 
 
 def _remove_cgroups(name: str) -> None:

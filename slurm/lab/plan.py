@@ -17,7 +17,8 @@ UNSHAPED = "none"
 MOST_NODES = 64
 SLURMD_PORT = 6818  # the nodes have ports of their own
 _SOCKET_CHARACTERS = 107  # of the longest path of a socket, unix(7)
-CONTROLLERS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup/freezer"))  # of cgroups(7), first version
+FREEZER = Path("/sys/fs/cgroup/freezer")
+CONTROLLERS = (Path("/sys/fs/cgroup/memory"), FREEZER)  # of cgroups(7), first version
 _BITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 

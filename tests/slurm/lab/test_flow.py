@@ -238,7 +238,7 @@ def test_a_measurement_that_was_suspended_is_made_again(lab: "Lab", tmp_path: Pa
     try:
         wait_until(lambda: in_queue(lab, run) == [f"{job} SUSPENDED"], what="the suspension")
         time.sleep(15)
-    finally:  # stopped processes would outlive the lab
+    finally:
         lab.slurm("scontrol", "resume", job)
     assert process.wait(timeout=150) == 0, (tmp_path / "out.log").read_text()
     paused, made = records(run)

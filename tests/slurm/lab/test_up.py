@@ -12,7 +12,7 @@ import pytest
 
 from slurm.lab import cluster, daemons, members, network
 from slurm.lab.commands import why_no_lab
-from slurm.lab.plan import CONTROLLERS, LabRequest, cgroup_of
+from slurm.lab.plan import CONTROLLERS, FREEZER, LabRequest, cgroup_of
 from tests.support.cluster.lab import Lab
 from tests.support.run_folders.studies import RANKWISE, wait_until
 
@@ -222,6 +222,29 @@ def test_down_leaves_nothing_after_a_crash(seconds: float, tmp_path_factory: pyt
     assert done.returncode == 0, done.stderr
     assert _left(name) == []
     assert not [each for each in started if _lives(each.pid)]
+
+
+def test_down_ends_what_slurm_had_suspended(tmp_path: Path) -> None:
+    """A job's processes are frozen then: SIGKILL waits for their thaw, and `down` waited for it until it gave up."""
+    if not FREEZER.is_dir():
+        pytest.skip("this kernel has no freezer of the first version of cgroups")
+    name = f"z{os.getpid() % 10**6}x"
+    frozen = FREEZER / cgroup_of(name) / "n1" / "job_7"
+    frozen.mkdir(parents=True)
+    environment = os.environ | members.marks(name, tmp_path, "n1")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], env=environment) as process:
+        try:
+            (frozen / "cgroup.procs").write_text(str(process.pid))
+            (frozen / "freezer.state").write_text("FROZEN")
+            wait_until(lambda: (frozen / "freezer.state").read_text() == "FROZEN\n", what="the suspension")
+            assert [each.pid for each in members.members(name)] == [process.pid]
+            cluster.down(name, tmp_path)
+            assert process.wait(timeout=30) == -signal.SIGKILL
+            assert _left(name) == []
+        finally:
+            if frozen.exists():
+                (frozen / "freezer.state").write_text("THAWED")
+            process.kill()
 
 
 def _left(name: str) -> list[str]:
