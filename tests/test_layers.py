@@ -95,9 +95,16 @@ MODULES = sorted(
 )
 
 
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """Imports and calls of a module, also inside functions."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Call))
+
+
 def imported_packages(path: Path) -> Iterator[str]:
     """Packages (ours: folders) of everything that a module imports, also inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (package_of(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -233,22 +240,32 @@ READERS_OF_THEIR_OWN = {
 """Modules that open files otherwise than through `configs.common.files.reading`, and what they open."""
 
 
+_READERS = {
+    *("open", "read_text", "read_bytes", "load", "safe_open", "load_file", "read_csv", "read_parquet", "read_table"),
+    "ParquetFile",
+}
+
+
 def reads(path: Path) -> Iterator[str]:
     """Calls of a module that open a file by its name to read it."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if not isinstance(node, ast.Call):
             continue
         called = node.func
         name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        if name not in _READERS:
+            continue
         owner = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
         text = ast.unparse(node)
-        if (
-            (name in ("read_text", "read_bytes") and owner and not re.match(r"\(?Path\(f?'/(proc|sys)/", owner))
-            or (name == "open" and owner == "os" and "O_WRONLY" not in text and "os.devnull" not in text)
-            or (name == "open" and owner not in ("os", "self") and _opens_to_read(node, bool(owner)))
-            or (name == "load" and owner in ("np", "numpy", "torch"))
-            or name in ("safe_open", "load_file", "read_csv", "read_parquet", "read_table", "ParquetFile")
-        ):
+        if name in ("read_text", "read_bytes"):
+            opens = bool(owner) and not re.match(r"\(?Path\(f?'/(proc|sys)/", owner)
+        elif name == "open" and owner == "os":
+            opens = "O_WRONLY" not in text and "os.devnull" not in text
+        elif name == "open":
+            opens = owner != "self" and _opens_to_read(node, bool(owner))
+        else:
+            opens = name != "load" or owner in ("np", "numpy", "torch")
+        if opens:
             yield f"line {node.lineno}: {text[:80]}"
 
 

@@ -5,6 +5,8 @@
 
 Functions are sent by name, so they must stand in a module that imports nothing heavy but torch. A rank that raises
 ends the test with its traceback; one that does not answer in time ends the pool.
+
+Ranks are forked from a process that has torch and nothing else: to import it takes longer than most tests.
 """
 
 import multiprocessing
@@ -16,8 +18,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from configs.common.system.collector import imported_for_good
-
 
 class RankPool:
     """Processes with a default process group on gloo among them, one thread each."""
@@ -25,12 +25,14 @@ class RankPool:
     def __init__(self, size: int, timeout_seconds: float = 60) -> None:
         self.size, self.timeout_seconds = size, timeout_seconds
         self._folder = tempfile.TemporaryDirectory(prefix="rankwise-ranks-")
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.support.rank_imports"])
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, self._folder.name, theirs), daemon=True)
+            given = (rank, size, self._folder.name, theirs, dict(os.environ))
+            process = context.Process(target=_serve, args=given, daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -75,11 +77,12 @@ class RankPool:
         return [answers[rank] for rank in range(self.size)]
 
 
-def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with imported_for_good("torch"):
-        import torch
-        import torch.distributed as dist
+def _serve(rank: int, size: int, folder: str, pipe: Connection, environment: dict[str, str]) -> None:
+    # The process that forks has the environment of the first pool.
+    os.environ.clear()
+    os.environ.update(environment, OMP_NUM_THREADS="1")
+    import torch
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=size)
