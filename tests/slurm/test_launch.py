@@ -32,7 +32,7 @@ from slurm.staging.version import code_version
 from tests.support.cluster.launches import (
     assert_nothing_left,
     in_measurement,
-    launch,
+    launch_alone,
     leftovers,
     noop_measurement,
     part,
@@ -238,7 +238,7 @@ def test_rank_killed_mid_cell(tmp_path: Path) -> None:
         noop_measurement("after", ranks=2),
     ]
     paths = write_job(tmp_path, measurements)
-    end = launch(paths)
+    end = launch_alone(paths)
     assert (end.status, end.measurement, end.rank, end.kind) == (Status.FAILED, measurements[1].name, 1, "SIGKILL")
     assert end.message == "rank 1 was killed by SIGKILL"
     for rank in (0, 1):
@@ -257,7 +257,7 @@ def test_exception_on_one_of_two_ranks_ends_the_launch(tmp_path: Path) -> None:
         noop_measurement("after", ranks=2),
     ]
     paths = write_job(tmp_path, measurements)
-    end = launch(paths)
+    end = launch_alone(paths)
     assert (end.status, end.measurement, end.rank, end.kind) == (Status.FAILED, measurements[0].name, 1, "RuntimeError")
     assert end.message == "rank 1: the noop workload was told to raise"
     failure = part(paths, measurements[0], 1).failure
@@ -285,14 +285,14 @@ def test_hanging_rank_is_ended_at_the_cells_limit_with_its_stack(tmp_path: Path)
 def test_silent_peer_is_noticed_at_the_groups_limit(tmp_path: Path) -> None:
     measurements = [noop_measurement("hangs", ranks=2, fault="hang", fault_rank=1)]
     paths = write_job(tmp_path, measurements, group_timeout_seconds=2)
-    end = launch(paths)
+    end = launch_alone(paths)
     assert (end.status, end.measurement, end.rank, end.kind) == (Status.TIMEOUT, measurements[0].name, 1, "PeerLost")
     assert leftovers(paths.folder) == []
 
 
 def test_job_ends_at_its_own_limit_even_while_it_starts(tmp_path: Path) -> None:
     paths = write_job(tmp_path, [noop_measurement("hangs", fault="hang")], timeout_seconds=0.3)
-    end = launch(paths)
+    end = launch_alone(paths)
     assert (end.status, end.kind, end.measurement) == (Status.TIMEOUT, "JobTimeout", None)
     assert leftovers(paths.folder) == []
 
@@ -316,7 +316,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
 def test_job_that_cannot_be_read_ends_with_the_reason(tmp_path: Path) -> None:
     paths = write_job(tmp_path, [noop_measurement("a")])
     paths.job.write_text('{"name": 1}')
-    end = launch(paths)
+    end = launch_alone(paths)
     assert (end.status, end.kind) == (Status.FAILED, "ValueError")
     assert "launcher failed" in (end.message or "")
 

@@ -1,7 +1,5 @@
 """Other engines on each kind of model answer as unmodified transformers does, one prompt at a time."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, RankResult
 from engine.workloads.other_engines import run
-from tests.support.cluster.launches import part
+from tests.support.cluster.launches import launch, part
 
 LIMIT_SECONDS = 540
 PROMPTED = {"num_prompts": 3, "batch_size": 2, "prompt_tokens": 9, "answers": True}
@@ -73,7 +71,7 @@ def run_two_ranks(
 ) -> tuple[list[RankPart], RankResult]:
     """Parts of both ranks of a launch of its own, and the samples of the one that speaks."""
     paths, job = write_job(folder, architecture, workload, cache, **fields)
-    subprocess.run([sys.executable, "-m", "slurm.launch", str(paths.job)], check=True, timeout=LIMIT_SECONDS)
+    launch(paths, LIMIT_SECONDS)
     measurement = job.measurements[0]
     outcome = RankResult()
     reports_results = 1 if measurement.cell.layout.pp > 1 else 0

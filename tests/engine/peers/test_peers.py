@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +27,7 @@ from engine.peers.compiled import need_compiler, static_cache
 from engine.peers.loading import touch
 from engine.peers.onnx import peer
 from engine.workloads.other_engines import run
-from tests.support.cluster.launches import part
+from tests.support.cluster.launches import launch, part
 from tests.support.flushed import names_of_flushed
 from tests.support.training.memory_models import save_model
 
@@ -79,11 +77,6 @@ def write_job(folder: Path, manifest: ModelManifest, cache: Path, cell: Cell) ->
     return paths, measurement
 
 
-def launch(paths: JobPaths) -> None:
-    """Run the job to its end; compiling takes minutes on a busy machine."""
-    subprocess.run([sys.executable, "-m", "slurm.launch", str(paths.job)], check=True, timeout=LIMIT_SECONDS)
-
-
 def run_here(folder: Path, manifest: ModelManifest, **fields: Any) -> dict[str, np.ndarray]:
     """Samples of a one-rank cell, measured in this process."""
     paths, measurement = write_job(folder, manifest, folder / "cache", Cell(model="folder:0", workload=WORK, **fields))
@@ -99,7 +92,7 @@ def run_two_ranks(
     """Parts of both ranks of a launch of its own, and the tokens that the speaking one kept."""
     cell = Cell(model="folder:0", workload=WORK, layout=Layout(tp=2), **fields)
     paths, measurement = write_job(folder, manifest, cache, cell)
-    launch(paths)
+    launch(paths, LIMIT_SECONDS)  # compiling takes minutes on a busy machine
     parts = [part(paths, measurement, rank) for rank in range(2)]
     assert [found.status for found in parts] == [Status.COMPLETED] * 2, parts
     with np.load(paths.samples(measurement.name, 0)) as samples:
@@ -129,7 +122,7 @@ def test_compiled_decoding_gives_the_same_tokens(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "set by the run"))
     cell = Cell(model="folder:0", workload=WORK, engine="transformers", engine_mode="compiled")
     paths, measurement = write_job(tmp_path, manifest, tmp_path / "cache", cell)
-    launch(paths)
+    launch(paths, LIMIT_SECONDS)  # compiling takes minutes on a busy machine
     assert part(paths, measurement).status is Status.COMPLETED, part(paths, measurement)
     with np.load(paths.samples(measurement.name, 0)) as samples:
         assert np.array_equal(samples["answer_tokens"], expected)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from configs.records.record import RankPart, read_part
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
+from slurm.forking import parents
 
 # Started for each rank: reads the context's parts from a file, runs the measurements, leaves their samples.
 RANK_PROGRAM = """
@@ -88,8 +90,20 @@ def write_job(
     return paths
 
 
-def launch(paths: JobPaths) -> JobEnd:
-    """Run the job to its end through the launcher, without a scheduler."""
+def launch(paths: JobPaths, limit_seconds: float = 120) -> JobEnd:
+    """Run the job to its end through the launcher, without a scheduler.
+
+    It is forked as a run forks it on this machine: to import torch in each launch takes longer than most of them.
+    """
+    os.environ.pop("PYTEST_CURRENT_TEST", None)  # a parent serves one environment
+    launcher = parents.launch(Job.model_validate_json(paths.job.read_bytes()), paths.job)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(launcher).wait(timeout=limit_seconds)
+    return read_end(paths)
+
+
+def launch_alone(paths: JobPaths) -> JobEnd:
+    """The same, the launcher started as a program of its own, as schedulers start it."""
     subprocess.run([sys.executable, "-m", "slurm.launch", str(paths.job)], check=True, timeout=120)
     return read_end(paths)
 
