@@ -103,17 +103,22 @@ def end_tree(
     """SIGTERM to all that `find` gives, SIGKILL to those that are left after the grace, until none is left.
 
     `find` is asked again and again, so that children born meanwhile are seen. Returns the pids that
-    outlived the limit (a process in uninterruptible sleep can).
+    outlived the limit (a process in uninterruptible sleep can). Time counts from the first signals: on a busy machine
+    a look may take longer than all of it, and nobody is given up who was not asked, and then killed.
     """
-    began = time.monotonic()
+    asked_at: float | None = None
+    killed_at: float | None = None
     asked: set[int] = set()
     while alive := list(find()):
-        elapsed = time.monotonic() - began
-        if elapsed > limit_seconds:
+        now = time.monotonic()
+        if killed_at is not None and now - killed_at > limit_seconds - grace_seconds:
             return [process.pid for process in alive]
+        asked_at = now if asked_at is None else asked_at
+        if killed_at is None and asked and now - asked_at >= grace_seconds:
+            killed_at = now
         for process in alive:
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if elapsed >= grace_seconds:
+                if killed_at is not None:
                     process.kill()
                 elif process.pid not in asked:
                     process.terminate()

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -359,3 +360,19 @@ def test_a_job_that_ended_and_has_much_to_bring_is_not_said_to_run(
 
 async def placed(folder: str) -> tuple[str, None]:
     return folder, None
+
+
+def test_what_is_left_of_a_job_is_killed_however_long_a_look_at_the_processes_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[int] = []
+
+    def slowly_found(_: str) -> list[int]:
+        time.sleep(0.05)  # longer than the limit, as on a login node with thousands of processes
+        return [] if killed else [17]
+
+    monkeypatch.setattr(node_program, "_KILL_SECONDS", 0.01)
+    monkeypatch.setattr(node_program, "_launcher", lambda *_: None)
+    monkeypatch.setattr(node_program, "_processes", slowly_found)
+    monkeypatch.setattr(node_program.os, "kill", lambda pid, _: killed.append(pid))
+    assert node_program.end_job("/there", 0) == {"left": []} and killed == [17]
