@@ -6,7 +6,7 @@ before the task runs, and fails the task where the API does not answer.
 
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -45,8 +45,19 @@ def why_unavailable() -> str | None:
 
 def api_error_text(error: Exception, max_characters: int = 200) -> str:
     """What an error of the API says, without secrets and hints of libraries."""
+    if isinstance(error, httpx.TimeoutException):  # which says nothing, or `timed out`
+        return _waited(error)
     text = redacted(next((line for line in str(error).splitlines() if line.strip()), type(error).__name__))
     return text if len(text) <= max_characters else f"{text[: max_characters - 3]}..."
+
+
+def _waited(error: httpx.TimeoutException) -> str:
+    """That no answer came, and how long it was waited for where the request says so."""
+    kind = type(error).__name__.removesuffix("Timeout").lower()  # connect, read, write or pool
+    seconds = None
+    with suppress(RuntimeError):  # it knows of no request
+        seconds = error.request.extensions.get("timeout", {}).get(kind)
+    return "no answer in time" if seconds is None else f"no answer within {seconds:g} s"
 
 
 def await_api(seconds: float) -> str | None:

@@ -1,7 +1,9 @@
 """Reports to an API that lost the flow run, or that knows of it what its process did not do."""
 
 import logging
+import socket
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -10,6 +12,7 @@ import httpx
 import pytest
 from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Cancelling, Completed, Crashed, Pending, Running, Suspended
 
 from tasks.prefect_api import api
@@ -89,3 +92,13 @@ def test_groups_of_a_lost_run_do_not_stay_running(monkeypatch: pytest.MonkeyPatc
     else:
         assert not end_lost_run(uuid4())
     assert told == [(under_way, "Crashed")]
+
+
+def test_an_api_that_does_not_answer_in_time_is_told_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx has no words for it: a run was measured without Prefect because of `ReadTimeout`."""
+    monkeypatch.setattr(api, "quick_client", partial(api.quick_client, answer_seconds=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
+        with temporary_settings({PREFECT_API_URL: url}):
+            assert api.why_unavailable() == "no answer within 0.2 s"
+    assert api.api_error_text(httpx.ReadTimeout("")) == "no answer in time"
