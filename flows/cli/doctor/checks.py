@@ -33,6 +33,8 @@ CheckState = Literal["ok", "warning", "missing"]
 _SHOWN = ("torch", "prefect", "fastapi", "transformers", "submitit", "huggingface-hub")
 _COMMAND_SECONDS = 5.0
 _CONNECT_SECONDS = 3.0
+_ANSWER_SECONDS = 10.0
+"""For a Prefect API: as long as a run waits for each of its answers."""
 _GIB = 2**30
 
 
@@ -296,7 +298,7 @@ def check_prefect_api() -> list[DoctorCheck]:
         shown = without_password(url)
         health = parts._replace(path=parts.path.split("/api")[0] + "/api/health", query="").geturl()
         handlers = [urllib.request.ProxyHandler({})] if is_loopback(url) else []
-        with urllib.request.build_opener(*handlers).open(health, timeout=_CONNECT_SECONDS) as answer:
+        with urllib.request.build_opener(*handlers).open(health, timeout=_ANSWER_SECONDS) as answer:
             status = answer.status
     except urllib.error.HTTPError as error:
         error.close()
@@ -307,6 +309,10 @@ def check_prefect_api() -> list[DoctorCheck]:
         return [DoctorCheck("prefect api", "missing", "address is not a URL", "write it as http://HOST:PORT/api")]
     except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            remedy = "its machine may be busy: ask again, or see the log of that server"
+            detail = f"{shown} did not answer within {_ANSWER_SECONDS:g} s"
+            return [DoctorCheck("prefect api", "warning", detail, remedy)]
         remedy = "start it (`prefect server start`), correct PREFECT_API_URL, or unset it to use a local one"
         return [DoctorCheck("prefect api", "missing", f"{shown} does not respond ({reason})", remedy)]
     if status >= 500:

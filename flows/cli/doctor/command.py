@@ -8,6 +8,7 @@ mount, an unresponsive name server) is reported and abandoned.
 
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
@@ -20,9 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.common.files.project_files import project_file
+from configs.common.files.reading import read_text
 from flows.cli.doctor import checks as machine
 from flows.cli.doctor import gpus, optional
-from flows.cli.doctor.checks import DoctorCheck
+from flows.cli.doctor.checks import CheckState, DoctorCheck
 from flows.cli.doctor.imports import check_imports
 from flows.folders import cache_folder
 
@@ -123,9 +125,20 @@ def _answers(questions: dict[str, Callable[[], list[DoctorCheck]]], limit_second
         thread.start()
     for thread in threads.values():
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = "a network mount, name server or driver does not respond"
+    runnable, cores = _runnable(), os.cpu_count() or 1
+    hangs = "a network mount, name server or driver does not respond"
+    busy = f"{runnable} processes want {cores} cores: run it again when fewer do. Else {hangs}"
+    late: tuple[CheckState, str] = ("warning", busy) if runnable > cores else ("missing", hangs)
     return [
         check
         for name in questions
-        for check in found.get(name, [DoctorCheck(name, "missing", f"no response within {limit_seconds:g} s", late)])
+        for check in found.get(name, [DoctorCheck(name, late[0], f"no response within {limit_seconds:g} s", late[1])])
     ]
+
+
+def _runnable() -> int:
+    """Processes and threads of this machine that run or wait for a core (proc(5), loadavg): not those that hang."""
+    try:
+        return int(read_text(Path("/proc/loadavg"), 200).split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return 0

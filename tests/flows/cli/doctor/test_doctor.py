@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.doctor import checks
+from flows.cli.doctor import checks, command
 from flows.cli.doctor.checks import DoctorCheck
 from flows.cli.doctor.command import _answers, doctor, print_checks
 
@@ -132,7 +132,8 @@ def test_table_on_a_terminal() -> None:
     assert "┃" in shown and "[::1]:5 [red]x[/red]" in shown and "open it" in shown
 
 
-def test_a_check_that_hangs_or_fails_does_not_hide_the_others() -> None:
+def test_a_check_that_hangs_or_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_runnable", lambda: 0)
     ended = threading.Event()
 
     def fail() -> list[DoctorCheck]:
@@ -149,6 +150,15 @@ def test_a_check_that_hangs_or_fails_does_not_hide_the_others() -> None:
     ended.set()
     assert [(check.name, check.state) for check in found] == [("slow", "missing"), ("bad", "warning"), ("good", "ok")]
     assert "no response within 2 s" in found[0].detail and "RuntimeError: broken" in found[1].detail
+
+
+def test_a_check_that_a_busy_machine_delays_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside busy processes the imports were not checked within 30 s, and a network mount was blamed."""
+    monkeypatch.setattr(command, "_runnable", lambda: 9999)
+    ended = threading.Event()
+    (check,) = _answers({"imports": lambda: [DoctorCheck("imports", "ok", str(ended.wait(300)))]}, 0.1)
+    ended.set()
+    assert check.state == "warning" and check.remedy is not None and "9999 processes want" in check.remedy
 
 
 # The master
@@ -340,3 +350,14 @@ def test_prefect_api_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     (check,) = checks.check_prefect_api()
     assert check.state == "ok" and "none configured" in check.detail
+
+
+def test_prefect_api_that_is_slow_is_not_called_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on a busy machine takes connections, and answers in seconds."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
+    monkeypatch.setattr(checks, "_ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api")
+        (check,) = checks.check_prefect_api()
+    assert check.state == "warning" and check.detail.endswith("did not answer within 0.2 s")
