@@ -6,8 +6,8 @@
     live.close()
 
 The cost for training is a line into a pipe about once a second. The libraries run in a separate process
-(`engine.training.live.streamer`), so they hold no interpreter lock and use no memory of this one. They run at the
-lowest priority once training begins, and their failures do not affect training. Writes never block on a full pipe:
+(`engine.training.live.streamer`), so they hold no interpreter lock and use no memory of this one. They run at a
+low priority once training begins, and their failures do not affect training. Writes never block on a full pipe:
 dropped lines are counted in `live_dropped`. Imports no torch.
 """
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 EVERY_SECONDS = 1.0
 OPEN_SECONDS = 30.0
 """Time-out of the first step for opening the libraries: MLflow alone may take ten seconds to create its database."""
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 30.0
+"""For what was told last to be written: on a busy machine that takes long, and what is not written is lost."""
 _GAUGES = ("loss", "gradient_norm", "learning_rate", "validation_loss")
 
 
@@ -89,6 +90,8 @@ def _about(measurement: "Measurement", context: "Context") -> dict[str, Any]:
         "folder": str((root / name).absolute()),
         "host": LOOPBACK if isinstance(context.job.target, LocalTarget) else socket.gethostname(),
         "port": measuring.prometheus_port,
+        # Other ranks may already wait for this one in a collective.
+        "close_seconds": min(CLOSE_SECONDS, measuring.group_timeout_seconds / 2),
         "config": cell.model_dump(mode="json"),
     }
 
@@ -104,6 +107,7 @@ class LiveStreams:
     ) -> None:
         self._device, self._meter = device, meter
         self._of_node = about is not None and about["node"] > 0
+        self._close_seconds: float = CLOSE_SECONDS if about is None else about["close_seconds"]
         self._process: subprocess.Popen[bytes] | None = None
         self._dropped = 0
         self._figures: dict[str, Figure] = {}
@@ -165,9 +169,9 @@ class LiveStreams:
             return
         with suppress(OSError):
             self._write({"end": "failed" if failed else "finished"})
-        reply = self._reply("closed", CLOSE_SECONDS)
+        reply = self._reply("closed", self._close_seconds)
         if reply is None:
-            _say(f"the streams were not written within {CLOSE_SECONDS:g} s and are left as they are")
+            _say(f"the streams were not written within {self._close_seconds:g} s and are left as they are")
         else:
             self._dropped += reply["dropped"]
             self._figures["live_cpu_seconds"] = reply["cpu_seconds"]

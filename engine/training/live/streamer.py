@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from configs.common.live_variables import SOCKET_VARIABLE, hidden
@@ -23,9 +24,12 @@ from engine.training.live.sinks import SINKS, Write
 
 WAITING = 64
 """Length of a slow sink's queue: a minute."""
-CLOSE_SECONDS = 8.0
-"""Less than the rank waits."""
-_LOWEST_PRIORITY = 19
+CLOSE_SHARE = 0.9
+"""Of the time that the rank waits for the streams to be closed."""
+NICE = 10
+"""Of every thread and process once training begins. Not lower: beside busy processes a thread at nice 19 waits for
+seconds, and the others with it where it holds the interpreter's lock."""
+_MAX_LOOKS = 20
 _VARIABLES_SECONDS = 5.0
 _given: dict[str, str] = {}
 """Variables of the libraries that the run's process has given, secrets among them."""
@@ -107,6 +111,35 @@ class SinkStream:
             self.dropped += 1
 
 
+def yield_to_training() -> None:
+    """Lower the priority of every thread of this process and its children; Linux keeps it by thread (sched(7))."""
+    # A thread that was not reached yet may start another one meanwhile, which has its priority.
+    for _ in range(_MAX_LOOKS):
+        if not any([_lowered(int(thread.name)) for thread in _threads(os.getpid())]):
+            break
+
+
+def _threads(pid: int) -> list[Path]:
+    """Threads of a process and of all that it started and that has not ended, as folders of /proc."""
+    found: list[Path] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found.append(thread)
+            with suppress(OSError):
+                for child in (thread / "children").read_text().split():
+                    found += _threads(int(child))
+    return found
+
+
+def _lowered(thread: int) -> bool:
+    """Whether the thread had a higher priority until now."""
+    with suppress(ProcessLookupError, PermissionError):
+        if os.getpriority(os.PRIO_PROCESS, thread) < NICE:
+            os.setpriority(os.PRIO_PROCESS, thread, NICE)
+            return True
+    return False
+
+
 def main() -> int:
     """Stream one measurement. Returns the exit code."""
     # Libraries print to standard output; that must not mix with the replies.
@@ -122,7 +155,7 @@ def main() -> int:
         if not stream.opened.wait(max(0.0, ends - time.monotonic())):
             print(f"live: {stream.name} is not open after {about['open_seconds']:g} s", file=sys.stderr, flush=True)
     _answer(answers, {"said": "opened"})
-    os.nice(_LOWEST_PRIORITY)
+    yield_to_training()
     ended = False
     for line in sys.stdin.buffer:
         told = json.loads(line)
@@ -133,7 +166,7 @@ def main() -> int:
     if not ended:
         for stream in streams:
             stream.put({"end": "killed"})
-    ends = time.monotonic() + CLOSE_SECONDS
+    ends = time.monotonic() + CLOSE_SHARE * about["close_seconds"]
     for stream in streams:
         stream.thread.join(max(0.0, ends - time.monotonic()))
         if stream.thread.is_alive():

@@ -13,9 +13,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,6 +27,8 @@ from engine.training.live import open_live
 from engine.training.live import sender as telling
 from engine.training.live.metrics import METRIC_PREFIX, METRICS
 from engine.training.live.sinks import SINKS
+from engine.training.live.streamer import NICE
+from tests.support.run_folders.studies import wait_until
 from tests.support.run_folders.wandb_files import offline_records
 from tests.support.training.live_streams import LOSSES, context_of, opened, tell
 
@@ -275,6 +279,23 @@ def test_the_streams_end_with_a_killed_rank(tmp_path: Path) -> None:
         process.stdin.close()  # what the kernel does for a rank that was killed
         assert process.wait(20) == 0
     assert not list(tmp_path.glob("live/prometheus/*.json"))
+
+
+def test_every_thread_of_the_streams_yields_to_training(tmp_path: Path) -> None:
+    """Linux keeps the priority by thread: the libraries' own, which do the work, had that of the ranks."""
+    with opened(tmp_path, "tensorboard", "wandb") as live:
+        assert live._process is not None
+        tell(live, 1, 4.0)
+        first = psutil.Process(live._process.pid)
+
+        def priorities() -> set[int]:
+            found: set[int] = set()
+            for process in (first, *first.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):  # a library's short-lived one
+                    found |= {os.getpriority(os.PRIO_PROCESS, thread.id) for thread in process.threads()}
+            return found
+
+        wait_until(lambda: priorities() == {max(NICE, os.getpriority(os.PRIO_PROCESS, 0))}, 60, "all yield")
 
 
 def test_the_streamer_needs_no_torch() -> None:
