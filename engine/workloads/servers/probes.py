@@ -78,7 +78,8 @@ class Probes:
             try:
                 status, data = posted(self._url, self._body(turn) | fields, self.token, _SECONDS)
             except OSError as error:
-                self._refusal = str(error)
+                late = isinstance(getattr(error, "reason", error), TimeoutError)
+                self._refusal = f"no answer within {_SECONDS:g} s" if late else str(error)
                 return None
             if status == 200:
                 self._fields = fields

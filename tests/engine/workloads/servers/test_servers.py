@@ -1,5 +1,6 @@
 """Commands of other projects' servers, comparisons of answers, and what a metrics page says."""
 
+import socket
 import threading
 from math import inf, isnan, nan
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 
 from configs.common.base import SCHEMA_VERSION
+from configs.load.arrivals import PoissonArrivals
+from configs.load.job import Endpoint, LoadJob
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
-from engine.workloads.servers import watching
+from engine.workloads.servers import probes, watching
 from engine.workloads.servers.commands import Wanted, child_environment, command_of
 from engine.workloads.servers.probes import Answered, answered, compared
 from engine.workloads.servers.watching import read_metrics
@@ -138,3 +141,12 @@ def test_counters_of_a_server_that_was_started_again_are_unknown(
     with watching.Watch("http://127.0.0.1:1", None, None) as watch:
         assert seen.wait(20)
     assert watch.figures()["compute_seconds"] == seconds
+
+
+def test_a_server_that_is_too_slow_for_a_probe_is_told_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = Endpoint(url=f"http://127.0.0.1:{silent.getsockname()[1]}", model="m")
+        job = LoadJob(endpoint=endpoint, arrivals=PoissonArrivals(rate=1), duration_seconds=1)
+        with pytest.raises(RuntimeError, match=r"the server answers no request: no answer within 0\.2 s"):
+            probes.Probes(job, 1, None, exact=False).alone()
