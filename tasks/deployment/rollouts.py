@@ -38,6 +38,8 @@ from tasks.providers.leases import RentalLedger, open_ledger
 
 DRAIN_SECONDS, WATCH_SECONDS = 60.0, 5.0
 _LOOK_SECONDS = 0.5
+_ANSWER_SECONDS = 30.0
+"""A busy server may answer late: it is not taken back for that. Meanwhile the front sends it nothing."""
 
 
 class RolledBack(ValueError):
@@ -262,7 +264,7 @@ def _watch(
         if failed:
             return f"{failed[0].name} failed {failed[0].failures} of {failed[0].requests} requests"
         for server in servers:
-            if not is_ready(url_of(server), key):
+            if not is_ready(url_of(server), key, _ANSWER_SECONDS):
                 return f"server-{server.generation} is no longer ready"
     for server in servers:
         try:

@@ -173,11 +173,11 @@ def _asked(question: Callable[[], T], deadline: float) -> T:
             time.sleep(_LOOK_SECONDS)
 
 
-def is_ready(url: str, key: str | None) -> bool:
-    """Return whether a server or a front takes requests."""
+def is_ready(url: str, key: str | None, seconds: float = 3.0) -> bool:
+    """Return whether a server or a front takes requests. seconds: how long its answer is waited for."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        return httpx.get(f"{url}/readyz", headers=headers, timeout=3.0, trust_env=False).status_code == 200
+        return httpx.get(f"{url}/readyz", headers=headers, timeout=seconds, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 

@@ -493,3 +493,18 @@ def test_a_failed_deployment_is_remembered_while_its_host_is_away(
     root = "/home/me/deployments/gone"
     assert RemoteHost.asked == [f"gpu-a: end_job {root}/servers/1", f"gpu-a: remove {root}"]
     assert not store.folder("gone").exists()
+
+
+def test_a_new_server_that_answers_late_is_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine is busy, or it reads a prompt of a million characters: what it says counts, not how soon."""
+
+    def late(url: str, timeout: float, **_: Any) -> Any:
+        if timeout < 10:
+            raise httpx.ReadTimeout("")
+        return SimpleNamespace(status_code=200)
+
+    monkeypatch.setattr(httpx, "get", late)
+    monkeypatch.setattr(rollouts, "first_answers", lambda *_: None)
+    server = PlacedServer(generation=2, bundle="b-2", folder="x", port=1, local_port=1)
+    front: Any = SimpleNamespace(config=FrontConfig(key="k"), state=SimpleNamespace(backends=()))
+    assert rollouts._watch(front, Placer(), [server], SimpleNamespace(), 0.01) is None  # type: ignore[arg-type]
