@@ -10,6 +10,7 @@ on: processes of their own, which read and write files of the job folder.
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def run(measurement: Measurement, context: Context) -> RankResult:
     work = measurement.cell.workload
     assert isinstance(work, ServeWorkload)
     served = context.kept.get("served")
+    cpu_seconds = _children_cpu_seconds(served.server if served else None)
     if served is None:
         served = context.kept["served"] = _served(measurement, context)
     began = time.perf_counter()
@@ -90,7 +92,16 @@ def run(measurement: Measurement, context: Context) -> RankResult:
     samples = {"pass_seconds": np.array([time.perf_counter() - began]), **runs.columns()}
     shutil.rmtree(folder, ignore_errors=True)  # all of it is in the samples
     figures = {**served.figures, **watch.figures(), **runs.figures()}
+    after = _children_cpu_seconds(served.server)
+    figures["children_cpu_seconds"] = None if cpu_seconds is None or after is None else after - cpu_seconds
     return RankResult(figures, {**samples, **probes.columns(), **watch.columns()})
+
+
+def _children_cpu_seconds(server: RunningServer | None) -> float | None:
+    """CPU seconds so far of the server and of load generators that have ended: nobody else's; None: unknown."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    living = 0.0 if server is None else server.cpu_seconds()
+    return None if living is None else usage.ru_utime + usage.ru_stime + living
 
 
 def _served(measurement: Measurement, context: Context) -> RequestedServer:

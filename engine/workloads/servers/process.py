@@ -87,6 +87,14 @@ class RunningServer:
         except psutil.Error:
             return None
 
+    def cpu_seconds(self) -> float | None:
+        """Return the CPU seconds of its processes so far, of those included that have ended and were waited for."""
+        try:
+            first = psutil.Process(self._process.pid)
+            return sum(_cpu_seconds(one) for one in (first, *first.children(recursive=True)))
+        except psutil.Error:
+            return None
+
     def stop(self) -> None:
         """End the server and what it started."""
         with suppress(psutil.Error):
@@ -117,6 +125,13 @@ def _resident(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.Error:
         return 0
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        return float(sum(process.cpu_times()[:4]))  # user and system, its own and those of its ended children
+    except psutil.Error:
+        return 0.0
 
 
 def fetched(url: str, token: str | None = None) -> bytes | None:

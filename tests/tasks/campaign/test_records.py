@@ -385,6 +385,20 @@ def test_the_load_of_others_is_that_of_all_nodes(run: RunPaths) -> None:
     assert record.figures["others_cpu_share"] == pytest.approx(0.475)
 
 
+def test_a_server_and_its_load_generator_are_no_others(run: RunPaths) -> None:
+    """Every served cell was said to be of a machine that was busy with something else."""
+    paths = on_two_nodes(run)
+    for rank in range(2):
+        leave_part(paths, measurements_of(paths)[0], rank, heads_node=True)
+    path = paths.part(measurements_of(paths)[0].name, 0)
+    part = json.loads(path.read_text())
+    path.write_text(json.dumps(part | {"figures": part["figures"] | {"children_cpu_seconds": 3.0}}))
+    leave_end(paths)
+    (record,) = collect_job(run, NAME).records
+    # Twice 3.4 busy seconds, of which 6.0 ours, over twice 2 cores times 2 seconds.
+    assert record.figures["others_cpu_share"] == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("figures", [{"machine_cores": 0}, {"cpu_busy_seconds": 1e308}])
 def test_a_scripts_figures_may_bear_the_names_of_ours(run: RunPaths, figures: dict[str, float]) -> None:
     """The run ended in a ZeroDivisionError, again each time that it went on."""

@@ -12,6 +12,7 @@ import pytest
 
 from engine.workloads.servers.commands import ServerCommand
 from engine.workloads.servers.process import RunningServer, ServerDiedError, fetched, posted
+from tests.support.run_folders.studies import wait_until
 
 
 @contextmanager
@@ -62,6 +63,29 @@ def test_a_server_that_died_leaves_no_workers(tmp_path: Path) -> None:
     server.stop()
     gone, alive = psutil.wait_procs([worker], timeout=30)
     assert gone and not alive
+
+
+WORKS = """
+import subprocess, sys, time
+work = "import time\\nwhile time.process_time() < 0.3: pass"
+subprocess.run([sys.executable, "-c", work])
+child = subprocess.Popen([sys.executable, "-c", work + "\\nprint(flush=True); time.sleep(600)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_servers_cpu_time_is_that_of_all_its_processes(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    server = RunningServer(ServerCommand([sys.executable, "-c", WORKS]), "http://127.0.0.1:9", log)
+    try:
+        wait_until(lambda: log.read_text() == "ready\n", what="both have worked")
+        seconds = server.cpu_seconds()
+    finally:
+        server.stop()
+    assert seconds is not None and seconds > 0.59  # the kernel counts in hundredths
+    assert server.cpu_seconds() is None
 
 
 CUT = b"transfer-encoding: chunked\r\n\r\n4\r\nhalf\r\n"
