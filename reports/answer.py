@@ -8,6 +8,7 @@ appendix where its evidence is. They are plain text: the report makes the lead b
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from configs.common.printable import shortened
 from engine.planner.forecasting.forecast import HALF
@@ -24,11 +25,11 @@ from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
 from reports.reading.load import CellResult, StudyResult
-from reports.tables import lost_passes
+from reports.tables import NOISE_LIMIT, lost_passes, noise_warning, others_shares
 from reports.text import joined, number, plural
 
 MAX_SENTENCES = 6
-RECOMMENDATIONS, FAILURES = "Recommendations", "Failures"
+RECOMMENDATIONS, FAILURES, RESOURCES = "Recommendations", "Failures", "Memory and CPU"
 """Headings of the appendix."""
 
 _MOST_FILES = 3
@@ -55,14 +56,27 @@ def answer(
     decided = _decisions(decisions)
     scaled = _scalings(study, shown_decisions(decisions))
     correct = [_correctness(judged)] if judged else []
-    lost = _lost(study)
+    lost, busy = _lost(study), _busy(study)
     served = _servers(study)
-    told = [*_damaged(study), *_apart(study), *decided, *served, *scaled, *_experiments(study, judged), *correct, lost]
+    told = [*_damaged(study), *_apart(study), *decided, *served, *busy, *scaled, *_experiments(study, judged), *correct]
+    told.append(lost)
     # What is left out stands in the section of its experiment too.
     first = [*decided[:1], *served[:1]]
-    order = [*_damaged(study), *first, *correct, lost, *_apart(study), *decided[1:], *served[1:], *scaled]
+    order = [*_damaged(study), *first, *correct, lost, *busy, *_apart(study), *decided[1:], *served[1:], *scaled]
     kept = [*order, *(one for one in told if one not in order)][:MAX_SENTENCES]
     return [one for one in told if one in kept]
+
+
+def _busy(study: StudyResult) -> list[Sentence]:
+    """That other processes took much of the CPU during most cells: what rests on them says nothing of a quiet machine.
+
+    A cell that had it in a few repeats is named in the appendix alone: its median is of the others.
+    """
+    usual = [median(shares) for result in study.cells.values() if (shares := others_shares(result))]
+    warning = noise_warning(study) if 2 * sum(share > NOISE_LIMIT for share in usual) > len(usual) else None
+    if warning is None:
+        return []
+    return [Sentence("Measured on a busy machine:", f"{warning[0].lower()}{warning[1:]}", RESOURCES)]
 
 
 def _decisions(decisions: Sequence[Decision]) -> list[Sentence]:

@@ -125,10 +125,15 @@ def cpu_use(result: CellResult) -> float | None:
     return median(shares) if shares else None
 
 
-def others_share(result: CellResult) -> float | None:
-    """The largest share, over repeats, of the machine's CPU that other processes took during the cell."""
+def others_shares(result: CellResult) -> list[float]:
+    """The shares of the machine's CPU that other processes took during the cell's repeats, where known."""
     shares = [measurement.figure("others_cpu_share") for measurement in result.completed.values()]
-    return max((share for share in shares if share is not None), default=None)
+    return [share for share in shares if share is not None]
+
+
+def others_share(result: CellResult) -> float | None:
+    """The largest of them."""
+    return max(others_shares(result), default=None)
 
 
 def noise_warning(study: StudyResult) -> str | None:

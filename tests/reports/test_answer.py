@@ -73,6 +73,26 @@ def test_the_decision_comes_first_and_nothing_lost_last() -> None:
     assert rest.text == "All measurements completed. Each of 3 cells has all planned repeats."
 
 
+def test_a_decision_that_was_measured_on_a_busy_machine_says_so() -> None:
+    """Beside two busy processes a study said `Scaling does not pay`, and only the appendix that they took the CPU."""
+
+    def beside(shares: list[float], one: CellResult) -> CellResult:
+        noisy = {
+            repeat: replace(
+                reading, record=reading.record.model_copy(update={"figures": {"others_cpu_share": shares[repeat]}})
+            )
+            for repeat, reading in one.measurements.items()
+        }
+        return replace(one, measurements=noisy)
+
+    one, two = result("one", 1, 4, [10.0, 10.0, 10.0]), result("two", 2, 4, [9.0, 9.0, 9.0])
+    decision, warning, *_ = opening(study_of(beside([0.9, 0.8, 0.02], one), beside([0.7, 0.8, 0.9], two)))
+    assert decision.lead.startswith("Run one") and warning.lead == "Measured on a busy machine:"
+    assert "during 2 cells; most during one (90.0 %)" in warning.body and warning.evidence == "Memory and CPU"
+    quiet = opening(study_of(beside([0.9, 0.02, 0.02], one), beside([0.7, 0.01, 0.02], two)))
+    assert not any("busy" in told.lead for told in quiet)
+
+
 def test_a_missing_pass_is_said() -> None:
     study = study_of(result("one", 1, 4, [10.0]))
     planned = study.plan.model_copy(update={"measuring": Measuring()})
