@@ -9,7 +9,7 @@ interval reaches 1 the two cannot be told apart, and that is said.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.spec.cell import Cell
 from reports.decisions.cost import CellCost
@@ -38,7 +38,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best cell for a goal. `ratio`: how many times better than the next; None where no block has both."""
+    """The best cell for a goal. `ratio`: how many times better than the next; None where no block has both.
+
+    unpriced: how many more could not be compared for want of a price.
+    """
 
     model: str
     work: str
@@ -48,12 +51,13 @@ class Recommendation:
     second: CellResult | None
     ratio: Ratio | None
     candidates: int
+    unpriced: int = 0
 
     @property
     def verdict(self) -> str:
         """Whether the win is sure."""
         if self.second is None:
-            return "the only one"
+            return "the only one with a price" if self.unpriced else "the only one"
         if self.ratio is None:
             return "not compared: no block has both"
         if self.ratio.differs is None:
@@ -81,15 +85,17 @@ def recommend(
     for result in study.cells.values():
         if result.compared and result.completed and result.key not in wrong:
             groups.setdefault((result.model, work_key(result.cell)), []).append(result)
-    holds = _holding(judgements)
+    failing = _not_meeting(judgements)
+    judged = any(judgement.result is not None for judgement in judgements)
     found: list[Recommendation] = []
     for members in groups.values():
-        found += _of_group(longest(unaltered(members))[0], priced, holds if judgements else None)
+        left = longest(unaltered(members))[0]
+        found += _of_group(left, priced, [one for one in left if one.key not in failing] if judged else None)
     return found
 
 
 def _of_group(
-    members: Sequence[CellResult], priced: Mapping[str, CellCost], holds: set[str] | None
+    members: Sequence[CellResult], priced: Mapping[str, CellCost], holding: Sequence[CellResult] | None
 ) -> list[Recommendation]:
     """Latency, throughput, cost, and the cheapest (without prices the fastest) of those that hold every objective."""
     known = members[0].kind
@@ -116,15 +122,19 @@ def _of_group(
         (Goal("throughput", f"{item}/s", 1, False), members, *_field("throughput")),
     ]
     cheapest = (Goal("cost", usd_unit, 1, True), members, usd, usd_estimate)
-    has_price = any(usd_estimate(result) is not None for result in members)
-    goals += [cheapest] if has_price else []
-    if holds is not None:
-        holding = [result for result in members if result.key in holds]
-        name = "cheapest that meets the objectives" if has_price else "fastest that meets the objectives"
-        last = cheapest if has_price else goals[1]
+    goals += [cheapest] if any(usd_estimate(result) is not None for result in members) else []
+    if holding is not None:
+        by_cost = any(usd_estimate(result) is not None for result in holding)
+        name = "cheapest that meets the objectives" if by_cost else "fastest that meets the objectives"
+        last = cheapest if by_cost else goals[1]
         goals.append((Goal(name, last[0].unit, 1, last[0].less), holding, last[2], last[3]))
-    chosen = (_best(members[0], *goal) for goal in goals)
-    return [recommendation for recommendation in chosen if recommendation is not None]
+    chosen = []
+    for goal in goals:
+        one = _best(members[0], *goal)
+        if one is not None:
+            without = sum(result.key not in priced for result in goal[1]) if goal[0].unit == usd_unit else 0
+            chosen.append(replace(one, unpriced=without))
+    return chosen
 
 
 def _field(name: str) -> tuple[ValuesOfCell, Callable[[CellResult], Estimate | None]]:
@@ -154,13 +164,9 @@ def _best(
     )
 
 
-def _holding(judgements: Sequence[Judgement]) -> set[str]:
-    """Keys of the cells that meet every objective that is theirs."""
-    words: dict[str, list[str]] = {}
-    for judgement in judgements:
-        if judgement.result is not None:
-            words.setdefault(judgement.result.key, []).append(judgement.word)
-    return {key for key, found in words.items() if all(word == "met" for word in found)}
+def _not_meeting(judgements: Sequence[Judgement]) -> set[str]:
+    """Keys of the cells that do not surely meet every objective that is theirs."""
+    return {item.result.key for item in judgements if item.result is not None and item.word != "met"}
 
 
 def recommendation_table(found: Sequence[Recommendation]) -> Table | None:
@@ -240,6 +246,9 @@ def open_questions(
         lines.append(
             f"Brackets hold the range of repeats too few for an interval; {max(needed)} repeats would give one."
         )
+    without_price = sum(item.unpriced for item in shown if item.goal.name == "cost")
+    if without_price:
+        lines.append(f"Not compared by cost, as their price is unknown: {plural(without_price, 'cell')}.")
     left_out = len({(item.model, item.work) for item in found}) - MOST_WORKS
     if left_out > 0:
         verb = "is" if left_out == 1 else "are"
@@ -259,11 +268,19 @@ def open_questions(
             continue
         if (model, "cost") not in done:
             unpriced.setdefault(len({result.cell.target for result in measured}) == 1, []).append(subject)
-        if judgements and not any(name == model and "objectives" in goal for name, goal in done):
-            undecided = any(item.model == model and item.word == "undecided" for item in judgements)
-            why = "some verdicts are undecided" if undecided else "each misses one at least"
-            lines.append(f"{subject}: no cell is known to meet every objective; {why}.")
+        mine = [item for item in judgements if item.model == model and item.result is not None]
+        if mine and not any(name == model and "objectives" in goal for name, goal in done):
+            lines.append(f"{subject}: no cell is known to meet every objective; {_why_none(mine, measured, wrong)}.")
     for one, named in unpriced.items():
         text = "; on one machine the cheapest token is that of the highest throughput" if one else ""
         lines.append(f"{joined(named)}: what is cheapest in dollars is unknown without a price{text}.")
     return lines
+
+
+def _why_none(judgements: Sequence[Judgement], measured: Sequence[CellResult], wrong: Collection[str]) -> str:
+    """Why none of a model's cells is named as meeting every objective."""
+    failing = _not_meeting(judgements)
+    if any(result.key not in failing and result.key in wrong for result in measured):
+        return "those that do have wrong answers"
+    undecided = any(item.word == "undecided" for item in judgements)
+    return "some verdicts are undecided" if undecided else "each misses one at least"

@@ -28,6 +28,7 @@ from tests.support.run_folders.priced_runs import (
     as_prices,
     cell,
     make_plan,
+    strong,
     write_launch,
     write_measurements,
     write_record,
@@ -359,3 +360,40 @@ def test_a_program_of_any_unit_costs_what_its_unit_says(tmp_path: Path, work: di
     table = recommendation_table(recommend(study := load_run(run), cell_costs(study)))
     assert table is not None
     assert [row[6] for row in table.rows if row[2] == "cost"] == [figure]
+
+
+def test_what_meets_the_objectives_without_a_price_is_named_as_the_fastest(tmp_path: Path) -> None:
+    """The target with a price misses the objective; it was said that each cell misses one."""
+    cells = [cell(target=name) for name in ("priced", "own")]
+    targets = [LocalTarget(name="priced"), LocalTarget(name="own")]
+    plan = make_plan(cells, prices={"priced": 0.36}, objectives={"tokens_per_second": 150.0}, targets=targets)
+    study = study_of(tmp_path, plan, [(cells[0], rates(100)), (cells[1], rates(200))])
+    judgements = judge_objectives(study)
+    found = recommend(study, cell_costs(study), judgements)
+    goals = {item.goal.name: item for item in found}
+    assert goals["fastest that meets the objectives"].best.cell == cells[1]
+    assert goals["fastest that meets the objectives"].verdict == "the only one"
+    assert goals["cost"].best.cell == cells[0] and goals["cost"].verdict == "the only one with a price"
+    lines = open_questions(study, found, judgements)
+    assert lines == ["Not compared by cost, as their price is unknown: 1 cell."]
+
+
+def test_an_objective_of_experiments_is_not_missed_by_each_cell(tmp_path: Path) -> None:
+    cells = [cell(dp=ranks) for ranks in (1, 2)]
+    plan = make_plan(cells, objectives={"speedup": 1.5}, experiments=[strong(cells)])
+    study = study_of(tmp_path, plan, [(cells[0], rates(100)), (cells[1], rates(190))])
+    judgements = judge_objectives(study)
+    assert [item.word for item in judgements] == ["met"]
+    found = recommend(study, cell_costs(study), judgements)
+    assert {item.goal.name for item in found} == {"latency", "throughput"}
+    assert not [line for line in open_questions(study, found, judgements) if "objective" in line]
+
+
+def test_what_meets_the_objectives_with_wrong_answers_is_not_said_to_miss_one(tmp_path: Path) -> None:
+    right, wrong = cell(batch_size=1), cell(batch_size=2)
+    plan = make_plan([right, wrong], objectives={"tokens_per_second": 150.0})
+    study = study_of(tmp_path, plan, [(right, rates(100)), (wrong, rates(200))])
+    judgements = judge_objectives(study)
+    found = recommend(study, cell_costs(study), judgements, {wrong.key})
+    lines = open_questions(study, found, judgements, {wrong.key})
+    assert "tiny: no cell is known to meet every objective; those that do have wrong answers." in lines
