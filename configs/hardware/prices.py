@@ -9,7 +9,6 @@ source). What else is known of the same machine (spot, reserved, other regions) 
 
 import csv
 import io
-import re
 from collections.abc import Sequence
 from datetime import date
 from fnmatch import fnmatchcase
@@ -28,7 +27,6 @@ CATALOG = Path(__file__).parents[1] / "catalog" / "prices.csv"
 CATALOG_COLUMNS = ("machine", "region", "market", "usd_per_hour", "as_of", "source")
 STALE_DAYS = 30
 """Clouds change prices without notice; Google alone reserves to change spot prices daily."""
-_PATTERN = re.compile(r"[*?[]")
 
 
 class Price(Frozen):
@@ -75,7 +73,9 @@ class Offer(Frozen):
         if pattern is None or wanted is None:
             return False
         # Most are no patterns, and a plan for a fleet asks each offer for each of a thousand machines.
-        return fnmatchcase(wanted, pattern) if _PATTERN.search(pattern) else pattern == wanted
+        if "*" not in pattern:
+            return pattern == wanted
+        return fnmatchcase(wanted, pattern.replace("[", "[[]").replace("?", "[?]"))
 
     def is_in(self, region: str | None) -> bool:
         """Whether it holds in this region: as one for a target of some name does, or one that names no region."""

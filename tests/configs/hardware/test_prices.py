@@ -175,3 +175,12 @@ def test_a_machine_is_provider_instance_and_region(tmp_path: Path) -> None:
     path.write_text(STUDY.replace("aws/g4dn.xlarge/us-east-1", "g4dn.xlarge"))
     with pytest.raises(StudyError, match=r"targets\[1\]\.machine: got 'g4dn\.xlarge', expected provider/"):
         load_study(path)
+
+
+@pytest.mark.parametrize("name", ["gpu[0]", "gpu?", "a100 [spot]", "[a-z"])
+def test_a_name_stands_for_itself_and_only_a_star_for_anything(tmp_path: Path, name: str) -> None:
+    for written in (name, f"{name}*"):
+        offers = read_price_file(write(tmp_path, f"prices: [{{target: '{written}', usd_per_hour: 2}}]"), "prices.yaml")
+        found = target_prices(LocalTarget(name=name), offers, ()).price
+        assert found is not None and found.usd_per_hour == 2
+        assert target_prices(LocalTarget(name="gpu0"), offers, ()).price is None
