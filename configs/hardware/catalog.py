@@ -95,12 +95,13 @@ class HardwareCatalog:
         return found
 
     def price(self, name: str, region: str | None = None) -> Price | None:
-        """What an hour costs on demand, or at the user's own rate. None: not known there."""
+        """What an hour costs on demand, by the user's own rate where there is one. None: not known there."""
         known, attached, named_region = self._split(name)
         full, provider = _written(known, attached), known.split("/")[0]
         place = region or named_region or HOME_REGIONS.get(provider)
         target = LocalTarget(machine=f"{full}/{place}" if place else full)
-        return target_prices(target, [offer for _, offer in self._own], [offer for _, offer in self._listed]).price
+        own = [offer for _, offer in self._own if offer.price.market == "on_demand"]
+        return target_prices(target, own, [offer for _, offer in self._listed]).price
 
     def offers(self) -> Offers:
         """Return all prices with their layers, in order of precedence."""
@@ -339,6 +340,10 @@ def _by_known_names(added: Tables, below: Tables, file: str) -> Tables:
             meant = spellings.get(_plain(name), [name])
             if len(meant) > 1:
                 raise ValueError(f"{file}: {table}.{name} is ambiguous; use one of: {', '.join(meant)}")
+            parts = meant[0].split("/")
+            sound = len(parts) == 2 and "+" not in meant[0] and all(part and part == part.strip() for part in parts)
+            if table == "instances" and not sound:
+                raise ValueError(f"{file}: instances.{name}: expected provider/instance, such as lab/rack-7")
             renamed[table][meant[0]] = {**renamed[table].get(meant[0], {}), **figures}
     return renamed
 

@@ -56,7 +56,12 @@ def read_catalog_file(path: Path) -> tuple[Tables, tuple[Offer, ...]]:
         raise StudyError(
             [f"{name}: {problem_line(dict(detail), CatalogFile, models)}" for detail in error.errors()]
         ) from error
-    problems: list[str] = []
+    problems = [
+        f"{name}: prices[{place}].target: a catalog has prices of machines. Name a `machine`; targets are priced by "
+        "the file that a study names under `prices`"
+        for place, entry in enumerate(file.prices)
+        if entry.target is not None
+    ]
     tables: Tables = {}
     for table, model in TABLES.items():
         tables[table] = {}

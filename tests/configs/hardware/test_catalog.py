@@ -12,6 +12,7 @@ from configs.hardware.catalog import HOME_REGIONS, accelerator, catalog, instanc
 from configs.hardware.catalog_layers import SHIPPED
 from configs.hardware.prices import CATALOG_COLUMNS, Offer, Price, target_prices
 from configs.targets.target import LocalTarget
+from engine.planner.choice.machines import priced_machine
 from engine.planner.timing.collectives import all_reduce_seconds, ring
 
 TABLES = ("links", "accelerators", "cpus", "instances")
@@ -306,6 +307,26 @@ def test_prices_of_later_layers_win(tmp_path: Path) -> None:
     assert catalog(tmp_path / "nothing").instance("aws/g4dn.xlarge").usd_per_hour == 0.526
 
 
+def test_a_price_of_another_market_is_not_taken_for_that_on_demand(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    spot = "{machine: 'aws/g4dn.*', region: us-east-1, market: spot, usd_per_hour: 0.2}"
+    own.write_text(f"prices: [{spot}]")
+    found = catalog(None, own)
+    machine = found.instance("aws/g4dn.xlarge")
+    assert machine.usd_per_hour == 0.526
+    assert priced_machine(machine, "spot", found).usd_per_hour == 0.2
+    own.write_text(f"prices: [{spot}, {{machine: aws/g4dn.xlarge, usd_per_hour: 0.4}}]")
+    assert catalog(None, own).instance("aws/g4dn.xlarge").usd_per_hour == 0.4
+
+
+@pytest.mark.parametrize("name", ["rack-7", "lab/row/rack-7", "lab/x+2", "/rack", "lab/", "' lab/x'"])
+def test_an_instance_that_no_price_could_name_is_refused(tmp_path: Path, name: str) -> None:
+    own = tmp_path / "mine.yaml"
+    own.write_text(f"instances: {{{name}: {{accelerator: h100-80gb, vcpus: 8, host_memory_bytes: 1e12}}}}")
+    with pytest.raises(ValueError, match=r"mine\.yaml: instances\..*: expected provider/instance, such as lab/rack-7"):
+        catalog(None, own)
+
+
 @pytest.mark.parametrize(
     ("assignment", "problem"),
     [
@@ -331,6 +352,7 @@ def test_a_wrong_assignment_is_named(assignment: str, problem: str) -> None:
         ("accelerators: {h100: {memroy_bytes: 1}}", "unknown column 'memroy_bytes' (did you mean memory_bytes?)"),
         ("acelerators: {}", "mine.yaml: acelerators: unknown key (did you mean accelerators?)"),
         ("prices: [{machine: aws/x, usd_per_hour: 0}]", "mine.yaml: prices[0].usd_per_hour: input should be greater"),
+        ("prices: [{target: '*', usd_per_hour: 1}]", "mine.yaml: prices[0].target: a catalog has prices of machines"),
         ("prices: [{machin: aws/x, usd_per_hour: 1}]", "mine.yaml: prices[0].machin: unknown key (did you mean machi"),
         ("instances: {lab/x: 7}", "mine.yaml: instances.lab/x: input should be a valid dictionary"),
         ("links: {a: {latency_seconds: 1}, a: {}}", "mine.yaml: not YAML: line 1, column 34: duplicate key 'a'"),
