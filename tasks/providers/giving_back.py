@@ -146,9 +146,13 @@ def _made_lately(ledger: RentalLedger, regions: Sequence[str], settle: float) ->
     return found
 
 
-def regions_of(ledger: RentalLedger) -> list[str]:
-    """Return every region in which the run may have made something."""
-    named = [entry.get("region") for entry in ledger.entries if entry["event"] in ("prepare", "create")]
+def regions_of(ledger: RentalLedger, cloud: str) -> list[str]:
+    """Return the regions of a cloud in which the run may have made something; an earlier one may have asked another."""
+    named = [
+        entry.get("region")
+        for entry in ledger.entries
+        if entry["event"] in ("prepare", "create") and entry.get("provider", cloud) == cloud
+    ]
     return list(dict.fromkeys(region for region in named if isinstance(region, str)))
 
 
@@ -214,7 +218,7 @@ def remove_expired(
             with ExitStack() as stack:
                 ledger = stack.enter_context(open_ledger(rented / run))
                 # A region that did not answer, too: "given back" must be true of the whole run.
-                regions = list(dict.fromkeys([*regions, *regions_of(ledger)]))
+                regions = list(dict.fromkeys([*regions, *regions_of(ledger, name)]))
                 sweep.removed += give_back(by_name[name], run, regions, ledger, say, patience)
         except (LeftBehind, ValueError, OSError) as error:
             sweep.removed += error.removed if isinstance(error, LeftBehind) else []

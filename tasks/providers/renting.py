@@ -18,10 +18,11 @@ from configs.common.base import write_atomically
 from configs.common.secrets import redacted
 from configs.hardware.prices import Offer
 from tasks.providers.boot import make_keys, remove_keys, user_data
+from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
 from tasks.providers.ladder import is_excluded, ladder
-from tasks.providers.leases import RentalLedger, open_ledger, read_entries, token_of, unsettled_seconds
+from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease, token_of, unsettled_seconds
 from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
 Returned = TypeVar("Returned")
@@ -115,11 +116,12 @@ def rent(
     with open_ledger(folder) as ledger:
         if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept"):
             raise ValueError(f"{lease.run}: its nodes are up already")
-        earlier = regions_of(ledger)
+        before = _earlier_provider(provider, folder)
+        earlier = regions_of(ledger, before.name)
         attempt = 1 + sum(entry["event"] == "opened" for entry in ledger.entries)
         if earlier and ledger.entries[-1]["event"] != "given_back":
             say("an earlier attempt of this run ended in between: giving back what it made")
-            give_back(provider, lease.run, earlier, ledger, say, limits.teardown)
+            give_back(before, lease.run, earlier, ledger, say, limits.teardown)
         write_atomically(folder / "lease.json", lease.model_dump_json(indent=1), mode=0o600)
         make_keys(folder)
         ledger.write("opened", attempt=attempt, expires_at=lease.expires_at)
@@ -128,7 +130,7 @@ def rent(
             ledger.write("ready", nodes=[node.model_dump() for node in nodes])
         except BaseException as error:
             ledger.note("failed", problem=redacted(str(error)) or type(error).__name__)
-            give_back(provider, lease.run, regions_of(ledger), ledger, say, limits.teardown)
+            give_back(provider, lease.run, regions_of(ledger, provider.name), ledger, say, limits.teardown)
             remove_keys(folder)
             if isinstance(error, ProviderError):
                 raise RentalFailed(redacted(str(error))) from error
@@ -136,11 +138,24 @@ def rent(
         return nodes
 
 
-@dataclass
-class _Renting:
+def provider_of(lease: RentalLease, provider: Provider) -> Provider:
+    """Return the cloud of a rental: this one, or the one that an earlier run of the same name has asked."""
+    cloud = lease.request.provider
+    return provider if cloud == provider.name else provider_named(cloud)
+
+
+def _earlier_provider(provider: Provider, folder: Path) -> Provider:
+    try:
+        return provider_of(read_lease(folder), provider)
+    except (FileNotFoundError, ValueError):
+        return provider
+
+
     """One climb of the ladder."""
 
     provider: Provider
+@dataclass
+class _Renting:
     lease: RentalLease
     folder: Path
     ledger: RentalLedger
@@ -182,10 +197,10 @@ class _Renting:
         """Make network rules, then all nodes, with retries of what can pass; the token stays the same."""
         price = "price unknown" if rung.usd_per_hour is None else f"{rung.usd_per_hour:.4g} USD/h a node"
         self.say(f"asking for {self.lease.request.nodes} x {self.lease.request.instance} in {rung.words}, {price}")
-        self.ledger.write("prepare", region=rung.region)
+        self.ledger.write("prepare", provider=self.provider.name, region=rung.region)
         self._with_retries(lambda: self.provider.prepare(self.lease, rung.region))
         token = token_of(self.lease.run, self.attempt, rung)
-        self.ledger.write("create", token=token, **rung.model_dump())
+        self.ledger.write("create", provider=self.provider.name, token=token, **rung.model_dump())
         nodes = self._created(boot, rung, token)
         self.ledger.write("created", token=token, region=rung.region, ids=[node.id for node in nodes])
         return nodes
@@ -298,7 +313,7 @@ class _Renting:
             self.say(f"waiting {wait:.0f} s for what a call without an answer may have made, to remove it")
             self.limits.sleep(wait)
         ids = {node.id for node in nodes}
-        for region in regions_of(self.ledger):
+        for region in regions_of(self.ledger, self.provider.name):
             try:
                 for resource in self.provider.tagged([region], self.lease.run):
                     if region != rung.region or (resource.kind == "instance" and resource.id not in ids):
@@ -317,7 +332,7 @@ def node_address(node: Node, request: RentalRequest) -> str:
 def give_back_run(provider: Provider, lease: RentalLease, folder: Path, say: Say, patience: Teardown) -> int:
     """Remove everything of a run and its keys; returns how many resources there were. Raises LeftBehind."""
     with open_ledger(folder) as ledger:
-        regions = regions_of(ledger) or list(lease.request.regions)
+        regions = regions_of(ledger, provider.name) or list(lease.request.regions)
         removed = give_back(provider, lease.run, regions, ledger, say, patience)
     remove_keys(folder)
     return len(removed)
@@ -361,7 +376,7 @@ def extend_run(
         ]
         if len(missed) == len(nodes):
             raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")
-        for resource in provider.tagged(regions_of(ledger), lease.run):
+        for resource in provider.tagged(regions_of(ledger, provider.name), lease.run):
             provider.extend(resource, expires_at)
         ledger.write(event, expires_at=expires_at, unused_seconds=unused_seconds)
     later = lease.model_copy(update={"expires_at": expires_at})

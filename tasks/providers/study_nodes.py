@@ -43,6 +43,7 @@ from tasks.providers.renting import (
     nodes_of,
     plan_rental,
     rent,
+    provider_of,
 )
 
 _LOST_AFTER_SECONDS = 120.0
@@ -154,7 +155,7 @@ class StudyNodes:
         self._end_extending()
         try:
             if (self._folder / "lease.json").exists() and not self._is_over():
-                give_back_run(self._provider, read_lease(self._folder), self._folder, self._say, Teardown())
+                self._end_rental(read_lease(self._folder))
             self._left = ()
         except LeftBehind as error:
             self._left = tuple(error.left) or ("unknown: the provider could not be asked",)
@@ -224,10 +225,14 @@ class StudyNodes:
             extend_run(self._provider, lease, self._folder, self._next_end(), unused_seconds=unused)
             return nodes
         self._say("nodes of an earlier run are gone, or others are wanted now: giving back what is left")
-        give_back_run(self._provider, lease, self._folder, self._say, Teardown())
+        self._end_rental(lease)
         return []
 
     def _all_answer(self, lease: RentalLease, nodes: list[Node]) -> bool:
+    def _end_rental(self, lease: RentalLease) -> None:
+        """Give back what a lease is for, by its own cloud: the target may name another one by now."""
+        give_back_run(provider_of(lease, self._provider), lease, self._folder, self._say, Teardown())
+
         user = lease.request.user or self._provider.default_user
         try:
             found = {node.id: node.state for node in self._provider.nodes(lease.run, nodes[0].region)}

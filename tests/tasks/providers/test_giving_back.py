@@ -450,3 +450,53 @@ def test_a_machine_that_appears_late_is_removed_where_nodes_are_found_at_another
     cloud.sleep(300)
     left = cloud.tagged([REGION, other.region])
     assert [(each.id, each.region) for each in left] == [(node.id, other.region) for node in nodes]
+
+
+class Google(Cloud):
+    name = "gcp"
+
+
+def clouds(monkeypatch: pytest.MonkeyPatch, *those: Cloud) -> None:
+    by_name = {each.name: each for each in those}
+    for module in (renting, study_nodes):
+        monkeypatch.setattr(module, "provider_named", lambda name: by_name[name])
+
+
+def test_nodes_of_a_killed_run_are_given_back_by_their_own_cloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study names another cloud by now: asked for the regions of the first one, it has nothing to give back."""
+    amazon, google = Cloud(), Google()
+    clouds(monkeypatch, amazon, google)
+    wanted = {"kind": "gcp", "instance": "g2-standard-4", "regions": ["us-central1"], "ssh_from": REQUEST.ssh_from}
+    for end in ("_taken_over", "give_back"):
+        target = RentedTarget.model_validate({**wanted, "name": end.strip("_")})
+        nodes = StudyNodes(target, "s", tmp_path, tmp_path, lambda _: None, lambda: None)
+        rental(nodes._folder, int(time.time()) + 3600)
+        amazon.there = [resource("instance", nodes.name)]
+        assert not (nodes._taken_over(None) if end == "_taken_over" else nodes.give_back())
+        assert amazon.there == [] and read_entries(nodes._folder / "ledger.jsonl")[-1]["event"] == "given_back"
+
+
+def test_what_was_begun_at_another_cloud_is_given_back_there_before_nodes_are_rented(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And neither cloud is asked for the regions of the other."""
+    google, amazon = late_cloud(()), Cloud(resource("instance"))
+    monkeypatch.setattr(google, "name", "gcp", raising=False)
+    clouds(monkeypatch, amazon, google)
+    folder = tmp_path / "r"
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(google.now) + 3600, request=REQUEST)
+    with open_ledger(folder) as ledger:
+        ledger.write("opened", attempt=1, expires_at=lease.expires_at)
+        ledger.write("prepare", provider="aws", region=REGION)
+        ledger.write("created", region=REGION, ids=["instance-r"])
+    write_atomically(folder / "lease.json", lease.model_dump_json())
+    request = REQUEST.model_copy(update={"provider": "gcp", "regions": ("us-central1",)})
+    lease = lease.model_copy(update={"request": request})
+    limits = Limits(sleep=google.sleep, teardown=Teardown(sleep=google.sleep))
+    offer = RentalOffer([Rung(region="us-central1")], [])
+    rent(cast(Provider, google), lease, offer, folder, lambda _: None, limits)
+    assert amazon.there == [] and len(google.there) == 2
+    with open_ledger(folder) as ledger:
+        assert [giving_back.regions_of(ledger, name) for name in ("aws", "gcp")] == [[REGION], ["us-central1"]]
