@@ -15,12 +15,16 @@ class RentalAttempt(Frozen):
     usd_per_hour: PositiveFloat | None = Field(None, description="of one node; none: unknown")
     problem: str | None = Field(None, description="why there were no nodes; none: there were")
     seconds: NonNegativeFloat = Field(0, description="from the answer of the create call to when they were given back")
+    nodes: PositiveInt | None = Field(None, description="how many it got; none: none, or not known")
     unused_seconds: NonNegativeFloat = Field(
         0, description="of `seconds`: from the end of a killed run to the next one, or all where no run got the nodes"
     )
 
     def usd(self, nodes: int) -> float | None:
-        """What that cost, by the price an hour; None: the price is unknown."""
+        """What that cost, by the price an hour; None: the price is unknown.
+
+        nodes: as many as there were where the attempt does not know, as of an earlier version.
+        """
         return self._usd(nodes, self.seconds)
 
     def unused_usd(self, nodes: int) -> float | None:
@@ -30,7 +34,7 @@ class RentalAttempt(Frozen):
     def _usd(self, nodes: int, seconds: float) -> float | None:
         if seconds == 0:
             return 0.0
-        return None if self.usd_per_hour is None else nodes * self.usd_per_hour * seconds / 3600
+        return None if self.usd_per_hour is None else (self.nodes or nodes) * self.usd_per_hour * seconds / 3600
 
 
 class StudyRental(Frozen):

@@ -41,6 +41,7 @@ def attempts_of(
             )
         elif event == "created" and found:
             since[len(found) - 1] = epoch
+            found[-1] = found[-1].model_copy(update={"nodes": len(entry.get("ids", ())) or None})
         elif event == "no_nodes" and found:
             found[-1] = found[-1].model_copy(update={"problem": entry["problem"]})
         elif event == "given_back":

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
+from configs.plans.rentals import StudyRental
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws, _ask
 from tasks.providers.boot import make_keys, remove_keys, user_data
@@ -212,6 +213,24 @@ def test_the_story_of_a_rental_is_told_over_all_its_runs() -> None:
     assert (up.market, up.seconds, up.zone) == ("on_demand", 900, None)
     assert attempts_of(entries, now=90_000)[2].seconds == 3500, "the nodes ended by themselves with their lease"
     assert (killed.unused_seconds, up.unused_seconds) == (1800, 0), "killed before its nodes were ready"
+
+
+def test_nodes_of_an_earlier_run_cost_what_so_many_of_them_cost() -> None:
+    """The study asks for four nodes by now; its first run, which was killed, had two for an hour."""
+    ask = {"event": "create", "region": "us-east-1", "market": "spot", "usd_per_hour": 2.0}
+    entries = [
+        {"event": "opened", "epoch": 0, "expires_at": 3600},
+        ask | {"epoch": 0},
+        {"event": "created", "epoch": 0, "ids": ["i-1", "i-2"]},
+        {"event": "given_back", "epoch": 3600},
+        {"event": "opened", "epoch": 3600, "expires_at": 7200},
+        ask | {"epoch": 3600},
+        {"event": "created", "epoch": 3600, "ids": ["i-3", "i-4", "i-5", "i-6"]},
+    ]
+    rental = StudyRental(
+        target="t", provider="aws", instance="x", nodes=4, name="r", attempts=attempts_of(entries, 7200)
+    )
+    assert [attempt.usd(rental.nodes) for attempt in rental.attempts] == [4.0, 8.0] and rental.usd == 12.0
 
 
 def test_nodes_between_two_runs_are_counted_as_unused() -> None:
