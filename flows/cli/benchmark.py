@@ -163,27 +163,30 @@ def make_studies(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[StudyS
 
 def _targets(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[Target]":
     """Return the nodes to measure on: those named, else the filter's cheapest, else those of the file."""
-    named = list(asked.nodes or [])
+    named, regions = list(asked.nodes or []), dict[str, str | None]()
     if asked.hardware_filter:
-        named.append(_cheapest(asked.hardware_filter))
+        name, region = _cheapest(asked.hardware_filter)
+        named.append(name)
+        regions[name] = region
     names = named or [node.id for node in file.nodes] or ["local"]
     found = []
     for name in dict.fromkeys(names):
         try:
-            found.append(file.target(name))
+            found.append(file.target(name, regions.get(name)))
         except ValueError as error:
             known = "".join(f", {node.id}" for node in file.nodes)
             raise ValueError(f"--nodes: {name}: {error}. Known: local{known}") from error
     return found
 
 
-def _cheapest(written: str) -> str:
-    """Return the cheapest instance that fits a filter. Raises ValueError: none does."""
+def _cheapest(written: str) -> tuple[str, str | None]:
+    """Return the cheapest instance that fits a filter, and the region that this names. Raises ValueError: none does."""
     from configs.hardware.catalog import catalog
     from configs.hardware.hardware_filter import matching, parse_filter
     from flows.folders import cache_folder
 
-    offers = matching(parse_filter(written), catalog(cache_folder()))
+    wanted = parse_filter(written)
+    offers = matching(wanted, catalog(cache_folder()))
     if not offers:
         raise ValueError(f"--hardware-filter {written!r}: no instance of the catalog fits; see `rankwise list-nodes`")
     first = offers[0]
@@ -191,7 +194,7 @@ def _cheapest(written: str) -> str:
     others = ", ".join(each.name for each in offers[1:4])
     told = "unknown price" if price is None else f"{price:.3f} USD/h"
     typer.echo(f"{written}: {first.name} ({told}), the cheapest of {len(offers)}; next: {others or 'none'}")
-    return first.name
+    return first.name, wanted.region
 
 
 def _split(written: str, option: str) -> list[str]:

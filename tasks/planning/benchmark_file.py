@@ -83,15 +83,18 @@ class BenchmarkFile(Frozen):
     benchmark_defaults: BenchmarkDefaults = BenchmarkDefaults()
     cloud_defaults: dict[Cloud, CloudDefaults] = {}
 
-    def target(self, name: str) -> Target:
-        """Return the target that a node's id names, or an instance's name. Raises ValueError for neither."""
+    def target(self, name: str, region: str | None = None) -> Target:
+        """Return the target that a node's id names, or an instance's name. Raises ValueError for neither.
+
+        region: where an instance is wanted that no node of the file is; None: where the file says.
+        """
         entry = next((node for node in self.nodes if node.id == name), None)
         if entry is None and name == "local":
             return LocalTarget()
         if entry is None and name.startswith("ssh:"):
             entry = NodeEntry(id=name.removeprefix("ssh:"), type="ssh")
         if entry is None:
-            return self._rented(name, parse_node_name(name), NodeEntry(id=name, type="local"))
+            return self._rented(name, parse_node_name(name), NodeEntry(id=name, type="local", region=region))
         if entry.type == "local":
             return LocalTarget(name=entry.id)
         if entry.type == "ssh":

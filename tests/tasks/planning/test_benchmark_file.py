@@ -7,6 +7,7 @@ import pytest
 
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SshTarget
+from flows.cli.benchmark import BenchmarkRequest, _targets
 from tasks.planning.benchmark_file import BenchmarkFile, read_benchmark_file, region_of_zone
 
 WRITTEN = {
@@ -87,3 +88,15 @@ def test_unknown_nodes_and_keys_are_named(tmp_path: Path) -> None:
 )
 def test_the_region_of_a_zone(cloud: str, zone: str, region: str | None) -> None:
     assert region_of_zone(cloud, zone) == region  # type: ignore[arg-type]
+
+
+def test_the_region_of_a_filter_is_where_its_instance_is_rented(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The price that it was chosen for is of that region; the file's own is of instances that --nodes names."""
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    file = read(tmp_path, nodes=[])
+    for more, region in ((", region=us-east-1", "us-east-1"), ("", "us-west-2")):
+        asked = BenchmarkRequest(models=["t5-small"], hardware_filter=f"GPU:T4, provider=aws{more}")
+        (target,) = _targets(asked, file)
+        assert isinstance(target, RentedTarget) and (target.kind, target.regions) == ("aws", [region])
