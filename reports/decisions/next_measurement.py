@@ -77,8 +77,8 @@ def _further(found: Decision) -> str | None:
 
 
 def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:
-    """`, about 40 s`, with dollars where they are known."""
-    seconds, dollars = 0.0, 0.0
+    """`, about 40 s`, with dollars where all of them are known."""
+    seconds, dollars, priced = 0.0, 0.0, True
     for result in cells:
         took = [
             (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()
@@ -88,7 +88,9 @@ def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:
         if not took:
             return ""
         cost = found.costs.get(result.key)
+        price = None if cost is None else cost.usd_per_hour
         seconds += more * median(took)
-        dollars += more * median(took) / HOUR_SECONDS * (cost.usd_per_hour or 0.0 if cost else 0.0)
-    paid = f", ${number(dollars, 2)}" if dollars else ""
+        dollars += more * median(took) / HOUR_SECONDS * (price or 0.0)
+        priced = priced and price is not None
+    paid = f", ${number(dollars, 2)}" if dollars and priced else ""
     return f", about {number(seconds, 2)} s of measuring{paid}"

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.decisions import BAR, CLEAR, SEEDS, TIES, Scenario, Simulated, count, decided, is_right
 from configs.records.record import Status
+from configs.targets.target import LocalTarget
 from reports.decisions.choice import Candidate, choose_candidate
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import decide, decision_body, decision_lead
@@ -133,3 +134,17 @@ def test_as_much_for_the_money_without_any_noise_stays_with_the_smaller(price: f
     small = Candidate("small", price, dict.fromkeys(range(8), rate))
     large = Candidate("large", round(price * times, 2), dict.fromkeys(range(8), rate * times))
     assert choose_candidate([small, large]).chosen == 0
+
+
+def test_what_more_repeats_cost_is_told_only_where_all_prices_are_known(tmp_path: Path) -> None:
+    """Three repeats of linear scaling settle nothing; of the larger one's target no price is known."""
+    small, large = cell(target="a", batch_size=8), cell(target="b", dp=2, batch_size=4)
+    targets = [LocalTarget(name="a"), LocalTarget(name="b")]
+    for name, prices in (("some", {"a": 360.0}), ("all", {"a": 360.0, "b": 720.0})):
+        run = write_run(tmp_path / name, make_plan([small, large], 3, prices=prices, targets=targets))
+        for item, rate in ((small, 100.0), (large, 220.0)):
+            write_measurements(run, item, [rate] * 3)
+        study = load_run(run)
+        (found,) = decide(study, cell_costs(study))
+        (line,) = [each for each in next_lines([found]) if each.startswith("Whether") and "repeats" in each]
+        assert "s of measuring" in line and ("$" in line) is (name == "all"), line
