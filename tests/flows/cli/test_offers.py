@@ -79,3 +79,11 @@ def test_a_deployment_is_offered_at_refreshed_prices(capsys: pytest.CaptureFixtu
     wanted = SimpleNamespace(rented=TARGET, hours=1.0, max_usd_per_hour=None, target=SimpleNamespace(text="aws:g4dn"))
     deploy_command._agreed([wanted], yes=True)  # type: ignore[list-item]
     assert REFRESHED in capsys.readouterr().out
+
+
+def test_a_cap_of_the_very_price_of_all_nodes_holds_them(refreshed: Path) -> None:
+    """3 x 0.1 is above 0.3 by its last bit; and what exceeds a cap differs from it where it is told."""
+    refreshed.write_text(refreshed.read_text().replace("7.25", "0.1"))
+    assert "0.30 USD/h first" in up("--nodes", "3", "--max-usd-per-hour", "0.3")
+    refreshed.write_text(refreshed.read_text().replace(",0.1,", ",12.0004,"))
+    assert "12.0004 USD/h exceeds the cap of 12 USD/h" in up("--max-usd-per-hour", "12")
