@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from tasks.providers.renting import RentalOffer
 
 
-def offer_lines(request: "RentalRequest", offer: "RentalOffer") -> list[str]:
-    """Return what is left out, the price of the first place to be asked and of the dearest."""
+def offer_lines(request: "RentalRequest", offer: "RentalOffer", extended: bool = False) -> list[str]:
+    """Return what is left out, the price of the first place to be asked and of the dearest.
+
+    extended: a run keeps the nodes for as long as it lives, which nobody knows beforehand.
+    """
+    from configs.common.dollars import dollars
     from tasks.providers.clouds import BILLED_WHEN_OFF
 
     lines = [f"left out: {line}" for line in offer.refused]
@@ -25,12 +29,13 @@ def offer_lines(request: "RentalRequest", offer: "RentalOffer") -> list[str]:
     first, dearest = offer.rungs[0], offer.max_usd_per_hour
     node = f"{request.nodes} x {request.provider}/{request.instance}"
     if first.usd_per_hour is None or dearest is None:
-        return [*lines, f"{node}: price unknown, for at most {request.hours:g} h"]
+        length = "as long as the run lasts" if extended else f"at most {request.hours:g} h"
+        return [*lines, f"{node}: price unknown, for {length}"]
     first_cost, most = first.usd_per_hour * request.nodes, dearest * request.nodes
     return [
         *lines,
-        f"{node}: {first_cost:.2f} USD/h first ({first.words}), at most {most:.2f} USD/h; "
-        f"at most {most * request.hours:.2f} USD in {request.hours:g} h",
+        f"{node}: {dollars(first_cost)} USD/h first ({first.words}), at most {dollars(most)} USD/h; "
+        f"at most {dollars(most * request.hours)} USD in {request.hours:g} h",
     ]
 
 
@@ -72,6 +77,6 @@ def _priced(target: object) -> list[str]:
 
     assert isinstance(target, RentedTarget)
     try:
-        return offer_lines(request_of(target), offer_of(target, listed_offers(cache_folder())))
+        return offer_lines(request_of(target), offer_of(target, listed_offers(cache_folder())), extended=True)
     except ProviderError as error:
         raise ValueError(str(error)) from error

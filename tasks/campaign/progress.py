@@ -7,6 +7,7 @@ so readers never see a partial one.
 import time
 from dataclasses import dataclass, field
 
+from configs.common.dollars import dollars
 from configs.records.record import MeasuringPass
 
 
@@ -106,7 +107,7 @@ class RunProgress:
         seconds, usd = self.remaining_seconds, self.remaining_usd
         if seconds is not None and self.done < self.total and not self.outcome:
             # In steps: each new text is one more request to the API.
-            counts.append(f"about {_rounded(seconds)} to go" + (f" and {usd:.2f} USD" if usd else ""))
+            counts.append(f"about {_rounded(seconds)} to go" + (f" and {dollars(usd)} USD" if usd else ""))
         return counts
 
     @property

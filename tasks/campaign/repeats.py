@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from configs.common.base import write_atomically
+from configs.common.dollars import dollars
 from configs.hardware.prices import TargetPrices
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, Stop
@@ -70,7 +71,7 @@ class Budget:
         self._progress.spent_usd = None if usd is None else usd - self._paid_before_usd
         if self._usd is not None:
             assert usd is not None
-            self._tell_near("money", usd / self._usd, f"{usd:.2f} of {self._usd:g} USD")
+            self._tell_near("money", usd / self._usd, f"{dollars(usd)} of {self._usd:g} USD")
             if usd > self._usd:
                 return "budget of money"
         if self._seconds is not None:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from configs.common.dollars import dollars
 from configs.common.files.reading import read_text
 from configs.common.secrets import redacted
 from configs.hardware.prices import Offer, listed_offers
@@ -42,8 +43,8 @@ from tasks.providers.renting import (
     node_address,
     nodes_of,
     plan_rental,
-    rent,
     provider_of,
+    rent,
 )
 
 _LOST_AFTER_SECONDS = 120.0
@@ -175,7 +176,7 @@ class StudyNodes:
         extend_run(self._provider, read_lease(self._folder), self._folder, until, "kept")
         self._held.close()
         price = self._usd_per_hour()
-        cost = "at an unknown price" if price is None else f"for at most {price * self.target.keep / 3600:.2f} USD"
+        cost = "at an unknown price" if price is None else f"for at most {dollars(price * self.target.keep / 3600)} USD"
         if self.target.kind in BILLED_WHEN_OFF:
             cost = f"{cost.replace('at most ', '')} and are billed until they are given back"
         clock = datetime.fromtimestamp(until).astimezone().strftime("%Y-%m-%d %H:%M %Z")
@@ -228,11 +229,11 @@ class StudyNodes:
         self._end_rental(lease)
         return []
 
-    def _all_answer(self, lease: RentalLease, nodes: list[Node]) -> bool:
     def _end_rental(self, lease: RentalLease) -> None:
         """Give back what a lease is for, by its own cloud: the target may name another one by now."""
         give_back_run(provider_of(lease, self._provider), lease, self._folder, self._say, Teardown())
 
+    def _all_answer(self, lease: RentalLease, nodes: list[Node]) -> bool:
         user = lease.request.user or self._provider.default_user
         try:
             found = {node.id: node.state for node in self._provider.nodes(lease.run, nodes[0].region)}

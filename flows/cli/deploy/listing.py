@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from configs.common.dollars import dollars
 from configs.common.files.reading import read_text
 from configs.common.printable import printable_lines
 from configs.serving.deployment import Deployment
@@ -69,7 +70,7 @@ def _usd(deployment: Deployment, now: float) -> str:
         return "unknown"
     # Elsewhere nodes that have switched themselves off cost nothing any more.
     until = now if deployment.kind in BILLED_WHEN_OFF else min(now, deployment.expires_at)
-    return f"{deployment.usd_per_hour * max(0.0, until - deployment.began_at) / 3600:.2f}"
+    return dollars(deployment.usd_per_hour * max(0.0, until - deployment.began_at) / 3600)
 
 
 def run_undeploy(name: str | None, everything: bool) -> int:
@@ -92,7 +93,7 @@ def run_undeploy(name: str | None, everything: bool) -> int:
             typer.echo(f"{one}: {getattr(error, 'strerror', None) or error}", err=True)
             code = 1
             continue
-        told = "" if not cost else f"; it cost {cost:.2f} USD"
+        told = "" if not cost else f"; it cost {dollars(cost)} USD"
         typer.echo(f"{one}: taken down, nothing is left{told}")
     if not names:
         typer.echo("nothing is deployed")

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import ceil
 
+from configs.common.dollars import dollars
 from configs.plans.passes import is_profiled
 from configs.plans.plan import Plan
 from configs.plans.prediction import Prediction
@@ -42,9 +43,9 @@ class StudyCost:
     def text(self) -> str:
         """One clause for the first line of the plan."""
         left_out = f", excluding {self.unknown} without a prediction" if self.unknown else ""
-        dollars = "" if self.usd is None else f", ${self.usd:,.2f}"
+        paid = "" if self.usd is None else f", ${dollars(self.usd)}"
         launches = f"{self.launches} launch{'es' if self.launches != 1 else ''}"
-        return f"measuring takes about {duration_text(self.seconds)}{dollars} in {launches}{left_out}"
+        return f"measuring takes about {duration_text(self.seconds)}{paid} in {launches}{left_out}"
 
 
 def duration_text(seconds: float) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from configs.common.dollars import dollars
 from configs.hardware.hardware import Machine
 from engine.planner.choice.descriptions import short
 from engine.planner.engines.calibrated import CalibratedEngines
@@ -102,7 +103,7 @@ def _answer(wish: ServingRequest, chosen: ServingMachines, rate: float | None) -
     layout = chosen.layout
     usd, hourly, price = chosen.usd_per_million_tokens, chosen.usd_per_hour, "price not known"
     if usd is not None and hourly is not None:
-        price = f"{hourly:.2f} USD/h, {short(usd)} USD per million tokens"
+        price = f"{dollars(hourly)} USD/h, {short(usd)} USD per million tokens"
     number = asked = ""
     if rate is not None:
         number = f"{chosen.count}{f' (up to {chosen.most})' if chosen.most > chosen.count else ''} x "
@@ -145,7 +146,7 @@ def _row(one: ServingMachines) -> list[str]:
         _machine_title(one), _devices(one), layout_title(replace(layout, prefill_ranks=None)), prefill_title(layout),
         str(layout.point.batch), f"{layout.ttft_seconds:.2g}", f"{1e3 * layout.tpot_seconds:.3g}",
         short(layout.tokens_per_second), f"{layout.spread:.2f}x",
-        "not known" if hourly is None else f"{hourly:.2f}", "not known" if usd is None else short(usd),
+        "not known" if hourly is None else dollars(hourly), "not known" if usd is None else short(usd),
     ]  # fmt: skip
 
 

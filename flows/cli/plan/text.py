@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from configs.common.dollars import dollars
 from flows.cli.tables import print_table
 
 _SHOWN_OPTIONS = 8
@@ -97,7 +98,7 @@ def _cost(config: dict[str, Any]) -> str:
     if usd is None:
         kind = "spot price" if config["market"] == "spot" else "price"
         return f"not available: the catalog has no {kind} of {config['machine']}"
-    rate = f", {hour:.2f} USD per hour" if hour else ""
+    rate = f", {dollars(hour)} USD per hour" if hour else ""
     spot = " at spot prices" if config["market"] == "spot" else ""
     return f"{_usd(usd)} USD per million tokens on {config['machine']}{rate}{spot}, for whole machines"
 
@@ -147,7 +148,7 @@ def _print_options(choice: dict[str, Any]) -> None:
             f"{each['gpu_count']} x {each['accelerator']}",
             _rate(each["tokens_per_second"]),
             _usd(each["usd_per_million_tokens"]),
-            "not known" if each["usd_per_hour"] is None else f"{each['usd_per_hour']:.2f}",
+            "not known" if each["usd_per_hour"] is None else dollars(each["usd_per_hour"]),
             each["price_as_of"] or "-",
         )
         for each in _one_of_each(options)[:_SHOWN_OPTIONS]

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from configs.common.dollars import dollars
 from configs.common.files.reading import read_bytes
 from configs.plans.paths import RunPaths
 from flows.cli.results.inspect import open_run
@@ -75,7 +76,7 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
         prices = [found.price.usd_per_hour for found in plan.prices.values() if found.price is not None]
         if len(plan.targets) == len(prices) == 1:
             nodes = max(cell.nodes for cell in plan.cells.values())
-            text += f", about {seconds / 3600 * prices[0] * nodes:.2f} USD"
+            text += f", about {dollars(seconds / 3600 * prices[0] * nodes)} USD"
     elif not left:
         text += "; complete"
     return LiveHeader(version, text + ".", len(ended), len(rows))

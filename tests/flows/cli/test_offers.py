@@ -81,6 +81,18 @@ def test_a_deployment_is_offered_at_refreshed_prices(capsys: pytest.CaptureFixtu
     assert REFRESHED in capsys.readouterr().out
 
 
+def test_nodes_of_a_study_at_an_unknown_price_are_not_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run extends their lease for as long as it lives."""
+    elsewhere = TARGET.model_copy(update={"regions": ["eu-north-1"]})
+    assert offers._priced(elsewhere)[-1] == "1 x aws/g4dn.xlarge: price unknown, for as long as the run lasts"
+    assert up("--region", "eu-north-1").startswith("1 x aws/g4dn.xlarge: price unknown, for at most 1 h")
+
+
+def test_a_price_below_a_cent_is_not_called_nothing(refreshed: Path) -> None:
+    refreshed.write_text(refreshed.read_text().replace("7.25", "0.0042"))
+    assert "0.0042 USD/h first" in up() and "0.00 USD" not in up()
+
+
 def test_a_cap_of_the_very_price_of_all_nodes_holds_them(refreshed: Path) -> None:
     """3 x 0.1 is above 0.3 by its last bit; and what exceeds a cap differs from it where it is told."""
     refreshed.write_text(refreshed.read_text().replace("7.25", "0.1"))
