@@ -39,7 +39,8 @@ class Choice:
 
     gain: chosen over simplest; None where they are one or share no block. larger: the one that does the most work of
     those that cost more than the chosen one, None where none does; more: its work over that of the chosen one, which
-    may be less than 1; per_size: the same for what each costs.
+    may be less than 1; per_size: the same for what each costs. rival: which of those that cost more is nearest to being
+    chosen, and better: how many times better it is: larger and per_size, or by latency the one that answers soonest.
     """
 
     chosen: int
@@ -49,6 +50,8 @@ class Choice:
     more: Ratio | None
     per_size: Ratio | None
     comparisons: int
+    rival: int | None = None
+    better: Ratio | None = None
 
 
 def choose_candidate(
@@ -83,16 +86,16 @@ def choose_candidate(
             chosen = challenger
     simplest = min(known, key=lambda index: (candidates[index].size, candidates[index].batch, index))
     gain = None if simplest == chosen else ratio(chosen, simplest, _rates)
-    larger = _larger(candidates, chosen)
+    bigger = [index for index, one in enumerate(candidates) if one.size > candidates[chosen].size]
+    larger = max(bigger, key=lambda index: _median(candidates[index].rates), default=None)
     more = None if larger is None else ratio(larger, chosen, _rates)
     per_size = None if larger is None else ratio(larger, chosen, _work_per_size)
-    return Choice(chosen, simplest, gain, larger, more, per_size, comparisons)
-
-
-def _larger(candidates: Sequence[Candidate], chosen: int) -> int | None:
-    """The candidate of a larger size that does the most work."""
-    bigger = [index for index, one in enumerate(candidates) if one.size > candidates[chosen].size]
-    return max(bigger, key=lambda index: _median(candidates[index].rates), default=None)
+    rival, better = larger, per_size
+    if by_latency:
+        soonest = [index for index in bigger if value(candidates[index])]
+        rival = max(soonest, key=lambda index: _median(value(candidates[index])), default=None)
+        better = None if rival is None else ratio(rival, chosen, value)
+    return Choice(chosen, simplest, gain, larger, more, per_size, comparisons, rival, better)
 
 
 def _clear(found: Ratio | None) -> bool:

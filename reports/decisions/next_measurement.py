@@ -28,19 +28,19 @@ def next_lines(decisions: Sequence[Decision]) -> list[str]:
 
 
 def _larger(found: Decision) -> str | None:
-    """Repeats that would tell whether the larger candidate does more for what it costs."""
+    """Repeats that would tell whether a larger candidate does more for what it costs, or answers sooner."""
     choice = found.choice
     assert choice is not None
     needed = _needed(found)
-    if needed is None or choice.larger is None or choice.per_size is None:
+    if needed is None or choice.rival is None or choice.better is None:
         return None
-    mine, other = found.chosen, found.members[choice.larger]
-    count, ratio = choice.per_size.count, choice.per_size
+    mine, other = found.chosen, found.members[choice.rival]
+    count, ratio = choice.better.count, choice.better
     why = "for an interval" if ratio.interval is None else "for half the interval"
-    size = "rank" if found.basis == "rank" else "dollar"
+    wins = "answers sooner" if found.basis == "latency" else f"does more per {found.basis}"
     spent = _spent(found, (mine, other), needed - count)
     return (
-        f"Whether {other.name} does more per {size} than {mine.name}: {plural(needed, 'repeat')} instead of {count} "
+        f"Whether {other.name} {wins} than {mine.name}: {plural(needed, 'repeat')} instead of {count} "
         f"{why} (--set measuring.repeats={needed}){spent}."
     )
 
@@ -55,10 +55,10 @@ def _needed(found: Decision) -> int | None:
     """Repeats for an interval; with one that leaves it open, for half of it, which takes four times as many."""
     choice = found.choice
     assert choice is not None
-    if choice.per_size is None or not _open(choice.per_size):
+    if choice.better is None or not _open(choice.better):
         return None
-    if choice.per_size.interval is not None:
-        return 4 * choice.per_size.count
+    if choice.better.interval is not None:
+        return 4 * choice.better.count
     return min_repeats(choice.comparisons, found.chosen.confidence)
 
 

@@ -9,7 +9,7 @@ from configs.records.record import Status
 from configs.targets.target import LocalTarget
 from reports.decisions.choice import Candidate, choose_candidate
 from reports.decisions.cost import cell_costs
-from reports.decisions.decision import decide, decision_body, decision_lead
+from reports.decisions.decision import Decision, decide, decision_body, decision_lead
 from reports.decisions.next_measurement import next_lines, repeats_to_decide
 from reports.reading.load import load_run
 from tests.support.run_folders.priced_runs import cell, make_plan, write_measurements, write_record, write_run
@@ -148,3 +148,30 @@ def test_what_more_repeats_cost_is_told_only_where_all_prices_are_known(tmp_path
         (found,) = decide(study, cell_costs(study))
         (line,) = [each for each in next_lines([found]) if each.startswith("Whether") and "repeats" in each]
         assert "s of measuring" in line and ("$" in line) is (name == "all"), line
+
+
+def served(folder: Path, rates: dict[int, list[float]]) -> Decision:
+    """What is decided by latency, without prices, of layouts that do the same work at these rates."""
+    cells = {dp: cell(dp=dp, batch_size=4 // dp, num_prompts=4) for dp in rates}
+    plan = make_plan(list(cells.values()), repeats=len(rates[1]), purpose="serving")
+    run = write_run(folder, plan)
+    for dp, values in rates.items():
+        write_measurements(run, cells[dp], values)
+    study = load_run(run)
+    (found,) = decide(study, cell_costs(study))
+    assert found.basis == "latency"
+    return found
+
+
+def test_by_latency_more_repeats_are_asked_for_only_where_they_may_tell_who_answers_sooner(tmp_path: Path) -> None:
+    noise = [0.99, 1.01, 1.0, 1.02, 0.98, 1.0, 1.03, 0.97]
+    late = served(tmp_path / "late", {1: [100.0] * 8, 2: [200.0 * each for each in noise]})
+    assert late.chosen.cell.layout.ranks == 2, "half the time for a token is clear"
+    same = served(tmp_path / "same", {1: [100.0] * 8, 2: [100.0 * each for each in noise]})
+    assert same.chosen.cell.layout.ranks == 1 and repeats_to_decide([same]) == 32
+    (line,) = next_lines([same])
+    assert line.startswith("Whether dp=2") and " answers sooner than 1 rank" in line and "dollar" not in line
+    few = served(tmp_path / "few", {1: [100.0] * 3, 2: [200.0] * 3})
+    assert few.chosen.cell.layout.ranks == 1 and repeats_to_decide([few]) == 6
+    slower = served(tmp_path / "slower", {1: [100.0] * 8, 2: [90.0] * 8})
+    assert repeats_to_decide([slower]) is None and next_lines([slower]) == []
