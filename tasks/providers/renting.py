@@ -87,6 +87,10 @@ def plan_rental(
             if error.problem in ("auth", "invalid"):
                 raise RentalFailed(redacted(str(error))) from error
             refused.append(f"{region}: zones unknown: {redacted(str(error))}")
+            continue
+        if request.zones and not set(request.zones) & set(zones[region]):
+            named, offered = ", ".join(request.zones), ", ".join(zones[region]) or "none of its zones"
+            refused.append(f"{region}: not asked, as the instance is not offered in {named} there, but in {offered}")
     rungs = []
     for rung in ladder(request, zones, listed):
         price = None if rung.usd_per_hour is None else rung.usd_per_hour * request.nodes

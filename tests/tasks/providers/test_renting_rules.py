@@ -4,7 +4,8 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
@@ -18,8 +19,8 @@ from tasks.providers.giving_back import why_doomed
 from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
-from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import extend_run, plan_rental
+from tasks.providers.rental import Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
+from tasks.providers.renting import RentalFailed, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name
 
 REQUEST = RentalRequest(
@@ -48,6 +49,16 @@ def test_no_zone_then_zones_then_regions_then_the_other_market() -> None:
 def test_named_zones_are_asked_in_their_order() -> None:
     request = REQUEST.model_copy(update={"zones": ("us-east-1b", "us-east-1a"), "fall_back": None})
     assert [rung.zone for rung in ladder(request, ZONES)] == ["us-east-1b", "us-east-1a"]
+
+
+def test_zones_of_another_region_are_told() -> None:
+    """`--zone` without `--region` is of the provider's home region."""
+    elsewhere = REQUEST.model_copy(update={"regions": ("us-east-1",), "zones": ("us-west-2a",)})
+    cloud = cast(Provider, SimpleNamespace(zones=lambda instance, region: ZONES[region]))
+    with pytest.raises(RentalFailed, match=r"us-east-1: not asked, as .* us-west-2a there, but in us-east-1a, us-east"):
+        plan_rental(cloud, elsewhere, None)
+    both = plan_rental(cloud, elsewhere.model_copy(update={"regions": ("us-east-1", "us-west-2")}), None)
+    assert {rung.zone for rung in both.rungs} == {"us-west-2a"} and both.refused[0].startswith("us-east-1: not asked")
 
 
 def test_unknown_prices_are_none() -> None:
