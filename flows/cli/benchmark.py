@@ -184,6 +184,7 @@ def _cheapest(written: str) -> tuple[str, str | None]:
     from configs.hardware.catalog import catalog
     from configs.hardware.hardware_filter import matching, parse_filter
     from flows.folders import cache_folder
+    from reports.text import plural
 
     wanted = parse_filter(written)
     offers = matching(wanted, catalog(cache_folder()))
@@ -191,9 +192,14 @@ def _cheapest(written: str) -> tuple[str, str | None]:
         raise ValueError(f"--hardware-filter {written!r}: no instance of the catalog fits; see `rankwise list-nodes`")
     first = offers[0]
     price = first.machine.usd_per_hour
+    if price is None:
+        place = f" in {wanted.region}" if wanted.region else ""
+        raise ValueError(
+            f"--hardware-filter {written!r}: fits {plural(len(offers), 'instance')}, but no price of them is known"
+            f"{place}, so that none is the cheapest. Name one by --nodes"
+        )
     others = ", ".join(each.name for each in offers[1:4])
-    told = "unknown price" if price is None else f"{price:.3f} USD/h"
-    typer.echo(f"{written}: {first.name} ({told}), the cheapest of {len(offers)}; next: {others or 'none'}")
+    typer.echo(f"{written}: {first.name} ({price:.3f} USD/h), the cheapest of {len(offers)}; next: {others or 'none'}")
     return first.name, wanted.region
 
 

@@ -100,3 +100,13 @@ def test_the_region_of_a_filter_is_where_its_instance_is_rented(
         asked = BenchmarkRequest(models=["t5-small"], hardware_filter=f"GPU:T4, provider=aws{more}")
         (target,) = _targets(asked, file)
         assert isinstance(target, RentedTarget) and (target.kind, target.regions) == ("aws", [region])
+
+
+def test_of_instances_without_a_price_none_is_called_the_cheapest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A region that is misspelled has no price either."""
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    asked = BenchmarkRequest(models=["t5-small"], hardware_filter="GPU:T4, provider=aws, region=us-wst-2")
+    with pytest.raises(ValueError, match=r"no price of them is known in us-wst-2, so that none is the cheapest"):
+        _targets(asked, read(tmp_path, nodes=[]))
