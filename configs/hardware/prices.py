@@ -25,6 +25,8 @@ from configs.targets.resources import Resources
 Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
 CATALOG = Path(__file__).parents[1] / "catalog" / "prices.csv"
 CATALOG_COLUMNS = ("machine", "region", "market", "usd_per_hour", "as_of", "source")
+OF_STUDY = "the study file"
+"""Source of a price that the study itself states."""
 STALE_DAYS = 30
 """Clouds change prices without notice; Google alone reserves to change spot prices daily."""
 
@@ -161,7 +163,7 @@ def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]
     found = [offer.price for offer in like_own if offer.is_in(region)]
     found += [offer.price for offer in like_shipped if offer.is_in(region) and offer.price.market == "on_demand"]
     if target.price_usd_per_hour is not None:
-        own_price = Price(usd_per_hour=target.price_usd_per_hour, source="the study file", region=region)
+        own_price = Price(usd_per_hour=target.price_usd_per_hour, source=OF_STUDY, region=region)
         found.insert(0, own_price)
     price = found[0] if found else None
     taken = {(price.market, price.region or region)} if price else set()

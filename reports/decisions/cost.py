@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 
-from configs.hardware.prices import STALE_DAYS, Price
+from configs.hardware.prices import OF_STUDY, STALE_DAYS, Price
 from configs.spec.cell import Cell
+from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
 from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
@@ -230,13 +231,23 @@ def _price_sentence(study: StudyResult, target: str, price: Price) -> str:
         f"An hour of {what} costs ${number(price.usd_per_hour, 4)} ({market_name(price)}{place}; "
         f"source: {escaped(price.source)}"
     )
-    return f"{text}{', ' + age if (age := _age(study, price)) else ''})."
+    text = f"{text}{', ' + age if (age := _age(study, price)) else ''})"
+    return f"{text}{_rented_otherwise(study, target, price)}."
+
+
+def _rented_otherwise(study: StudyResult, target: str, price: Price) -> str:
+    """That a target's nodes are rented in another market than that of its price."""
+    found = next((known for known in study.plan.targets if known.name == target), None)
+    if not isinstance(found, RentedTarget) or found.market == price.market or price.source == OF_STUDY:
+        return ""
+    market = found.market.replace("_", " ")
+    return f"; its nodes are asked for as {market}, and the section on rented nodes says what they cost"
 
 
 def _age(study: StudyResult, price: Price) -> str:
     """How old the price was when the study was measured."""
     if price.as_of is None:
-        return "" if price.source == "the study file" else "without a date"
+        return "" if price.source == OF_STUDY else "without a date"
     measured = measured_on(study)
     days = price.age_days(measured) if measured else None
     if days is not None and days > STALE_DAYS:

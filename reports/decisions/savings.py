@@ -17,6 +17,7 @@ from configs.hardware.prices import Market, Price, TargetPrices
 from configs.inputs.prompts import read_prompts
 from configs.plans.paths import RunPaths
 from configs.spec.objectives import Purpose
+from configs.targets.rented import RentedTarget
 from configs.targets.resources import Resources
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import CellCost, market_name, one_unit
@@ -98,6 +99,10 @@ def _market(
         title, home = f"{name} ({code(target.name)})", price.region or target.region
         if price.market in markets:
             yield Saving(title, purposes, "taken already", f"its cells are priced as {market_name(price)}")
+            continue
+        if isinstance(target, RentedTarget) and target.market in markets:
+            basis = f"its nodes are asked for as {target.market}; its cells are priced as {market_name(price)}"
+            yield Saving(title, purposes, "taken already", basis)
             continue
         found = False
         for market in markets:

@@ -11,9 +11,10 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.spec.objectives import Purpose
+from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
 from configs.workloads.script import ScriptWorkload
-from reports.decisions.cost import cell_costs
+from reports.decisions.cost import cell_costs, cost_sentences
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
 from reports.decisions.savings import Saving, savings, savings_table, unknown_savings
@@ -221,6 +222,20 @@ def test_a_dearer_spot_price_and_one_taken_already(tmp_path: Path) -> None:
     assert effect(study_of(tmp_path / "dear", dear, [(one, rates(100))]), "spot").effect == "20.0 % more"
     taken = make_plan([one], prices={"local": offers(("spot", None, 0.2))})
     assert effect(study_of(tmp_path / "taken", taken, [(one, rates(100))]), "spot").effect == "taken already"
+
+
+def test_nodes_that_are_rented_as_spot_are_not_told_to_become_spot(tmp_path: Path) -> None:
+    """Their cells are priced on demand, which is said, as is where their own cost stands."""
+    one = cell(target="g5")
+    wanted = {"kind": "aws", "name": "g5", "instance": "g5.xlarge", "regions": ["us-east-1"]}
+    for market, told in (("spot", True), ("on_demand", False)):
+        target = RentedTarget.model_validate({**wanted, "market": market})
+        known = offers(("on_demand", "us-east-1", 1.0), ("spot", "us-east-1", 0.4))
+        plan = make_plan([one], prices={"g5": known}, targets=[target])
+        study = study_of(tmp_path / market, plan, [(one, rates(100))])
+        assert effect(study, "spot").effect == ("taken already" if told else "**60.0 %** less")
+        (sentence, *_) = cost_sentences(study, cell_costs(study), study_costs(study))
+        assert ("its nodes are asked for as spot, and the section on rented nodes" in sentence) is told
 
 
 @pytest.mark.parametrize(

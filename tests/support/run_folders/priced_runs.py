@@ -16,7 +16,7 @@ from configs.records.record import MeasuringPass, Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
-from configs.targets.target import LocalTarget
+from configs.targets.target import LocalTarget, Target
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
 
@@ -41,7 +41,7 @@ def make_plan(
     prices: dict[str, float | Price | TargetPrices] | None = None,
     objectives: dict[str, float] | None = None,
     purpose: Purpose | None = None,
-    targets: Sequence[LocalTarget] = (LocalTarget(),),
+    targets: Sequence[Target] = (LocalTarget(),),
     experiments: Sequence[PlannedExperiment] = (),
 ) -> Plan:
     return Plan(
