@@ -8,7 +8,7 @@ import shutil
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from configs.common.base import sha256_of_file, write_atomically
 from configs.common.files.reading import check_regular, read_text
 from configs.common.printable import printable
 from configs.hardware.price_file import read_price_file
-from configs.hardware.prices import listed_offers, target_prices
+from configs.hardware.prices import Offer, TargetPrices, listed_offers, target_prices
 from configs.inputs.examples import read_examples
 from configs.inputs.prompts import read_prompts
 from configs.plans.expand import expand
@@ -160,10 +160,16 @@ def make_plan(
         raise UnusableModelsError([_placed(study, model) for model in unusable])
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
-    own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
     listed = None if cache is None else listed_offers(cache)
-    prices = {target.name: target_prices(target, own, listed) for target in plan.targets}
-    return plan.model_copy(update={"prices": prices})
+    return plan.model_copy(update={"prices": prices_of(study, inputs, folder, listed)})
+
+
+def prices_of(
+    study: StudySpec, inputs: dict[str, str], folder: Path, listed: Sequence[Offer] | None
+) -> dict[str, TargetPrices]:
+    """Return the prices of a study's targets: its own, those of its price file, those listed (None: as shipped)."""
+    own = read_price_file(folder / f"{inputs[study.prices]}.yaml", study.prices) if study.prices else ()
+    return {target.name: target_prices(target, own, listed) for target in study.targets}
 
 
 def make_sound_plan(

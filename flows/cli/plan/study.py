@@ -41,7 +41,7 @@ from flows.folders import cache_folder
 from reports.planning.text import sources
 from reports.reading.load import StudyResult, load_run
 from tasks.models.sources import hub_repository, manifest_path
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model
+from tasks.planning.inputs import copy_inputs, make_plan, planned_model, prices_of
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
 from tasks.planning.target_machine import for_cell, local_node, named_machine, on_unknown_cpus
 
@@ -106,10 +106,12 @@ def planned(
     with tempfile.TemporaryDirectory() as folder:
         scratch = RunPaths(Path(folder))
         inputs = copy_inputs(study, scratch, base)
-        machines, elsewhere = _machines(study, here, catalog(cache, own), machine)
+        hardware = catalog(cache, own)
+        machines, elsewhere = _machines(study, here, hardware, machine)
         plan = make_plan(study, models, inputs, scratch.inputs, cache, machine_of=elsewhere)
-        unpriced = {target: each for target, each in machines.items() if machine or not plan.prices[target].price}
-        plan = plan.model_copy(update={"prices": plan.prices | _prices(unpriced)})
+        prices = prices_of(study, inputs, scratch.inputs, [offer for _, offer in hardware.offers()])
+        unpriced = {target: each for target, each in machines.items() if machine or not prices[target].price}
+        plan = plan.model_copy(update={"prices": prices | _prices(unpriced)})
         known = [] if learn_from is None else _learned(learn_from, here)
         predictor = Predictor(plan, scratch.inputs, cache, elsewhere, [one for one, _ in known])
         predictions = predictor.predict_all()

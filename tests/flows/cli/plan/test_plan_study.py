@@ -134,6 +134,17 @@ def test_another_machine_may_have_more_ranks_and_has_its_price(
     assert "estimate, not measured" in capsys.readouterr().out
 
 
+def test_a_price_of_the_users_catalog_is_that_of_a_targets_machine(cache: Path, tmp_path: Path) -> None:
+    """Also where the shipped catalog has one; what the study itself says comes first."""
+    own = tmp_path / "own.yaml"
+    spot = "{machine: aws/c7i.4xlarge, market: spot, usd_per_hour: 1}"
+    own.write_text(f"prices: [{spot}, {{machine: aws/c7i.4xlarge, usd_per_hour: 40, source: contract 12}}]")
+    for target, usd in (({}, 40.0), ({"price_usd_per_hour": 2.5}, 2.5)):
+        named = load_study(write(tmp_path, targets=[{"machine": "aws/c7i.4xlarge/us-east-1", **target}]))
+        price = planned(named, tmp_path, cache, own=own).plan.prices["local"].price
+        assert price is not None and price.usd_per_hour == usd
+
+
 def test_an_accelerator_alone_has_no_price(cache: Path, tmp_path: Path) -> None:
     found = planned(load_study(write(tmp_path)), tmp_path, cache, machine="t4")
     assert all(each.usd_per_million_tokens is None for each in found.plan.predictions.values())
