@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
+from typer.testing import CliRunner
+
+from flows.cli.main import app
 
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
 LIMIT_SECONDS = 240
@@ -38,6 +41,14 @@ def rankwise(*arguments: str | Path, cwd: Path, **environment: str) -> subproces
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT_SECONDS)
 
 
+def rankwise_here(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, whose imports are made: for commands that only look, or refuse what they are asked."""
+    command = [str(argument) for argument in arguments]
+    with chdir(cwd):
+        found = CliRunner().invoke(app, command, catch_exceptions=False)
+    return subprocess.CompletedProcess(command, found.exit_code, found.stdout, found.stderr)
+
+
 def start(*arguments: str | Path, cwd: Path) -> "subprocess.Popen[str]":
     """Start the command line in a session of its own, as a terminal would; output goes to `out.log`."""
     command = [RANKWISE, *(str(argument) for argument in arguments)]
@@ -47,7 +58,7 @@ def start(*arguments: str | Path, cwd: Path) -> "subprocess.Popen[str]":
 
 def status(run: Path) -> list[dict[str, Any]]:
     """What `rankwise status --json` says."""
-    finished = rankwise("status", run, "--json", cwd=run.parent)
+    finished = rankwise_here("status", run, "--json", cwd=run.parent)
     assert finished.returncode == 0, finished.stderr
     rows: list[dict[str, Any]] = json.loads(finished.stdout)
     return rows

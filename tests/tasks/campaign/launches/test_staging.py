@@ -24,15 +24,13 @@ from tasks.campaign.progress import RunProgress
 from tasks.campaign.session import Session
 from tasks.models.sources import manifest_path, resolve_model
 from tests.support.cluster.launches import noop_measurement
-from tests.support.run_folders.studies import rankwise, write_study
+from tests.support.run_folders.studies import rankwise, rankwise_here, write_study
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A folder that nodes see."""
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    return folder
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that nodes see. Our code is brought once: each test has a run and models of its own."""
+    return tmp_path_factory.mktemp("shared")
 
 
 @pytest.fixture
@@ -176,8 +174,10 @@ def test_hosts_that_do_not_answer_may_another_time_and_a_wrong_folder_stays_wron
 
 def test_a_damaged_source_is_named(shared: Path, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs" / "models" / "tiny-stdlib", tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text() + "\n")  # a model that was not brought by another test
     manifest = resolve_model("model", None, tmp_path / "cache", tmp_path)
-    (tmp_path / "model" / "config.json").write_text("{}")
+    config.write_text("{}")
     model = PlannedModel(
         name="m", identity=manifest.identity, manifest=str(manifest_path(manifest.identity, tmp_path / "cache"))
     )
@@ -197,20 +197,21 @@ def push_study(folder: Path, shared: Path | None) -> Path:
     )
 
 
-def test_push_brings_all_once(tmp_path: Path, shared: Path) -> None:
-    study = push_study(tmp_path, shared)
+def test_push_brings_all_once(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    study = push_study(tmp_path, tmp_path / "shared")
     first = rankwise("push", "lab", "--study", study, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "code: rankwise-" in first.stdout and "model folder:" in first.stdout
-    again = rankwise("push", "lab", "--study", study, cwd=tmp_path)
+    again = rankwise_here("push", "lab", "--study", study, cwd=tmp_path)
     assert again.returncode == 0 and "up to date" in again.stdout
 
 
 def test_push_says_what_is_wrong(tmp_path: Path, shared: Path) -> None:
     study = push_study(tmp_path, shared)
-    unknown = rankwise("push", "lob", "--study", study, cwd=tmp_path)
+    unknown = rankwise_here("push", "lob", "--study", study, cwd=tmp_path)
     assert unknown.returncode == 2 and "no target 'lob'" in unknown.stderr and "lab" in unknown.stderr
-    local = rankwise("push", "here", "--study", study, cwd=tmp_path)
+    local = rankwise_here("push", "here", "--study", study, cwd=tmp_path)
     assert local.returncode == 2 and "targets[0].kind" in local.stderr
-    without = rankwise("push", "lab", "--study", push_study(tmp_path, None), cwd=tmp_path)
+    without = rankwise_here("push", "lab", "--study", push_study(tmp_path, None), cwd=tmp_path)
     assert without.returncode == 2 and "targets[1].shared" in without.stderr
