@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.files.project_files import ROOT
-from tests.support.run_folders.studies import rankwise, write_study
+from tests.support.run_folders.studies import rankwise, rankwise_here, write_study
 
 MODEL = [{"id": "synthetic:llama-1m@0"}]
 GENERATE = {"kind": "generate", "new_tokens": 4, "prompts": "prompts.jsonl"}
@@ -16,7 +16,7 @@ STRONG = {"s": {"kind": "strong", "grow": "dp", "to": 64}}
 
 def refusal(folder: Path, study: Path) -> str:
     """What `rankwise run` says to a study that it refuses; it must not have begun."""
-    refused = rankwise("run", study, cwd=folder)
+    refused = rankwise_here("run", study, cwd=folder)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     assert refused.stdout == "" and "Traceback" not in refused.stderr
     assert "nothing started" in refused.stderr
@@ -27,6 +27,8 @@ def refusal(folder: Path, study: Path) -> str:
 def test_a_misspelt_key(tmp_path: Path) -> None:
     study = write_study(tmp_path, measuring={"repeets": 1})
     assert f"{study}: measuring.repeets: unknown key (did you mean repeats?)" in refusal(tmp_path, study)
+    installed = rankwise("run", study, cwd=tmp_path)
+    assert installed.returncode == 2 and installed.stdout == "" and installed.stderr == refusal(tmp_path, study)
 
 
 def test_a_prompts_file_that_is_missing_empty_or_malformed(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_model_folder_that_is_broken(tmp_path: Path) -> None:
 
 
 def test_validate_counts(tmp_path: Path) -> None:
-    fine = rankwise("validate", write_study(tmp_path), cwd=tmp_path)
+    fine = rankwise_here("validate", write_study(tmp_path), cwd=tmp_path)
     assert fine.returncode == 0 and "2 cells, 2 measurements in 1 launches" in fine.stdout
 
 
@@ -87,7 +89,7 @@ def test_a_pinned_model_on_a_hub_is_not_asked_for(tmp_path: Path) -> None:
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     study = write_study(tmp_path, surprise=1)
-    assert "Traceback" in rankwise("--debug", "validate", study, cwd=tmp_path).stderr
+    assert "Traceback" in rankwise_here("--debug", "validate", study, cwd=tmp_path).stderr
 
 
 def test_the_version_is_the_one_in_pyproject(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_the_version_is_the_one_in_pyproject(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:
     for command in ("status", "report", "logs"):
-        refused = rankwise(command, tmp_path, cwd=tmp_path)
+        refused = rankwise_here(command, tmp_path, cwd=tmp_path)
         assert refused.returncode == 2 and "not a run folder" in refused.stderr
 
 

@@ -11,7 +11,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.measuring import Measuring
 from tasks.campaign.run_lock import run_lock
-from tests.support.run_folders.studies import RANKWISE, rankwise, wait_until
+from tests.support.run_folders.studies import RANKWISE, rankwise_here, wait_until
 
 JOB = "0001-timed-ab"
 
@@ -34,7 +34,7 @@ def stamped(second: int, text: str) -> str:
 
 def lines_of(run: RunPaths, *options: str) -> list[str]:
     """What the command prints."""
-    done = rankwise("logs", run.folder, *options, cwd=run.folder)
+    done = rankwise_here("logs", run.folder, *options, cwd=run.folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -72,7 +72,7 @@ def test_one_rank_or_one_job(run: RunPaths) -> None:
         ("--job", "7", f"--job: no job whose name starts with '7'. The run has {JOB} to 0002-timed-cd\n"),
         ("--rank", "2", "--rank: no log of rank 2. There are logs of 2 ranks\n"),
     ):
-        done = rankwise("logs", run.folder, option, value, cwd=run.folder)
+        done = rankwise_here("logs", run.folder, option, value, cwd=run.folder)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
 
 
