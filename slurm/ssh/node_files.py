@@ -18,6 +18,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,8 @@ from slurm.staging.file_list import is_whole, write_list
 PIECE_BYTES = 1 << 20
 _GROWTH_SECONDS = 60.0
 """So long a neighbour waits for the next bytes of a file that is still coming in."""
+_PIP_WITH_PYTHON = (22, 3)
+"""The first pip that has `--python`."""
 children: "set[subprocess.Popen[str]]" = set()
 """What is being run for a request."""
 _incoming: "dict[Path, tuple[hashlib._Hash, int]]" = {}
@@ -143,13 +146,25 @@ def unpack(archive: str, to: str) -> None:
 def install(folder: str, constraints: str, requirements: list[str], limit: float) -> None:
     """Make a virtual environment with libraries, by this host's pip and as it is configured here. limit: in seconds."""
     work = tempfile.mkdtemp(dir=os.path.dirname(folder), prefix=f".{os.path.basename(folder)}.")
+    python, own = f"{work}/bin/python", _has_pip()
     try:
-        _call([sys.executable, "-m", "venv", work], 300)
-        pip = [f"{work}/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _call([*pip, "--constraint", constraints, *requirements], limit)
+        # To install pip into the environment takes longer than small libraries do.
+        _call([sys.executable, "-m", "venv", *["--without-pip"] * own, work], 300)
+        pip = [sys.executable, "-m", "pip", "--python", python] if own else [python, "-m", "pip"]
+        options = ["--quiet", "--disable-pip-version-check", "--constraint", constraints]
+        _call([*pip, "install", *options, *requirements], limit)
         rename(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _has_pip() -> bool:
+    """Whether this Python has a pip that installs into another environment."""
+    try:
+        major, minor = metadata.version("pip").split(".")[:2]
+        return (int(major), int(minor)) >= _PIP_WITH_PYTHON
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
 
 
 def pack(folder: str, to: str, limit: float) -> dict[str, Any]:
@@ -180,12 +195,12 @@ def _call(command: list[str], limit_seconds: float) -> None:
         said = child.communicate(timeout=limit_seconds)[0]
     except subprocess.TimeoutExpired:
         child.kill()
-        raise OSError(f"{' '.join(command[:4])} ...: time-out after {limit_seconds / 60:g} minutes") from None
+        raise OSError(f"{' '.join(command[:6])} ...: time-out after {limit_seconds / 60:g} minutes") from None
     finally:
         children.discard(child)
     if child.returncode != 0:
         lines = "\n".join(said.strip().splitlines()[-5:])
-        raise OSError(f"{' '.join(command[:4])} ...: exit code {child.returncode}\n{lines}")
+        raise OSError(f"{' '.join(command[:6])} ...: exit code {child.returncode}\n{lines}")
 
 
 class Neighbours:

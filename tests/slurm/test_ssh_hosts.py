@@ -285,7 +285,7 @@ def test_libraries_are_installed_by_the_hosts_own_pip(
         monkeypatch.setattr(staging, "node_requirements", lambda: (constraints, [wanted]))
 
     require("missing-1.0-py3-none-any.whl")
-    with pytest.raises(HostError, match=r"gpu-a: .*pip install"):
+    with pytest.raises(HostError, match=r"gpu-a: .*pip --python .* install .*exit code"):
         wait_for(stage_hosts(target, [], lambda _: None), LIMIT_SECONDS)
     require(TINY_WHEEL)
     wait_for(stage_hosts(target, [], lambda _: None), LIMIT_SECONDS)

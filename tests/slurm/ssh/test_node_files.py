@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,23 @@ def test_a_secret_is_readable_by_its_owner_alone_from_the_beginning(
         os.umask(before)
     assert modes == [0o600, 0o600]
     assert [(tmp_path / each).stat().st_mode & 0o777 for each in ("key", "code")] == [0o600, 0o755]
+
+
+@pytest.mark.parametrize(("pip", "own"), [("23.2.1", False), ("22.3", False), ("20.3.4", True), (None, True)])
+def test_libraries_are_installed_by_a_pip_that_is_there_or_by_one_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pip: str | None, own: bool
+) -> None:
+    def version(_: str) -> str:
+        if pip is None:
+            raise metadata.PackageNotFoundError
+        return pip
+
+    called: list[list[str]] = []
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(node_files, "_call", lambda command, _: called.append(command))
+    node_files.install(str(tmp_path / "libraries"), "constraints.txt", ["torch"], 1.0)
+    made, (python, *installed) = called
+    assert ("--without-pip" in made) is not own and (python == f"{made[-1]}/bin/python") is own
+    assert own or installed[2:4] == ["--python", f"{made[-1]}/bin/python"]
+    assert installed[-3:] == ["--constraint", "constraints.txt", "torch"]
+    assert (tmp_path / "libraries").is_dir()
