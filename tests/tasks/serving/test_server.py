@@ -278,9 +278,18 @@ def test_a_small_cache_preempts_and_answers_the_same(tmp_path: Path, server: Run
     assert together == alone
 
 
-def test_a_full_queue_is_answered_429(tmp_path: Path) -> None:
-    with running_server(tmp_path, max_sequences=1, max_queue=1) as small, ThreadPoolExecutor(6) as pool:
-        asked = [pool.submit(small.post, prompt="x", max_tokens=400, ignore_eos=True, temperature=0) for _ in range(6)]
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with a token, one slot and room for one more request."""
+    folder = tmp_path_factory.mktemp("guarded")
+    with running_server(folder, key="a-long-secret", max_sequences=1, max_queue=1) as running:
+        yield running
+
+
+def test_a_full_queue_is_answered_429(guarded: RunningServer) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        fields: dict[str, Any] = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+        asked = [pool.submit(guarded.post, **fields) for _ in range(6)]
         answers = [one.result() for one in asked]
     statuses = sorted(answer.status_code for answer in answers)
     assert statuses[0] == 200 and statuses[-1] == 429 and set(statuses) == {200, 429}
@@ -288,20 +297,23 @@ def test_a_full_queue_is_answered_429(tmp_path: Path) -> None:
     assert int(refused.headers["retry-after"]) > 0 and refused.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_the_token_is_required(tmp_path: Path) -> None:
-    with running_server(tmp_path, key="a-long-secret") as locked:
-        assert locked.tokens(prompt="x", max_tokens=2)
+def test_the_token_is_required(guarded: RunningServer) -> None:
+    guarded.wait_until_idle()
+    assert guarded.tokens(prompt="x", max_tokens=2)
+    own = guarded.client.headers.pop("Authorization")
+    try:
         for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "Basic a-long-secret"}):
             for path in ("/v1/models", "/metrics"):
-                locked.client.headers.pop("Authorization", None)
-                assert locked.client.get(path, headers=headers).status_code == 401
-            answer = locked.client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=headers)
+                assert guarded.client.get(path, headers=headers).status_code == 401
+            answer = guarded.client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=headers)
             assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
-        assert locked.client.get("/healthz").status_code == 200
-        processes = [psutil.Process(locked.process.pid), *locked.ranks()]
-        shown = [argument for process in processes for argument in process.cmdline()]
-        assert "engine.serving.http.main" in shown and "engine.serving.rank" in shown
-        assert "a-long-secret" not in " ".join(shown) + json.dumps(locked.process.settings.model_dump())
+        assert guarded.client.get("/healthz").status_code == 200
+    finally:
+        guarded.client.headers["Authorization"] = own
+    processes = [psutil.Process(guarded.process.pid), *guarded.ranks()]
+    shown = [argument for process in processes for argument in process.cmdline()]
+    assert "engine.serving.http.main" in shown and "engine.serving.rank" in shown
+    assert "a-long-secret" not in " ".join(shown) + json.dumps(guarded.process.settings.model_dump())
 
 
 @pytest.mark.parametrize("number", range(66))
