@@ -66,8 +66,13 @@ class Compressed:
 
     @property
     def loss(self) -> float | None:
-        """What the answers lost, as a share; the base lost nothing."""
-        return 0.0 if self.base else self.quality.loss if self.quality else None
+        """What the answers lost, as a share; the base lost nothing. None: unknown, or `broken`."""
+        return 0.0 if self.base else self.quality.loss if self.quality and self.quality.finite else None
+
+    @property
+    def broken(self) -> bool:
+        """Whether its answers are no numbers, as those of weights or activations that overflow."""
+        return self.quality is not None and not self.quality.finite
 
     @property
     def speed(self) -> float | None:
@@ -276,9 +281,9 @@ def _none_recommended(result: CompressionResult, kept: list[Compressed]) -> str:
         told = f"{joined(row.label for row in kept)} {verb} {limit}"
         return f"{told}, but no speed in a block with the uncompressed model, so no pass is recommended."
     passes = [row for row in result.rows if not row.base and (row.result.completed or row.loss is not None)]
-    if passes and all(row.loss is None for row in passes):
+    if passes and all(row.loss is None and not row.broken for row in passes):
         return "What the answers of the measured passes lost is not known: keep the model as it is."
-    which = "No judged pass" if any(row.loss is None for row in passes) else "No measured pass"
+    which = "No judged pass" if any(row.loss is None and not row.broken for row in passes) else "No measured pass"
     return f"{which} has {limit}: keep the model as it is."
 
 
@@ -298,7 +303,10 @@ def compression_lines(result: CompressionResult) -> list[str]:
     levels = [row for row in result.rows if row.resolved and row.resolved != row.result.cell.compression[0]]
     levels = [row for row in levels if row.result.cell.compression[0] in ("balanced", "aggressive")]
     lines += [f"{row.label} became {row.resolved} on this hardware." for row in levels]
-    silent = [row for row in result.rows if row.result.completed and row.loss is None]
+    broken = [row.label for row in result.rows if row.broken]
+    if broken:
+        lines.append(f"The answers of {joined(broken)} are not finite numbers.")
+    silent = [row for row in result.rows if row.result.completed and row.loss is None and not row.broken]
     if silent:
         lines.append(f"What the answers of {joined(row.label for row in silent)} lost is not known.")
     lost = [row for row in result.rows if not row.result.completed]

@@ -5,6 +5,7 @@ quality.loss, quality.text()                               # 0.0012, "+0.12 % pe
 """
 
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
@@ -35,6 +36,11 @@ class Quality:
         return self.ladder.perplexity_difference / self.ladder.perplexity_reference
 
     @property
+    def finite(self) -> bool:
+        """Whether the loss is a number: not so where logits or embeddings are not finite."""
+        return isfinite(self.loss)
+
+    @property
     def error(self) -> float | None:
         """Standard error of the loss; prompts are the sample. None: unknown, or of vectors."""
         if self.ladder is None or self.ladder.perplexity_error is None:
@@ -50,6 +56,8 @@ class Quality:
     def cells(self) -> tuple[str, ...]:
         """Perplexity, its change, KL mean and p99, same most likely token, first divergence; cosine mean and worst."""
         own = self.ladder
+        if not self.finite:
+            return ("not finite", *(UNKNOWN,) * 7) if own else (*(UNKNOWN,) * 6, "not finite", UNKNOWN)
         if own is None:
             assert self.cosine is not None
             return (*(UNKNOWN,) * 6, number(float(self.cosine.mean())), number(float(self.cosine.max())))

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMES_A_LINE = 3
+_TICKS = 6
+"""Of the axis of losses, at most: a pass that breaks a model raises its perplexity by many orders of magnitude."""
 
 
 def drawn_rows(result: CompressionResult) -> list[Compressed]:
@@ -79,10 +81,15 @@ def _panel(axes: "Axes", result: CompressionResult, rows: Sequence[Compressed], 
 
 def _loss_axis(axes: "Axes", result: CompressionResult, scale: float) -> None:
     """Logarithmic to both sides of a linear middle: passes lose next to nothing, or everything."""
+    from matplotlib.ticker import SymmetricalLogLocator
+
     limit = scale * MOST_LOSS
     losses = [scale * row.loss for row in result.rows if row.loss is not None]
     if max(losses) > 5 * limit:
+        locator = SymmetricalLogLocator(base=10, linthresh=limit)
+        locator.set_params(numticks=_TICKS)
         axes.set_xscale("symlog", linthresh=limit, linscale=1.0)
+        axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlim(min(3 * min(losses), -0.2 * limit), 4 * max(losses))
     axes.axvline(limit, color=FAILED_COLOUR, linestyle=":", linewidth=1)

@@ -16,7 +16,7 @@ from reports.experiments.compression import (
     compression_table,
 )
 from reports.reading.load import StudyResult, load_run
-from reports.render import render_report
+from reports.render import render_page, render_report
 from tests.support.run_folders.made_studies import (
     REPEATS,
     VOCABULARY,
@@ -70,6 +70,24 @@ def generated(folder: Path) -> RunPaths:
 def result(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResult, CompressionResult]:
     study = load_run(generated(tmp_path_factory.mktemp("compression") / "made"))
     return study, compression(study, study.plan.experiments[0])
+
+
+def test_answers_that_are_no_numbers_are_told_and_leave_the_report_whole(tmp_path: Path) -> None:
+    """Of a pass whose activations overflow: the page was refused with a traceback, the table had `not a number %`."""
+    plan = planned(GENERATE.replace("int8, prune_50, int4, aggressive", "int4"), repeats=3)
+    run = write_plan(tmp_path / "run", plan)
+    for values, cell in cells_of(plan):
+        answers = words(0.0)
+        if values["compression"] == "int4":
+            answers = {name: column * math.nan if name.endswith("nll") else column for name, column in answers.items()}
+        measurements(run, cell, 1.0, answers if values["answers"] else None, repeats=3, answer_vocabulary=VOCABULARY)
+    study = load_run(run)
+    found = compression(study, study.plan.experiments[0])
+    table = compression_table(found)
+    assert [row[table.columns.index("perplexity")] for row in table.rows][1] == "not finite"
+    assert "not a number" not in table.markdown()
+    assert "The answers of int4, bfloat16 and int4, float32 are not finite numbers." in compression_lines(found)
+    assert "int4" in render_page(run)
 
 
 def test_each_pass_has_a_cell_for_its_speed_and_one_for_its_answers() -> None:
