@@ -84,13 +84,18 @@ def bus_factor(operation: Collective, ranks: int) -> float:
 
 
 def slowest_seconds(samples: Mapping[str, Column]) -> Times:
-    """Median over samples of the slowest rank's time, of one measurement. Ranks without a part have no number there."""
+    """Median over samples of the slowest rank's time, of one measurement. Ranks without a part have no number there.
+
+    A time that no clock gives (0, negative, not finite) is left out: it would be an infinite bandwidth, or no line.
+    """
     ranks = by_rank(samples, "call_seconds")
     seconds = np.fmax.reduce(np.stack([np.asarray(rank, dtype=np.float64) for rank in ranks]))
     codes, sizes = by_rank(samples, "operation")[0], by_rank(samples, "size_bytes")[0]
     found: dict[tuple[Collective, int], float] = {}
     for code, size in sorted(set(zip(codes.tolist(), sizes.tolist(), strict=True))):
-        found[OPERATIONS[code], size] = float(np.median(seconds[(codes == code) & (sizes == size)]))
+        middle = float(np.median(seconds[(codes == code) & (sizes == size)]))
+        if 0 < middle < np.inf:
+            found[OPERATIONS[code], size] = middle
     return found
 
 
@@ -155,8 +160,8 @@ def _transport(measurements: list[Reading]) -> str:
     return " or ".join(sorted(found)) or "unknown"
 
 
-def communication_table(result: Sequence[MeasuredCell]) -> Table:
-    """One row for each operation and size."""
+def communication_table(result: Sequence[MeasuredCell]) -> Table | None:
+    """One row for each operation and size; None where nothing was measured."""
     columns = ("operation", "transport", "ranks", "size", "time, us", "algorithm, GB/s", "bus, GB/s", "repeats")
     rows = []
     for point in result:
@@ -174,7 +179,7 @@ def communication_table(result: Sequence[MeasuredCell]) -> Table:
                     str(timed.seconds.count),
                 )
             )
-    return first_rows(Table(columns, tuple(rows), text_columns=2), where="records.parquet")
+    return first_rows(Table(columns, tuple(rows), text_columns=2), where="records.parquet") if rows else None
 
 
 def links_table(result: Sequence[MeasuredCell]) -> Table | None:
@@ -221,7 +226,7 @@ def communication_sentence(result: Sequence[MeasuredCell]) -> str:
             f"ranks takes {estimate_text(first.seconds, 'us', 1e6)}; the largest bus bandwidth is "
             f"{number(_bus(best, point.ranks) / 1e9)} GB/s, {_title(best.operation)} of {size_text(best.size_bytes)}."
         )
-    return " ".join(sentences)
+    return " ".join(sentences) or "No operation has a figure."
 
 
 def _bus(timed: Timed, ranks: int) -> float:
