@@ -20,7 +20,7 @@ from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
 from reports.experiments.kernels import different_kernels
 from reports.experiments.load.choice import server_choices
 from reports.experiments.load.choice_text import server_body, server_lead
-from reports.experiments.load.text import limit_sentences
+from reports.experiments.load.text import limit_sentences, load_sentence
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
@@ -103,6 +103,9 @@ def _servers(study: StudyResult) -> list[Sentence]:
             told.append(Sentence(f"{lead}:", f"{body}.", study.title(experiment)))
         elif searched := list(limit_sentences(found)):
             told.append(Sentence(f"{experiment.model or 'The server'}:", " ".join(searched), study.title(experiment)))
+        elif any(point.repeats for point in found.points) and not any(point.valid for point in found.points):
+            lead = f"{experiment.model or 'The server'} under load:"
+            told.append(Sentence(lead, load_sentence(found), study.title(experiment)))
     return told
 
 

@@ -204,12 +204,13 @@ def _communication(study: StudyResult, experiment: PlannedExperiment, album: Alb
 def _load(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     found, title = load_experiment(study, experiment), study.title(experiment)
     plot = album.add(title, partial(draw_load, found=found), load_charts(found)) if drawn_axis(found) else None
-    more = [
-        Section("Latencies under load", LATENCIES_SENTENCE, latencies_table(found)),
-        Section("Servers", SERVERS_SENTENCE, servers_table(found)),
-    ]
-    if any(point.work.find for point in found.points):
-        more.insert(0, Section("Search for the highest rate", LIMITS_SENTENCE, limits_table(found)))
+    measured = any(point.valid for point in found.points)
+    tables = (
+        ("Search for the highest rate", LIMITS_SENTENCE, limits_table(found)),
+        ("Latencies under load", LATENCIES_SENTENCE, latencies_table(found) if measured else None),
+        ("Servers", SERVERS_SENTENCE, servers_table(found)),
+    )
+    more = [Section(name, told, table) for name, told, table in tables if table is not None]
     lines = tuple(load_lines(found))
     return Section(title, load_sentence(found), load_table(found), plot, lines=lines, more=tuple(more))
 

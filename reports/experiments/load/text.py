@@ -10,7 +10,7 @@ from reports.load.text import search_table
 from reports.numbers.statistics import Estimate
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, number, percent
 
-_MOST_NOTES = 6
+_MOST_NOTES, _MOST_REASONS = 6, 3
 _LEADING_SHARE = re.compile(r"([\d.e-]+) % of ")
 
 
@@ -110,8 +110,8 @@ def _ms(value: Estimate | None) -> str:
     return text
 
 
-def limits_table(found: LoadExperiment) -> Table:
-    """The rates that each point's searches measured."""
+def limits_table(found: LoadExperiment) -> Table | None:
+    """The rates that each point's searches measured; None where none did."""
     rows: list[tuple[str, ...]] = []
     columns: tuple[str, ...] = ()
     for point in found.points:
@@ -120,11 +120,11 @@ def limits_table(found: LoadExperiment) -> Table:
                 table = search_table(one.search)
                 columns = table.columns
                 rows += [(escaped(point.label), str(repeat), *row) for row in table.rows]
-    return Table(("point", "repeat", *columns), tuple(rows), text_columns=1)
+    return Table(("point", "repeat", *columns), tuple(rows), text_columns=1) if rows else None
 
 
-def servers_table(found: LoadExperiment) -> Table:
-    """A row for each way in which a server was started."""
+def servers_table(found: LoadExperiment) -> Table | None:
+    """A row for each way in which a server was started; None where no record tells one."""
     rows: dict[tuple[str, ...], None] = {}
     for point in found.points:
         command = point.figure("server_command") or point.figure("server_url")
@@ -132,7 +132,7 @@ def servers_table(found: LoadExperiment) -> Table:
             environment = point.figure("server_environment") or ""
             texts = (f"{environment} {command}".strip(), point.figure("server_unmapped") or "")
             rows[(point.result.cell.engine, *map(escaped, texts))] = None
-    return Table(("engine", "command", "no option for"), tuple(rows), text_columns=3)
+    return Table(("engine", "command", "no option for"), tuple(rows), text_columns=3) if rows else None
 
 
 def load_sentence(found: LoadExperiment) -> str:
@@ -146,8 +146,25 @@ def load_sentence(found: LoadExperiment) -> str:
         value, point = max(best, key=lambda one: one[0].median if one[0] else 0.0)
         parts.append(f"Most tokens: {_cell(value)} tokens/s at {point.label}.")
     if not parts:
-        return "No point has a result."
+        return f"No point has a result{_why_void(found)}."
     return " ".join(parts)
+
+
+def _why_void(found: LoadExperiment) -> str:
+    """` (no answers: HTTP 503: busy)`: why no repeat is a result; nothing where none completed."""
+    reasons = _void_reasons(found)
+    return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _void_reasons(found: LoadExperiment) -> list[str]:
+    """Verdict and reason of the repeats that are no results, each once; at most `_MOST_REASONS`."""
+    reasons = dict.fromkeys(
+        f"{one.judgement.verdict}: {one.judgement.reason}"
+        for point in found.points
+        for one in point.repeats.values()
+        if not one.judgement.is_result
+    )
+    return list(reasons)[:_MOST_REASONS]
 
 
 def limit_sentences(found: LoadExperiment) -> Iterator[str]:
@@ -190,17 +207,11 @@ def _knee_sentences(found: LoadExperiment) -> Iterator[str]:
 
 
 def load_lines(found: LoadExperiment) -> list[str]:
-    """What a reader must know of the points."""
+    """What a reader must know of the points: plain text, which the report escapes."""
     lines = []
     void = [point.label for point in found.points if point.repeats and len(point.valid) < len(point.repeats)]
     if void:
-        reasons = dict.fromkeys(
-            f"{one.judgement.verdict}: {one.judgement.reason}"
-            for point in found.points
-            for one in point.repeats.values()
-            if not one.judgement.is_result
-        )
-        lines.append(f"Void: {joined(void)} ({'; '.join(map(escaped, list(reasons)[:3]))}).")
+        lines.append(f"Void: {joined(void)} ({'; '.join(_void_reasons(found))}).")
     unsteady = [point.label for point in found.points if not point.steady]
     if unsteady:
         lines.append(f"Not steady, so latencies depend on how long the run was: {joined(unsteady)}.")
@@ -218,7 +229,7 @@ def load_lines(found: LoadExperiment) -> list[str]:
             f"log-probabilities, so that noise and a defect cannot be told apart: {joined(untold)}."
         )
     lines += _overheads(found)
-    lines += [f"{escaped(note[:1].upper() + note[1:])}." for note in _notes(found)[:_MOST_NOTES]]
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in _notes(found)[:_MOST_NOTES]]
     lines += [f"{point.label}: {text}." for point in found.points for text in point.damaged]
     return lines
 

@@ -8,8 +8,17 @@ from configs.load.objectives import RequestObjectives
 from configs.plans.plan import CellPoint, PlannedExperiment
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
+from reports.document.inline import section_html
+from reports.document.structure import as_markdown
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint, LoadRepeat
-from reports.experiments.load.text import latencies_table, load_lines, load_sentence, load_table
+from reports.experiments.load.text import (
+    latencies_table,
+    limits_table,
+    load_lines,
+    load_sentence,
+    load_table,
+    servers_table,
+)
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
 from reports.load.verdict import LoadVerdict, Verdict, judged
@@ -59,5 +68,28 @@ def test_words_of_a_server_are_shown_as_they_are() -> None:
     one = replace(point.repeats[0], judgement=LoadVerdict(Verdict.VALID, "", tuple(notes)))
     lines = load_lines(replace(found, points=(replace(point, repeats={0: one}),)))
     assert "2.1e-6 to 12 % of the answers have fewer chunks than tokens." in lines
-    shown = r"4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of &lt;b&gt;\*all\*&lt;/b&gt; slots (4)."
-    assert shown in lines
+    (shown,) = (line for line in lines if line.startswith("4 of all 9"))
+    assert shown == "4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of <b>*all*</b> slots (4)."
+    told = r"4 of all 9 requests failed (44.4 %): HTTP 503: 90 % of &lt;b&gt;\*all\*&lt;/b&gt; slots (4)."
+    assert as_markdown(shown) == told and section_html(shown).endswith("&lt;b&gt;*all*&lt;/b&gt; slots (4).")
+
+
+def refused(message: str) -> LoadExperiment:
+    """A point whose server answered nothing, with its own words for it."""
+    found = experiment_of("rate 1", [0.1])
+    (point,) = found.points
+    one = replace(point.repeats[0], judgement=LoadVerdict(Verdict.NO_ANSWERS, message, ()))
+    return replace(found, points=(replace(point, repeats={0: one}),))
+
+
+def test_without_a_result_the_sentence_says_why_and_marks_are_escaped_once() -> None:
+    """The opening said that all measurements completed, and the list had `model\\_not\\_found`."""
+    found = refused("HTTP 404: model_not_found")
+    assert load_sentence(found) == "No point has a result (no answers: HTTP 404: model_not_found)."
+    (void,) = (line for line in load_lines(found) if line.startswith("Void"))
+    assert void == "Void: rate 1 (no answers: HTTP 404: model_not_found)."
+
+
+def test_tables_without_a_row_are_none() -> None:
+    found = refused("HTTP 503: busy")
+    assert servers_table(found) is None and limits_table(found) is None

@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import CHUNK_COLUMN, LAG_COLUMN, REQUEST_COLUMNS, RequestOutcome
+from configs.load.samples import RequestOutcome
 from configs.records.record import Figure, Record, Status
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
@@ -17,7 +17,7 @@ from reports.load.next_rate import goal_of, search_after
 from reports.load.records import runs_of
 from reports.load.samples import LoadRun
 from reports.load.verdict import judged
-from tests.support.run_folders.load_runs import made_run
+from tests.support.run_folders.load_runs import made_run, samples_of
 
 OBJECTIVES = RequestObjectives(ttft_seconds=1.0, share=0.5)
 
@@ -29,17 +29,7 @@ def kept(work: ServeWorkload, runs: Sequence[LoadRun], **figures: Figure) -> tup
         key=cell.key, cell=cell, repeat=0, attempt=1, status=Status.COMPLETED, job="job", position=0,
         started_at=None, finished_at=None, figures=figures,
     )  # fmt: skip
-    columns = {name: np.concatenate([run.columns[name] for run in runs]) for name in REQUEST_COLUMNS}
-    columns |= {
-        CHUNK_COLUMN: np.concatenate([run.chunk_seconds for run in runs]),
-        LAG_COLUMN: np.concatenate([run.lag_seconds for run in runs]),
-        "run_rate": np.array([run.facts.job.requested_rate for run in runs]),
-        "run_issuing_seconds": np.array([run.facts.issuing_seconds for run in runs]),
-        "run_wall_seconds": np.array([run.facts.wall_seconds for run in runs]),
-        "run_requests": np.array([float(len(run)) for run in runs]),
-        "run_lag_samples": np.array([float(len(run.lag_seconds)) for run in runs]),
-    }
-    return record, {f"0/{name}": column for name, column in columns.items()}
+    return record, samples_of(runs)
 
 
 def test_a_cap_that_ended_a_search_leaves_it_what_it_had_found() -> None:

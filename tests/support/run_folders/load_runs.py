@@ -1,5 +1,6 @@
 """Load runs made by hand: requests whose every moment is known."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from configs.common.arrays import Floats
 from configs.load.arrivals import PoissonArrivals
 from configs.load.job import Contents, Endpoint, LoadJob
-from configs.load.samples import REQUEST_COLUMNS, FinishCode, LoadFacts, RequestOutcome
+from configs.load.samples import CHUNK_COLUMN, LAG_COLUMN, REQUEST_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from reports.load.samples import LoadRun, in_order
 
 
@@ -64,3 +65,19 @@ def made_run(
     )
     flat: Floats = chunks.ravel()
     return in_order(facts, whole, flat, np.asarray(lag, dtype=np.float64), "made")
+
+
+def samples_of(runs: Sequence[LoadRun]) -> dict[str, Floats]:
+    """The samples of a record of these runs, as a launch leaves them; a pass is all of them."""
+    columns = {name: np.concatenate([run.columns[name] for run in runs]) for name in REQUEST_COLUMNS}
+    columns |= {
+        CHUNK_COLUMN: np.concatenate([run.chunk_seconds for run in runs]),
+        LAG_COLUMN: np.concatenate([run.lag_seconds for run in runs]),
+        "run_rate": np.array([run.facts.job.requested_rate for run in runs]),
+        "run_issuing_seconds": np.array([run.facts.issuing_seconds for run in runs]),
+        "run_wall_seconds": np.array([run.facts.wall_seconds for run in runs]),
+        "run_requests": np.array([float(len(run)) for run in runs]),
+        "run_lag_samples": np.array([float(len(run.lag_seconds)) for run in runs]),
+        "pass_seconds": np.array([sum(run.facts.wall_seconds for run in runs)]),
+    }
+    return {f"0/{name}": column for name, column in columns.items()}

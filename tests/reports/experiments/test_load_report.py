@@ -1,0 +1,50 @@
+"""The report of a load experiment whose server gave no result."""
+
+
+import numpy as np
+import pytest
+
+from configs.load.samples import RequestOutcome
+from configs.plans.paths import RunPaths
+from configs.records.record import Status
+from configs.spec.cell import Cell
+from configs.workloads.serve import ServeWorkload
+from engine.workloads.serve import errors_text
+from reports.render import ReportSummary, render_page, render_report
+from tests.support.run_folders.load_runs import made_run, samples_of
+from tests.support.run_folders.report_runs import MODEL, experiment, plan_of, write_plan, write_record
+from tests.support.run_folders.reports import whole_report
+
+SAID = "HTTP 404: model_not_found <b>"
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunPaths, ReportSummary]:
+    """A server that refused every request, with its own words for it."""
+    cell = Cell(model=MODEL.identity, workload=ServeWorkload(rate=2))
+    points = [(cell, {"workload.rate": 2}, "rate 2")]
+    plan = plan_of([cell], [experiment("load", "load", points)], repeats=1)
+    run = write_plan(tmp_path_factory.mktemp("load") / "refused", plan)
+    made = made_run(np.arange(40) / 2, ttft=np.nan, tokens=0, outcome=float(RequestOutcome.REFUSED), ended_seconds=0.5)
+    figures = {"errors": errors_text({SAID: 40})}
+    write_record(run, cell, status=Status.COMPLETED, samples=samples_of([made]), figures=figures)
+    return run, render_report(run)
+
+
+def test_the_opening_says_that_there_is_no_result_and_why(refused: tuple[RunPaths, ReportSummary]) -> None:
+    """It said that all measurements completed, and the short form gave no reason."""
+    _, summary = refused
+    assert summary.sentences[0] == f"tiny under load: No point has a result (no answers: {SAID})."
+
+
+def test_words_of_a_server_are_escaped_once(refused: tuple[RunPaths, ReportSummary]) -> None:
+    run, _ = refused
+    assert "model\\_not\\_found &lt;b&gt;" in whole_report(run)
+    assert "\\\\" not in whole_report(run) and "&amp;lt;" not in whole_report(run)
+    page = render_page(run)
+    assert "model_not_found &lt;b&gt;" in page and "model\\_not" not in page
+
+
+def test_there_are_no_tables_without_a_row(refused: tuple[RunPaths, ReportSummary]) -> None:
+    text = whole_report(refused[0])
+    assert "Servers" not in text and "Latencies under load" not in text and "no answers" in text
