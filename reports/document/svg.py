@@ -20,6 +20,7 @@ COLOURS = 7
 MAX_RAW = 400
 """Raw repeats in one chart: more are told, not drawn."""
 _LABEL = 70
+_EXPONENT_FROM = 1e6
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ def _value_ticks(scales: Sequence[tuple[str, Scale]], axis: str, low: float, hig
         parts.append(f'<g class="ticks {name}">')
         for tick in scale.ticks():
             at, text = _f(scale.at(tick)), number(tick) if tick else "0"
-            text = escape(f"{tick:,.10g}" if abs(tick) >= 1e-3 else text)
+            text = escape(
+                _large(tick) if abs(tick) >= _EXPONENT_FROM else f"{tick:,.10g}" if abs(tick) >= 1e-3 else text
+            )
             if axis == "y":
                 parts.append(
                     f'<path d="M{_f(low)} {at}H{_f(high)}"/><text x="{_f(low - 6)}" y="{at}" dy="4">{text}</text>'
@@ -116,6 +119,12 @@ def _value_ticks(scales: Sequence[tuple[str, Scale]], axis: str, low: float, hig
                 parts.append(f'<text x="{at}" y="{_f(high + 16)}" class="mid">{text}</text>')
         parts.append("</g>")
     return "".join(parts)
+
+
+def _large(value: float) -> str:
+    """`2.5e9`: all its digits would run out of the picture."""
+    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def _scales(chart: Chart, start: float, end: float) -> tuple[Scale, Scale | None]:

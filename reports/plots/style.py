@@ -92,10 +92,48 @@ def _few_colours(png: io.BytesIO) -> bytes:
     return content.getvalue()
 
 
+LINE_CHARACTERS = 96
+"""Of the font's size, about as many as a figure is wide."""
+_MARK_CHARACTERS = 8
+"""Of a legend: what the mark before a label and the space after it take."""
+MOST_TICK_CHARACTERS = 40
+
+
+def tick_text(text: str, max_characters: int = MOST_TICK_CHARACTERS) -> str:
+    """A name that fits beside an axis: long ones, which mostly differ at their ends, lose their middle."""
+    if len(text) <= max_characters:
+        return text
+    kept = max_characters - 1
+    return f"{text[: kept - kept // 2].rstrip()}…{text[-(kept // 2) :].lstrip()}"
+
+
+def legend_columns(labels: Sequence[str], columns: int = 3) -> int:
+    """So many columns of a legend below a figure as its labels leave room for."""
+    longest = max((len(tick_text(label, LINE_CHARACTERS)) for label in labels), default=0)
+    return max(1, min(columns, LINE_CHARACTERS // (longest + _MARK_CHARACTERS)))
+
+
 def legend(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
     """The legend of one panel for the whole figure, below it, where it hides no point."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    shown = [tick_text(label, LINE_CHARACTERS) for label in labels]
+    figure.legend(handles, shown, loc="outside lower center", ncols=legend_columns(labels, columns))
+
+
+def are_slanted(names: Sequence[str], panels: int) -> bool:
+    """Whether names below an axis of one of so many panels would run into each other."""
+    return max(map(len, names), default=0) * len(names) * panels > 0.8 * LINE_CHARACTERS
+
+
+def name_ticks(axes: "Axes", names: Sequence[str], panels: int = 1) -> None:
+    """Names at 0, 1, ... below an axis; slanted and shortened where they would run into each other, of many every so
+    manieth."""
+    if not are_slanted(names, panels):
+        axes.set_xticks(range(len(names)), names)
+        return
+    places = range(0, len(names), -(-len(names) // MOST_BARS))
+    shown = [tick_text(names[place], MOST_TICK_CHARACTERS // panels) for place in places]
+    axes.set_xticks(places, shown, rotation=30, ha="right", rotation_mode="anchor", fontsize=7.5)
 
 
 def medians(axes: "Axes", points: Sequence[tuple[float, Estimate]], index: int, label: str) -> None:

@@ -56,7 +56,7 @@ from reports.plots.experiments.load import draw_load, drawn_axis
 from reports.plots.experiments.optimization import draw_optimization
 from reports.plots.experiments.profiled import draw_profiled, profiled_height
 from reports.plots.experiments.scaling import draw_scaling
-from reports.plots.experiments.sweep import draw_sweep, sweep_axes
+from reports.plots.experiments.sweep import draw_sweep, sweep_height
 from reports.plots.experiments.targets import draw_targets
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.planning.forecast import draw_forecast
@@ -218,8 +218,8 @@ def _load(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Se
 def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     points, title = sweep(study, experiment), study.title(experiment)
     measured = any(point.result.estimate("throughput") for point in points)
-    height = 3.1 + 0.2 * (len(sweep_axes(points)[1]) // 3)  # the legend has a line for three series
-    plot = album.add(title, partial(draw_sweep, points=points), sweep_charts(points), height) if measured else None
+    draw, height = partial(draw_sweep, points=points), sweep_height(points)
+    plot = album.add(title, draw, sweep_charts(points), height) if measured else None
     more = _latency(study, experiment, album)
     return Section(title, sweep_sentence(points), sweep_table(points), plot, more=more)
 
@@ -229,7 +229,7 @@ def _optimization(study: StudyResult, experiment: PlannedExperiment, album: Albu
     plot, drawn = None, gains[:MAX_ROWS]
     if any(gain.throughput for gain in gains):
         plot = album.add(
-            title, partial(draw_optimization, gains=drawn), gain_charts(drawn), height=1.2 + 0.45 * len(drawn)
+            title, partial(draw_optimization, gains=drawn), gain_charts(drawn), height=1.35 + 0.45 * len(drawn)
         )
     told = f"The figure shows the first {MAX_ROWS} of {len(gains):,} variants, the table all."
     lines = (told,) if plot and len(gains) > MAX_ROWS else ()

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
-from reports.plots.style import COLOURS, LINES, MARKERS
+from reports.plots.style import COLOURS, LINES, MARKERS, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,8 +39,7 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
     right.yaxis.minorticks_off()
     right.set_ylabel("ms")
     right.set_title("Latency, P99")
-    handles, labels = right.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
+    legend(figure, right, columns=2)
 
 
 def _line(

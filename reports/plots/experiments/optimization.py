@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.experiments.comparison import Gain
-from reports.plots.style import COLOURS, CROSS, FAILED_COLOUR, IDEAL, MARKERS
+from reports.plots.style import COLOURS, CROSS, FAILED_COLOUR, IDEAL, MARKERS, tick_text
 from reports.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_LABEL_CHARACTERS = 32
 
 
 def draw_optimization(figure: "Figure", gains: Sequence[Gain]) -> None:
@@ -53,8 +55,8 @@ def draw_optimization(figure: "Figure", gains: Sequence[Gain]) -> None:
             ha="center",
             color=colour,
         )
-    axes.set_yticks(range(len(gains)), [gain.variant for gain in gains])
+    axes.set_yticks(range(len(gains)), [tick_text(gain.variant, _LABEL_CHARACTERS) for gain in gains])
     axes.set_ylim(len(gains) - 0.4, -0.7)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.12)
-    axes.set_xlabel("throughput of the variant over the baseline's of the same block (ratio; 1 is no gain)")
+    axes.set_xlabel("throughput of the variant over the baseline's of the same block\n(ratio; 1 is no gain)")

@@ -6,17 +6,38 @@ from typing import TYPE_CHECKING
 from configs.common.files.reading import MIB
 from reports.experiments.comparison import SweepPoint
 from reports.numbers.statistics import Estimate
-from reports.plots.style import axis_positions, crosses, is_numeric, legend, medians, numeric
+from reports.plots.style import (
+    are_slanted,
+    axis_positions,
+    crosses,
+    is_numeric,
+    legend,
+    legend_columns,
+    medians,
+    name_ticks,
+    numeric,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def sweep_height(points: Sequence[SweepPoint]) -> float:
+    """Inches: the legend has lines for its series, and slanted names need room."""
+    axis, series = sweep_axes(points)
+    _, labels = axis_positions([point.values[axis] for point in points])
+    slanted = labels is not None and are_slanted(labels, _panels(points))
+    return 3.1 + 0.2 * (len(series) // legend_columns(list(series))) + (0.7 if slanted else 0.0)
+
+
+def _panels(points: Sequence[SweepPoint]) -> int:
+    return 2 if any(point.result.peak_bytes is not None for point in points) else 1
+
+
 def draw_sweep(figure: "Figure", points: Sequence[SweepPoint]) -> None:
     """Throughput, and where it is known peak memory, over the swept field; further fields are series."""
     axis, series = sweep_axes(points)
-    memory = any(point.result.peak_bytes is not None for point in points)
-    panels = figure.subplots(1, 2 if memory else 1, squeeze=False)[0]
+    panels = figure.subplots(1, _panels(points), squeeze=False)[0]
     xs, labels = axis_positions([point.values[axis] for point in points])
     for panel, axes in enumerate(panels):
         for index, (name, members) in enumerate(series.items()):
@@ -38,7 +59,7 @@ def draw_sweep(figure: "Figure", points: Sequence[SweepPoint]) -> None:
         if labels is None:
             numeric(axes, xs)
         else:
-            axes.set_xticks(range(len(labels)), labels)
+            name_ticks(axes, labels, len(panels))
             axes.margins(x=0.15)
         crosses(axes, lost)
         axes.set_title("Throughput" if panel == 0 else "Peak memory, all ranks")

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.targets import SideBySide
-from reports.plots.style import crosses, legend, medians
+from reports.plots.style import LINE_CHARACTERS, crosses, legend, medians, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,11 @@ def draw_targets(figure: "Figure", found: SideBySide) -> None:
                 lost.append((float(place), point.result.status))
         medians(axes, values, index, label)
         crosses(axes, lost)
-    names = [side.target if side.link is None else f"{side.target}\n{side.link}" for side in found.sides]
+    most = LINE_CHARACTERS // len(found.sides)
+    targets = [tick_text(side.target, most) for side in found.sides]
+    names = [
+        name if side.link is None else f"{name}\n{side.link}" for name, side in zip(targets, found.sides, strict=True)
+    ]
     axes.set_xticks(range(len(names)), names)
     axes.margins(x=0.15)
     axes.set_ylim(bottom=0, top=axes.get_ylim()[1] * 1.04)

@@ -1,6 +1,5 @@
 """The report of a load experiment whose server gave no result."""
 
-
 import numpy as np
 import pytest
 

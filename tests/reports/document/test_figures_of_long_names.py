@@ -1,0 +1,91 @@
+"""Figures whose names or values are long: nothing runs out of the picture, and names below an axis stay apart."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+
+from reports.charts.chart import Chart, ChartPoint, ChartSeries
+from reports.document.album import Album
+from reports.document.svg import svg
+from reports.plots.style import STYLE, legend_columns, tick_text
+from reports.reading.load import load_run
+from reports.sections.experiments import experiment_sections
+from tests.support.run_folders.report_runs import experiment, generate, plan_of, write_measurements, write_plan
+
+LONG = "models--example--a-very-long-name-of-a-checkpoint-of-some-language-model-with-everything-in-it-"
+
+
+def texts(figure: Figure) -> Iterator[Text]:
+    """Names of axes, titles, legends, and ticks with a name: a tick of a number may lie beyond the end of its axis."""
+    for found in figure.findobj(Text):
+        assert isinstance(found, Text)
+        if any(letter.isalpha() for letter in found.get_text()):
+            yield found
+
+
+@pytest.fixture
+def laid_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures of a sweep over long texts and of variants with long names, laid out as the report does."""
+    cells = [generate(batch_size=size) for size in (1, 2, 4)]
+    swept = [(cell, {"model": f"{LONG}{place}"}, f"{LONG}{place}") for place, cell in enumerate(cells)]
+    tried = [(cell, {"variant": f"{LONG}{place}"}, f"{LONG}{place}") for place, cell in enumerate(cells)]
+    experiments = [experiment("names", "sweep", swept), experiment("ways", "optimization", tried)]
+    run = write_plan(tmp_path / "run", plan_of(cells, experiments))
+    for cell in cells:
+        write_measurements(run, cell, [1.0, 1.1, 0.9], peak_mib=100)
+    figures: list[Figure] = []
+
+    def draws(draw: Callable[[Figure], None], height: float) -> dict[str, bytes]:
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(STYLE)
+            figure = Figure(figsize=(7.2, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05))
+            FigureCanvasAgg(figure)
+            draw(figure)
+            figure.canvas.draw()
+            figures.append(figure)
+        return {}
+
+    monkeypatch.setattr("reports.document.album.drawn", draws)
+    experiment_sections(load_run(run), Album())
+    return figures
+
+
+def test_no_text_is_cut_at_the_edge(laid_out: list[Figure]) -> None:
+    """Names ran out to the left, over each other, and the name of an axis out at the top."""
+    assert len(laid_out) == 4
+    for figure in laid_out:
+        whole = figure.bbox
+        for text in texts(figure):
+            box = text.get_window_extent()
+            assert box.x0 >= -1 and box.x1 <= whole.x1 + 1, text.get_text()
+            assert box.y0 >= -1 and box.y1 <= whole.y1 + 1, text.get_text()
+
+
+def test_names_below_an_axis_are_slanted_apart(laid_out: list[Figure]) -> None:
+    (names,) = (figure for figure in laid_out if figure.axes[0].get_xlabel() == "model")
+    for axes in names.axes:
+        labels = axes.get_xticklabels()
+        assert all(label.get_rotation() == 30 for label in labels)
+        assert len({label.get_text() for label in labels}) == 3, "names that differ in their ends stay different"
+        assert all(one.get_position()[0] < two.get_position()[0] for one, two in pairwise(labels))
+
+
+def test_a_name_loses_its_middle_and_a_legend_its_columns() -> None:
+    assert tick_text("short", 10) == "short" and tick_text("abcdefghijklmnop-v2", 9) == "abcd…p-v2"
+    assert legend_columns(["a", "b"]) == 3 and legend_columns(["x" * 40]) == 2 and legend_columns(["x" * 400]) == 1
+
+
+def test_large_values_beside_an_axis_have_an_exponent() -> None:
+    """`1,000,000,000` began left of the picture."""
+    points = tuple(ChartPoint(float(x), y) for x, y in enumerate((1e9, 2.5e9, 4e9)))
+    drawn = svg(Chart("t", "x", "y", (ChartSeries("a", points),)))
+    assert ">1e9</text>" in drawn and ">1,000,000,000</text>" not in drawn
+    assert ">200,000</text>" in svg(Chart("t", "x", "y", (ChartSeries("a", (ChartPoint(0.0, 9e5),)),)))
