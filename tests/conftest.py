@@ -65,8 +65,8 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     # Tests measure nothing: they need not wait for a study that runs beside them.
     os.environ["RANKWISE_LOCKS"] = str(base)
     os.environ["RANKWISE_CALIBRATE"] = "0"  # a quarter of a minute of each session; tests of it ask for it
-    # A run that finds the Prefect server of the one before it saves six seconds of a core.
-    os.environ["RANKWISE_SERVER_LINGER"] = "30"
+    # To start a Prefect server takes ten seconds of a core, to wait for the next run two in two minutes.
+    os.environ["RANKWISE_SERVER_LINGER"] = "120"
     yield base
     from flows.server.process import read_server
 
