@@ -39,7 +39,13 @@ from engine.planner.choice.explanations import explain_choice, explain_inference
 from engine.planner.choice.instances import Among, InstanceRequest, counts, inference_base, search_instances
 from engine.planner.choice.launchers import sixteen_bit
 from engine.planner.choice.lengths import TaskType, length_note, length_of
-from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced_machine, training_precision
+from engine.planner.choice.machines import (
+    DEFAULT_ACCELERATOR,
+    machine_for,
+    named_region,
+    priced_machine,
+    training_precision,
+)
 from engine.planner.choice.rules import Rule, rule_of_thumb
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, with_memory_limit
 from engine.planner.results import StepTime
@@ -219,7 +225,8 @@ class HardwareSelector:
         if machine is not None:
             if isinstance(machine, Machine):
                 return machine, []
-            return self._learned(priced_machine(self.hardware.instance(machine), market, self.hardware)), []
+            there = self.hardware.instance(machine)
+            return self._learned(priced_machine(there, market, self.hardware, named_region(machine))), []
         assumptions = []
         if accelerator is None:
             accelerator = DEFAULT_ACCELERATOR

@@ -81,7 +81,7 @@ def plan_serving_machines(request: PlanRequest, kinds: Sequence[str]) -> int:
 
 def _machines(request: PlanRequest, kinds: Sequence[str]) -> list[Machine]:
     """The machines to choose from, at their prices. Raises ValueError where there is none."""
-    from engine.planner.choice.machines import priced_machine
+    from engine.planner.choice.machines import named_region, priced_machine
 
     hardware, named = catalog_of(request), request.accelerator
     if set(kinds) == {"cpu"}:
@@ -96,7 +96,7 @@ def _machines(request: PlanRequest, kinds: Sequence[str]) -> list[Machine]:
     of = [one for one in of if one.accelerator.kind != "cpu"]
     if not of:
         raise ValueError(f"--accelerator {named}: no machine of the catalog has it. Leave --rate out, or use another")
-    return [priced_machine(one, market_of(request), hardware) for one in of]
+    return [priced_machine(one, market_of(request), hardware, named_region(named)) for one in of]
 
 
 def _answer(wish: ServingRequest, chosen: ServingMachines, rate: float | None) -> str:

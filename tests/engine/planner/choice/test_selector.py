@@ -310,3 +310,12 @@ def test_lengths_where_none_is_said() -> None:
     assert default_length(find_model("bert-base-uncased")) == 512
     assert default_length(find_model("llama-3.1-8b")) == 2048
     assert default_length(find_model("llama-3.1-8b"), "inference") == 512
+
+
+def test_a_spot_price_is_of_the_region_that_is_named() -> None:
+    """Only the home region has one; elsewhere it is unknown, not that of the home region."""
+    for region, known in (("us-east-1", True), ("eu-north-1", False)):
+        found = SELECTOR.get_inference_config(
+            "text_generation", "llama-1m", 1, machine=f"aws/g4dn.xlarge/{region}", market="spot"
+        )
+        assert (found["usd_per_hour"] is not None) is known

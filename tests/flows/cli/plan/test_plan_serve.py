@@ -71,3 +71,12 @@ def test_options_that_do_not_fit_together_are_refused(words: tuple[str, ...], sa
     assert refused.exit_code == 2 and said in refused.output
     unserved = CliRunner().invoke(app, ["plan", "--model", "llama-3-8b", "--rate", "5"])
     assert unserved.exit_code == 2 and "has no effect without --serve" in unserved.output
+
+
+@pytest.mark.parametrize("more", [("--rate", "1"), ("--gpus", "1")])
+def test_a_spot_price_of_another_region_is_not_taken(more: tuple[str, ...]) -> None:
+    def said(region: str) -> str:
+        words = ("--model", "llama-3.2-1b", "--accelerator", f"aws/g4dn.xlarge/{region}", "--spot", "--json", *more)
+        return str(json.loads(plan_serve(*words).stdout)["best"]["usd_per_million_tokens"])
+
+    assert float(said("us-east-1")) > 0 and said("eu-north-1") == "None"
