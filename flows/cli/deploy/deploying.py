@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from configs.common.base import WrongArgument
+from configs.common.dollars import dollars
 from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug
 from configs.common.secrets import redacted
@@ -294,7 +295,7 @@ def _size(count: int | None) -> str:
 
 
 def _per_million(usd_per_hour: float | None, timing: Timing) -> str:
-    return "" if usd_per_hour is None else f"{usd_per_hour / 3600 / timing.per_second * 1e6:.2f}"
+    return "" if usd_per_hour is None else dollars(usd_per_hour / 3600 / timing.per_second * 1e6)
 
 
 def _print(outcomes: list[TargetOutcome]) -> None:

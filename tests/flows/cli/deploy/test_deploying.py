@@ -20,6 +20,7 @@ from flows.cli.deploy import deploying, listing, routing
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
 from flows.cli.main import app
 from tasks.deployment import rollouts
+from tasks.deployment.first_answers import Timing
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
 from tasks.providers.leases import open_ledger
@@ -240,3 +241,8 @@ def test_logs_are_those_of_all_machines_that_answer(
     ):
         assert line in told.out
     assert told.err == "server 2: gpu-c: does not answer\n"
+
+
+def test_a_million_tokens_that_cost_less_than_a_cent_are_not_free() -> None:
+    fast = Timing(seconds=0.001, per_second=200_000.0, unit="tokens/s", requests=1)
+    assert deploying._per_million(0.526, fast) == "0.00073" and deploying._per_million(None, fast) == ""
