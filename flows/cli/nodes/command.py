@@ -108,6 +108,8 @@ def _up(
     from tasks.providers.rental import RentalLease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
+    if not 0 < wait_minutes < math.inf:
+        raise ValueError(f"--wait-minutes: got {wait_minutes}, expected a number of minutes above 0")
     provider = provider_named(request.provider)
     offer = plan_rental(provider, request, cap, listed_offers(cache_folder()))
     for line in offer_lines(request, offer):

@@ -99,3 +99,11 @@ def test_a_cap_of_the_very_price_of_all_nodes_holds_them(refreshed: Path) -> Non
     assert "0.30 USD/h first" in up("--nodes", "3", "--max-usd-per-hour", "0.3")
     refreshed.write_text(refreshed.read_text().replace(",0.1,", ",12.0004,"))
     assert "12.0004 USD/h exceeds the cap of 12 USD/h" in up("--max-usd-per-hour", "12")
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "0"])
+def test_nodes_are_waited_for_until_an_end(minutes: str) -> None:
+    """With none, nodes that do not answer would be waited for, and paid, until their lease ends."""
+    result = CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", "--ssh-from", "203.0.113.7/32",
+                                      "--wait-minutes", minutes, "--yes"])  # fmt: skip
+    assert result.exit_code != 0 and f"--wait-minutes: got {float(minutes)}" in result.output
