@@ -123,12 +123,12 @@ def rent(
     with open_ledger(folder) as ledger:
         if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept"):
             raise ValueError(f"{lease.run}: its nodes are up already")
-        before = _earlier_provider(provider, folder)
-        earlier = regions_of(ledger, before.name)
         attempt = 1 + sum(entry["event"] == "opened" for entry in ledger.entries)
-        if earlier and ledger.entries[-1]["event"] != "given_back":
-            say("an earlier attempt of this run ended in between: giving back what it made")
-            give_back(before, lease.run, earlier, ledger, say, limits.teardown)
+        if ledger.entries and ledger.entries[-1]["event"] != "given_back":
+            before = _earlier_provider(provider, folder)
+            if earlier := regions_of(ledger, before.name):
+                say("an earlier attempt of this run ended in between: giving back what it made")
+                give_back(before, lease.run, earlier, ledger, say, limits.teardown)
         write_atomically(folder / "lease.json", lease.model_dump_json(indent=1), mode=0o600)
         make_keys(folder)
         ledger.write("opened", attempt=attempt, expires_at=lease.expires_at)
@@ -153,9 +153,10 @@ def provider_of(lease: RentalLease, provider: Provider) -> Provider:
 
 def _earlier_provider(provider: Provider, folder: Path) -> Provider:
     try:
-        return provider_of(read_lease(folder), provider)
+        lease = read_lease(folder)
     except (FileNotFoundError, ValueError):
         return provider
+    return provider_of(lease, provider)
 
 
 @dataclass

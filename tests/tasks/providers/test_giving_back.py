@@ -500,3 +500,24 @@ def test_what_was_begun_at_another_cloud_is_given_back_there_before_nodes_are_re
     assert amazon.there == [] and len(google.there) == 2
     with open_ledger(folder) as ledger:
         assert [giving_back.regions_of(ledger, name) for name in ("aws", "gcp")] == [[REGION], ["us-central1"]]
+
+
+def test_a_cloud_that_cannot_be_asked_any_more_is_not_said_to_have_nothing_left(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose clients are not installed here."""
+
+    def missing(name: str) -> Provider:
+        raise ValueError(f"{name}: its clients are missing")
+
+    cloud = late_cloud(())
+    monkeypatch.setattr(renting, "provider_named", missing)
+    request = REQUEST.model_copy(update={"provider": "azure"})
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(cloud.now) + 3600, request=request)
+    folder = tmp_path / "r"
+    with open_ledger(folder) as ledger:
+        ledger.write("prepare", provider="azure", region="eastus")
+    write_atomically(folder / "lease.json", lease.model_dump_json())
+    with pytest.raises(ValueError, match="azure: its clients are missing"):
+        rented(cloud, folder, [Rung(region=REGION)])
+    assert [entry["event"] for entry in read_entries(folder / "ledger.jsonl")] == ["prepare"] and cloud.there == []
