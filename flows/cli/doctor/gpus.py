@@ -20,6 +20,8 @@ Maker = Literal["NVIDIA", "AMD", "Intel"]
 _BUILD_OF: dict[Maker, str] = {"NVIDIA": "CUDA", "AMD": "ROCm", "Intel": "XPU"}
 _TORCH_SECONDS = 25.0
 """Its import takes 2 s, and 10 s on a busy machine."""
+_TOOL_SECONDS = 15.0
+"""For a maker's tool to list the devices: without persistence mode the driver wakes each of them first."""
 _SELECTOR = "https://pytorch.org/get-started/locally"
 _LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
 """CUDA's major version -> the first branch of the driver that runs it (CUDA Toolkit release notes, "CUDA Toolkit and
@@ -68,8 +70,8 @@ def check_nvidia() -> list[DoctorCheck]:
         remedy = "not needed to measure on the CPU; for NVIDIA GPUs install the driver"
         return [DoctorCheck("gpu nvidia", "missing", "no nvidia-smi on PATH", remedy)]
     if not found.names:
-        remedy = "check that the driver is loaded: nvidia-smi, dmesg | grep -i nvrm"
-        return [DoctorCheck("gpu nvidia", "missing", f"nvidia-smi: {found.problem}", remedy)]
+        slow = "nvidia-smi -pm 1 (persistence mode) lets it answer sooner; on a busy machine run it again"
+        return [_unlisted("gpu nvidia", found, "nvidia-smi, dmesg | grep -i nvrm", slow)]
     checks = [DoctorCheck("gpu nvidia", "ok", found.text)]
     listing, problem = run_command(["nvidia-smi", "-L"])
     slices = [] if problem else re.findall(r"^\s+MIG (\S+)\s", listing, re.MULTILINE)
@@ -87,8 +89,7 @@ def check_amd() -> list[DoctorCheck]:
     if found.tool is None:
         return [DoctorCheck("gpu amd", "missing", "no amd-smi or rocm-smi on PATH", "not needed without AMD GPUs")]
     if not found.names:
-        remedy = "check that the driver is loaded: lsmod | grep amdgpu, dmesg | grep -i amdgpu"
-        return [DoctorCheck("gpu amd", "missing", f"{found.tool}: {found.problem}", remedy)]
+        return [_unlisted("gpu amd", found, "lsmod | grep amdgpu, dmesg | grep -i amdgpu")]
     return [DoctorCheck("gpu amd", "ok", f"{found.text} ({found.tool})")]
 
 
@@ -98,17 +99,25 @@ def check_intel() -> list[DoctorCheck]:
     if found.tool is None:
         return [DoctorCheck("gpu intel", "missing", "no xpu-smi on PATH", "not needed without Intel GPUs")]
     if not found.names:
-        remedy = "check that the driver is loaded: lsmod | grep -e xe -e i915, and the package of Level Zero"
-        return [DoctorCheck("gpu intel", "missing", f"xpu-smi: {found.problem}", remedy)]
+        return [_unlisted("gpu intel", found, "lsmod | grep -e xe -e i915, and the package of Level Zero")]
     remedy = "not measured by this version: ranks compute on the cores of this machine"
     return [DoctorCheck("gpu intel", "warning", found.text, remedy)]
+
+
+def _unlisted(name: str, found: ListedGpus, look: str, slow: str = "on a busy machine run it again") -> DoctorCheck:
+    """Why a maker's tool lists no device. One that is slow says nothing of the driver."""
+    late = (found.problem or "").startswith("no response")
+    driver = f"check that the driver is loaded: {look}"
+    remedy = f"{slow}; else {driver}" if late else driver
+    return DoctorCheck(name, "warning" if late else "missing", f"{found.tool}: {found.problem}", remedy)
 
 
 def nvidia_gpus() -> ListedGpus:
     """Ask nvidia-smi, which prints a line for each GPU."""
     if shutil.which("nvidia-smi") is None:
         return ListedGpus(None)
-    text, problem = run_command(["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"])
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    text, problem = run_command(query, _TOOL_SECONDS)
     rows = [line.rsplit(", ", 2) for line in text.splitlines() if line.count(", ") >= 2] if not problem else []
     if not rows:
         return ListedGpus("nvidia-smi", problem=problem or "no device listed")
@@ -247,7 +256,7 @@ def _backends(answer: dict[str, Any]) -> Iterator[DoctorCheck]:
 
 
 def _json(command: list[str]) -> tuple[Any, str | None]:
-    text, problem = run_command(command)
+    text, problem = run_command(command, _TOOL_SECONDS)
     try:
         return (None, problem) if problem else (json.loads(text), None)
     except ValueError:

@@ -250,3 +250,12 @@ def test_the_torch_of_this_environment(machine: Any) -> None:
     import torch
 
     assert check.detail.startswith(torch.__version__) and check.state == "ok"
+
+
+def test_a_tool_that_answers_late_is_no_missing_driver(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the driver wakes many GPUs first: after 5 s it was said to be missing."""
+    machine(nvidia_smi="#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(gpus, "_TOOL_SECONDS", 0.2)
+    (check,) = gpus.check_nvidia()
+    assert check.state == "warning" and check.detail == "nvidia-smi: no response within 0.2 s"
+    assert check.remedy is not None and "persistence" in check.remedy
