@@ -101,10 +101,12 @@ class ForkParent:
             try:
                 connection = listener.accept()[0]
             except TimeoutError:
-                if not self._job.done() and time.monotonic() < deadline:
+                late = not self._job.done()
+                if late and time.monotonic() < deadline:
                     continue
+                within = f" within {START_LIMIT_SECONDS:g} s" if late else ""
                 raise ParentLost(
-                    f"{sys.executable} -m slurm.forking.fork_parent did not start: {self._said()}"
+                    f"{sys.executable} -m slurm.forking.fork_parent did not start{within}: {self._said()}"
                 ) from None
             connection.settimeout(_ANSWER_SECONDS)
             return connection
@@ -113,7 +115,7 @@ class ForkParent:
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
         except (ConnectionError, TimeoutError) as error:
-            raise ParentLost(f"slurm.forking.fork_parent does not answer ({error}): {self._said()}") from error
+            raise self._lost(error) from error
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         self._send(request)
@@ -125,9 +127,14 @@ class ForkParent:
                     raise ParentLost(f"slurm.forking.fork_parent has ended: {self._said()}")
                 received += piece
         except (ConnectionError, TimeoutError) as error:
-            raise ParentLost(f"slurm.forking.fork_parent does not answer ({error}): {self._said()}") from error
+            raise self._lost(error) from error
         answer: dict[str, Any] = json.loads(received)
         return answer
+
+    def _lost(self, error: OSError) -> ParentLost:
+        late = isinstance(error, TimeoutError)
+        how = f"did not answer within {self._connection.gettimeout():g} s" if late else f"does not answer ({error})"
+        return ParentLost(f"slurm.forking.fork_parent {how}: {self._said() or 'it wrote nothing'}")
 
     def _said(self) -> str:
         logs = sorted(self._folder.glob("*.log*"))

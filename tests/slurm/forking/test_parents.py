@@ -193,6 +193,15 @@ def test_a_parent_given_up_for_its_silence_launches_nothing_later(
     assert_nothing_left(again.folder)
 
 
+def test_a_parent_that_is_silent_is_told_with_the_time(tmp_path: Path) -> None:
+    silent, theirs = socket.socketpair()
+    silent.settimeout(0.05)
+    parent = object.__new__(parents.ForkParent)
+    parent._folder, parent._connection = tmp_path, silent
+    with silent, theirs, pytest.raises(parents.ParentLost, match=r"did not answer within 0\.05 s: it wrote nothing"):
+        parent._ask({"preload": None})
+
+
 def test_requests_that_arrive_together_are_read_one_by_one() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
