@@ -62,12 +62,17 @@ def account(run_progress: RunProgress, row: ProgressRow, collected: Collected) -
     """Bring a launch's outcome to the progress."""
     failures = [record for record in collected.records if record.status is not Status.COMPLETED]
     row.done, row.failed = len(collected.records), len(failures)
-    row.state = failures[0].status.value if failures else ("completed" if collected.records else "ended")
+    cancelled_launch = collected.end is not None and collected.end.status is Status.CANCELLED
+    left = "cancelled" if cancelled_launch else "ended"
+    row.state = failures[0].status.value if failures else ("completed" if collected.records else left)
     row.note = ""
     if failures and failures[0].failure:
         row.note = f"{failures[0].failure.message}  log {failures[0].failure.log}"
     if collected.unreached:
-        row.note = f"{row.note}  {len(collected.unreached)} cells continue in another launch".strip()
+        count = len(collected.unreached)
+        cells, verb = ("1 cell", "continues") if count == 1 else (f"{count} cells", "continue")
+        goes_on = "not measured" if cancelled_launch else f"{verb} in another launch"
+        row.note = f"{row.note}  {cells} {goes_on}".strip()
     run_progress.done += len(collected.records)
     cancelled = sum(record.status is Status.CANCELLED for record in failures)
     run_progress.failed += len(failures) - cancelled

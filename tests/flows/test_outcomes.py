@@ -21,12 +21,12 @@ from flows import cluster_launches
 from flows.cli.live import summary_line
 from flows.cli.results.inspect import status_rows
 from flows.cluster_launches import SubmissionQueue
-from flows.outcomes import give_up, resolve_retries, row_of
+from flows.outcomes import account, give_up, resolve_retries, row_of
 from slurm.schedulers.waiting import note_waiting, read_waiting
 from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.ledger import read_ledger
-from tasks.campaign.progress import RunProgress
-from tasks.campaign.records import collect_job
+from tasks.campaign.progress import ProgressRow, RunProgress
+from tasks.campaign.records import Collected, collect_job
 from tasks.campaign.repeats import Budget
 from tasks.campaign.retries import Retries
 from tasks.campaign.session import Session
@@ -209,3 +209,18 @@ def test_status_says_why_jobs_wait_and_why_none_was_taken(tmp_path: Path) -> Non
         ("waiting", None, LIMIT.message),
         ("waiting", "8", None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "note"),
+    [
+        (Status.CANCELLED, "cancelled", "1 cell not measured"),
+        (Status.COMPLETED, "ended", "1 cell continues in another launch"),
+    ],
+)
+def test_a_launch_that_an_interrupt_ended_is_not_said_to_continue(status: Status, state: str, note: str) -> None:
+    measurement = Measurement(cell=Cell(workload=NoopWorkload()), repeat=0, attempt=1)
+    end = JobEnd(status=status, return_code=None, message="", finished_at="2026-01-01T00:00:00+00:00")
+    row = ProgressRow("noop", 1, 1, 1)
+    account(RunProgress(), row, Collected(unreached=[measurement], end=end))
+    assert (row.state, row.note) == (state, note)
