@@ -9,7 +9,7 @@ rendering again gives the same bytes. The template is made of parts; Jinja refus
 import importlib
 import re
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +185,7 @@ def _rendered(template: str, context: dict[str, Any]) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+@cache
 def _environment() -> "Environment":
     environment = template_environment()
     environment.filters["md"] = as_markdown

@@ -62,7 +62,7 @@ def drawn(draw: Callable[["Figure"], None], height: float = 3.1) -> dict[str, by
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    png, svg = io.BytesIO(), io.BytesIO()
+    svg = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
         # Names in Chinese or Korean become boxes; tables have them, and a line for each sign helps nobody.
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font", UserWarning)
@@ -73,22 +73,22 @@ def drawn(draw: Callable[["Figure"], None], height: float = 3.1) -> dict[str, by
         canvas: Any = FigureCanvasAgg(figure)
         draw(figure)
         # Not savefig, which draws everything twice to find its bounds.
-        canvas.print_png(png, metadata={"Software": None})
+        canvas.draw()
+        png = _few_colours(canvas)
         figure.set_layout_engine("none")  # laid out once is enough for both
         canvas = FigureCanvasSVG(figure)
         canvas.print_svg(svg, metadata={"Date": None, "Creator": None})
-    return {"png": _few_colours(png), "svg": svg.getvalue()}
+    return {"png": png, "svg": svg.getvalue()}
 
 
-def _few_colours(png: io.BytesIO) -> bytes:
-    """The image with a palette: a quarter of the bytes, and a figure has few colours."""
+def _few_colours(canvas: Any) -> bytes:
+    """What is drawn as a PNG with a palette: a quarter of the bytes, and a figure has few colours."""
     from PIL import Image
 
     content = io.BytesIO()
-    with Image.open(png) as image:
-        image.convert("RGB").quantize(PNG_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
-            content, "PNG", optimize=True
-        )
+    image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
+    few = image.convert("RGB").quantize(PNG_COLOURS, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    few.save(content, "PNG", optimize=True)
     return content.getvalue()
 
 
