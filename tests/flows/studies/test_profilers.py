@@ -27,7 +27,7 @@ from slurm.launcher.profilers import why_not
 from tasks.campaign.records import collect_job
 from tests.support.cluster.launches import launch, write_job
 from tests.support.run_folders.reports import whole_report
-from tests.support.run_folders.studies import rankwise
+from tests.support.run_folders.studies import rankwise, rankwise_here
 
 STUDY = {
     "study": "s",
@@ -117,7 +117,7 @@ def test_a_missing_profiler_is_refused_before_anything_is_started(
     path = tmp_path / "s.yaml"
     path.write_text(yaml.safe_dump(STUDY))
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = rankwise("run", path, "--set", "measuring.profiler=nsys", cwd=tmp_path)
+    done = rankwise_here("run", path, "--set", "measuring.profiler=nsys", cwd=tmp_path)
     assert done.returncode == 2
     assert "measuring.profiler: nsys: not found on PATH; install Nsight Systems" in (done.stdout + done.stderr)
     assert not (tmp_path / "runs").exists()

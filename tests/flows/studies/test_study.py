@@ -20,6 +20,7 @@ from tests.support.run_folders.studies import (
     job_count,
     processes_of,
     rankwise,
+    rankwise_here,
     start,
     status,
     under_measurement,
@@ -140,16 +141,16 @@ def test_another_environment_is_told_and_must_be_accepted(finished: Path, tmp_pa
 
 
 def test_logs_of_every_rank_are_shown(finished: Path) -> None:
-    shown = rankwise("logs", finished / "runs" / "s", cwd=finished).stdout
+    shown = rankwise_here("logs", finished / "runs" / "s", cwd=finished).stdout
     assert "rank_0: " in shown and "rank_1: " in shown
 
 
 def test_a_dry_run_starts_nothing(finished: Path, tmp_path: Path) -> None:
-    dry = rankwise("run", finished / "s.yaml", "--dry-run", cwd=tmp_path)
+    dry = rankwise_here("run", finished / "s.yaml", "--dry-run", cwd=tmp_path)
     assert dry.returncode == 0
     assert "4 cells" in dry.stdout and "6 launches remaining" in dry.stdout
     assert not (tmp_path / "runs").exists()
-    assert "0 launches remaining" in rankwise("run", finished / "s.yaml", "--dry-run", cwd=finished).stdout
+    assert "0 launches remaining" in rankwise_here("run", finished / "s.yaml", "--dry-run", cwd=finished).stdout
 
 
 def test_a_study_runs_from_python_too(finished: Path) -> None:

@@ -20,7 +20,7 @@ from configs.records.record import Status
 from configs.spec.study import StudyError, load_study
 from tasks.bundle.collect import collect_bundle
 from tasks.bundle.write import write_bundle
-from tests.support.run_folders.studies import rankwise, status, write_study
+from tests.support.run_folders.studies import rankwise, rankwise_here, status, write_study
 
 SLURM = {"kind": "slurm", "name": "cluster", "partition": "batch"}
 SRUN = """#!/bin/bash
@@ -90,7 +90,7 @@ def test_it_is_measured_where_it_was_copied_to_and_collected_where_it_was_brough
     )
     assert (accounts["job_id"], accounts["state"], accounts["cpu_seconds"]) == ("77.0", "COMPLETED", 2.5)
     assert accounts["max_rss_bytes"] == 123456 * 1024
-    again = rankwise("collect", home, cwd=tmp_path)
+    again = rankwise_here("collect", home, cwd=tmp_path)
     assert again.returncode == 0 and "0 new records" in again.stdout
 
 
@@ -137,7 +137,7 @@ def test_what_a_killed_rank_left_unreached_goes_on_and_the_rest_is_tried_again_l
 
 def test_a_launch_that_never_began_is_told(tmp_path: Path) -> None:
     run = manifest(tmp_path)
-    collected = rankwise("collect", run.folder, cwd=tmp_path)
+    collected = rankwise_here("collect", run.folder, cwd=tmp_path)
     assert collected.returncode == 3
     assert "2 measurements missing (1 launches not started)" in collected.stdout
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,11 +27,12 @@ CELLS = [generate(new_tokens=tokens) for tokens in (3, 4, 5)]
 AT = "2026-01-01T00:00:00+00:00"
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunPaths:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     """Two measured cells and one that waits in a job; the first is the faster one."""
+    base = tmp_path_factory.mktemp("runs")
     points = [(cell, {"new_tokens": index}, f"point {index}") for index, cell in enumerate(CELLS)]
-    folder = write_plan(tmp_path / "runs" / "made", plan_of(CELLS, [experiment("lengths", "sweep", points)], repeats=2))
+    folder = write_plan(base / "made", plan_of(CELLS, [experiment("lengths", "sweep", points)], repeats=2))
     for repeat in range(2):
         write_record(folder, CELLS[0], repeat, samples=generated(CELLS[0], 1.0))
         write_record(folder, CELLS[1], repeat, samples=generated(CELLS[1], 4.0))
@@ -58,6 +60,12 @@ def run(tmp_path: Path) -> RunPaths:
     folder.lock.write_text("{}")
     render_report(folder)
     return folder
+
+
+@pytest.fixture
+def run(made: RunPaths, tmp_path: Path) -> RunPaths:
+    """A copy of that run with its report, to damage."""
+    return RunPaths(shutil.copytree(made.folder, tmp_path / "runs" / "made"))
 
 
 def command(*arguments: str | Path) -> Result:
