@@ -110,11 +110,11 @@ def environment_of(data: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def holder(data: Path, code: str = HOLD) -> Iterator[subprocess.Popen[str]]:
+def holder(data: Path, code: str = HOLD, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Another run that holds a lease until its standard input is closed."""
     process = subprocess.Popen(
         [sys.executable, "-c", code],
-        env=environment_of(data),
+        env=environment_of(data) | environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -195,7 +195,8 @@ def test_a_server_is_shared_quiet_and_local_and_remembers(data: Path, first_day:
 
 
 def test_two_that_begin_at_once_get_one_server_and_their_death_ends_it(data: Path) -> None:
-    with holder(data) as one, holder(data) as other:
+    soon = {"RANKWISE_SERVER_LINGER": "0.5"}
+    with holder(data, **soon) as one, holder(data, **soon) as other:
         assert one.stdout is not None and other.stdout is not None
         said = one.stdout.readline()
         assert said == other.stdout.readline()
@@ -204,7 +205,7 @@ def test_two_that_begin_at_once_get_one_server_and_their_death_ends_it(data: Pat
         process = process_of(server)
         one.send_signal(signal.SIGKILL)
         one.wait()
-        time.sleep(4.5)
+        time.sleep(2)
         assert server.alive
         other.send_signal(signal.SIGKILL)
         other.wait()
@@ -227,13 +228,14 @@ def test_a_time_to_stay_that_is_none_is_named(given: str, data: Path, monkeypatc
         lease_server()
 
 
-def test_a_server_stays_for_a_run_that_is_about_to_take_it(data: Path) -> None:
+def test_a_server_stays_for_a_run_that_is_about_to_take_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKWISE_SERVER_LINGER", "0.5")
     lease = lease_server()
     server = server_of(lease)
     with (data / "prefect" / "server.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lease.close()
-        time.sleep(4.5)
+        time.sleep(2)
     with lease_server() as later:
         assert server_of(later) == server
         time.sleep(1)
