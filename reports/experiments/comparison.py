@@ -157,7 +157,8 @@ def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
         "change of peak",
         "state",
     )
-    rows = [("baseline", UNKNOWN, *_absolute(base, "1", UNKNOWN, UNKNOWN))]
+    own = "1" if base.completed else UNKNOWN
+    rows = [("baseline", UNKNOWN, *_absolute(base, own, UNKNOWN, UNKNOWN))]
     for gain in gains:
         memory = percent(gain.memory - 1) if gain.memory is not None else UNKNOWN
         absolute = _absolute(gain.result, ratio_cell(gain.throughput), change_cell(gain.seconds), memory)

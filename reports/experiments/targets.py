@@ -178,7 +178,7 @@ def targets_table(found: SideBySide) -> Table:
                     str(side.link) if side.link is not None else UNKNOWN,
                     escaped(point.label),
                     estimate_cell(point.throughput),
-                    "1" if point.baseline else ratio_cell(point.ratio),
+                    "1" if point.baseline and point.throughput is not None else ratio_cell(point.ratio),
                     estimate_cell(point.result.estimate(latency.figure) if latency else None, 1000),
                     point.result.status.replace("_", " "),
                 )
@@ -219,6 +219,8 @@ def targets_opening(found: SideBySide) -> str:
         winner = _winner(side)
         if winner is None:
             rest.append(f"nothing has a figure on {side.target}")
+        elif winner.second is None and len(side.points) > 1:
+            rest.append(f"only {winner.best.label} has a figure on {side.target}")
         elif winner.ratio is None and winner.second is not None:
             rest.append(f"no block has both {winner.best.label} and {winner.second.label} on {side.target}")
         elif not winner.clear and winner.second is not None:
@@ -243,9 +245,9 @@ def _winner_text(side: Side, unit: str) -> str:
         return f"On {side.name} nothing has a figure."
     value, second = winner.best.throughput, winner.second
     assert value is not None, "ranked are those with a figure"
-    text = f"On {side.name} {winner.best.label} is fastest: {estimate_text(value, unit)}"
     if second is None:
-        return f"{text}; nothing else has a figure."
+        return f"On {side.name} only {winner.best.label} has a figure: {estimate_text(value, unit)}."
+    text = f"On {side.name} {winner.best.label} is fastest: {estimate_text(value, unit)}"
     if winner.ratio is None:
         return f"{text}; no block has both it and {second.label}."
     second_value = second.throughput
