@@ -78,19 +78,24 @@ def _further(found: Decision) -> str | None:
 
 def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:
     """`, about 40 s`, with dollars where all of them are known."""
-    seconds, dollars, priced = 0.0, 0.0, True
+    total, dollars, priced = 0.0, 0.0, True
     for result in cells:
         took = [
-            (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()
+            seconds
             for reading in result.completed.values()
             if (started := reading.record.started_at) and (finished := reading.record.finished_at)
+            if (seconds := _between(started, finished)) > 0  # else the clock was set back meanwhile
         ]
         if not took:
             return ""
         cost = found.costs.get(result.key)
         price = None if cost is None else cost.usd_per_hour
-        seconds += more * median(took)
+        total += more * median(took)
         dollars += more * median(took) / HOUR_SECONDS * (price or 0.0)
         priced = priced and price is not None
     paid = f", ${number(dollars, 2)}" if dollars and priced else ""
-    return f", about {number(seconds, 2)} s of measuring{paid}"
+    return f", about {number(total, 2)} s of measuring{paid}"
+
+
+def _between(started: str, finished: str) -> float:
+    return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()
