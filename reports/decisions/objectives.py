@@ -361,7 +361,7 @@ def _group_sentence(model: str, members: Sequence[Judgement]) -> str:
         held = joined(judgement.subject for judgement in met[:3]) + (
             f" and {len(met) - 3} more" if len(met) > 3 else ""
         )
-        return f"{model}: {stated} is held by {len(met):,} of {len(members):,} cells ({held}).{tail}"
+        return f"{model}: {stated} is held by {len(met):,} of {plural(len(members), 'cell')} ({held}).{tail}"
     side = "Under" if members[0].objective.at_most else "Above"
     bound = f"{number(members[0].bound * members[0].objective.scale)} {members[0].objective.unit}"
     shown = "; ".join(f"{text} ({'; '.join(places)})" for text, places in largest.items())

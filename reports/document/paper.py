@@ -153,9 +153,10 @@ def _threats(study: StudyResult, context: Mapping[str, Any]) -> tuple[str, ...]:
     found = []
     few = [result for result in study.cells.values() if result.completed and len(result.completed) < 6]
     if few:
+        verb, whose = ("has", "its") if len(few) == 1 else ("have", "their")
         found.append(
-            f"{plural(len(few), 'cell')} of {len(study.cells)} have fewer than six repeats: their bounds are the range "
-            "of the repeats, which is not a confidence interval."
+            f"{len(few):,} of {plural(len(study.cells), 'cell')} {verb} fewer than six repeats: {whose} bounds are the "
+            "range of the repeats, which is not a confidence interval."
         )
     if context["noise"]:
         found.append(context["noise"])
@@ -172,7 +173,8 @@ def _threats(study: StudyResult, context: Mapping[str, Any]) -> tuple[str, ...]:
     if context["unsteady"]:
         found.append("Some measurements reached no steady state; the appendix lists them.")
     if study.unreadable:
-        found.append(f"{plural(len(study.unreadable), 'file')} could not be read and are left out.")
+        verb = "is" if len(study.unreadable) == 1 else "are"
+        found.append(f"{plural(len(study.unreadable), 'file')} could not be read and {verb} left out.")
     hosts = {host for reading in study.readings if reading.used for host in reading.record.hosts}
     if len(hosts) == 1:
         found.append("All ranks ran on one machine: nothing here shows what a network between machines would cost.")

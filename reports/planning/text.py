@@ -189,4 +189,4 @@ def _row(study: StudyResult, result: CellResult, found: dict[PredictedFigure, Ju
 
 def signed(item: JudgedPrediction | None) -> str:
     """Predicted against measured: `+4.1 %` is too much."""
-    return UNKNOWN if item is None else f"{100 * (item.ratio - 1):+.1f} %"
+    return UNKNOWN if item is None else f"{round(100 * (item.ratio - 1), 1) + 0.0:+,.1f} %"  # -0.0 + 0.0 is 0.0

@@ -216,7 +216,8 @@ def strategies_sentence(found: Strategies) -> str:
         return f"{text} The plan predicts too few of them for a ranking."
     if not result.clear:
         return f"{text} No pair of ways differs clearly, so the planner's ranking cannot be judged."
-    text += f" Of {plural(result.pairs, 'pair')} {result.clear} differ clearly, and the planner's ranking of them is "
+    verb, them = ("differs", "it") if result.clear == 1 else ("differ", "them")
+    text += f" Of {plural(result.pairs, 'pair')} {result.clear} {verb} clearly, and the planner's ranking of {them} is "
     if result.wrong:
         told = joined(f"{faster.name} is faster than {slower.name}" for faster, slower in result.wrong)
         text += f"wrong in {len(result.wrong)}: {told}."
