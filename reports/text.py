@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from configs.common.files.reading import MIB
-from configs.common.printable import printable
+from configs.common.printable import padded, printable, terminal_columns
 from reports.numbers.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
@@ -178,11 +178,11 @@ def joined(items: Iterable[str]) -> str:
 def aligned(table: Table) -> str:
     """A table in columns of spaces, without the marks that Markdown needs."""
     lines = [tuple(_plain(text) for text in line) for line in (table.columns, *table.rows)]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(table.columns))]
+    widths = [max(terminal_columns(line[index]) for line in lines) for index in range(len(table.columns))]
     rows = []
     for line in lines:
         cells = [
-            text.ljust(width) if index < table.text_columns else text.rjust(width)
+            padded(text, width, right=index >= table.text_columns)
             for index, (text, width) in enumerate(zip(line, widths, strict=True))
         ]
         rows.append(("  " + "  ".join(cells)).rstrip())

@@ -12,6 +12,7 @@ that a study, a run folder, a model or a host brings along passes here before it
 
 import hashlib
 import re
+import unicodedata
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
@@ -42,6 +43,25 @@ def printable_lines(text: str, max_characters: int | None = None) -> str:
 def shortened(text: str, max_characters: int) -> str:
     """At most so many characters, with an ellipsis where something was cut."""
     return text if len(text) <= max_characters else text[: max_characters - 1].rstrip() + "…"
+
+
+def terminal_columns(text: str) -> int:
+    """How many columns of a terminal a text takes: two for each sign of Chinese, Japanese or Korean and each emoji."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns_of(character) for character in text)
+
+
+def padded(text: str, columns: int, right: bool = False) -> str:
+    """The text with spaces after it, or before it, to so many columns of a terminal."""
+    space = " " * (columns - terminal_columns(text))
+    return space + text if right else text + space
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):  # accents of the character before, joiners
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def file_slug(text: str) -> str:

@@ -7,14 +7,14 @@ import shutil
 import sys
 from collections.abc import Collection, Sequence
 
-from configs.common.printable import printable
+from configs.common.printable import padded, printable, terminal_columns
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int | Collection[str] = 1) -> None:
     """Print a table. The first `words` columns, or the named ones, are left-aligned text; others right-aligned."""
     rows = [[printable(cell) for cell in row] for row in rows]
     left = [number < words if isinstance(words, int) else name in words for number, name in enumerate(header)]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    widths = [max(terminal_columns(row[column]) for row in (header, *rows)) for column in range(len(header))]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -31,7 +31,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int
         return
     for row in (header, *rows):
         cells = [
-            cell.ljust(width) if left[number] else cell.rjust(width)
+            padded(cell, width, right=not left[number])
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from configs.common.printable import shortened
+from configs.common.printable import shortened, terminal_columns
 from reports.document.inline import inline_plain
 from reports.numbers.statistics import Estimate
 from reports.text import Table, aligned, code, count, escaped, estimate_cell, estimate_text, joined, number, percent
@@ -58,3 +58,16 @@ def test_text_from_elsewhere_cannot_break_a_table() -> None:
 def test_a_table_drops_what_nobody_knows() -> None:
     table = Table(("cell", "speed", "memory"), (("a", "1", "–"), ("b", "–", "–")))
     assert table.without_empty_columns().markdown() == "| cell | speed |\n| --- | ---: |\n| a | 1 |\n| b | – |"
+
+
+def test_columns_stand_in_line_behind_wide_signs() -> None:
+    """A sign of Chinese takes two columns of a terminal, and an accent none."""
+    lines = aligned(Table(("cell", "n"), (("\u6a21\u578b, 1 rank", "1.0"), ("cafe\u0301", "12.0")))).split("\n")
+    assert {terminal_columns(line) for line in lines} == {20}
+    assert [terminal_columns(text) for text in ("tiny", "\u6a21\u578b", "\U0001f680", "e\u0301", "\uff21")] == [
+        4,
+        4,
+        2,
+        1,
+        2,
+    ]
