@@ -9,17 +9,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from configs.common.printable import terminal_columns
 from reports.charts.chart import MAX_POINTS, Chart, ChartPoint, ChartSeries
+from reports.plots.style import tick_text
 from reports.text import number
 
 WIDTH, HEIGHT = 480, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 44
+LEFT, RIGHT, TOP, BOTTOM = 82, 14, 12, 44
 ROW, ROW_TOP = 40, 8
 COLOURS = 7
 """Classes c0 to c6 of the style sheet."""
 MAX_RAW = 400
 """Raw repeats in one chart: more are told, not drawn."""
 _LABEL = 70
+_ROW_COLUMNS = 54
+_DIGIT = 8
+"""Width of one on a narrow screen, whose letters are the largest of the picture."""
 _EXPONENT_FROM = 1e6
 
 
@@ -164,15 +169,17 @@ def _x_ticks(x: Scale, xs: Sequence[float]) -> str:
     places = list(xs) if few else x.ticks()
     drawn, last = [], -1e9
     for place in places:
-        at = x.at(place)
-        if at - last < 34 or not LEFT - 1 <= at <= WIDTH - RIGHT + 1:
+        at, text = x.at(place), _tick(place)
+        if at - last < max(34, _DIGIT * len(text)) or not LEFT - 1 <= at <= WIDTH - RIGHT + 1:
             continue
         last = at
-        drawn.append(f'<text x="{_f(at)}" y="{HEIGHT - BOTTOM + 16}" class="mid">{escape(_tick(place))}</text>')
+        drawn.append(f'<text x="{_f(at)}" y="{HEIGHT - BOTTOM + 16}" class="mid">{escape(text)}</text>')
     return f'<g class="ticks"><path d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>{"".join(drawn)}</g>'
 
 
 def _tick(value: float) -> str:
+    if abs(value) >= _EXPONENT_FROM:
+        return _large(value)
     return f"{value:,.4g}" if 1e-3 <= abs(value) < 1e4 else number(value) if value else "0"
 
 
@@ -184,6 +191,14 @@ def _titles(x_label: str, y_label: str) -> str:
         told
         + f'<text class="label mid" transform="translate(13 {_f(up)}) rotate(-90)">{escape(_short(y_label, 46))}</text>'
     )
+
+
+def _row_name(text: str) -> str:
+    """A name above its row, at most as wide as the picture on a narrow screen."""
+    most = _ROW_COLUMNS
+    while terminal_columns(shown := tick_text(text, most)) > _ROW_COLUMNS:
+        most -= 1
+    return shown
 
 
 def _short(text: str, most: int = _LABEL) -> str:
@@ -265,7 +280,7 @@ def _rows_head(chart: Chart, lin: Scale, log: Scale | None, shown_log: bool) -> 
     parts.append(f'<text class="label mid" x="{_f(middle)}" y="{bottom + 34}">{escape(_short(chart.y_label))}</text>')
     for row, name in enumerate(chart.rows):
         y = ROW_TOP + ROW * row + 13
-        parts.append(f'<text class="row" x="10" y="{y}">{escape(_short(name))}</text>')
+        parts.append(f'<text class="row" x="10" y="{y}">{escape(_row_name(name))}</text>')
     for row_at, why in chart.lost:
         place = ROW_TOP + ROW * row_at + 26
         parts.append(_cross(18, place, f"{chart.rows[int(row_at)]}: {why.replace('_', ' ')}"))

@@ -1,5 +1,6 @@
 """Figures whose names or values are long: nothing runs out of the picture, and names below an axis stay apart."""
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
+from configs.common.printable import terminal_columns
 from reports.charts.chart import Chart, ChartPoint, ChartSeries
 from reports.document.album import Album
 from reports.document.svg import svg
@@ -88,4 +90,15 @@ def test_large_values_beside_an_axis_have_an_exponent() -> None:
     points = tuple(ChartPoint(float(x), y) for x, y in enumerate((1e9, 2.5e9, 4e9)))
     drawn = svg(Chart("t", "x", "y", (ChartSeries("a", points),)))
     assert ">1e9</text>" in drawn and ">1,000,000,000</text>" not in drawn
+    rows = svg(Chart("t", "", "y", (ChartSeries("a", (ChartPoint(0.0, 2e9),)),), "dots", rows=("a",)))
+    assert ">1e9</text>" in rows and ">1,000,000,000</text>" not in rows
     assert ">200,000</text>" in svg(Chart("t", "x", "y", (ChartSeries("a", (ChartPoint(0.0, 9e5),)),)))
+
+
+def test_the_name_of_a_row_is_no_wider_than_a_narrow_picture() -> None:
+    """Of 70 signs, or of 40 Chinese ones, a fifth lay beyond its edge; and names differ in their ends."""
+    names = (f"{LONG}0", f"{LONG}1", "\u6a21" * 60)
+    points = tuple(ChartPoint(float(row), 1.0 + row) for row in range(3))
+    drawn = svg(Chart("t", "", "y", (ChartSeries("a", points),), "dots", rows=names))
+    shown = re.findall(r'class="row"[^>]*>([^<]*)</text>', drawn)
+    assert len(set(shown)) == 3 and all(terminal_columns(name) <= 54 for name in shown)
