@@ -86,7 +86,9 @@ class DeploymentFront:
         deadline = time.monotonic() + _APPLY_SECONDS
         while self.state.config_id != wanted:
             if time.monotonic() > deadline:
-                raise PlaceError(None, f"the front does not run: {last_lines(self.place, self.folder) or 'no message'}")
+                how = "did not take its settings" if self.is_alive else "does not run, and did not start"
+                words = last_lines(self.place, self.folder) or "no message"
+                raise PlaceError(None, f"the front {how} within {_APPLY_SECONDS:g} s: {words}")
             time.sleep(_LOOK_SECONDS)
 
 

@@ -277,7 +277,9 @@ class SshJob:
                 told = f"{node.host.name}: {self.job.name} has ended, and what it left could not be brought in time"
                 raise HostAway(None, told)
             if isinstance(result, HostAway | TimeoutError):
-                raise HostAway(None, f"{node.host.name}: not reached, so {self.job.name} may still run there")
+                late = f"no word within {_CANCEL_SECONDS:g} s that the job is over"
+                how = late if isinstance(result, TimeoutError) else "not reached"
+                raise HostAway(None, f"{node.host.name}: {how}, so {self.job.name} may still run there")
         await self._end([], end or self._cancelled())
 
     def _cancelled(self) -> JobEnd:

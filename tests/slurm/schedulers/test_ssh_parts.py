@@ -353,8 +353,9 @@ def test_a_job_that_ended_and_has_much_to_bring_is_not_said_to_run(
     monkeypatch.setattr(made, "_place", lambda: placed("/there"))
     with pytest.raises(HostAway) as caught:
         asyncio.run(cancelled.cancel())
-    said = caught.value.strerror
+    said = str(caught.value.strerror)
     assert ("may still run there" in said) is bool(left) and ("has ended" in said) is not bool(left)
+    assert ("a: no word within 0.05 s that the job is over" in said) is bool(left)  # it was reached
     assert not paths.end.exists()
 
 
@@ -374,5 +375,5 @@ def test_what_is_left_of_a_job_is_killed_however_long_a_look_at_the_processes_ta
     monkeypatch.setattr(node_program, "_KILL_SECONDS", 0.01)
     monkeypatch.setattr(node_program, "_launcher", lambda *_: None)
     monkeypatch.setattr(node_program, "_processes", slowly_found)
-    monkeypatch.setattr(node_program.os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr("os.kill", lambda pid, _: killed.append(pid))
     assert node_program.end_job("/there", 0) == {"left": []} and killed == [17]

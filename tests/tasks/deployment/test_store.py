@@ -11,10 +11,10 @@ import pytest
 
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer
 from configs.targets.target import SshTarget
-from tasks.deployment import deploying, rollouts
+from tasks.deployment import deploying, fronts, rollouts
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
-from tasks.deployment.places import PlaceError
+from tasks.deployment.places import LocalPlace, PlaceError
 from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
@@ -508,3 +508,16 @@ def test_a_new_server_that_answers_late_is_not_rolled_back(monkeypatch: pytest.M
     server = PlacedServer(generation=2, bundle="b-2", folder="x", port=1, local_port=1)
     front: Any = SimpleNamespace(config=FrontConfig(key="k"), state=SimpleNamespace(backends=()))
     assert rollouts._watch(front, Placer(), [server], SimpleNamespace(), 0.01) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_front_that_takes_its_settings_late_is_not_said_not_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    monkeypatch.setattr(fronts, "_APPLY_SECONDS", 0.05)
+    monkeypatch.setattr(fronts.DeploymentFront, "is_alive", alive)
+    front = fronts.DeploymentFront(LocalPlace(tmp_path, tmp_path), str(tmp_path))
+    with pytest.raises(PlaceError) as caught:
+        front.apply(FrontConfig(key="k"))
+    said = "did not take its settings" if alive else "does not run, and did not start"
+    assert f"the front {said} within 0.05 s" in str(caught.value.strerror)
