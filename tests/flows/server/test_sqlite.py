@@ -10,7 +10,7 @@ import pytest
 
 from flows.server.local import prefect_api
 
-WRITERS, RUNS = 8, 80
+WRITERS, RUNS = 8, 40
 
 
 def test_many_writers_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
