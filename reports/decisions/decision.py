@@ -147,7 +147,7 @@ def _decide(
 def _why_not(result: CellResult, wrong: Collection[str], words: Mapping[str, set[str]] | None) -> str | None:
     """Why a cell is no candidate; None: it is one."""
     if result.key in wrong:
-        return "with wrong answers"
+        return "with wrong answers" + (" or a loss that is not finite" if result.kind.trains else "")
     if not any(rate > 0 for rate in result.values("throughput").values()):
         return "with a throughput of 0"
     told = set() if words is None else words.get(result.key, set())

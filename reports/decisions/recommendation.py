@@ -233,9 +233,10 @@ def open_questions(
 ) -> list[str]:
     """What the table does not say: what could not be recommended, and why; how many repeats an order would need."""
     lines = []
-    barred = sum(result.compared and bool(result.completed) and key in wrong for key, result in study.cells.items())
+    barred = [result for key, result in study.cells.items() if result.compared and result.completed and key in wrong]
     if barred:
-        lines.append(f"Not recommended because of wrong answers: {plural(barred, 'cell')}.")
+        why = "wrong answers" + (" or a loss that is not finite" if any(one.kind.trains for one in barred) else "")
+        lines.append(f"Not recommended because of {why}: {plural(len(barred), 'cell')}.")
     shown = shown_figure(found)
     needed = [
         min_repeats(item.ratio.comparisons, item.best.confidence)

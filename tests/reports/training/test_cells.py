@@ -300,3 +300,17 @@ def test_records_of_earlier_versions_have_no_more_than_they_had(tmp_path: Path) 
     text = whole_report(run)
     assert "## Training" in text and "### " not in text.split("## Training")[1].split("\n## ")[0]
     assert "| model | cell | steps | first loss, nats | last loss, nats |" in text
+
+
+def test_a_cell_whose_loss_is_not_finite_is_never_recommended(tmp_path: Path) -> None:
+    """The fastest way to train was recommended although it learnt nothing."""
+    text = STUDY.replace("  - {kind: slurm, name: slow, nodes: 2}\n", "")
+    plan = planned(text, repeats=6)
+    run = write_plan(tmp_path / "run", plan)
+    for cell in plan.cells.values():
+        broken = cell.layout.strategy == "fsdp"
+        write_training(run, cell, 0.01 if broken else 0.1, [4.0, 3.5, np.nan if broken else 3.0, 2.8, 2.7])
+    summary = render_report(run)
+    assert "fsdp" not in summary.sentences[0].partition(":")[0]
+    assert "(left out: 1 cell with wrong answers or a loss that is not finite)" in summary.sentences[0]
+    assert "Not recommended because of wrong answers or a loss that is not finite: 1 cell." in whole_report(run)
