@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from configs.common.files.reading import read_text
 from configs.common.live_variables import SOCKET_VARIABLE, hidden
 from engine.training.live.sinks import SINKS, Write
 
@@ -29,7 +30,7 @@ CLOSE_SHARE = 0.9
 NICE = 10
 """Of every thread and process once training begins. Not lower: beside busy processes a thread at nice 19 waits for
 seconds, and the others with it where it holds the interpreter's lock."""
-_MAX_LOOKS = 20
+_MAX_LOOKS, _MAX_BYTES = 20, 1 << 20
 _VARIABLES_SECONDS = 5.0
 _given: dict[str, str] = {}
 """Variables of the libraries that the run's process has given, secrets among them."""
@@ -125,8 +126,8 @@ def _threads(pid: int) -> list[Path]:
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             found.append(thread)
-            with suppress(OSError):
-                for child in (thread / "children").read_text().split():
+            with suppress(OSError, ValueError):
+                for child in read_text(thread / "children", _MAX_BYTES).split():
                     found += _threads(int(child))
     return found
 
