@@ -45,6 +45,21 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[str]]:
+    """Such a folder, the interpreter that a user of a private umask brought there, and what was said."""
+    folder = tmp_path_factory.mktemp("staged") / "shared disk"
+    folder.mkdir()
+    folder.chmod(0o2770)
+    said: list[str] = []
+    before = os.umask(0o077)
+    try:
+        program = stage_interpreter(folder, sys.executable, said.append)
+    finally:
+        os.umask(before)
+    return folder, program, said
+
+
 @pytest.fixture
 def manifest(tmp_path: Path) -> ModelManifest:
     """The manifest of a real model in a folder that a test may damage."""
@@ -80,9 +95,8 @@ def test_pip_takes_the_wheel(tmp_path: Path) -> None:
     assert (tmp_path / "there" / "engine" / "worker.py").read_bytes() == (ROOT / "engine" / "worker.py").read_bytes()
 
 
-def test_an_interpreter_runs_our_code_from_the_shared_folder(shared: Path) -> None:
-    said: list[str] = []
-    program = stage_interpreter(shared, sys.executable, said.append)
+def test_an_interpreter_runs_our_code_from_the_shared_folder(staged: tuple[Path, Path, list[str]]) -> None:
+    shared, program, said = staged
     assert len(said) == 1 and said[0].startswith("code: rankwise-")
     code = (
         "import sys, configs, slurm.launch; from slurm.staging.version import code_version; import importlib.metadata;"
@@ -116,12 +130,8 @@ def test_code_that_a_cluster_has_cleared_in_part_is_brought_again(shared: Path) 
     assert stage_interpreter(shared, sys.executable, lambda line: pytest.fail(line)) == program
 
 
-def test_the_group_may_read_all_and_add_its_own(shared: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        program = stage_interpreter(shared, sys.executable, lambda _: None)
-    finally:
-        os.umask(before)
+def test_the_group_may_read_all_and_add_its_own(staged: tuple[Path, Path, list[str]]) -> None:
+    shared, program, _ = staged
     assert program.stat().st_mode & 0o777 == 0o755
     for folder in (shared / "rankwise", shared / "rankwise" / "code", shared / "rankwise" / "envs"):
         assert folder.stat().st_mode & 0o7777 == 0o2770
