@@ -109,7 +109,8 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
         text += f" Peak memory goes from {mebibytes(low[0])} MiB ({low[1].label}) to {mebibytes(high[0])} MiB"
         text += f" ({high[1].label})."
     if lost:
-        listed = "; ".join(f"{point.label} ({point.result.status.replace('_', ' ')})" for point in lost)
+        told = [f"{point.label} ({point.result.status.replace('_', ' ')})" for point in lost]
+        listed = "; ".join(_first(told))
         text += f" Without a figure, drawn as a cross: {listed}."
     return text
 
@@ -184,6 +185,15 @@ def _why_no_gain(gain: Gain) -> str:
     return f"{gain.variant} has no figure ({gain.result.status.replace('_', ' ')})."
 
 
+_LOST_TOLD = 5
+"""Points without a figure that a sentence names; the tables have all."""
+
+
+def _first(told: list[str]) -> list[str]:
+    """The first of many, and how many more there are."""
+    return told if len(told) <= _LOST_TOLD + 1 else [*told[:_LOST_TOLD], f"{len(told) - _LOST_TOLD:,} more"]
+
+
 _VARIANTS_TOLD = 3
 """Of more variants the sentence tells the best and the worst; the table has all."""
 
@@ -194,6 +204,8 @@ def optimization_sentence(base: CellResult, gains: list[Gain]) -> str:
         return f"The baseline has no figure ({base.status.replace('_', ' ')}), so no gain is given."
     known = [(gain, gain.throughput) for gain in gains if gain.throughput is not None]
     lost = [_why_no_gain(gain) for gain in gains if gain.throughput is None]
+    if len(lost) > _LOST_TOLD + 1:
+        lost = [*lost[:_LOST_TOLD], f"{len(lost) - _LOST_TOLD:,} more variants have no gain."]
     if not known:
         return " ".join(lost) or "No variant was planned."
     known.sort(key=lambda pair: -pair[1].value)

@@ -158,8 +158,9 @@ def medians(axes: "Axes", points: Sequence[tuple[float, Estimate]], index: int, 
 
 
 def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
-    """A cross on the x axis, with the status, for each point without a figure."""
-    for x, status in lost:
+    """A cross on the x axis for each point without a figure, with the status; of many every so manieth has one."""
+    every = -(-len(lost) // MOST_TICKS)
+    for place, (x, status) in enumerate(lost):
         axes.plot(
             [x],
             [0.0],
@@ -167,6 +168,8 @@ def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
             clip_on=False,
             **CROSS,
         )
+        if place % every:
+            continue
         axes.annotate(
             status.replace("_", " "),
             (x, 0.0),

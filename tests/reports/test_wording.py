@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from configs.plans.paths import RunPaths
 from configs.plans.prediction import Prediction
@@ -15,11 +16,18 @@ from reports.decisions.decision import Decision, decide
 from reports.decisions.next_measurement import _spent
 from reports.decisions.objectives import Judgement, Objective, objectives_sentences
 from reports.document.paper import _threats
-from reports.experiments.comparison import optimization, optimization_table
+from reports.experiments.comparison import (
+    optimization,
+    optimization_sentence,
+    optimization_table,
+    sweep,
+    sweep_sentence,
+)
 from reports.experiments.targets import side_by_side, targets_opening, targets_sentence, targets_table
 from reports.numbers.statistics import Estimate
 from reports.planning.accuracy import JudgedPrediction
 from reports.planning.text import signed
+from reports.plots.style import crosses
 from reports.reading.load import load_run
 from reports.training.strategies import Strategies, Way, strategies_sentence
 from tests.support.run_folders.report_runs import (
@@ -112,3 +120,24 @@ def test_one_of_anything_has_the_singular(tmp_path: Path) -> None:
 def test_an_error_of_next_to_nothing_is_not_minus_0(predicted: float, text: str) -> None:
     judged = JudgedPrediction(None, "tokens_per_second", predicted, Estimate(100.0, 100.0, 100.0, 1), None)  # type: ignore[arg-type]
     assert signed(judged) == text
+
+
+def test_of_many_points_without_a_figure_a_sentence_names_the_first(tmp_path: Path) -> None:
+    """Of 59 that ran out of memory the opening of the section had 3,000 characters, and their states lay on another."""
+    cells = [generate(num_prompts=8 * size) for size in range(1, 41)]
+    swept = [(cell, {"num_prompts": cell.workload.num_prompts}, f"point {place}") for place, cell in enumerate(cells)]  # type: ignore[union-attr]
+    tried = [(cell, {"variant": str(place)}, f"variant {place}") for place, cell in enumerate(cells)]
+    experiments = [experiment("grid", "sweep", swept), experiment("ways", "optimization", tried)]
+    run = write_plan(tmp_path / "run", plan_of(cells, experiments, 1))
+    for cell in cells[:2]:
+        write_measurements(run, cell, [1.0])
+    for cell in cells[2:]:
+        write_record(run, cell, status=Status.OUT_OF_MEMORY, failure=FAILED)
+    study = load_run(run)
+    told = sweep_sentence(sweep(study, study.plan.experiments[0]))
+    assert told.endswith("point 5 (out of memory); point 6 (out of memory); 33 more.") and "point 7" not in told
+    told = optimization_sentence(*optimization(study, study.plan.experiments[1]))
+    assert told.endswith("variant 6 has no figure (out of memory). 33 more variants have no gain.")
+    axes = Figure().subplots()
+    crosses(axes, [(float(place), "out_of_memory") for place in range(38)])
+    assert len(axes.lines) == 38 and len(axes.texts) == 10
