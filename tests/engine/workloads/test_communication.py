@@ -155,7 +155,7 @@ def test_the_report_says_what_was_measured(tmp_path: Path) -> None:
     result = communication(study, study.plan.experiments[0])
     assert result is not None and len(result) == 1  # the other cell was not measured
     table = communication_table(result)
-    assert len(table.rows) == 4
+    assert table is not None and len(table.rows) == 4
     last = dict(zip(table.columns, table.rows[-1], strict=True))
     assert (last["operation"], last["transport"], last["ranks"], last["size"]) == (
         "all-reduce", "shared memory", "4", "16 MiB"
