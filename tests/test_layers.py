@@ -219,7 +219,6 @@ READERS_OF_THEIR_OWN = {
     "engine/tools/convert.py": "pickles, in a process of its own",
     "engine/training/checkpoints/streams.py": "files that it writes",
     "engine/training/data/text.py": "memory-mapped tokens, after check_regular",
-    "engine/training/live/streamer.py": "/proc",
     "engine/training/network.py": "/proc",
     "engine/training/task_types/images.py": "images, after check_regular",
     "engine/workloads/noop.py": "/proc",
