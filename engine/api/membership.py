@@ -23,7 +23,9 @@ import torch.distributed as dist
 
 from engine.rank.stores import join_store, serve_store
 
-_ANSWER_SECONDS = 2.0
+_MIN_ANSWER_SECONDS, _ANSWER_SHARE = 2.0, 0.5
+"""How long a store may take to answer, at least and as a share of the time limit: one that is only slow must not be
+taken for lost, or the ranks go on in two groups."""
 _POLL_SECONDS = 0.02
 
 
@@ -36,6 +38,7 @@ class Membership:
     def __init__(self, rank: int, world_size: int, address: str, port: int, timeout_seconds: float) -> None:
         self.rank, self.world_size = rank, world_size
         self._timeout_seconds = timeout_seconds
+        self._answer_seconds = max(_MIN_ANSWER_SECONDS, _ANSWER_SHARE * timeout_seconds)
         self._address, self._port = address, port
         self._main = self._open_main()
         self._own: Any = None
@@ -114,26 +117,25 @@ class Membership:
 
     def _find_store(self) -> Any:
         """Return the first store that answers, in the same order on every rank; None without a reachable rank."""
-        if _answers(self._main):
+        if self._answers(self._main):
             return self._main
         for rank, (address, port) in self._addresses.items():
             if rank == self.rank:
                 return self._own
             with suppress(OSError, RuntimeError):
-                socket.create_connection((address, port), timeout=_ANSWER_SECONDS).close()
+                socket.create_connection((address, port), timeout=self._answer_seconds).close()
                 store = _tcp_store(address, port, False, self._timeout_seconds)
-                if _answers(store):
+                if self._answers(store):
                     return store
         return None
+
+    def _answers(self, store: Any) -> bool:
+        """Return whether a store answers soon; one on a lost host may block for minutes."""
+        return bool(_within(self._answer_seconds, lambda: store.check(["anything"]) is not None))
 
 
 def _tcp_store(address: str, port: int, serves: bool, timeout_seconds: float) -> Any:
     return (serve_store if serves else join_store)(address, port, timedelta(seconds=timeout_seconds))
-
-
-def _answers(store: Any) -> bool:
-    """Return whether a store answers soon; one on a lost host may block for minutes."""
-    return bool(_within(_ANSWER_SECONDS, lambda: store.check(["anything"]) is not None))
 
 
 def _within(seconds: float, call: Callable[[], bool]) -> bool:

@@ -1,0 +1,63 @@
+"""The benchmark of the Python surface: what it measures, what it refuses, and a launch that fails."""
+
+import os
+from typing import Any
+
+import pytest
+
+from engine.api.inference_benchmark import BenchmarkConfig, DistributedInferenceBenchmark
+
+TINY = BenchmarkConfig(
+    model_size="tiny",
+    batch_size=2,
+    seq_len=16,
+    num_layers=2,
+    num_attention_heads=4,
+    hidden_size=64,
+    intermediate_size=96,
+    world_size=2,
+    vocab_size=128,
+    new_tokens=4,
+    dtype="float32",
+    min_seconds=0.0,
+    repeats=1,
+)
+
+
+def changed(**changes: Any) -> BenchmarkConfig:
+    return BenchmarkConfig(**{**TINY.__dict__, **changes})
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+def test_the_benchmark_runs_the_engine() -> None:
+    results = DistributedInferenceBenchmark(TINY).run_comprehensive_benchmark()
+    assert results.speedup_factor == results.throughput / results.single_rank_throughput > 0
+    assert 0 < results.ttft_p50 < results.latency_p50 <= results.latency_p99
+    assert 0 < results.token_latency_p50 <= results.token_latency_p99
+    assert results.requests == 2  # two passes of one batch
+    assert results.environment["tensor_transport"] != "none" and results.environment["torch"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (changed(world_size=3), "3 ranks cannot share 4 attention heads"),
+        (
+            changed(hidden_size=256, num_attention_heads=64, world_size=64),
+            "world_size: 64 ranks (outnumber the|need an accelerator)",
+        ),
+        (changed(num_layers=100, hidden_size=1 << 17), "GB of memory are free; use a smaller shape"),
+        (changed(repeats=0), "use at least 1, 1 and 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(config: BenchmarkConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DistributedInferenceBenchmark(config)
+
+
+def test_a_launch_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.api.inference_benchmark._check", lambda config: None)
+    benchmark = DistributedInferenceBenchmark(changed(world_size=1, num_attention_heads=3))
+    with pytest.raises(RuntimeError, match="rank 0 of 1: failed: "):
+        benchmark.run_comprehensive_benchmark()
