@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from configs.common.files.reading import read_text
+from configs.common.truth import truth_problems
 from configs.hardware.catalog_rows import TABLES, CatalogRow
 from configs.spec.study import suggestion
 
@@ -93,10 +94,12 @@ def checked_column(model: type[CatalogRow], where: str, column: str, value: Any)
     if column not in model.model_fields:
         raise ValueError(f"{where}: unknown column {column!r}{suggestion(column, list(model.model_fields))}")
     try:
-        _adapter(model, column).validate_python(value.strip() if isinstance(value, str) else value)
+        made = _adapter(model, column).validate_python(value.strip() if isinstance(value, str) else value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise ValueError(f"{where}: {column}: {message[:1].lower()}{message[1:]}, got {value!r}") from None
+    for problem in truth_problems({column: value}, {column: made}):
+        raise ValueError(f"{where}: {problem}")
 
 
 @lru_cache(maxsize=128)

@@ -4,13 +4,14 @@ builder = PointBuilder(study, inputs, count_prompts)
 builder.cells, builder.problems      # all so far
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import PositiveInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError
 
 from configs.common.execution import Dtype, Layout
+from configs.common.truth import truth_problems
 from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
 from configs.plans.refusals import refusal
 from configs.spec.cell import Cell
@@ -107,6 +108,8 @@ class PointBuilder:
                 work[name] = [self.inputs.get(item, item) if isinstance(item, str) else item for item in work[name]]
         try:
             cell = Cell.model_validate(draft)
+            if self._has_truth(f"{where}: ", draft, cell):
+                return None
             if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
                 count = self.count_prompts(cell.workload) if cell.workload.prompts else None
                 work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
@@ -139,14 +142,25 @@ class PointBuilder:
         """
         work = draft["workload"]
         try:
-            draft["workload"] = STUDIED[work["kind"]].model.model_validate(work).model_dump()
+            settled = STUDIED[work["kind"]].model.model_validate(work)
             _DTYPE.validate_python(draft["dtype"])
-            if draft.get("nodes") is not None:
-                draft["nodes"] = _NODES.validate_python(draft["nodes"])
+            nodes = None if draft.get("nodes") is None else _NODES.validate_python(draft["nodes"])
         except ValidationError:
             self._point(where, draft, {}, where)
             return False
+        if self._has_truth(f"{where}: ", draft, {"workload": settled, "nodes": nodes}):
+            return False
+        draft["workload"] = settled.model_dump()
+        if nodes is not None:
+            draft["nodes"] = nodes
         return True
+
+    def _has_truth(self, where: str, given: Mapping[str, Any], made: BaseModel | Mapping[str, Any]) -> bool:
+        """Whether numbers are given as true or false, each noted as a problem."""
+        problems = truth_problems(given, made)
+        for problem in problems:
+            self._problem(f"{where}{problem}")
+        return bool(problems)
 
     def _prompts_in_file(self, draft: Draft) -> int | None:
         work = draft["workload"]

@@ -349,6 +349,8 @@ def test_a_wrong_assignment_is_named(assignment: str, problem: str) -> None:
     ("text", "problem"),
     [
         ("accelerators: {h100: {memory_bytes: 0}}", "mine.yaml: accelerators.h100: memory_bytes: input should be gr"),
+        ("accelerators: {h100: {memory_bytes: on}}", "accelerators.h100: memory_bytes: expected a number, got true"),
+        ("prices: [{machine: aws/x, usd_per_hour: on}]", "prices[0].usd_per_hour: expected a number, got true"),
         ("accelerators: {h100: {memroy_bytes: 1}}", "unknown column 'memroy_bytes' (did you mean memory_bytes?)"),
         ("acelerators: {}", "mine.yaml: acelerators: unknown key (did you mean accelerators?)"),
         ("prices: [{machine: aws/x, usd_per_hour: 0}]", "mine.yaml: prices[0].usd_per_hour: input should be greater"),

@@ -91,6 +91,7 @@ prices:
         ("prices: [{target: a, usd_per_hour: 0}]", ["prices[0].usd_per_hour: input should be greater than 0, got 0"]),
         ("prices: [{target: a, usd_per_hour: -1}]", ["prices[0].usd_per_hour: input should be greater than 0, got -1"]),
         ("prices: [{target: a, usd_per_hour: .inf}]", ["prices[0].usd_per_hour: input should be a finite number"]),
+        ("prices: [{target: a, usd_per_hour: yes}]", ["prices[0].usd_per_hour: expected a number, got true"]),
         ("prices: [{usd_per_hour: 1}]", ["prices[0]: expected either `target`"]),
         ("prices: [{target: a, machine: b/c, usd_per_hour: 1}]", ["prices[0]: expected either `target`"]),
         ("prices: [{machine: aws/x/us-east-1, usd_per_hour: 1}]", ["expected provider/instance. Set the region in"]),

@@ -108,6 +108,22 @@ BAD = {
         "study: no\nworkload: {kind: generate}\nexperiments: {a: {kind: strong, grow: tp, to: 2}}",
         "study: expected text, got false: unquoted, yes, no, on and off mean true or false. Use quotes",
     ),
+    "a word that YAML reads as true for a number": (
+        study(measuring={"repeats": True}),
+        "measuring.repeats: expected a number, got true: unquoted, yes, no, on and off mean true or false",
+    ),
+    "the same in a sweep": (
+        study(workload={"kind": "noop"}, experiments={"b": {"kind": "sweep", "over": {"items": [True, 2]}}}),
+        "experiments.b at items True: workload.items: expected a number, got true",
+    ),
+    "the same of nodes": (
+        study(workload={"kind": "noop"}, experiments={"b": {"kind": "sweep", "over": {"nodes": [True]}}}),
+        "nodes: expected a number, got true",
+    ),
+    "the same of layouts": (
+        study(experiments={"b": {"kind": "sweep", "over": {"layout": [{"tp": True}]}}}),
+        "layout.tp: expected a number, got true",
+    ),
     "a number as text": (study(study=7), "study: expected text, got 7. Use quotes"),
     "a date in a sweep": (
         study(
