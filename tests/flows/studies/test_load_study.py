@@ -55,6 +55,7 @@ def test_every_request_is_kept_and_judged(served: RunPaths) -> None:
         assert point.answers is not None and (point.answers.compared, point.answers.equal) == (2, 2)
         command = point.figure("server_command")
         assert command is not None and command.startswith("rankwise serve --model folder:")
+        assert "--group-timeout-seconds 60" in command
     assert found.axis == "users"
 
 
@@ -69,7 +70,11 @@ def test_an_engine_that_is_missing_leaves_a_record(served: RunPaths) -> None:
 def test_the_report_has_a_section_of_load(served: RunPaths) -> None:
     report, appendix = served.report.read_text(), (served.folder / "appendix.md").read_text()
     assert "## curve: tiny-stdlib" in report and "2 of 2 equal" in report
-    assert "## Load" in appendix and "rankwise serve --model" in appendix and "Latencies under load" in appendix
+    assert "## Load" in appendix and "rankwise serve --model" in appendix
+    study = load_run(served)
+    # On a busy machine the generator is late, and no point is a result.
+    valid = any(point.valid for point in load_experiment(study, study.plan.experiments[0]).points)
+    assert ("Latencies under load" in appendix) is valid
 
 
 def test_samples_that_do_not_add_up_are_refused(served: RunPaths) -> None:
