@@ -56,6 +56,8 @@ class ServingSettings(Frozen):
     block: PositiveInt = BLOCK_POSITIONS
     prefix_caching: bool = True
     batch_invariant: bool = Field(False, description="refuse to start where company could change a request's bits")
-    group_timeout_seconds: PositiveFloat = Field(20.0, description="silence after which a rank counts as lost")
+    group_timeout_seconds: PositiveFloat = Field(
+        20.0, description="time limit of one collective; a replica that computes no step for three of them hangs"
+    )
     limits: ServingLimits = ServingLimits()
     rendezvous: ServerRendezvous | None = Field(None, description="none: all ranks are on this machine")

@@ -197,6 +197,7 @@ def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
         max_sequences=work.max_sequences,
         prefix_caching=work.prefix_caching,
         batch_invariant=work.batch_invariant,
+        group_timeout_seconds=context.job.measuring.group_timeout_seconds,
         **vars(sizes),
     )
     path = folder / "settings.json"
@@ -212,8 +213,8 @@ def _as_typed(settings: ServingSettings, model: str) -> tuple[str, ...]:
     typed = ["rankwise", "serve", "--model", model, "--dtype", settings.dtype]
     typed += [word for axis, degree in degrees if degree > 1 for word in (f"--{axis}", str(degree))]
     typed += ["--compression", "+".join(settings.compression)] if settings.compression else []
-    for name in ("cores_per_rank", "max_length", "max_sequences", "max_step_tokens"):
-        typed += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
+    for name in ("cores_per_rank", "max_length", "max_sequences", "max_step_tokens", "group_timeout_seconds"):
+        typed += [f"--{name.replace('_', '-')}", str(getattr(settings, name)).removesuffix(".0")]
     typed += [] if settings.prefix_caching else ["--no-prefix-caching"]
     return (*typed, *(["--batch-invariant"] if settings.batch_invariant else []))
 

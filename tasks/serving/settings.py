@@ -42,6 +42,7 @@ class ServerRequest:
     prefix_caching: bool = True
     batch_invariant: bool = False
     max_queue: int = ServingLimits().max_queue
+    group_timeout_seconds: float = ServingSettings.model_fields["group_timeout_seconds"].default
 
 
 def make_settings(asked: ServerRequest, folder: Path, cache: Path, base: Path) -> ServingSettings:
@@ -86,6 +87,7 @@ def make_settings(asked: ServerRequest, folder: Path, cache: Path, base: Path) -
         blocks=sizes.blocks,
         prefix_caching=asked.prefix_caching,
         batch_invariant=asked.batch_invariant,
+        group_timeout_seconds=asked.group_timeout_seconds,
         limits=ServingLimits(max_queue=asked.max_queue),
     )
 

@@ -197,7 +197,8 @@ class ReplicaRanks:
                     rank = waits.index(next(iter(done)))
                     return f"rank {rank} of replica {self.index} ended with {self._processes[rank].returncode}"
                 if self.ready and self.answers and time.monotonic() - self._last_step > silence:
-                    return f"replica {self.index} computed nothing for {silence:.0f} s"
+                    limit = f"three times --group-timeout-seconds {self._settings.group_timeout_seconds:g}"
+                    return f"replica {self.index} computed no step for {silence:.0f} s, {limit}"
         finally:
             for wait in waits:
                 wait.cancel()

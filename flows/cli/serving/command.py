@@ -26,6 +26,10 @@ MaxLength = Annotated[
     int | None, typer.Option(min=2, help="tokens of a sequence, prompt and answer; default: the model's, up to 8192")
 ]
 
+GroupTimeout = Annotated[
+    float, typer.Option(min=0.1, max=86_400, help="that ranks wait for each other; more where a step takes as long")
+]
+
 _OF_PROVIDER = frozenset({"instance", "hours", "ssh_from", "python", "yes"})
 _ALSO_THERE = frozenset({"provider", "model", "name", "dtype", "max_length"})
 """Options that say something of a rented instance too; all others are of a server on this machine."""
@@ -56,6 +60,7 @@ def serve(
         float | None, typer.Option(min=0.001, help="key-value cache of each rank; default: what fits, as needed")
     ] = None,
     prefix_caching: Annotated[bool, typer.Option(help="share equal beginnings of prompts")] = True,
+    group_timeout_seconds: GroupTimeout = 20.0,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="refuse to start where company could change an answer's bits")
     ] = False,
@@ -100,6 +105,7 @@ def serve(
         prefix_caching=prefix_caching,
         batch_invariant=batch_invariant,
         max_queue=max_queue,
+        group_timeout_seconds=group_timeout_seconds,
     )
     work = lambda: in_words(lambda: run_server(asked, no_token))  # noqa: E731
     raise typer.Exit(guarded(work, Path(model), context.obj["debug"], wrong_value=2))
@@ -166,6 +172,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="text that ends the answer; several are possible")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="the prompt is a user's message to a chat model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, as the API answers")] = False,
+    group_timeout_seconds: GroupTimeout = 20.0,
 ) -> None:
     """Load a model, split it, and print its answers."""
     from configs.common.execution import Layout
@@ -182,6 +189,7 @@ def generate(
         device=device,
         port=0,
         max_sequences=max(1, min(32, len(prompts))),
+        group_timeout_seconds=group_timeout_seconds,
     )
     work = lambda: in_words(lambda: run_generate(asked, prompts, fields, chat, as_json))  # noqa: E731
     raise typer.Exit(guarded(work, Path(model), context.obj["debug"], wrong_value=2))

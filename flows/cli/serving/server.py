@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from configs.plans.model_manifest import read_model_manifest
+from configs.serving.settings import ServingSettings
 from flows.cli.errors import plainly
 from flows.cli.signals import ended_by_signals
 from flows.folders import cache_folder
@@ -71,6 +73,7 @@ def run_generate(
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         if program_of(settings) != DECODERS:
             raise ValueError(f"{settings.name}: generates no text. Use `rankwise serve`, or a decoder")
+        _check_tokenizer(settings)
         key = secrets.token_urlsafe(32)
         with ServerProcess(settings, key) as server:
             try:
@@ -109,6 +112,12 @@ def _check_text(texts: Sequence[str]) -> None:
             text.encode()
         except UnicodeEncodeError:
             raise ValueError(f"{text.encode(errors='surrogateescape')!r:.80}: not valid UTF-8") from None
+
+
+def _check_tokenizer(settings: ServingSettings) -> None:
+    """Raise ValueError for a model that takes no text, before the minutes that loading it may need."""
+    if not (Path(read_model_manifest(Path(settings.manifest)).folder) / "tokenizer.json").is_file():
+        raise ValueError(f"{settings.name}: has no tokenizer, so it takes token ids alone: use `rankwise serve`")
 
 
 def _in_the_commands_words(error: _RefusedError, number: int, prompts: int) -> str:

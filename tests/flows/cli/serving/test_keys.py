@@ -1,6 +1,7 @@
 """`rankwise serve` and `generate` without a model: the token that is told, a server that is gone, or that refuses."""
 
 import json
+import shutil
 import signal
 import socket
 import tempfile
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 from flows.cli.main import app
 from flows.cli.serving import server
 from tasks.models.sources import TransientFetchError
-from tasks.serving.settings import ServerRequest
+from tasks.serving.settings import ServerRequest, make_settings
+from tests.support.servers.inference_server import TINY
 
 
 @pytest.mark.parametrize(
@@ -155,6 +157,7 @@ def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: p
 
     monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
     monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
+    monkeypatch.setattr(server, "_check_tokenizer", lambda *_: None)
     monkeypatch.setattr(server, "ServerProcess", Process)
     for as_json in (True, False):
         with pytest.raises(OSError, match="the server ended while it answered"):
@@ -200,10 +203,43 @@ def test_a_refusal_names_the_option_or_the_prompt(
         ready = SimpleNamespace(wait_until_ready=lambda: {"url": url})
         monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
         monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
+        monkeypatch.setattr(server, "_check_tokenizer", lambda *_: None)
         monkeypatch.setattr(server, "ServerProcess", lambda *_: nullcontext(ready))
         with pytest.raises(ValueError, match=f"^{said}"):
             server.run_generate(ServerRequest(model="m"), ["a", "b"], {}, chat=False, as_json=True)
         refusing.shutdown()
+
+
+def test_the_time_that_ranks_wait_for_each_other_reaches_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[ServerRequest] = []
+    monkeypatch.setattr(server, "run_server", lambda given, _: asked.append(given) or 0)
+    monkeypatch.setattr(server, "run_generate", lambda given, *_: asked.append(given) or 0)
+    for words in (["serve"], ["generate", "a"]):
+        options = ["--model", str(TINY), "--device", "cpu", "--group-timeout-seconds", "90"]
+        assert CliRunner().invoke(app, [*words, *options]).exit_code == 0
+    made = [
+        make_settings(given, tmp_path, tmp_path / "cache", tmp_path) for given in (*asked, ServerRequest(str(TINY)))
+    ]
+    assert [settings.group_timeout_seconds for settings in made] == [90.0, 90.0, 20.0]
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def loaded(*_: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    shutil.copytree(TINY, tmp_path / "m", ignore=shutil.ignore_patterns("tokenizer.json"))
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(server, "ServerProcess", loaded)
+    asked = ServerRequest(model=str(tmp_path / "m"), device="cpu")
+    with pytest.raises(ValueError, match=r"^m: has no tokenizer, so it takes token ids alone: use `rankwise serve`"):
+        server.run_generate(asked, ["a"], {}, chat=False, as_json=False)
+    (tmp_path / "m" / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    with pytest.raises(AssertionError, match="the model is loaded"):
+        server.run_generate(asked, ["a"], {}, chat=False, as_json=False)
 
 
 def test_arguments_that_are_no_text_are_refused_before_a_model_is_loaded() -> None:
