@@ -103,6 +103,10 @@ class HardwareCatalog:
         own = [offer for _, offer in self._own if offer.price.market == "on_demand"]
         return target_prices(target, own, [offer for _, offer in self._listed]).price
 
+    def region_in(self, name: str) -> str | None:
+        """The region that an instance's name ends with; None: it names none."""
+        return self._split(name)[2]
+
     def offers(self) -> Offers:
         """Return all prices with their layers, in order of precedence."""
         return (*self._own, *self._listed)

@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from configs.common.base import Frozen
-from configs.common.truth import truth_problems
+from configs.common.booleans import boolean_problems
 from configs.hardware.catalog_layers import Tables, figures_of
 from configs.hardware.catalog_rows import TABLES
 from configs.hardware.price_file import PriceEntry, offers_of, problem_line
@@ -57,7 +57,7 @@ def read_catalog_file(path: Path) -> tuple[Tables, tuple[Offer, ...]]:
         raise StudyError(
             [f"{name}: {problem_line(dict(detail), CatalogFile, models)}" for detail in error.errors()]
         ) from error
-    problems = [f"{name}: {problem}" for problem in truth_problems(data, file)]
+    problems = [f"{name}: {problem}" for problem in boolean_problems(data, file)]
     problems += [
         f"{name}: prices[{place}].target: a catalog has prices of machines. Name a `machine`; targets are priced by "
         "the file that a study names under `prices`"

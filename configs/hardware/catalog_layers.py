@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from configs.common.booleans import boolean_problems
 from configs.common.files.reading import read_text
-from configs.common.truth import truth_problems
 from configs.hardware.catalog_rows import TABLES, CatalogRow
 from configs.spec.study import suggestion
 
@@ -98,7 +98,7 @@ def checked_column(model: type[CatalogRow], where: str, column: str, value: Any)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise ValueError(f"{where}: {column}: {message[:1].lower()}{message[1:]}, got {value!r}") from None
-    for problem in truth_problems({column: value}, {column: made}):
+    for problem in boolean_problems({column: value}, {column: made}):
         raise ValueError(f"{where}: {problem}")
 
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from configs.common.base import Frozen
+from configs.common.booleans import boolean_problems
 from configs.common.files.reading import brief
-from configs.common.truth import truth_problems
 from configs.hardware.prices import Market, Offer, Price
 from configs.spec.study import StudyError, read_mapping, suggestion
 
@@ -64,7 +64,7 @@ def read_price_file(path: Path, name: str) -> tuple[Offer, ...]:
             problem_line(dict(detail), PriceList, {"prices": PriceEntry}) for detail in error.errors(include_url=False)
         ]
         raise StudyError([f"{name}: {line}" for line in lines]) from error
-    if problems := truth_problems(data, prices):
+    if problems := boolean_problems(data, prices):
         raise StudyError([f"{name}: {problem}" for problem in problems])
     return offers_of(prices.prices, prices.as_of, name)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError
 
+from configs.common.booleans import boolean_problems
 from configs.common.execution import Dtype, Layout
-from configs.common.truth import truth_problems
 from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
 from configs.plans.refusals import refusal
 from configs.spec.cell import Cell
@@ -108,7 +108,7 @@ class PointBuilder:
                 work[name] = [self.inputs.get(item, item) if isinstance(item, str) else item for item in work[name]]
         try:
             cell = Cell.model_validate(draft)
-            if self._has_truth(f"{where}: ", draft, cell):
+            if self._has_boolean(f"{where}: ", draft, cell):
                 return None
             if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
                 count = self.count_prompts(cell.workload) if cell.workload.prompts else None
@@ -148,16 +148,16 @@ class PointBuilder:
         except ValidationError:
             self._point(where, draft, {}, where)
             return False
-        if self._has_truth(f"{where}: ", draft, {"workload": settled, "nodes": nodes}):
+        if self._has_boolean(f"{where}: ", draft, {"workload": settled, "nodes": nodes}):
             return False
         draft["workload"] = settled.model_dump()
         if nodes is not None:
             draft["nodes"] = nodes
         return True
 
-    def _has_truth(self, where: str, given: Mapping[str, Any], made: BaseModel | Mapping[str, Any]) -> bool:
+    def _has_boolean(self, where: str, given: Mapping[str, Any], made: BaseModel | Mapping[str, Any]) -> bool:
         """Whether numbers are given as true or false, each noted as a problem."""
-        problems = truth_problems(given, made)
+        problems = boolean_problems(given, made)
         for problem in problems:
             self._problem(f"{where}{problem}")
         return bool(problems)

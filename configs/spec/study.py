@@ -15,12 +15,12 @@ import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from configs.common.base import Frozen
+from configs.common.booleans import YAML_BOOLEANS, boolean_problems
 from configs.common.execution import Dtype, Engine, Layout
 from configs.common.files.reading import brief, read_text
 from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.secrets import redacted, secret_fields
-from configs.common.truth import YAML_TRUTH, truth_problems
 from configs.load.lengths import DISTRIBUTIONS
 from configs.spec.assignments import set_dotted
 from configs.spec.engines import EngineEnvironment, OtherServer
@@ -234,7 +234,7 @@ def parse_study(data: dict[str, Any]) -> StudySpec:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
         raise StudyError([_problem(data, dict(detail)) for detail in error.errors(include_url=False)]) from error
-    problems = truth_problems(data, study)
+    problems = boolean_problems(data, study)
     problems += size_problems(study.experiments, len(study.models), len(study.targets), study.measuring.repeats)
     if problems:
         raise StudyError(problems)
@@ -316,7 +316,7 @@ def type_problem(detail: dict[str, Any]) -> str | None:
     if given is None and kind.endswith("_type"):
         return "has no value. Write one, or remove the key if it is optional"
     if kind == "string_type" and isinstance(given, bool):
-        return f"expected text, got {str(given).lower()}: {YAML_TRUTH}. Use quotes"
+        return f"expected text, got {str(given).lower()}: {YAML_BOOLEANS}. Use quotes"
     if kind == "string_type" and isinstance(given, int | float | date):
         return f"expected text, got {'a date' if isinstance(given, date) else brief(given)}. Use quotes"
     if kind in ("dict_type", "model_type", "model_attributes_type"):

@@ -103,8 +103,9 @@ def tick_text(text: str, max_characters: int = MOST_TICK_CHARACTERS) -> str:
     """A name that fits beside an axis: long ones, which mostly differ at their ends, lose their middle."""
     if len(text) <= max_characters:
         return text
-    kept = max_characters - 1
-    return f"{text[: kept - kept // 2].rstrip()}…{text[-(kept // 2) :].lstrip()}"
+    kept = max(max_characters - 1, 0)
+    end = kept // 2
+    return f"{text[: kept - end].rstrip()}…{text[len(text) - end :].lstrip()}"
 
 
 def legend_columns(labels: Sequence[str], columns: int = 3) -> int:
@@ -126,8 +127,8 @@ def are_slanted(names: Sequence[str], panels: int) -> bool:
 
 
 def name_ticks(axes: "Axes", names: Sequence[str], panels: int = 1) -> None:
-    """Names at 0, 1, ... below an axis; slanted and shortened where they would run into each other, of many every so
-    manieth."""
+    """Names at 0, 1, ... below an axis; slanted and shortened where they would run into each other; of many, only
+    some evenly spaced ones."""
     if not are_slanted(names, panels):
         axes.set_xticks(range(len(names)), names)
         return
@@ -158,7 +159,7 @@ def medians(axes: "Axes", points: Sequence[tuple[float, Estimate]], index: int, 
 
 
 def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
-    """A cross on the x axis for each point without a figure, with the status; of many every so manieth has one."""
+    """A cross on the x axis for each point without a figure, with its status; of many, some evenly spaced ones."""
     every = -(-len(lost) // MOST_TICKS)
     for place, (x, status) in enumerate(lost):
         axes.plot(

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from configs.common.base import Frozen
-from configs.common.files.reading import read_model
+from configs.common.booleans import boolean_problems
+from configs.common.files.reading import read_json_object, read_model
 from configs.hardware.catalog import HOME_REGIONS
 from configs.hardware.node_names import Cloud, NodeName, parse_node_name
 from configs.targets.rented import RentedTarget
@@ -142,4 +143,7 @@ def _ssh(entry: NodeEntry) -> SshTarget:
 
 def read_benchmark_file(path: Path) -> BenchmarkFile:
     """Read the file. Raises ValueError naming the field, FileNotFoundError."""
-    return read_model(path, BenchmarkFile)
+    file = read_model(path, BenchmarkFile)
+    if problems := boolean_problems(read_json_object(path), file, hint=""):
+        raise ValueError(f"{path}: {problems[0]}")
+    return file

@@ -113,6 +113,7 @@ def _without_cache(
         ("--kv-cache-gib", asked.kv_cache_gib is not None),
         ("--max-step-tokens", asked.max_step_tokens is not None),
         ("--batch-invariant", asked.batch_invariant),
+        ("--group-timeout-seconds", asked.group_timeout_seconds != ServerRequest.group_timeout_seconds),
     ):
         if given:
             raise ValueError(f"{option}: {model.name} is one of the {kind}, which one rank serves. Leave it out")

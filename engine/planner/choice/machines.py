@@ -52,12 +52,6 @@ def priced_machine(machine: Machine, market: Market, catalog: HardwareCatalog, r
     return machine.model_copy(update={"usd_per_hour": price and price.usd_per_hour})
 
 
-def named_region(name: str | None) -> str | None:
-    """Return the region in a user's `provider/instance/region`; None: none is named."""
-    parts = name.split("/") if name is not None else []
-    return parts[2] if len(parts) == 3 else None
-
-
 def instance_price(name: str, market: Market, catalog: HardwareCatalog, region: str | None = None) -> Price | None:
     """Return the price per hour on a market, in a region (default: the provider's home region). None: unknown."""
     place = region or HOME_REGIONS.get(name.split("/")[0])

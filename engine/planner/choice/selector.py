@@ -39,13 +39,7 @@ from engine.planner.choice.explanations import explain_choice, explain_inference
 from engine.planner.choice.instances import Among, InstanceRequest, counts, inference_base, search_instances
 from engine.planner.choice.launchers import sixteen_bit
 from engine.planner.choice.lengths import TaskType, length_note, length_of
-from engine.planner.choice.machines import (
-    DEFAULT_ACCELERATOR,
-    machine_for,
-    named_region,
-    priced_machine,
-    training_precision,
-)
+from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced_machine, training_precision
 from engine.planner.choice.rules import Rule, rule_of_thumb
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, with_memory_limit
 from engine.planner.results import StepTime
@@ -226,7 +220,7 @@ class HardwareSelector:
             if isinstance(machine, Machine):
                 return machine, []
             there = self.hardware.instance(machine)
-            return self._learned(priced_machine(there, market, self.hardware, named_region(machine))), []
+            return self._learned(priced_machine(there, market, self.hardware, self.hardware.region_in(machine))), []
         assumptions = []
         if accelerator is None:
             accelerator = DEFAULT_ACCELERATOR

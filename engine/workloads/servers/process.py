@@ -81,19 +81,21 @@ class RunningServer:
 
     def memory_bytes(self) -> int | None:
         """Return the resident memory of its processes; what they share counts once for each."""
-        try:
-            first = psutil.Process(self._process.pid)
-            return sum(_resident(one) for one in (first, *first.children(recursive=True)))
-        except psutil.Error:
-            return None
+        sizes = [_resident(one) for one in self._processes()]
+        return sum(sizes) if sizes else None
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU seconds of its processes so far, of those included that have ended and were waited for."""
+        times = [_cpu_seconds(one) for one in self._processes()]
+        return sum(times) if times else None
+
+    def _processes(self) -> list[psutil.Process]:
+        """Return the server's processes; none where it has ended."""
         try:
             first = psutil.Process(self._process.pid)
-            return sum(_cpu_seconds(one) for one in (first, *first.children(recursive=True)))
+            return [first, *first.children(recursive=True)]
         except psutil.Error:
-            return None
+            return []
 
     def stop(self) -> None:
         """End the server and what it started."""

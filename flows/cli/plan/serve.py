@@ -93,11 +93,11 @@ def plan_service(request: PlanRequest) -> int:
 
 def _wish(request: PlanRequest) -> tuple[ServingRequest, list[str]]:
     """Raises ValueError naming an option that is missing or unknown."""
-    from engine.planner.choice.machines import machine_for, named_region, priced_machine
+    from engine.planner.choice.machines import machine_for, priced_machine
 
     hardware, named, market = catalog_of(request), request.accelerator or _DEFAULT_DEVICE, market_of(request)
     if "/" in named:
-        machine = priced_machine(hardware.instance(named), market, hardware, named_region(named))
+        machine = priced_machine(hardware.instance(named), market, hardware, hardware.region_in(named))
     else:
         machine = machine_for(hardware.accelerator(named), request.gpus or 8, hardware, market)
     if machine.accelerator.kind == "cpu":

@@ -81,22 +81,22 @@ def plan_serving_machines(request: PlanRequest, kinds: Sequence[str]) -> int:
 
 def _machines(request: PlanRequest, kinds: Sequence[str]) -> list[Machine]:
     """The machines to choose from, at their prices. Raises ValueError where there is none."""
-    from engine.planner.choice.machines import named_region, priced_machine
+    from engine.planner.choice.machines import priced_machine
 
-    hardware, named = catalog_of(request), request.accelerator
+    hardware, named, region = catalog_of(request), request.accelerator, None
     if set(kinds) == {"cpu"}:
         raise ValueError("--hardware cpu: engines on CPUs are not predicted. Use cuda or rocm")
     if named is None:
         of = [one for one in hardware.instances().values() if one.accelerator.kind in (kinds or _GPUS)]
     elif "/" in named:
-        of = [hardware.instance(named)]
+        of, region = [hardware.instance(named)], hardware.region_in(named)
     else:
         device = hardware.accelerator(named).name
         of = [one for one in hardware.instances().values() if one.accelerator.name == device]
     of = [one for one in of if one.accelerator.kind != "cpu"]
     if not of:
         raise ValueError(f"--accelerator {named}: no machine of the catalog has it. Leave --rate out, or use another")
-    return [priced_machine(one, market_of(request), hardware, named_region(named)) for one in of]
+    return [priced_machine(one, market_of(request), hardware, region) for one in of]
 
 
 def _answer(wish: ServingRequest, chosen: ServingMachines, rate: float | None) -> str:

@@ -142,7 +142,7 @@ def _legend(runs: Sequence[KeptRun], changes: dict[int, str]) -> list[str]:
 
 
 def _label_runs(axes: "Axes", runs: Sequence[KeptRun]) -> None:
-    """Day, commit and names below a run; every so manieth where they would not fit."""
+    """Day, commit and names below a run; of many, below evenly spaced ones."""
     step = ceil(len(runs) / MOST_LABELS)
     places = list(range(0, len(runs), step))
     if len(runs) <= WIDE_LABELS:

@@ -82,6 +82,7 @@ def test_names_below_an_axis_are_slanted_apart(laid_out: list[Figure]) -> None:
 
 def test_a_name_loses_its_middle_and_a_legend_its_columns() -> None:
     assert tick_text("short", 10) == "short" and tick_text("abcdefghijklmnop-v2", 9) == "abcd…p-v2"
+    assert [tick_text("abcdef", most) for most in (3, 2, 1, 0)] == ["a…f", "a…", "…", "…"]
     assert legend_columns(["a", "b"]) == 3 and legend_columns(["x" * 40]) == 2 and legend_columns(["x" * 400]) == 1
 
 

@@ -37,6 +37,11 @@ def read(tmp_path: Path, **changes: object) -> BenchmarkFile:
     return read_benchmark_file(path)
 
 
+def test_true_is_no_number(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"benchmark_defaults\.repeats: expected a number, got true$"):
+        read(tmp_path, benchmark_defaults={"repeats": True})
+
+
 def test_nodes_become_targets(tmp_path: Path) -> None:
     file = read(tmp_path)
     assert file.target("local") == LocalTarget()

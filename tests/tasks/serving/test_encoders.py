@@ -44,6 +44,7 @@ def test_a_model_without_a_cache_is_served(tmp_path: Path, model: str, path: str
         ({"batch_invariant": True}, "--batch-invariant"),
         ({"compression": ("int8",)}, "--compression"),
         ({"kv_cache_gib": 1.0}, "--kv-cache-gib"),
+        ({"group_timeout_seconds": 90.0}, "--group-timeout-seconds"),
         ({"max_length": 100_000}, "--max-length 100000"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Which truth values are found where numbers belong."""
+"""Which booleans are found where numbers belong."""
 
 from configs.common.base import Frozen
-from configs.common.truth import truth_problems
+from configs.common.booleans import boolean_problems
 
 
 class Part(Frozen):
@@ -17,13 +17,13 @@ class Whole(Frozen):
 
 
 def found_in(given: dict[str, object]) -> list[str]:
-    return [problem.partition(":")[0] for problem in truth_problems(given, Whole.model_validate(given))]
+    return [problem.partition(":")[0] for problem in boolean_problems(given, Whole.model_validate(given))]
 
 
 def test_each_is_named_by_its_field() -> None:
     given = {"parts": [{"count": 2}, {"count": True, "share": False}], "named": {"a": {"share": True}}}
     assert found_in(given) == ["parts[1].count", "parts[1].share", "named.a.share"]
-    told = truth_problems({"count": True}, Part(count=1))
+    told = boolean_problems({"count": True}, Part(count=1))
     assert told == ["count: expected a number, got true: unquoted, yes, no, on and off mean true or false"]
 
 
