@@ -23,7 +23,7 @@ from flows.cli.load import command as load
 from flows.cli.manifest import command as manifest
 from flows.cli.nodes import command as nodes
 from flows.cli.nodes import listing
-from flows.cli.options import AsJson, Assignments, Runs, StudyFile
+from flows.cli.options import AsJson, Assignments, Command, CommandGroup, Runs, StudyFile
 from flows.cli.plan import command as plan
 from flows.cli.results import command as results
 from flows.cli.results import history
@@ -41,6 +41,7 @@ class _Commands(typer.Typer):
 
 
 app = _Commands(
+    cls=CommandGroup,
     help="Measure how ML inference and training scale over layouts, ranks and machines.",
     no_args_is_help=True,
     add_completion=False,
@@ -198,9 +199,11 @@ def _register(panel: str, **commands: Callable[..., None] | typer.Typer) -> None
     """Commands and groups under one heading of `--help`. Names: with _ for -."""
     for name, command in commands.items():
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name.replace("_", "-"), rich_help_panel=panel)
+            for member in command.registered_commands:
+                member.cls = Command
+            app.add_typer(command, name=name.replace("_", "-"), rich_help_panel=panel, cls=CommandGroup)
         else:
-            app.command(name.replace("_", "-"), rich_help_panel=panel)(command)
+            app.command(name.replace("_", "-"), rich_help_panel=panel, cls=Command)(command)
 
 
 _register(

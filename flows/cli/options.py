@@ -1,10 +1,11 @@
-"""Arguments and options that several commands have, and the refusal of those that would do nothing."""
+"""Arguments and options that several commands have, how they are shown, and the refusal of those that would do nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from configs.common.base import WrongArgument
 
@@ -26,3 +27,28 @@ def refuse_unused(context: typer.Context, unused: Mapping[str, str | None]) -> N
         why, source = unused.get(option.name or ""), context.get_parameter_source(option.name or "")
         if why is not None and source is not None and source.name == "COMMANDLINE":
             raise WrongArgument(f"{option.opts[0]}: has no effect {why}. Leave it out")
+
+
+def _name_no_type_of_flags(parameters: Iterable[Any]) -> None:
+    """Leave out `<bool>`, which typer writes behind each flag since 0.29: `--dry-run true` is an error."""
+    for parameter in parameters:
+        if getattr(parameter, "is_bool_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+
+
+class Command(TyperCommand):
+    """A command whose `--help` has no type behind flags."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print it."""
+        _name_no_type_of_flags(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands whose `--help` has no type behind flags."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print it."""
+        _name_no_type_of_flags(self.get_params(ctx))
+        super().format_help(ctx, formatter)

@@ -24,6 +24,19 @@ def test_help_groups_all_commands_in_the_order_of_work() -> None:
     assert shown.index("│ init ") < shown.index("│ run ") < shown.index("│ report ")
 
 
+def test_help_names_no_type_behind_flags() -> None:
+    """Typer 0.29 writes `--dry-run <bool>`, which who writes `--dry-run true` is refused; values keep their types."""
+    command = typer.main.get_command(app)
+    pages = {"": CliRunner().invoke(app, ["--help"]).output}
+    for name, member in command.commands.items():  # type: ignore[attr-defined]
+        pages[name] = CliRunner().invoke(app, [name, "--help"]).output
+        for below in getattr(member, "commands", {}):
+            pages[f"{name} {below}"] = CliRunner().invoke(app, [name, below, "--help"]).output
+    assert "--debug" in pages[""] and "--dry-run" in pages["run"] and "lab up" in pages
+    assert "<int>" in pages["lab up"]
+    assert [name for name, page in pages.items() if "<bool>" in page] == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
