@@ -1,8 +1,8 @@
 /* Linear layers with packed weights: y[m, n] = sum over k of x[m, k] * w[n, k] (+ bias[n]).
  *
- * Decoding reads every weight once per token, so weights are stored in the order in which they are read: groups of 64
- * outputs (panels of one vector each), and inside a group unit after unit, a unit being 4 bytes of every row
- * (two bfloat16 inputs or one float32). One linear stream suits hardware prefetching best:
+ * Decoding reads every weight once per token, so weights are stored in the order in which they are read: groups of as
+ * many outputs (panels of one vector each) as one pass computes, and inside a group unit after unit, a unit being 4
+ * bytes of every row (two bfloat16 inputs or one float32). One linear stream suits hardware prefetching best:
  * separate streams per panel, software prefetching and blocks over the inputs all measured slower.
  *
  * Every output is one chain of additions over the inputs in ascending order, for any number of rows and threads:
@@ -17,12 +17,13 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
+/* 16 registers hold six rows of two panels, 32 seven of four. */
 #ifdef __AVX512F__
-enum { LANES = 16 };
+enum { LANES = 16, PANELS = 4 };
 #else
-enum { LANES = 8 };
+enum { LANES = 8, PANELS = 2 };
 #endif
-enum { GROUP = 64, PANELS = GROUP / LANES, MOST_ROWS = 7 };
+enum { GROUP = PANELS * LANES, MOST_ROWS = 7 };
 enum { FLOAT32 = 0, BFLOAT16 = 1 };
 
 typedef float floats __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -65,55 +66,52 @@ INLINE int is_widened(int64_t dtype) { return dtype == BFLOAT16 && WIDENED; }
 
 #define SPLAT(value) ((value) - (floats){}) /* a scalar in every lane */
 
-/* Some panels of a group times some rows. The constants unroll all inner loops, so that the sums stay in registers. */
-INLINE void tile(const int dtype, const int panels, const int rows, const char *x, int64_t x_stride, const uint32_t *w,
-                 int64_t units, float *sums) {
+/* A group times some rows. The constants unroll all inner loops, so that the sums stay in registers. */
+INLINE void tile(const int dtype, const int rows, const char *x, int64_t x_stride, const uint32_t *w, int64_t units,
+                 float *sums) {
     floats sum[PANELS][MOST_ROWS];
-    UNROLL for (int p = 0; p < panels; p++)
+    UNROLL for (int p = 0; p < PANELS; p++)
         UNROLL for (int m = 0; m < rows; m++) sum[p][m] = (floats){};
     for (int64_t u = 0; u < units; u++, w += GROUP) {
-        words unit[PANELS];
-        UNROLL for (int p = 0; p < panels; p++) unit[p] = *(const words *)(w + p * LANES);
-        UNROLL for (int m = 0; m < rows; m++) {
-            const char *row = x + m * x_stride;
-            if (dtype == FLOAT32) {
-                floats value = SPLAT(((const float *)row)[u]);
-                UNROLL for (int p = 0; p < panels; p++) sum[p][m] += (floats)unit[p] * value;
-            } else {
 #ifdef __AVX512BF16__
-                __m512bh pair = (__m512bh)_mm512_set1_epi32(((const int *)row)[u]);
-                UNROLL for (int p = 0; p < panels; p++)
+        if (dtype == BFLOAT16) {
+            words unit[PANELS];
+            UNROLL for (int p = 0; p < PANELS; p++) unit[p] = *(const words *)(w + p * LANES);
+            UNROLL for (int m = 0; m < rows; m++) {
+                __m512bh pair = (__m512bh)_mm512_set1_epi32(((const int *)(x + m * x_stride))[u]);
+                UNROLL for (int p = 0; p < PANELS; p++)
                     sum[p][m] = (floats)_mm512_dpbf16_ps((__m512)sum[p][m], (__m512bh)unit[p], pair);
-#else
-                floats first = SPLAT(((const float *)row)[2 * u]), second = SPLAT(((const float *)row)[2 * u + 1]);
-                UNROLL for (int p = 0; p < panels; p++) {
-                    sum[p][m] += (floats)(unit[p] << 16) * first;
-                    sum[p][m] += (floats)(unit[p] & 0xffff0000u) * second;
-                }
+            }
+            continue;
+        }
 #endif
+        /* One input of a pair for all rows, then the other, read again: to keep both takes registers of the sums. */
+        const int inputs = dtype == FLOAT32 ? 1 : 2;
+        UNROLL for (int i = 0; i < inputs; i++) {
+            floats weight[PANELS];
+            UNROLL for (int p = 0; p < PANELS; p++) {
+                const words unit = *(const words *)(w + p * LANES);
+                if (dtype == FLOAT32) weight[p] = (floats)unit;
+                else weight[p] = i ? (floats)(unit & 0xffff0000u) : (floats)(unit << 16);
+            }
+            UNROLL for (int m = 0; m < rows; m++) {
+                floats value = SPLAT(((const float *)(x + m * x_stride))[inputs * u + i]);
+                UNROLL for (int p = 0; p < PANELS; p++) sum[p][m] += weight[p] * value;
             }
         }
     }
     UNROLL for (int m = 0; m < rows; m++)
-        UNROLL for (int p = 0; p < panels; p++) *(floats *)(sums + m * GROUP + p * LANES) = sum[p][m];
+        UNROLL for (int p = 0; p < PANELS; p++) *(floats *)(sums + m * GROUP + p * LANES) = sum[p][m];
 }
 
 /* One group times at most MOST_ROWS rows; as many sums as there are registers for. With 7 rows the compiler has no
- * register left for an input, which the instruction for pairs tolerates and the one for float32 does not (90 GF/s,
- * not 111); widened weights take four registers more. */
+ * register left for an input, which the instruction for pairs tolerates and the one for float32 does not (90 GF/s, not
+ * 111); widened weights take as many registers as there are panels more. */
 INLINE int64_t group_rows(const int dtype, int64_t rows, const char *x, int64_t x_stride, const uint32_t *w,
                           int64_t units, float *sums) {
-#define WHOLE(ROWS) case ROWS: tile(dtype, PANELS, ROWS, x, x_stride, w, units, sums); return ROWS;
-#define IN_HALVES(ROWS) case ROWS: tile(dtype, PANELS / 2, ROWS, x, x_stride, w, units, sums); \
-        tile(dtype, PANELS / 2, ROWS, x, x_stride, w + GROUP / 2, units, sums + GROUP / 2); return ROWS;
-#if defined(__AVX512F__)
+#define ROWS(COUNT) case COUNT: tile(dtype, COUNT, x, x_stride, w, units, sums); return COUNT;
     const int64_t most = dtype == FLOAT32 ? 6 : WIDENED ? 5 : 7;
-    switch (rows < most ? rows : most) {
-        WHOLE(1) WHOLE(2) WHOLE(3) WHOLE(4) WHOLE(5) WHOLE(6) WHOLE(7)
-    }
-#else
-    switch (rows < 3 ? rows : 3) { WHOLE(1) IN_HALVES(2) IN_HALVES(3) }
-#endif
+    switch (rows < most ? rows : most) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) }
     return rows;
 }
 

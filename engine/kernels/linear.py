@@ -9,7 +9,7 @@ layers half, the kernels of `linear.c` that of a plain read, without a loss at m
 and are batch-invariant: a row's bits do not depend on other rows. Other paths do not guarantee that.
 
 On processors with bfloat16 tiles (AMX), mkldnn is used, which is faster with many rows. Without a compiler bfloat16
-goes to mkldnn as well, and float32 to `functional.linear`; float16 and GPUs always to the latter.
+goes to mkldnn as well where that takes it, and float32 to `functional.linear`; float16 and GPUs always to the latter.
 """
 
 import ctypes
@@ -133,7 +133,7 @@ def pack_linear(
         path = _own_path(some.dtype)
         if path:
             return _OwnLinear(parts, bias, path, packing)
-        if some.dtype is torch.bfloat16 and torch._C._has_mkldnn:
+        if some.dtype is torch.bfloat16 and _mkldnn_has_bfloat16():
             return _MkldnnLinear(_whole(parts), bias)
     return _TorchLinear(_whole(parts), bias, packing == "memory_mapped" and len(parts) == 1)
 
@@ -150,6 +150,11 @@ def _own_path(dtype: torch.dtype) -> str:
     if dtype is torch.bfloat16 and "amx_bf16" in processor_flags() and kernel_mode() == "on":
         return ""
     return str(library.linear_path(_DTYPE_CODES[dtype]).decode())
+
+
+def _mkldnn_has_bfloat16() -> bool:
+    """Whether mkldnn packs bfloat16 here: it refuses processors without AVX-512 (or AVX-NE-CONVERT)."""
+    return bool(torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @functools.cache

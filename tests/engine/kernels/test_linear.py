@@ -146,13 +146,16 @@ def test_what_a_layer_says_of_itself(mode: str, monkeypatch: pytest.MonkeyPatch)
     assert (in_bfloat16.out_features, in_bfloat16.in_features, in_bfloat16.dtype) == (65, 31, torch.bfloat16)
     assert in_float32.nbytes == 64 * 32 * 4
     if mode == "off":
-        assert (in_bfloat16.path, in_float32.path) == ("mkldnn", "torch")
+        # mkldnn refuses bfloat16 on processors without AVX-512.
+        taken = "mkldnn" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "torch"
+        assert (in_bfloat16.path, in_float32.path) == (taken, "torch")
         assert build.unavailable_reason() == "linear.c: RANKWISE_KERNELS=off"
     elif is_own(in_float32):
         assert build.unavailable_reason() is None
         assert in_float32.path == ("avx2" if mode == "avx2" else in_float32.path)
         if is_own(in_bfloat16):
-            assert in_bfloat16.nbytes == 128 * 32 * 2 + 65 * 4
+            padded = 80 if in_bfloat16.path == "avx2" else 128  # to whole groups of 16 or 64 outputs
+            assert in_bfloat16.nbytes == padded * 32 * 2 + 65 * 4
     assert pack_linear(numbers(8, 8, dtype=torch.float16)).path == "torch"
 
 
