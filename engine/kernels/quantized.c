@@ -1,7 +1,7 @@
 /* Linear layers with quantised weights: y[m, n] = sum over k of x[m, k] * w[n, k] (+ bias[n]).
  *
  * Weights of 8 bits have one scale for each output, weights of 4 bits one for each output and BLOCK inputs. They are
- * stored as in linear.c, in the order in which they are read: groups of 64 outputs, one linear stream.
+ * stored as in linear.c, in the order in which they are read: groups of outputs, one linear stream.
  *
  * If the processor multiplies bytes (AVX512_VNNI: four products of an unsigned and a signed byte into 32 bits, and
  * exact), a row of x becomes fixed point with one scale: 16 bits as a high and a low byte, both signed, or 8 bits. Two
@@ -26,7 +26,12 @@ enum { INTEGERS = 1 };
 #else
 enum { INTEGERS = 0 };
 #endif
-enum { GROUP = 64, PANELS = GROUP / LANES, BLOCK = 32, MOST_ROWS = 6 };
+#ifdef __AVX512F__
+enum { PANELS = 4 };
+#else
+enum { PANELS = 2 }; /* 16 registers hold five rows of them, as in linear.c */
+#endif
+enum { GROUP = PANELS * LANES, BLOCK = 32, MOST_ROWS = 6 };
 enum { BLOCK_WORDS = BLOCK * GROUP / 8, SCALE_WORDS = GROUP / 2 };
 typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
@@ -56,6 +61,9 @@ const char *quantized_path(void) {
     return "";
 #endif
 }
+
+/* Outputs stored together. */
+int64_t quantized_group(void) { return GROUP; }
 
 /* Stored value of a zero weight. */
 int64_t quantized_offset(int64_t bits) { return bits == 4 ? 8 : INTEGERS ? 128 : 0; }
@@ -267,24 +275,20 @@ INLINE void tile8(const int wide, const int rows, const struct quantized *layer,
                   const uint32_t *w, floats (*sums)[PANELS]) {
     (void)wide;
     const int64_t units = (layer->inputs + 3) / 4;
-    const int at_once = PANELS / 2; /* as many sums as there are registers for */
-    UNROLL for (int half = 0; half < 2; half++) {
-        floats sum[MOST_ROWS][PANELS / 2];
-        UNROLL for (int m = 0; m < rows; m++)
-            UNROLL for (int p = 0; p < at_once; p++) sum[m][p] = (floats){};
-        const uint32_t *from = w + half * at_once * LANES;
-        for (int64_t u = 0; u < units; u++, from += GROUP)
-            UNROLL for (int byte = 0; byte < 4; byte++)
-                UNROLL for (int p = 0; p < at_once; p++) {
-                    const floats weight = widened(*(const words *)(from + p * LANES), byte);
-                    UNROLL for (int m = 0; m < rows; m++) {
-                        const float *x = (const float *)((const char *)(row + 1) + m * stride);
-                        sum[m][p] += weight * x[4 * u + byte];
-                    }
-                }
-        UNROLL for (int m = 0; m < rows; m++)
-            UNROLL for (int p = 0; p < at_once; p++) sums[m][half * at_once + p] = sum[m][p];
-    }
+    floats sum[MOST_ROWS][PANELS];
+    UNROLL for (int m = 0; m < rows; m++)
+        UNROLL for (int p = 0; p < PANELS; p++) sum[m][p] = (floats){};
+    for (int64_t u = 0; u < units; u++, w += GROUP)
+        UNROLL for (int byte = 0; byte < 4; byte++) {
+            floats weight[PANELS];
+            UNROLL for (int p = 0; p < PANELS; p++) weight[p] = widened(*(const words *)(w + p * LANES), byte);
+            UNROLL for (int m = 0; m < rows; m++) {
+                const floats x = SPLAT(((const float *)((const char *)(row + 1) + m * stride))[4 * u + byte]);
+                UNROLL for (int p = 0; p < PANELS; p++) sum[m][p] += weight[p] * x;
+            }
+        }
+    UNROLL for (int m = 0; m < rows; m++)
+        UNROLL for (int p = 0; p < PANELS; p++) sums[m][p] = sum[m][p];
 }
 
 INLINE void tile4(const int rows, const struct quantized *layer, const struct row *row, int64_t stride,
@@ -292,26 +296,31 @@ INLINE void tile4(const int rows, const struct quantized *layer, const struct ro
     const int64_t blocks = (layer->inputs + BLOCK - 1) / BLOCK;
     UNROLL for (int m = 0; m < rows; m++)
         UNROLL for (int p = 0; p < PANELS; p++) sums[m][p] = (floats){};
-    for (int64_t b = 0; b < blocks; b++, w += SCALE_WORDS + BLOCK_WORDS)
-        UNROLL for (int p = 0; p < PANELS; p++) {
-            floats sum[MOST_ROWS];
-            UNROLL for (int m = 0; m < rows; m++) sum[m] = (floats){};
-            UNROLL for (int v = 0; v < BLOCK / 8; v++) {
-                const words eight = *(const words *)(w + SCALE_WORDS + (v * PANELS + p) * LANES);
-                UNROLL for (int i = 0; i < 8; i++) {
+    for (int64_t b = 0; b < blocks; b++, w += SCALE_WORDS + BLOCK_WORDS) {
+        floats sum[MOST_ROWS][PANELS];
+        UNROLL for (int m = 0; m < rows; m++)
+            UNROLL for (int p = 0; p < PANELS; p++) sum[m][p] = (floats){};
+        _Pragma("GCC unroll 1") for (int v = 0; v < BLOCK / 8; v++)
+            UNROLL for (int i = 0; i < 8; i++) {
+                floats weight[PANELS];
+                UNROLL for (int p = 0; p < PANELS; p++) {
+                    const words eight = *(const words *)(w + SCALE_WORDS + (v * PANELS + p) * LANES);
                     const integers number = (integers)((eight >> (i < 4 ? 8 * i : 8 * (i - 4) + 4)) & 15u) - 8;
-                    const floats weight = __builtin_convertvector(number, floats);
-                    UNROLL for (int m = 0; m < rows; m++) {
-                        const float *x = (const float *)((const char *)(row + 1) + m * stride);
-                        sum[m] += weight * x[BLOCK * b + 8 * v + i];
-                    }
+                    weight[p] = __builtin_convertvector(number, floats);
+                }
+                UNROLL for (int m = 0; m < rows; m++) {
+                    const float *x = (const float *)((const char *)(row + 1) + m * stride);
+                    const floats value = SPLAT(x[BLOCK * b + 8 * v + i]);
+                    UNROLL for (int p = 0; p < PANELS; p++) sum[m][p] += weight[p] * value;
                 }
             }
+        UNROLL for (int p = 0; p < PANELS; p++) {
             const floats scale = load(BFLOAT16, w, p * LANES);
-            UNROLL for (int m = 0; m < rows; m++) sums[m][p] += sum[m] * scale;
+            UNROLL for (int m = 0; m < rows; m++) sums[m][p] += sum[m][p] * scale;
         }
+    }
 }
-enum { MOST_8_WIDE = 2, MOST_8 = 2, MOST_4 = 4 };
+enum { MOST_8_WIDE = 5, MOST_8 = 5, MOST_4 = 5 };
 #endif
 
 /* One group times at most MOST_ROWS rows; returns the number of rows. */
@@ -323,9 +332,9 @@ static int64_t group_rows(const struct quantized *layer, int64_t rows, const str
 #define ROWS4(ROWS) case ROWS: tile4(ROWS, layer, row, stride, w, sums); return ROWS;
 #define ROWS8(WIDE, ROWS) case ROWS: tile8(WIDE, ROWS, layer, row, stride, w, sums); return ROWS;
     if (layer->bits == 4)
-        switch (count) { ROWS4(1) ROWS4(2) ROWS4(3) ROWS4(4) }
+        switch (count) { ROWS4(1) ROWS4(2) ROWS4(3) ROWS4(4) ROWS4(5) }
     else if (wide)
-        switch (count) { ROWS8(1, 1) ROWS8(1, 2) ROWS8(1, 3) }
+        switch (count) { ROWS8(1, 1) ROWS8(1, 2) ROWS8(1, 3) ROWS8(1, 4) ROWS8(1, 5) }
     else
         switch (count) { ROWS8(0, 1) ROWS8(0, 2) ROWS8(0, 3) ROWS8(0, 4) ROWS8(0, 5) ROWS8(0, 6) }
     return count;

@@ -30,7 +30,6 @@ SCHEMES: tuple[Scheme, ...] = ("int8", "int8_dynamic", "int4", "float8")
 BLOCK = 32  # inputs that share a scale in int4
 _SOURCE = Path(__file__).with_name("quantized.c")
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-_GROUP = 64  # outputs stored together
 _MOST_INPUTS = 131_072  # above this, int8 sums exceed 32 bits
 _ROUNDED_AT_ONCE = 1 << 18  # weights: a float32 part that fits the processor's cache
 _ROUNDED_AT_ONCE_ON_GPU = 1 << 24  # 64 MiB in float32, of which rounding holds a few
@@ -136,6 +135,7 @@ def _library() -> ctypes.CDLL | None:
         number, address = ctypes.c_int64, ctypes.c_void_p
         library.quantized_path.argtypes, library.quantized_path.restype = [], ctypes.c_char_p
         library.quantized_offset.argtypes, library.quantized_offset.restype = [number], number
+        library.quantized_group.argtypes, library.quantized_group.restype = [], number
         library.quantized_run.argtypes = [address, address, address, number, number, address]
         library.quantized_run.restype = None
     return library
@@ -182,8 +182,9 @@ class _OwnQuantized(NativeLinear):
         assert library is not None
         self._library = library
         outputs, inputs = sum(len(part) for part in parts), parts[0].shape[1]
-        groups = -(-outputs // _GROUP)
-        self._bias = None if bias is None else functional.pad(bias.float(), (0, groups * _GROUP - outputs))
+        self._group = group = library.quantized_group()
+        groups = -(-outputs // group)
+        self._bias = None if bias is None else functional.pad(bias.float(), (0, groups * group - outputs))
         self._scales: Tensor | None = None
         if scheme == "int4":
             stored = self._packed_4_bits(parts, groups, huge_pages)
@@ -204,42 +205,42 @@ class _OwnQuantized(NativeLinear):
         super().__init__((outputs, inputs), parts[0].dtype, path, nbytes, stored)
 
     def _packed_8_bits(self, parts: Sequence[Tensor], groups: int, huge_pages: bool) -> Tensor:
-        """Return [groups][units][64] words of 4 inputs each; sets the scales."""
-        inputs = parts[0].shape[1]
+        """Return [groups][units][outputs of a group] words of 4 inputs each; sets the scales."""
+        inputs, group = parts[0].shape[1], self._group
         units = -(-inputs // 4)
-        stored = aligned_bytes(groups * units * _GROUP * 4, huge_pages)
-        words = stored.view(torch.int32).view(groups, units, _GROUP)
-        self._scales = torch.zeros(groups * _GROUP)
+        stored = aligned_bytes(groups * units * group * 4, huge_pages)
+        words = stored.view(torch.int32).view(groups, units, group)
+        self._scales = torch.zeros(groups * group)
         offset = self._library.quantized_offset(8) * 0x01010101
-        at_once = max(_ROUNDED_AT_ONCE // inputs // _GROUP, 1) * _GROUP
+        at_once = max(_ROUNDED_AT_ONCE // inputs // group, 1) * group
         for first, rows in _some_rows(parts, at_once):
             values, scales = rounded_to_8_bits(rows)
             self._scales[first : first + len(rows)] = scales[:, 0]
-            some = slice(first // _GROUP, -(-(first + len(rows)) // _GROUP))
-            whole = functional.pad(values, (0, -inputs % 4, 0, -len(rows) % _GROUP)).view(torch.int32)
-            words[some] = whole.view(-1, _GROUP, units).transpose(1, 2)
+            some = slice(first // group, -(-(first + len(rows)) // group))
+            whole = functional.pad(values, (0, -inputs % 4, 0, -len(rows) % group)).view(torch.int32)
+            words[some] = whole.view(-1, group, units).transpose(1, 2)
             words[some].bitwise_xor_(offset - (1 << 32) if offset >> 31 else offset)
         return stored
 
     def _packed_4_bits(self, parts: Sequence[Tensor], groups: int, huge_pages: bool) -> Tensor:
-        """Return [groups][blocks] of 64 scales and 64 x 32 weights, ordered as in `struct quantized`."""
-        inputs = parts[0].shape[1]
+        """Return [groups][blocks] of a scale and 32 weights for each output of a group, as in `struct quantized`."""
+        inputs, group = parts[0].shape[1], self._group
         blocks = -(-inputs // BLOCK)
-        scale_words, weight_words = _GROUP // 2, _GROUP * BLOCK // 8
+        scale_words, weight_words = group // 2, group * BLOCK // 8
         stored = aligned_bytes(groups * blocks * (scale_words + weight_words) * 4, huge_pages)
         words = stored.view(torch.int32).view(groups, blocks, scale_words + weight_words)
-        all_scales = stored.view(torch.bfloat16).view(groups, blocks, 2 * (scale_words + weight_words))[:, :, :_GROUP]
-        at_once = max(_ROUNDED_AT_ONCE // inputs // _GROUP, 1) * _GROUP
+        all_scales = stored.view(torch.bfloat16).view(groups, blocks, 2 * (scale_words + weight_words))[:, :, :group]
+        at_once = max(_ROUNDED_AT_ONCE // inputs // group, 1) * group
         for first, rows in _some_rows(parts, at_once):
             values, scales = rounded_to_4_bits(rows)
-            missing = -len(rows) % _GROUP
-            some = slice(first // _GROUP, -(-(first + len(rows)) // _GROUP))
-            scales = functional.pad(scales[:, :, 0], (0, 0, 0, missing)).view(-1, _GROUP, blocks)
+            missing = -len(rows) % group
+            some = slice(first // group, -(-(first + len(rows)) // group))
+            scales = functional.pad(scales[:, :, 0], (0, 0, 0, missing)).view(-1, group, blocks)
             all_scales[some] = scales.transpose(1, 2)
             halves = functional.pad(values, (0, 0, 0, 0, 0, missing)).add_(self._library.quantized_offset(4))
             halves = halves.view(torch.uint8).view(-1, blocks, BLOCK // 8, 2, 4)
             both = halves[:, :, :, 0].bitwise_or(halves[:, :, :, 1] << 4)  # [rows, blocks, 4, 4 bytes]
-            eights = both.view(torch.int32).view(-1, _GROUP, blocks, BLOCK // 8)
+            eights = both.view(torch.int32).view(-1, group, blocks, BLOCK // 8)
             words[some, :, scale_words:] = eights.permute(0, 2, 3, 1).reshape(-1, blocks, weight_words)
         return stored
 
