@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 marked = $(shell grep -rlE 'pytest\.mark\.$(1)\b' tests --include='test_*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team dev test test-slow test-slurm test-slurm-slow test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
+.PHONY: study team dev test test-slow test-slurm test-slurm-slow test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-kernels bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
@@ -131,6 +131,9 @@ planner-constants: $(VENV)/.installed-dev  ## fit the engines' constants to the 
 
 bench-inference: $(VENV)/.installed-dev  ## our engine against its peers and the machine's limits, half an hour; KEEP=folder keeps the run
 	$(BIN)/python -m benchmarks.inference.bench $(if $(KEEP),--runs $(KEEP))
+
+bench-kernels: $(VENV)/.installed-dev  ## products of linear layers by this checkout and AGAINST=checkout in turn, on one core: speed and bits; 3 minutes
+	$(BIN)/python -m benchmarks.inference.kernels $(AGAINST) $(ARGS)
 
 bench-correctness: $(VENV)/.installed  ## planted defects and clean runs: is each called what it is? minutes
 	$(BIN)/python -m benchmarks.correctness

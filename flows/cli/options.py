@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, how they are shown, and the refusal of those that would do nothing."""
+"""Arguments and options that several commands have, their help, and the refusal of those that would do nothing."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.inference import kernels
 from benchmarks.inference.bench import STUDY, main
 from benchmarks.inference.rows import Measured, Row, inference_rows, table_text, work_of
 from configs.common.execution import Layout
@@ -254,3 +255,11 @@ def test_the_model_is_written_in_files_with_an_index(tmp_path: Path) -> None:
     assert sum(sizes) == pytest.approx(index["metadata"]["total_size"], rel=0.02)
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 2 and "not written over" in again.stderr
+
+
+def test_products_of_two_checkouts_are_compared_in_speed_and_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    """Against itself: the bits are the same."""
+    here = Path(__file__).resolve().parents[2]
+    assert kernels.main([str(here), "--formats", "int8", "--rows", "1", "--rounds", "1"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1].split()
+    assert line[:2] == ["int8", "1"] and "same" in line and all(float(rate) > 0 for rate in line[2:5])
