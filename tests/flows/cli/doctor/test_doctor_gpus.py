@@ -64,6 +64,8 @@ cuda = SimpleNamespace(
     get_arch_list=lambda: {kernels!r}, nccl=SimpleNamespace(version=lambda: (2, 29, 7)),
 )
 xpu = SimpleNamespace(is_available=lambda: False)
+backends = SimpleNamespace(mkldnn=SimpleNamespace(is_available=lambda: True))
+ops = SimpleNamespace(mkldnn=SimpleNamespace(_is_mkldnn_bf16_supported=lambda: {bfloat16!r}))
 """
 DISTRIBUTED = "".join(f"def {name}(): return True\n" for name in ("is_available", "is_gloo_available"))
 DISTRIBUTED += "".join(f"def {name}(): return False\n" for name in ("is_nccl_available", "is_mpi_available"))
@@ -102,7 +104,14 @@ def torch_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def made(version: str, devices: tuple[str, ...] = (), capability: tuple[int, int] = (8, 0), **builds: Any) -> None:
         folder = tmp_path / "path" / "torch"
         folder.mkdir(parents=True, exist_ok=True)
-        known: dict[str, Any] = {"cuda": None, "hip": None, "xpu": None, "kernels": ["sm_80", "sm_90"]} | builds
+        known: dict[str, Any] = {
+            "cuda": None,
+            "hip": None,
+            "xpu": None,
+            "kernels": ["sm_80", "sm_90"],
+            "bfloat16": True,
+        }
+        known |= builds
         text = TORCH.format(version=version, devices=list(devices), capability=capability, **known)
         (folder / "__init__.py").write_text(text)
         (folder / "distributed.py").write_text(DISTRIBUTED)
@@ -230,6 +239,18 @@ def test_a_build_without_kernels_for_the_device(
     assert check.state == ("ok" if runs else "warning")
     if not runs:
         assert f"GPU has compute capability {capability[0]}.{capability[1]}, and the build has " in check.detail
+
+
+def test_bfloat16_that_torch_emulates(machine: Any, torch_is: Any) -> None:
+    """On a processor without AVX-512 or AMX; where a GPU computes, nobody asks."""
+    torch_is("2.13.0+cpu", bfloat16=False)
+    check = only(gpus.check_torch(), "bfloat16 on the CPU")
+    assert check.state == "warning" and "slower than in float32" in check.detail
+    assert check.remedy is not None and check.remedy.startswith("train in float32 here")
+    torch_is("2.13.0+cpu", bfloat16=True)
+    assert only(gpus.check_torch(), "bfloat16 on the CPU").state == "ok"
+    torch_is("2.13.0+cu130", ("NVIDIA H100 80GB HBM3",), (9, 0), cuda="13.0", bfloat16=False)
+    assert [check for check in gpus.check_torch() if check.name == "bfloat16 on the CPU"] == []
 
 
 def test_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
