@@ -63,7 +63,8 @@ def assert_the_same(answers: list[dict[str, Any]], dtype: str = "float32") -> No
 def test_every_family_on_one_rank(name: str, rows: int, dtype: str) -> None:
     answer = decode(0, Decoding(config_of(name), rows, dtype=dtype))
     assert_the_same([answer], dtype)
-    assert len({tuple(row) for prompts in answer["tokens"] for row in prompts[0]}) > 1
+    # Each prompt has states of its own. Tokens may be the same for all, as a random model's are on some processors.
+    assert len(set(answer["sums"])) == 3
 
 
 @pytest.mark.parametrize("name", _NAMES)

@@ -53,9 +53,12 @@ def shards_of(rank: int, run: Decoding) -> dict[str, Shard]:
 
 @torch.inference_mode()
 def decode(rank: int, run: Decoding) -> dict[str, Any]:
-    """Tokens of ordinary and recorded steps, and whether their caches hold the same bits; thrice in the same memory."""
+    """Tokens of ordinary and recorded steps, whether their caches hold the same bits, and the sum of what they hold.
+
+    Thrice in the same memory, with other prompts.
+    """
     shards, pipeline = shards_of(rank, run), communicators(1, run.tp, run.pp, rank).pipeline
-    found: dict[str, Any] = {"tokens": [], "same_bits": [], "paths": []}
+    found: dict[str, Any] = {"tokens": [], "same_bits": [], "sums": [], "paths": []}
     decoder, encoder = shards["decoder"], shards.get("encoder")
     replicas = [
         Replica(decoder, pipeline, run.size, run.rows, 8 + run.new_tokens, encoder, recorded)
@@ -72,6 +75,7 @@ def decode(rank: int, run: Decoding) -> dict[str, Any]:
         kept = [[cache.store[..., : cache.length, :] for cache in replica._caches] for replica in replicas]
         found["tokens"].append([each.tolist() for each in tokens])
         found["same_bits"].append(all(torch.equal(*stores) for stores in zip(*kept, strict=True)))
+        found["sums"].append(sum(store.double().sum().item() for store in kept[0]))
         found["paths"].append([replica.decode_path for replica in replicas])
     return found
 
