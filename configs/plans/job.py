@@ -129,9 +129,9 @@ class HostPlacement(Frozen):
 
 
 class QueueState(Frozen):
-    """Written whenever a scheduler gives another reason why a job waits, or is not taken."""
+    """Written whenever a scheduler gives another reason why a job waits or is not taken, and when it is suspended."""
 
-    state: str = Field(description="as the scheduler writes it: PENDING; none: it has not taken the job")
+    state: str = Field(description="as the scheduler writes it: PENDING, SUSPENDED; none: it has not taken the job")
     reason: str
     since: str
 

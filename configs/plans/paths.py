@@ -53,7 +53,7 @@ class JobPaths:
 
     @property
     def queue(self) -> Path:
-        """Of a job under a scheduler: why it waits, or is not taken."""
+        """Of a job under a scheduler: why it waits, is suspended, or is not taken."""
         return self.folder / "queue.json"
 
     @property

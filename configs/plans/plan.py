@@ -183,11 +183,14 @@ def _check_consistent(plan: Plan) -> None:
         for name in descriptor_of(planned.workload).input_fields:
             for given in work[name] if isinstance(work[name], list | tuple) else (work[name],):
                 _check_input(given, f"cells: {brief(key)}: workload.{name}")
+    for key in plan.stopped.keys() - plan.cells.keys():
+        raise ValueError(f"stopped: no cell {brief(key)}")
     for experiment in plan.experiments:
         _check_input(experiment.reference, f"experiments: {brief(experiment.name)}: reference")
         if not experiment.points and not experiment.refused:
             raise ValueError(f"experiments: {brief(experiment.name)} has no points")
-        for cell in (point.cell for point in experiment.points):
+        ranked = (each.cell for each in experiment.candidates if each.cell is not None)
+        for cell in (*(point.cell for point in experiment.points), *ranked):
             if cell not in plan.cells:
                 raise ValueError(f"experiments: {brief(experiment.name)}: no cell {brief(cell)}")
             kind = plan.cells[cell].workload.kind

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.common.files.reading import read_json_object
+from configs.common.files.reading import read_json_object, reason_of
 from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, read_plan
@@ -384,5 +384,5 @@ def _environments(
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            damaged.append(unreadable(path, str(error), run.folder))
+            damaged.append(unreadable(path, reason_of(error), run.folder))
     return found, damaged

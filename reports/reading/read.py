@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from configs.common.arrays import Floats
 from configs.common.base import SCHEMA_VERSION
-from configs.common.files.reading import parse_model, read_bytes
+from configs.common.files.reading import parse_model, read_bytes, reason_of
 from configs.common.printable import printable
 from configs.records.rates import MeasurementSamples, Rates, rates_of, whole_figures
 from configs.records.record import (
@@ -187,10 +187,8 @@ def _records(source: CellFolder) -> tuple[list[tuple[Record, Path]], dict[Path, 
             raise
         except FileNotFoundError:
             continue  # a run has set it aside since the folder was listed
-        except OSError as error:
-            damaged[path] = error.strerror or str(error)
-        except ValueError as error:
-            damaged[path] = str(error)
+        except (OSError, ValueError) as error:
+            damaged[path] = reason_of(error)
         else:
             found.append((record, path))
     return found, damaged

@@ -4,9 +4,10 @@
     poll(folder)              # from the shared look at the queue (slurm.schedulers.queue, slurm.schedulers.pbs.queue)
 
 All that is known of a job lies in its folder, so that any later process goes on with it: `submitting.json`, written
-before the scheduler is asked, names the job; `submission.json` has the id that it gave; `queue.json` says why it waits;
-each node leaves an `end_<n>.json`. When the scheduler says that the job is over, `poll` makes of these and of its word
-the `end.json` (`slurm.schedulers.ending`), with what the accounts say beside it in `accounting.json`.
+before the scheduler is asked, names the job; `submission.json` has the id that it gave; `queue.json` says why it waits,
+or that it is suspended; each node leaves an `end_<n>.json`. When the scheduler says that the job is over, `poll` makes
+of these and of its word the `end.json` (`slurm.schedulers.ending`), with what the accounts say beside it in
+`accounting.json`.
 """
 
 import time
@@ -31,7 +32,7 @@ from slurm.schedulers.job_queue import JobQueue, Sight
 from slurm.schedulers.pbs.queue import shared_pbs_queue
 from slurm.schedulers.queue import shared_queue
 from slurm.schedulers.refusals import REFUSED, JobState, Limited, Refused, Unavailable
-from slurm.schedulers.waiting import note_waiting, overdue
+from slurm.schedulers.waiting import note_pause, note_waiting, overdue
 
 _SUBMITTING_SECONDS = 90.0  # sbatch or qsub may take so long; until then a job that nobody knows can still appear
 _SEARCHES = 2  # so many looks for a job by its name must find nothing
@@ -150,7 +151,9 @@ def poll(folder: Path) -> JobState:
         _refuse_requeue(paths, job_id, queue)
         return "running"
     if standing(sight.state).place == "running":
-        return "suspended" if bare(sight.state) in SUSPENDED else "running"
+        suspended = bare(sight.state) in SUSPENDED
+        note_pause(paths, sight.state, suspended)
+        return "suspended" if suspended else "running"
     note_waiting(paths, sight.state, "" if sight.reason == "None" else sight.reason)
     end = _hopeless(folder, sight, target, queue) or overdue(
         folder, target, sight.reason, queue.any_running() or queue.waits_for_own_jobs(sight.reason)

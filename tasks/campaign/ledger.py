@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from configs.common.files.reading import reason_of
 from configs.common.printable import printable
 from configs.plans.job import Measurement
 from configs.plans.passes import passes_of
@@ -115,7 +116,7 @@ def damaged_places(ledger: Ledger) -> dict[RepeatKey, str]:
     found: dict[RepeatKey, str] = {}
     for path, error in ledger.damaged.items():
         if place := place_set_aside(f"{path.parent.name}--{path.name}"):
-            found[place[:3]] = printable(str(error).replace(f"{path}: ", ""), 300)
+            found[place[:3]] = printable(reason_of(error).replace(f"{path}: ", ""), 300)
     return found
 
 

@@ -4,6 +4,7 @@
     read_json_object(path)                  # nested at most 200 deep, whole numbers below 2^64, no NaN
     read_model(path, Record)                # a pydantic model; errors in our words, without pydantic's
     read_tail(path, 10_000)                 # the end of a log
+    reason_of(error)                        # of reading: "Permission denied"
     with open_regular(path) as file: ...    # what is read in pieces, such as weights
 
 Raises OSError as the system has it (no such file, permission denied), and ValueError naming the file and what is wrong
@@ -83,6 +84,11 @@ def read_bytes(path: Path, max_bytes: int = RECORD_BYTES) -> bytes:
     finally:
         os.close(descriptor)
     return data
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says; one of the system without its number and its file, which the message around it names."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def read_text(path: Path, max_bytes: int = RECORD_BYTES, errors: str = "strict") -> str:

@@ -1,6 +1,7 @@
 """`rankwise status`, `report` and `convert`: inspect a run folder without Prefect."""
 
 import json
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.common.base import Frozen, WrongArgument
-from configs.common.files.reading import read_model
+from configs.common.files.reading import read_model, reason_of
 from configs.common.printable import printable
-from configs.plans.job import Job, Progress, Submission
+from configs.common.system.proc import is_alive
+from configs.plans.job import Job, Launcher, Progress, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan, read_plan
 from configs.records.record import Status
@@ -73,11 +75,12 @@ def print_status(folder: Path, as_json: bool) -> int:
     done = sum(1 for row in rows if row["status"] == Status.COMPLETED)
     console.print(f"{done} of {len(rows)} repeats completed")
     if ledger.damaged:
-        first = next(iter(ledger.damaged)).relative_to(run.folder)
+        path, error = next(iter(ledger.damaged.items()))
+        first = path.relative_to(run.folder)
         what = f"{first} is" if len(ledger.damaged) == 1 else f"{len(ledger.damaged)} records, {first} the first, are"
-        console.print(
-            f"{printable(what)} unreadable; `rankwise run` sets damaged records aside and measures them again"
-        )
+        refused = all(isinstance(each, OSError) for each in ledger.damaged.values())  # as to another user: not damaged
+        advice = "; `rankwise run` sets damaged records aside and measures them again"
+        console.print(f"{printable(what)} unreadable{f': {reason_of(error)}' if refused else advice}")
     return 0
 
 
@@ -102,8 +105,9 @@ def _ledger(run: RunPaths) -> "Ledger":
 def status_rows(run: RunPaths, plan: Plan, ledger: "Ledger") -> list[dict[str, Any]]:
     """Return key, repeat, status, attempts, started_at, finished_at, record and scheduler's job of each repeat.
 
-    A repeat without a record is `running` if a launch measures it now, `queued` if its job is pending,
-    `unreadable` if its record is damaged, else `waiting`. The job is the one that measures or measured it.
+    A repeat without a record is `running` if a launch measures it now, `suspended` if the scheduler has stopped that,
+    `queued` if its job is pending, `unreadable` if its record is damaged, else `waiting`. The job is the one that
+    measures or measured it.
     """
     from tasks.campaign.ledger import damaged_places
 
@@ -138,24 +142,33 @@ def status_rows(run: RunPaths, plan: Plan, ledger: "Ledger") -> list[dict[str, A
 
 def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None, str | None]]:
     """Return state, scheduler's job and why it waits by (key, repeat) for the timed measurements of active jobs."""
-    from slurm.schedulers.waiting import read_waiting
+    from slurm.schedulers.waiting import is_suspended, read_waiting
 
     found: dict[tuple[str, int], tuple[str, str | None, str | None]] = {}
     for path in run.jobs.glob("*-timed-*/job.json"):
         paths = JobPaths(path.parent)
-        if paths.end.exists():
+        if paths.end.exists() or _is_gone(_read(paths.launcher, Launcher)):
             continue
         job, submission = _read(paths.job, Job), _read(paths.submission, Submission)
         progress = _read(paths.progress(0), Progress)
         begun = progress.measurement if progress and progress.phase == "measurement" else None
-        waits = submission is not None and not paths.node_launcher(0).exists()
-        waiting = read_waiting(paths) if not paths.node_launcher(0).exists() else None
+        has_begun = paths.node_launcher(0).exists()
+        others = "queued" if submission is not None and not has_begun else "waiting"
+        now = "suspended" if has_begun and is_suspended(paths) else "running"
+        waiting = None if has_begun else read_waiting(paths)
         for measurement in job.measurements if job else ():
-            state = "running" if measurement.name == begun else "queued" if waits else "waiting"
+            state = now if measurement.name == begun else others
             job_id = submission.job_id if submission else None
             reason = waiting.reason or None if waiting else None
             found[measurement.cell.key, measurement.repeat] = (state, job_id, reason)
     return found
+
+
+def _is_gone(launcher: Launcher | None) -> bool:
+    """Whether a launcher of this machine ended without a word, as when the machine was restarted."""
+    if launcher is None or launcher.host != socket.gethostname():
+        return False
+    return not is_alive(launcher.pid, launcher.pid_started)
 
 
 def _read(path: Path, model: type[_Model]) -> _Model | None:
@@ -174,7 +187,7 @@ def render_again(folder: Path) -> int:
     summary = render_report(run)
     for sentence in summary.sentences:
         print(sentence)
-    print(f"Report     {folder / 'report.md'}")
+    print(printable(f"Report     {folder / 'report.md'}"))
     return 0 if set(summary.statuses) <= {"completed"} else 3
 
 
@@ -187,7 +200,7 @@ def render_html(folder: Path) -> int:
     write_page(run, analysis)
     for sentence in analysis.context["sentences"]:
         print(printable(sentence.text))
-    print(f"Report     {folder / run.page.name}")
+    print(printable(f"Report     {folder / run.page.name}"))
     return 0 if set(analysis.context["statuses"]) <= {"completed"} else 3
 
 
@@ -198,7 +211,7 @@ def render_paper(folder: Path) -> int:
     run, _ = open_run(folder)
     analysis = analyze_run(run)
     write_paper(run, analysis)
-    print(f"Paper      {folder / run.paper.name}, from {folder / run.paper_source.name}")
+    print(printable(f"Paper      {folder / run.paper.name}, from {folder / run.paper_source.name}"))
     return 0 if set(analysis.context["statuses"]) <= {"completed"} else 3
 
 

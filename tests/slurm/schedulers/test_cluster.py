@@ -20,7 +20,7 @@ from slurm.schedulers import cluster, ending
 from slurm.schedulers.commands.calls import SchedulerAnswer
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED, Unavailable
-from slurm.schedulers.waiting import read_waiting
+from slurm.schedulers.waiting import is_suspended, read_waiting
 from tests.support.cluster.launches import read_end, wait_until
 from tests.support.cluster.slurm_jobs import begin, node_ends
 from tests.support.cluster.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
@@ -228,8 +228,10 @@ def test_a_suspended_job_is_said_to_be_so_and_goes_on(slurm: Cluster, tmp_path: 
     for state, said in (("RUNNING", "running"), ("SUSPENDED", "suspended"), ("STOPPED", "suspended")):
         slurm.says("squeue", f"7|{state}|n[1-2]|None\n")
         slurm.look(lambda said=said: cluster.poll(paths.folder) == said)
+        assert is_suspended(paths) == (said == "suspended"), "what `rankwise status` reads"
     slurm.says("squeue", "7|RUNNING|n[1-2]|None\n")
     slurm.look(lambda: cluster.poll(paths.folder) == "running")
+    assert not is_suspended(paths)
     assert not paths.end.exists() and slurm.calls("scancel") == []
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from configs.common.base import SCHEMA_VERSION
-from configs.plans.job import Job, Launcher, Progress, Submission
+from configs.plans.job import Job, Launcher, Progress, QueueState, Submission
 from configs.plans.paths import RunPaths
 from configs.records.record import Failure, Status
 from flows.cli.main import app
@@ -144,6 +145,12 @@ def test_what_the_system_does_not_let_us_read_is_not_damaged(run: RunPaths, monk
         set_aside_damaged(run)
     assert refused.exists() and not run.set_aside.exists()
     assert "Permission denied" in command("report", run.folder).output
+    looked = command("status", run.folder).output
+    assert looked.splitlines()[-1] == f"{refused.relative_to(run.folder)} is unreadable: Permission denied"
+    assert "Errno" not in looked
+    refused = run.environment("e1")
+    reported = command("report", run.folder).output
+    assert "environments/e1.json (Permission denied)" in reported and "Errno" not in reported
     refused = run.plan
     found = command("status", run.folder)
     assert found.exit_code == 1 and found.output == f"{run.plan}: Permission denied\n"
@@ -321,3 +328,43 @@ def test_status_names_every_state_on_a_terminal_of_any_width(run: RunPaths, colu
     assert len(lines) == len(rows) and "…" not in found
     for line, row in zip(lines, rows, strict=True):
         assert all(str(row[name]) in line for name in ("key", "repeat", "status", "attempts")), line
+
+
+def test_a_suspended_job_is_not_said_to_run(run: RunPaths) -> None:
+    """Slurm has stopped its processes: its measurement stood as running, for hours."""
+    paths = run.job("0007-timed-abc")
+    shutil.move(paths.launcher, paths.node_launcher(0))
+    for state, said in (("PENDING", "running"), ("SUSPENDED", "suspended"), ("RUNNING", "running")):
+        paths.queue.write_text(QueueState(state=state, reason="", since=AT).model_dump_json())
+        rows = json.loads(command("status", run.folder, "--json").output)
+        assert [row["status"] for row in rows if row["key"] == CELLS[2].key] == [said, "waiting"]
+
+
+def test_what_a_restart_of_the_machine_ended_is_not_said_to_run(run: RunPaths) -> None:
+    """Neither the launcher nor the run had the time to say so; the next run records the measurement as lost."""
+    paths = run.job("0007-timed-abc")
+    paths.submission.unlink()
+    ended = Launcher(pid=2**22 + 1, pid_started=1, host=socket.gethostname(), started_at=AT)
+    for launcher, said in ((ended, "waiting"), (ended.model_copy(update={"host": "elsewhere"}), "running")):
+        paths.launcher.write_text(launcher.model_dump_json())
+        rows = json.loads(command("status", run.folder, "--json").output)
+        assert [row["status"] for row in rows if row["key"] == CELLS[2].key] == [said, "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("stopped", {"gone": "most repeats"}, "stopped: no cell 'gone'"),
+        ("candidates", [{"label": "a", "layout": {}, "prediction": {}, "cell": "gone"}],
+         "experiments: 'lengths': no cell 'gone'"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_names_a_cell_it_lacks_is_told_in_a_sentence(
+    run: RunPaths, field: str, value: object, told: str
+) -> None:
+    """It was a KeyError where the report came to that cell."""
+    plan = json.loads(run.plan.read_text())
+    (plan if field == "stopped" else plan["experiments"][0])[field] = value
+    run.plan.write_text(json.dumps(plan))
+    found = command("report", run.folder)
+    assert (found.exit_code, found.output) == (1, f"{run.plan}: {told}\n")
