@@ -22,6 +22,8 @@ _COLOURS |= {"suspended": "yellow"}
 _UNDER_WAY = ("running", "starting", "suspended", "queued")
 _ROWS_SHOWN = 30
 _FAILED_SHOWN = 5
+_OTHER_LINES = 6
+"""Of a terminal: the header, the rule, the summary where it is wrapped twice, and the cursor."""
 _QUIET_SECONDS = 3.0
 
 
@@ -59,7 +61,8 @@ class RunDisplay:
 def show_progress(console: Console) -> Iterator[None]:
     """Show the progress of the run until the block ends."""
     if console.is_terminal:
-        live = Live(get_renderable=lambda: table_of(current_progress()), console=console, refresh_per_second=2)
+        renderable = lambda: table_of(current_progress(), console.height)  # noqa: E731
+        live = Live(get_renderable=renderable, console=console, refresh_per_second=2)
         with live, _printing(console, _noteworthy):  # above the table, where it stays
             yield
         return
@@ -105,30 +108,30 @@ def summary_line(run_progress: RunProgress) -> str:
     return line if run_progress.ended else f"{line}, about {duration(run_progress.remaining_seconds)} remaining"
 
 
-def table_of(run_progress: RunProgress) -> Group:
-    """Return a table with one launch per row and a summary line."""
+def table_of(run_progress: RunProgress, terminal_lines: int = _ROWS_SHOWN + _OTHER_LINES) -> Group:
+    """Return a table with one launch per row and a summary line; of a long list as many rows as the terminal holds."""
     table = Table(box=None, pad_edge=False)
     for name, justify in (("launch", "left"), ("cells", "right"), ("measurement", "left"), ("state", "left")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for row in _interesting(run_progress.rows):
+    for row in _interesting(run_progress.rows, max(1, min(_ROWS_SHOWN, terminal_lines - _OTHER_LINES))):
         colour = _COLOURS.get(row.state, "red")
         note = printable(row.note)
         state = Text(row.state, style=colour) + Text(f"  {note}" if note else "", style="dim")
         table.add_row(Text(printable(row.label)), f"{row.done}/{row.measurements}", _block(row), state)
-    return Group(table, Text("-" * 72, style="dim"), Text(summary_line(run_progress)))
+    return Group(table, Text("-" * 72, style="dim", no_wrap=True, overflow="crop"), Text(summary_line(run_progress)))
 
 
-def _interesting(rows: list[ProgressRow]) -> list[ProgressRow]:
-    """Return all rows, or of a long list the failed and active ones and their neighbours."""
-    if len(rows) <= _ROWS_SHOWN:
+def _interesting(rows: list[ProgressRow], count: int) -> list[ProgressRow]:
+    """Return all rows, or `count` of a longer list: the failed and active ones and their neighbours."""
+    if len(rows) <= count:
         return rows
     going = [i for i, row in enumerate(rows) if row.state in _UNDER_WAY]
     # Running launches come before queued ones, of which there may be many.
     going.sort(key=lambda i: _UNDER_WAY.index(rows[i].state))
     now = next((i for i, row in enumerate(rows) if row.state in (*_UNDER_WAY, "waiting")), len(rows))
-    start = max(0, min(now - _ROWS_SHOWN // 2, len(rows) - _ROWS_SHOWN))
-    failed = [i for i, row in enumerate(rows[:start]) if row.failed][-_FAILED_SHOWN:]
-    shown = list(dict.fromkeys([*failed, *going, *range(start, start + _ROWS_SHOWN)]))[:_ROWS_SHOWN]
+    start = max(0, min(now - count // 2, len(rows) - count))
+    failed = [i for i, row in enumerate(rows[:start]) if row.failed][::-1][: min(_FAILED_SHOWN, count // 4)]
+    shown = list(dict.fromkeys([*failed, *going, *range(start, start + count)]))[:count]
     return [rows[i] for i in sorted(shown)]
 
 

@@ -3,7 +3,9 @@
 import io
 import time
 
+import pytest
 from rich.console import Console
+from rich.live import Live
 
 from flows.cli.live import _changed, _noteworthy, _printing, summary_line, table_of
 from tasks.campaign.progress import ProgressRow, RunProgress, new_progress
@@ -50,6 +52,19 @@ def test_a_failure_stays_in_sight() -> None:
     made = run_progress({70: "running"})
     made.rows[5].state, made.rows[5].failed = "failed", 1
     assert 5 in shown(made)
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (40, 24), (200, 12)])
+def test_the_summary_stands_on_a_terminal_of_few_lines(columns: int, lines: int) -> None:
+    """Under a list longer than the terminal it was cut off: how far the run is, and how long the rest takes."""
+    made = run_progress({20: "running", 21: "queued"}, count=40)
+    made.rows[3].state, made.rows[3].failed = "failed", 1
+    stream = io.StringIO()
+    console = Console(width=columns, height=lines, file=stream, force_terminal=True, color_system=None)
+    with Live(table_of(made, console.height), console=console, auto_refresh=False) as live:
+        live.refresh()
+        shown_now = stream.getvalue()
+    assert "remaining" in shown_now and "launch-20" in shown_now and "launch-3 " in shown_now
 
 
 def test_the_summary_tells_queued_from_running() -> None:
