@@ -10,9 +10,13 @@ EXPECTED = (ValueError, OSError, TransientFetchError)
 """What a user can correct, or what may pass by itself; everything else is a fault of this program."""
 
 
-def sentence_of(error: Exception) -> str:
-    """What an error says to people: of the system's, which file it is about and that nothing is lost."""
+def sentence_of(error: Exception, begun: bool = True) -> str:
+    """What an error says to people: of the system's, which file it is about; of a run, that nothing is lost.
+
+    begun: whether a run had begun.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}. Completed measurements are kept; correct this and run again to resume"
+        kept = ". Completed measurements are kept; correct this and run again to resume" if begun else ""
+        return f"{where}{error.strerror}{kept}"
     return str(error)

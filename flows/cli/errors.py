@@ -3,15 +3,23 @@
 guarded(lambda: plainly(work), ...)       # "plan/plan.json: Permission denied", not "completed measurements are kept"
 """
 
+import errno
 from collections.abc import Callable
+
+_NO_ARGUMENTS_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""A full disk or quota and a failing device: another path of the same disk would be no better."""
 
 
 def plainly(work: Callable[[], int], kind: type[ValueError | OSError] = ValueError) -> int:
-    """Run `work`. Raises `kind`, of one line, for an error of the system; BrokenPipeError passes unchanged."""
+    """Run `work`. Raises `kind`, of one line, for an error of the system; BrokenPipeError passes unchanged.
+
+    OSError, of one line, where the disk is full: commands whose ValueErrors are wrong arguments end with another code.
+    """
     try:
         return work()
     except BrokenPipeError:
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise kind(f"{where}{error.strerror or error}") from error
+        told = OSError if error.errno in _NO_ARGUMENTS_FAULT else kind
+        raise told(f"{where}{error.strerror or error}") from error

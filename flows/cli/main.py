@@ -29,7 +29,7 @@ from flows.cli.results import command as results
 from flows.cli.results import history
 from flows.cli.server import team
 from flows.cli.serving import command as serving
-from flows.cli.streams import open_missing_streams, print_every_character
+from flows.cli.streams import open_missing_streams, print_every_character, whole_output
 from flows.cli.verify import command as verify
 
 
@@ -37,7 +37,8 @@ class _Commands(typer.Typer):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         open_missing_streams()
         print_every_character()
-        return super().__call__(*args, **kwargs)
+        with whole_output():
+            return super().__call__(*args, **kwargs)
 
 
 app = _Commands(

@@ -26,6 +26,7 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
 from flows.cli.console import plain_console
 from flows.cli.offers import agreed_to_rent
+from flows.cli.streams import discard_output
 from flows.expected import EXPECTED, sentence_of
 from flows.server.local import ApiLease, LocalServerError
 
@@ -63,15 +64,15 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
         code = WRONG_STUDY
     except KeyboardInterrupt as error:
         caught = error
-        console.print(f"interrupted: {_left()}, completed measurements are kept")
+        console.print(f"interrupted{_left()}")
         code = OTHER_ERROR
     except BrokenPipeError as error:
         caught = error  # the reader of the output has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         code = OTHER_ERROR
     except (*EXPECTED, LocalServerError) as error:
         caught = error
-        console.print(printable_lines(redacted(sentence_of(error)), _MAX_MESSAGE_CHARACTERS))
+        console.print(printable_lines(redacted(sentence_of(error, begun=_has_begun())), _MAX_MESSAGE_CHARACTERS))
         wrong = WRONG_STUDY if isinstance(error, WrongArgument) else wrong_value
         code = wrong if isinstance(error, ValueError) else OTHER_ERROR
     if debug:
@@ -79,11 +80,19 @@ def guarded(work: Callable[[], int], subject: Path, debug: bool, wrong_value: in
     return code
 
 
-def _left() -> str:
-    """Return a summary of the launches of an interrupted run."""
+def _has_begun() -> bool:
+    """Whether a run has begun in this process, so that there may be measurements."""
     from tasks.campaign.progress import current_progress
 
-    return current_progress().left_behind or "all launches ended"
+    return bool(current_progress().study)
+
+
+def _left() -> str:
+    """What an interrupted run leaves, after the word for it; nothing where none had begun."""
+    from tasks.campaign.progress import current_progress
+
+    left = current_progress().left_behind or "all launches ended"
+    return f": {left}, completed measurements are kept" if _has_begun() else ""
 
 
 def run_study(
@@ -289,7 +298,7 @@ def _print_result(console: Console, result: "RunSummary | State[Any]", folder: P
     for note in current_progress().notes:
         console.print(f"  note: {printable(note, _MAX_MESSAGE_CHARACTERS)}", markup=False)
     if not isinstance(result, RunSummary):
-        console.print(f"cancelled: {_left()}, completed measurements are kept", markup=False)
+        console.print(f"cancelled{_left()}", markup=False)
         return OTHER_ERROR
     if result.already_measured:
         console.print(f"  {result.already_measured} of {result.measurements} measurements were already completed")

@@ -1,13 +1,17 @@
 """Standard streams of a command that was started without some of them, as by `rankwise run study.yaml <&-` or a daemon,
-or where they cannot hold every character.
+or where they cannot hold every character or take no more.
 
 open_missing_streams()           # sys.stdin, stdout and stderr are files from here on
 print_every_character()          # \u2013 where the locale has no dash
+with whole_output():             # a full disk is told
+    work()
 """
 
 import io
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def open_missing_streams() -> None:
@@ -28,3 +32,27 @@ def print_every_character() -> None:
     """Print as an escape what the encoding of standard output lacks (Latin-1, ASCII), instead of an error."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Let standard output, whose reader or disk takes no more, end in the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def whole_output() -> Iterator[None]:
+    """Write out what standard output still buffers when the block ends; exit code 1 where that fails.
+
+    Left to the interpreter, a full disk behind `> FILE` is a message in its own words and exit code 120. A reader that
+    has gone (`| true`) is no news to anybody.
+    """
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            discard_output()  # which is flushed once more at exit
+            if not isinstance(error, BrokenPipeError):
+                print(f"standard output: {error.strerror}", file=sys.stderr)
+            raise SystemExit(1) from None

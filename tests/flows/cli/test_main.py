@@ -1,5 +1,6 @@
 """The command line as a whole: what `rankwise --help` shows, and how wrong arguments end."""
 
+import errno
 from pathlib import Path
 from typing import NoReturn
 
@@ -8,6 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from flows.cli.main import app
+from flows.cli.run import guarded
+from tasks.campaign.progress import current_progress, new_progress
 from tasks.models.sources import TransientFetchError
 from tests.support.run_folders.studies import write_study
 
@@ -130,3 +133,42 @@ def test_an_option_that_would_do_nothing_is_refused(
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and done.stderr.startswith(f"{words[-2]}: has no effect with"), done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_only_a_run_that_has_begun_says_what_becomes_of_measurements(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C in `plan` or `compare` told of launches and measurements."""
+
+    def interrupted() -> NoReturn:
+        raise KeyboardInterrupt
+
+    def full() -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device", "models/a")
+
+    new_progress()
+    for study, ended, kept in (
+        ("", "", ""),
+        ("s", ": all launches ended, completed measurements are kept",
+         ". Completed measurements are kept; correct this and run again to resume"),
+    ):  # fmt: skip
+        current_progress().study = study
+        assert [guarded(work, Path("s.yaml"), False) for work in (interrupted, full)] == [1, 1]
+        assert capsys.readouterr().err == f"interrupted{ended}\nmodels/a: No space left on device{kept}\n"
+    new_progress()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--model", "opt-1.3b", "--gpus", "8", "--accelerator", "a100-80gb", "--output", "plan.json"],
+        ["manifest", "apptainer", "--out", "engine.def"],
+    ],
+)
+def test_a_full_disk_is_no_wrong_argument(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path))
+    monkeypatch.setattr("configs.common.base._write_and_rename", full)
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stderr) == (1, f"{words[-1]}: No space left on device\n")
