@@ -283,7 +283,7 @@ def _print_experiment(study: PlannedStudy, experiment: PlannedExperiment, top: i
         shown = sorted(points, key=lambda point: -(study.said(point.cell).throughput or 0.0))[:top]
         title += f": {top} predicted fastest of {len(points)}"
     print(title)
-    header = tuple("step" if name == "first token" and _trains(study, experiment) else name for name in _HEADER)
+    header = tuple("step" if name == "TTFT" and _trains(study, experiment) else name for name in _HEADER)
     rows = [_row(point.label, plan.cells[point.cell], study.said(point.cell)) for point in shown]
     print_table(header, rows)
     if experiment.candidates:

@@ -105,6 +105,15 @@ def test_many_cells_are_cut_to_the_fastest_and_all_are_in_the_csv(
     assert low < value < high
 
 
+def test_the_time_of_a_training_step_is_not_called_ttft(
+    calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = {"kind": "train", "global_batch_size": 8, "sequence_length": 32}
+    plan_study(write(tmp_path, workload=work, experiments={"s": {"kind": "strong", "grow": "dp", "to": 1}}), [])
+    [header] = [line for line in said(capsys) if "low to high" in line]
+    assert "step" in header and "TTFT" not in header
+
+
 def test_a_name_is_no_formula_in_the_csv(calibrated: Path, tmp_path: Path) -> None:
     study = write(tmp_path, experiments={"=1+1": {"kind": "sweep", "over": {"batch_size": [1]}}})
     plan_study(study, [], output=tmp_path / "cells.csv")
