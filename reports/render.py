@@ -24,7 +24,7 @@ from reports.document.assemble import assemble, rentals_section
 from reports.document.cells import cells_data
 from reports.document.html import LiveHeader, report_page
 from reports.document.paper import compile_paper, paper_text, paper_time
-from reports.document.structure import Document, as_markdown
+from reports.document.structure import Document, anchors, as_markdown
 from reports.export import cells_csv, records_parquet
 from reports.preflight import preflight_sections
 from reports.quality import quality_lines, stopped_table
@@ -164,7 +164,8 @@ def analyzed(study: StudyResult, album: Album) -> dict[str, Any]:
     if wide["sides"]:
         shown += wide["sides"]
     context = {**sections, **wide, "sections_shown": shown, "sentences": answer(study, judged, wide["decisions"])}
-    return {**context, "rented": rentals_section(context), "document": assemble(context, album.charts)}
+    document = assemble(context, album.charts)
+    return {**context, "rented": rentals_section(context), "document": document, "anchors": anchors(document)}
 
 
 def report_text(context: dict[str, Any]) -> str:

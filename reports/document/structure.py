@@ -4,10 +4,11 @@ The Markdown, the HTML page, the paper and the JSON form are rendered from it. T
 that shows them; what is `Markdown` holds inline marks (code, emphasis) already, as the cells of a `Table` do.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from reports.charts.chart import Chart
-from reports.text import Table, escaped
+from reports.text import Table, anchor, escaped
 
 
 class Markdown(str):
@@ -59,3 +60,27 @@ class Document:
 def as_markdown(text: str) -> str:
     """The text with inline marks: as it is where it has them, else escaped."""
     return text if isinstance(text, Markdown) else escaped(text)
+
+
+def anchors(document: Document) -> dict[str, str]:
+    """The fragment of each heading of the appendix by its title, as GitHub makes them; of equal titles the first one's.
+
+    Two titles may have one fragment, such as those of opt-1.3b and opt-13b: the second gets a number.
+    """
+    found: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for title in (f"{document.title}: the evidence", *_titles(document.sections)):
+        plain = fragment = anchor(title)
+        while fragment in taken:
+            taken[plain] += 1
+            fragment = f"{plain}-{taken[plain]}"
+        taken[fragment] = 0
+        found.setdefault(title, fragment)
+    return found
+
+
+def _titles(sections: Iterable[Section]) -> Iterator[str]:
+    for section in sections:
+        if section.title:
+            yield section.title
+        yield from _titles(section.more)

@@ -1,7 +1,9 @@
 """The report of made-up run folders: every number that it prints is known beforehand."""
 
 import csv
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -360,3 +362,27 @@ def test_the_template_refuses_unknown_names() -> None:
         template_environment().from_string("{{ misspelt }}").render()
     with pytest.raises(jinja2.UndefinedError):
         report_text({})
+
+
+def test_links_of_names_that_differ_in_a_dot_lead_to_each_ones_heading(tmp_path: Path) -> None:
+    """GitHub drops the dot of opt-1.3b: both links led to the first of the two headings."""
+    small, large = (MODEL.model_copy(update={"name": name, "identity": name}) for name in ("opt-1.3b", "opt-13b"))
+    cells = [generate(small), generate(large)]
+    experiments = [
+        experiment("speed", "sweep", [(cell, {"workload.batch_size": 4}, "batch_size 4")], model=model.name)
+        for cell, model in zip(cells, (small, large), strict=True)
+    ]
+    run = write_plan(tmp_path / "run", plan_of(cells, experiments).model_copy(update={"models": (small, large)}))
+    for cell in cells:
+        write_measurements(run, cell, [1.0])
+    render_report(run)
+    headings: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for heading in re.findall(r"^#+ (.+)$", run.appendix.read_text(), re.MULTILINE):
+        fragment = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        times[fragment] += 1
+        headings[f"{fragment}-{times[fragment] - 1}" if times[fragment] > 1 else fragment] = heading
+    linked = re.findall(r"^## (.+?)\n.*?\(\[more\]\(appendix.md#(.+?)\)\)", run.report.read_text(), re.DOTALL | re.M)
+    assert [(heading, headings[fragment]) for heading, fragment in linked] == [
+        ("speed: opt-1.3b", "speed: opt-1.3b"), ("speed: opt-13b", "speed: opt-13b")
+    ]  # fmt: skip
