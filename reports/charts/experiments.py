@@ -15,7 +15,7 @@ from reports.experiments.targets import SideBySide
 from reports.laws.laws import TITLES
 from reports.plots.experiments.compression import drawn_rows
 from reports.plots.experiments.sweep import sweep_axes
-from reports.plots.style import is_numeric
+from reports.plots.style import is_numeric, spread_by_logarithm
 from reports.profiles.time_split import TimeSplit
 
 CURVE_POINTS = 100
@@ -65,9 +65,10 @@ def load_charts(found: LoadExperiment) -> tuple[Chart, ...]:
         slow.append(_of_load(f"{named}TTFT P99", valid, "ttft_p99", 1000.0))
         slow.append(_of_load(f"{named}ITL P99", valid, "itl_p99", 1000.0))
     over = "users" if found.axis == "users" else "requests/s asked for"
+    wide = spread_by_logarithm([point.x for series in speed for point in series.points])
     return (
-        Chart("Throughput", over, "tokens/s", tuple(speed), unit="tokens/s"),
-        Chart("Latency, P99", over, "ms", tuple(slow), unit="ms", log_y=True, from_zero=False),
+        Chart("Throughput", over, "tokens/s", tuple(speed), unit="tokens/s", log_x=wide),
+        Chart("Latency, P99", over, "ms", tuple(slow), unit="ms", log_x=wide, log_y=True, from_zero=False),
     )
 
 

@@ -13,6 +13,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from reports.numbers.statistics import Estimate
@@ -212,6 +213,16 @@ def numeric(axes: "Axes", places: Sequence[float]) -> None:
     elif len(distinct) <= 8:
         axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
         axes.margins(x=0.1)
+
+
+def spread_by_logarithm(places: Sequence[float]) -> bool:
+    """Whether the closest of these values are further apart, in shares of the axis, where it is logarithmic."""
+    distinct = sorted(set(places))
+    if len(distinct) < 3 or distinct[0] <= 0:
+        return False
+    pairs = list(pairwise(distinct))
+    on_linear = min(high - low for low, high in pairs) / (distinct[-1] - distinct[0])
+    return min(math.log(high / low) for low, high in pairs) / math.log(distinct[-1] / distinct[0]) > on_linear
 
 
 def log2(axes: "Axes", values: Sequence[float]) -> None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
-from reports.plots.style import COLOURS, LINES, MARKERS, legend
+from reports.plots.style import COLOURS, LINES, MARKERS, legend, log2, spread_by_logarithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +29,11 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
         named = f"{title}, " if title else ""
         _line(right, valid, "ttft_p99", 1000.0, colour, "-", marker, f"{named}TTFT P99")
         _line(right, valid, "itl_p99", 1000.0, colour, ":", marker, f"{named}ITL P99")
+    drawn = [at for points in found.series().values() for at, point in points if point.valid]
     for axes in (left, right):
         axes.set_xlabel(_NAMES[found.axis or "rate"])
+        if spread_by_logarithm(drawn):
+            log2(axes, drawn)
     left.set_ylim(bottom=0)
     left.set_ylabel("tokens/s")
     left.set_title("Throughput")

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from configs.common.execution import Layout
 from configs.load.objectives import RequestObjectives
 from configs.plans.plan import CellPoint, PlannedExperiment
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
+from reports.charts.experiments import load_charts
 from reports.experiments.load.choice import ServerChoice, choose_server
 from reports.experiments.load.choice_text import next_server_lines, server_body, server_lead
 from reports.experiments.load.experiment import LoadAnswers, LoadExperiment, LoadPoint, LoadRepeat
@@ -19,6 +21,7 @@ from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
 from reports.load.verdict import judged
 from reports.numbers.statistics import Estimate, Ratio
+from reports.plots.experiments.load import draw_load
 from reports.reading.load import CellResult
 from tests.support.run_folders.load_runs import made_run
 
@@ -243,3 +246,13 @@ def test_intervals_are_widened_where_one_looked_before_stopping() -> None:
     for narrow, wide in pairs:
         assert narrow is not None and narrow.interval is not None and wide is not None and wide.interval is not None
         assert wide.interval[0] < narrow.interval[0] and narrow.interval[1] < wide.interval[1]
+
+
+@pytest.mark.parametrize(("users", "logarithmic"), [((1, 10, 100), True), ((8, 16, 24, 32), False), ((1, 100), False)])
+def test_loads_over_decades_are_drawn_on_a_logarithmic_axis(users: tuple[int, ...], logarithmic: bool) -> None:
+    """1 and 10 of 1 to 100 lay on each other; even steps stay even."""
+    found = experiment(*(point(f"users {many}", [4.0], {"workload.users": many}) for many in users))
+    figure = Figure()
+    draw_load(figure, found)
+    assert {axes.get_xscale() for axes in figure.axes} == {"log" if logarithmic else "linear"}
+    assert {chart.log_x for chart in load_charts(found)} == {logarithmic}
