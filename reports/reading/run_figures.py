@@ -110,10 +110,10 @@ class RunFigures:
 
     @property
     def commit(self) -> str | None:
-        """The code's commit, with `+` where it was changed since; None where it is unknown or not one."""
+        """The code's commit, with `+` where it was changed since or may have been; None: it is unknown, or not one."""
         facts = self.facts(("commit", "dirty"))
         commits = facts["commit"] - {"None"}
-        return commits.pop() + ("+" if "True" in facts["dirty"] else "") if len(commits) == 1 else None
+        return commits.pop() + ("+" if facts["dirty"] & {"True", "None"} else "") if len(commits) == 1 else None
 
     @property
     def environment(self) -> str | None:

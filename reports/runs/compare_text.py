@@ -9,6 +9,7 @@ Pure functions of a `reports.runs.compare.Comparison`; `reports.runs.compare_exp
 import re
 from collections.abc import Sequence
 
+from configs.common.printable import printable, printable_lines
 from reports.numbers.drift import drift, noise
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
 from reports.runs.compare import CellChange, Change, Comparison, ComparisonVerdict
@@ -52,7 +53,7 @@ def run_line(run: RunFigures) -> str:
     parts = [f"study {run.study}"]
     parts += [run.started_at[:16].replace("T", " ")] if run.started_at else []
     parts += [f"commit {short_commit(run.commit)}"] if run.commit else []
-    return f"{run.name}: {', '.join(parts)}"
+    return printable(f"{run.name}: {', '.join(parts)}")
 
 
 def short_commit(commit: str) -> str:
@@ -128,9 +129,11 @@ def difference_sentence(comparison: Comparison) -> str:
         text = "Both were measured in the same environment."
     if comparison.rules:
         text += f" They were measured by different rules: {joined(item.what for item in comparison.rules)}."
-    changed = [run.name for run in (comparison.first, comparison.second) if run.commit and run.commit.endswith("+")]
+    changed = [run for run in (comparison.first, comparison.second) if run.commit and run.commit.endswith("+")]
     if changed:
-        text += f" The code of {joined(changed)} was changed since its commit: which code that was is not known."
+        surely = all("True" in run.facts(("dirty",))["dirty"] for run in changed)
+        names, verb = joined(run.name for run in changed), "was" if surely else "may have been"
+        text += f" The code of {names} {verb} changed since its commit: which code that was is not known."
     return text
 
 
@@ -253,7 +256,7 @@ def terminal_text(comparison: Comparison) -> str:
         "\n".join(details(comparison)),
         "\n".join(notes(comparison)),
     ]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    return printable_lines("\n\n".join(block for block in blocks if block)) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:

@@ -5,28 +5,47 @@ code_version()        # {"RANKWISE_COMMIT": "0e1f...", "RANKWISE_DIRTY": "0"}, f
 
 import functools
 import subprocess
+import sys
 
 from configs.common.files.project_files import ROOT
 
 BUILT_FROM = "configs/built_from.json"
 """In a wheel: the variables that `code_version` gave where it was packed."""
 
+_GIT_SECONDS = 10.0
+
 
 @functools.cache
 def code_version() -> dict[str, str]:
-    """Commit of the code that runs and whether it was changed since; empty where nothing can say."""
+    """Commit of the code that runs and whether it was changed since.
+
+    What nothing can say is left out; why git does not say it is told on standard error. Reading the state of a large
+    checkout on a network file system can take longer than is waited for, its commit alone never does.
+    """
     if not (ROOT / ".git").exists():
         return _packed_version()
-    git = ["git", "-C", str(ROOT)]
+    found: dict[str, str] = {}
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, errors="replace", check=True, timeout=10
-        )
-        status = [*git, "status", "--porcelain", "--untracked-files=no"]
-        changed = subprocess.run(status, capture_output=True, text=True, errors="replace", check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"RANKWISE_COMMIT": commit.stdout.strip(), "RANKWISE_DIRTY": "1" if changed.stdout.strip() else "0"}
+        found["RANKWISE_COMMIT"] = _git("rev-parse", "HEAD")
+        found["RANKWISE_DIRTY"] = "1" if _git("status", "--porcelain", "--untracked-files=no") else "0"
+    except (OSError, subprocess.SubprocessError) as error:
+        unknown = "whether the code was changed since its commit" if found else "the commit of the code"
+        print(f"{ROOT}: {unknown} is unknown: {_why(error)}", file=sys.stderr)
+    return found
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=True, timeout=_GIT_SECONDS
+    ).stdout.strip()
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"git took longer than {_GIT_SECONDS:g} s"
+    said = error.stderr.strip().splitlines() if isinstance(error, subprocess.CalledProcessError) else []
+    return said[0] if said else str(error)
 
 
 def _packed_version() -> dict[str, str]:

@@ -186,6 +186,8 @@ def test_hosts_rules_and_changed_code_are_said() -> None:
     text = terminal_text(compare(first, second))
     assert "differ in hosts and dirty" in text and "different rules: measuring.warmup" in text
     assert "The code of b was changed since its commit" in text
+    unsure = run_of(cell_of(), name="b", environment={"dirty": "None"})  # git took too long to say
+    assert "The code of b may have been changed since its commit" in terminal_text(compare(first, unsure))
     unknown = terminal_text(compare(first, run_of(cell_of(), environments={"e1": None})))
     assert "no environment is known" in unknown
 
@@ -225,7 +227,8 @@ def test_noise_between_runs_needs_three_runs_of_known_code() -> None:
         return [run_of(cell_of(), cell_of("k2"), environment=environment) for _ in range(count)]
 
     assert between_runs(runs(2), keys) == {}
-    assert between_runs(runs(3, dirty="True"), keys) == {} and between_runs(runs(3, commit="None"), keys) == {}
+    for unknown in ({"dirty": "True"}, {"dirty": "None"}, {"commit": "None"}):
+        assert between_runs(runs(3, **unknown), keys) == {}
     assert between_runs(runs(3), keys)["throughput"] == BetweenRuns(pytest.approx(1.0), 3, 2)
     # Two pairs of runs, each pair in an environment of its own: two degrees of freedom.
     elsewhere = [run_of(cell_of(environments=("e2",)), environments={"e2": HOME | {"hostname": "b"}}) for _ in range(2)]
@@ -249,6 +252,16 @@ def test_repeats_needed_shrink_with_the_square_root() -> None:
     # From +-10 % to +-5 % about a ratio of 1: (log 1.1 / log 1.05)^2 = 3.8 times as many.
     assert repeats_needed(ratio, ratio.interval, 10, 0.05) == 39
     assert repeats_needed(ratio, (0.5, 2.0), 10, 0.05) is None
+
+
+def test_names_of_others_are_text_on_a_terminal() -> None:
+    """A folder or a history from elsewhere may have any name."""
+    evil = "\x1b[2J\u202e"
+    text = terminal_text(
+        compare(run_of(cell_of(title=evil), name=f"a{evil}\nb"), run_of(cell_of(figures={"throughput": around(50)})))
+    )
+    assert not set(text) & set(evil[0] + evil[-1])
+    assert text.startswith(r"first   a\x1b[2J\u202e b: study ")
 
 
 def test_junit_counts_and_is_read_by_a_parser() -> None:
