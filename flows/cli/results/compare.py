@@ -4,6 +4,7 @@ Exit codes of `compare`: 0 no regression, 4 a regression over the threshold, 2 w
 """
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -57,9 +58,9 @@ def compare_runs(
     if within is not None:
         comparison = compare_within(_study_of(first), str(first), within, threshold_percent / 100, undisturbed)
         return _told(comparison, markdown_file, junit_file, json_wanted, html_file)
-    if second is not None and first.resolve() == second.resolve():
+    if second is not None and os.path.realpath(first) == os.path.realpath(second):
         return _refused(f"{first}: got the same run twice, expected two runs")
-    file = history_file or first.absolute().parent / HISTORY_FILE
+    file = history_file or _history_beside(first)
     if history_file is not None and not file.exists():
         raise WrongArgument(f"{file}: no such history. Create it with `rankwise history add RUN --as NAME`")
     if baseline is not None:
@@ -128,6 +129,12 @@ def _between(file: Path, before: RunFigures, after: RunFigures) -> Mapping[str, 
     return between_runs([run for run in kept if run.started_at != after.started_at], keys)
 
 
+def _history_beside(folder: Path) -> Path:
+    """The history beside a run folder as it was named; where there is none, beside the folder that a link leads to."""
+    named = Path(os.path.abspath(folder)).parent / HISTORY_FILE
+    return named if named.exists() else Path(os.path.realpath(folder)).parent / HISTORY_FILE
+
+
 def _refused(message: str) -> int:
     print(message, file=sys.stderr)
     return WRONG_ARGUMENTS
@@ -135,7 +142,7 @@ def _refused(message: str) -> int:
 
 def history_add(folder: Path, name: str | None = None, history_file: Path | None = None) -> int:
     """Add a run's figures to the history, optionally under a name. Returns the exit code."""
-    file = history_file or folder.absolute().parent / HISTORY_FILE
+    file = history_file or _history_beside(folder)
     run = read_run(folder)
     with open_history(file, create=True) as history:
         added = history.add(run, name)
@@ -146,7 +153,7 @@ def history_add(folder: Path, name: str | None = None, history_file: Path | None
     }[added.state]
     named = f", named {name}" if name is not None else ""
     moved = f" (previously run {added.moved_from})" if added.moved_from is not None else ""
-    print(f"{folder}: {said}{named}{moved}  ({file})")
+    print(printable(f"{folder}: {said}{named}{moved}  ({file})"))
     return NO_REGRESSION
 
 
@@ -305,7 +312,7 @@ def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
     file = output or Path("joined.md")
     write_atomically(file, joined_report(studies, found.others))
     for other in found.others:
-        print(f"{other}: not a run folder, skipped")
+        print(f"{printable(other)}: not a run folder, skipped")
     print(f"{len(studies)} runs joined")
-    print(f"Report     {file}")
+    print(printable(f"Report     {file}"))
     return NO_REGRESSION

@@ -14,6 +14,9 @@ HistoryFile = Annotated[
     Path | None,
     typer.Option("--history", metavar="FILE", help="history file  [default: history.sqlite beside the run folder]"),
 ]
+_KeptHistory = Annotated[
+    Path | None, typer.Option("--history", metavar="FILE", help="history file  [default: runs/history.sqlite]")
+]
 _RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
 Form = Annotated[Literal["text", "html"], typer.Option("--format", help="html: also write a page to --output")]
 _Output = Annotated[Path, typer.Option("--output", metavar="FILE", help="file of the page")]
@@ -40,7 +43,7 @@ def add(
 def list_runs(
     context: typer.Context,
     as_json: _AsJson = False,
-    history: HistoryFile = None,
+    history: _KeptHistory = None,
     form: Form = "text",
     output: _Output = Path("history.html"),
 ) -> None:
@@ -61,7 +64,7 @@ def show(
     figure: Annotated[str, typer.Option(help="throughput, ttft_seconds, peak_memory_bytes ...")] = "throughput",
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="draw the cell's figure over the runs")] = None,
     as_json: _AsJson = False,
-    history: HistoryFile = None,
+    history: _KeptHistory = None,
     form: Form = "text",
     output: _Output = Path("history.html"),
 ) -> None:

@@ -71,6 +71,21 @@ def test_a_baseline_outlives_its_run_folder(runs: Path, capsys: pytest.CaptureFi
     assert compare_runs(runs / "again", None, baseline="main", history_file=file) == 0
 
 
+def test_the_history_lies_beside_the_run_folder_however_that_is_named(
+    runs: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a link, or from within the folder, another history was begun that nobody looks at."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "latest").symlink_to(runs / "first")
+    (runs / "again" / "jobs").mkdir()
+    monkeypatch.chdir(runs / "again" / "jobs")
+    for named in (elsewhere / "latest", Path("..")):
+        assert history_add(named) == 0
+    assert [path.parent for path in (*runs.rglob("*.sqlite"), *elsewhere.rglob("*.sqlite"))] == [runs]
+    (runs / "moved").symlink_to((runs / "slow").rename(elsewhere / "slow"))
+    assert history_add(runs / "moved") == 0 and not (elsewhere / "history.sqlite").exists()
+
+
 def test_the_history_is_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = runs / "kept.sqlite"
     for name in ("first", "slow"):
