@@ -49,13 +49,9 @@ def find_runs(patterns: Sequence[str]) -> FoundRuns:
     """The run folders that patterns such as `runs/*` name.
 
     A file in a run folder names it too, such as `runs/*/plan.json`, and so does a file of `rankwise benchmark`, by the
-    folder beside it that its `run` holds. Raises ValueError where nothing matches, or nothing that does is a run.
+    folder beside it that its `run` holds. Raises ValueError where a pattern matches nothing, or no match is a run.
     """
-    written = " ".join(patterns)
-    found = {match for one in patterns for match in glob.glob(str(Path(one).expanduser()), recursive=True)}
-    matches = sorted(found)
-    if not matches:
-        raise ValueError(f"--results {written}: matches nothing; give run folders, such as --results 'runs/*'")
+    matches = sorted({match for one in patterns for match in _matches(one)})
     folders: dict[Path, Path] = {}
     others = []
     for match in map(Path, matches):
@@ -65,8 +61,17 @@ def find_runs(patterns: Sequence[str]) -> FoundRuns:
         elif match.is_dir():
             others.append(str(match))
     if not folders:
-        raise ValueError(f"--results {written}: names no run; a run folder has a plan.json")
+        raise ValueError(f"--results {' '.join(patterns)}: names no run; a run folder has a plan.json")
     return FoundRuns(tuple(folders.values()), tuple(others))
+
+
+def _matches(pattern: str) -> list[str]:
+    """The paths that a pattern names, or the one of this very name. Raises ValueError where it names none."""
+    path = Path(pattern).expanduser()
+    found = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)
+    if not found:
+        raise ValueError(f"--results {pattern}: matches nothing; give run folders, such as --results 'runs/*'")
+    return found
 
 
 def _run_of(file: Path) -> Path:

@@ -104,6 +104,12 @@ def test_which_folders_a_pattern_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"names no run; a run folder has a plan\.json"):
         find_runs([str(tmp_path / "notes*")])
     assert [folder.name for folder in find_runs([str(tmp_path / "one*")]).folders] == ["one"]
+    with pytest.raises(ValueError, match=r"tow: matches nothing"):
+        find_runs([str(tmp_path / "one"), str(tmp_path / "tow")])
+    (tmp_path / "two").rename(tmp_path / "two[1]")  # as a shell writes the name, which is a pattern too
+    named = find_runs([str(tmp_path / "one"), str(tmp_path / "two[1]")]).folders
+    assert [folder.name for folder in named] == ["one", "two[1]"]
+    (tmp_path / "two[1]").rename(tmp_path / "two")
     (tmp_path / "benchmark_results_a.json").write_text('{"run": "two"}')
     (tmp_path / "benchmark_results_b.json").write_text('{"run": "one"}')
     expanded = [str(tmp_path / f"benchmark_results_{letter}.json") for letter in "ab"]  # as a shell does
