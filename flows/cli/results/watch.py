@@ -150,9 +150,13 @@ class _Server(ThreadingHTTPServer):
 
 
 def serve_page(folder: Path, port: int) -> int:
-    """Serve until Ctrl-C. Raises WrongArgument for a folder without a run, OSError for a port in use."""
+    """Serve until Ctrl-C. Raises WrongArgument for a folder without a run, OSError naming a port in use."""
     run, _ = open_run(folder)
-    with live_server(run, port) as server:
+    try:
+        server = live_server(run, port)
+    except OSError as error:
+        raise OSError(f"--port {port}: {error.strerror or error}") from error
+    with server:
         print(f"Page       http://127.0.0.1:{server.server_port}/  (Ctrl-C ends it)", flush=True)
         try:
             server.serve_forever()

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
+from typer.testing import CliRunner
 
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
+from flows.cli.main import app
 from flows.cli.results.watch import LivePage, live_server, progress
 from tests.support.browser import SLOW, chromium, find_chromium
 from tests.support.run_folders.made_studies import cells_of, planned, write_failure, write_measurements, write_plan
@@ -93,6 +95,13 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert (found.done, found.planned) == (10, 20) and "about 10:00 to go" in found.text
     write_measurements(run, second, 0.01)
     assert progress(run, "v").text.endswith("complete.")
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    run = write_plan(tmp_path / "run", planned(STUDY))
+    with served(run) as port:
+        done = CliRunner().invoke(app, ["watch", str(run.folder), "--port", str(port)])
+    assert (done.exit_code, done.stderr) == (1, f"--port {port}: Address already in use\n")
 
 
 def test_what_was_cancelled_did_not_fail(tmp_path: Path) -> None:
