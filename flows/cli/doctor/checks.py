@@ -49,13 +49,13 @@ class DoctorCheck:
 
 
 def check_python() -> list[DoctorCheck]:
-    """DoctorCheck the Python interpreter."""
+    """Check the Python interpreter."""
     detail = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.release()}"
     return [DoctorCheck("python", "ok", detail)]
 
 
 def check_packages(constraints: Path) -> list[DoctorCheck]:
-    """DoctorCheck installed versions against the requirements and the tested versions.
+    """Check installed versions against the requirements and the tested versions.
 
     constraints: the constraints file.
     """
@@ -98,7 +98,7 @@ def _normal(name: str) -> str:
 
 
 def check_cores_and_memory() -> list[DoctorCheck]:
-    """DoctorCheck the cores and memory available to this process."""
+    """Check the cores and memory available to this process."""
     allowed, whole = len(os.sched_getaffinity(0)), os.cpu_count()
     quota = _cgroup_cores()
     cores = DoctorCheck("cores", "ok", f"{allowed} of {whole} available")
@@ -135,7 +135,7 @@ def _cgroup_number(name: str) -> int | None:
 
 
 def check_folders(runs: Path, cache: Path) -> list[DoctorCheck]:
-    """DoctorCheck free disk space for records and models, and the size of shared memory."""
+    """Check free disk space for records and models, and the size of shared memory."""
     found = [_room("run folder", runs, 1), _room("cache folder", cache, 5)]
     shared = Path("/dev/shm")
     if not shared.is_dir():
@@ -166,7 +166,7 @@ def _room(name: str, folder: Path, enough_gib: int) -> DoctorCheck:
 
 
 def check_slurm_tool(name: str, arguments: tuple[str, ...]) -> list[DoctorCheck]:
-    """DoctorCheck that one Slurm command is installed and that its daemon responds."""
+    """Check that one Slurm command is installed and that its daemon responds."""
     if shutil.which(name) is None:
         remedy = "not needed without a cluster; on one, use a login node or load its Slurm module"
         return [DoctorCheck(f"slurm {name}", "missing", "not on PATH", remedy)]
@@ -180,7 +180,7 @@ def check_slurm_tool(name: str, arguments: tuple[str, ...]) -> list[DoctorCheck]
 
 
 def check_tools() -> list[DoctorCheck]:
-    """DoctorCheck the compiler and git."""
+    """Check the compiler and git."""
     compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     found = []
     for name, command in (("C++ compiler", compiler), ("git", "git" if shutil.which("git") else None)):
@@ -195,7 +195,7 @@ def check_tools() -> list[DoctorCheck]:
 
 
 def check_profilers() -> list[DoctorCheck]:
-    """DoctorCheck the profilers that `measuring.profiler` supports."""
+    """Check the profilers that `measuring.profiler` supports."""
     found = []
     for name in get_args(Profiler):
         detail, _, remedy = (why_not(name) or "").partition("; ")
@@ -204,7 +204,7 @@ def check_profilers() -> list[DoctorCheck]:
 
 
 def check_master(master: str) -> list[DoctorCheck]:
-    """DoctorCheck a TCP connection to the address of rank 0 (or another service), within 3 seconds."""
+    """Check a TCP connection to the address of rank 0 (or another service), within 3 seconds."""
     host, colon, port = master.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
@@ -229,7 +229,7 @@ def check_master(master: str) -> list[DoctorCheck]:
 
 
 def check_credentials() -> list[DoctorCheck]:
-    """DoctorCheck which credentials are present; their values are never shown."""
+    """Check which credentials are present; their values are never shown."""
     set_names = {name for name, value in os.environ.items() if value}
     home = Path.home()
     hub = DoctorCheck(
@@ -284,7 +284,7 @@ def _azure(set_names: set[str], home: Path) -> DoctorCheck:
 
 
 def check_prefect_api() -> list[DoctorCheck]:
-    """DoctorCheck that the configured Prefect API responds."""
+    """Check that the configured Prefect API responds."""
     from flows.server.settings import api_named_by_environment, is_loopback
 
     try:

@@ -26,7 +26,7 @@ _FINDINGS = 3
 
 @dataclass(frozen=True)
 class VerificationOutcome:
-    """VerificationOutcome of a verification. judged: the requested cell, then its check in float32; empty: no verdict.
+    """Outcome of a verification. judged: the requested cell, then its check in float32; empty: no verdict.
 
     measured: a launch ran, so there are logs. log: log of the failed rank.
     """
