@@ -41,15 +41,17 @@ def test_what_the_encoding_of_a_stream_lacks_is_an_escape(tmp_path: Path) -> Non
     assert "größe step {step} \\u2013".encode("latin-1") in done.stdout
 
 
-@pytest.mark.parametrize("words", [["examples"], ["schema"]], ids=["of one buffer", "of several buffers"])
+@pytest.mark.parametrize("words", [["catalog", "list", "links"], ["schema"]], ids=["of one buffer", "of several"])
 def test_what_takes_no_more_output_ends_a_command_without_words_of_the_interpreter(words: list[str]) -> None:
     """What a command had printed was written when Python itself ended: `Exception ignored in`, and exit code 120."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     read, write = os.pipe()
     os.close(read)
     with open("/dev/full", "wb") as full, os.fdopen(write, "wb") as unread:
         for stdout, said in ((full, "No space left on device"), (unread, "")):
             done = subprocess.run(
-                [sys.executable, "-c", _RANKWISE, *words], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120
-            )
+                [sys.executable, "-c", _RANKWISE, *words], stdout=stdout, stderr=subprocess.PIPE, text=True,
+                timeout=120, env=buffered,
+            )  # fmt: skip
             assert done.returncode == 1, done.stderr
             assert {line.removeprefix("standard output: ") for line in done.stderr.splitlines()} == {said} - {""}
