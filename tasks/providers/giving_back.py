@@ -18,6 +18,7 @@ from tasks.providers.leases import (
     RentalLedger,
     is_dead,
     open_ledger,
+    read_lease,
     unsettled_seconds,
 )
 from tasks.providers.rental import DELETION_ORDER, Provider, ProviderError, Resource
@@ -210,7 +211,7 @@ def remove_expired(
         regions = list(dict.fromkeys(resource.region for resource in mine))
         try:
             # Giving back others takes minutes, in which a run may have extended these or taken them over.
-            there = _there_now(by_name[name], regions, run)
+            there = there_now(by_name[name], regions, run)
             if there and not any(why_doomed(resource, rented, everything, time.time()) for resource in there):
                 sweep.doomed = [item for item in sweep.doomed if item[0] not in mine]
                 sweep.kept += [(resource, _why_kept(resource)) for resource in there]
@@ -226,7 +227,7 @@ def remove_expired(
     return sweep
 
 
-def _there_now(provider: Provider, regions: Sequence[str], run: str) -> list[Resource]:
+def there_now(provider: Provider, regions: Sequence[str], run: str) -> list[Resource]:
     """Return what is left of a run in the regions that answer."""
     found: list[Resource] = []
     for region in regions:
@@ -258,9 +259,18 @@ def why_doomed(resource: Resource, rented: Path, everything: bool, now: float) -
         return None  # a tag of somebody else's: no name of ours, perhaps no folder below `rented`
     if resource.expires_at is not None and resource.expires_at <= now:
         return f"expired {int(now - resource.expires_at)} s ago"
-    if (rented / resource.run).is_dir() and is_dead(rented / resource.run):
+    folder = rented / resource.run
+    if folder.is_dir() and is_dead(folder) and _is_of(resource, folder):
         return "its run has ended"
     return "--all" if everything else None
+
+
+def _is_of(resource: Resource, folder: Path) -> bool:
+    """Whether the rental of this folder may have made it, and not another user's or machine's of the same name."""
+    try:
+        return resource.owner in ("", read_lease(folder).owner)
+    except (OSError, ValueError):
+        return True
 
 
 def _why_kept(resource: Resource) -> str:

@@ -20,7 +20,7 @@ from configs.hardware.prices import Offer
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe, prolong, write_known_hosts
-from tasks.providers.giving_back import Say, Teardown, give_back, regions_of
+from tasks.providers.giving_back import Say, Teardown, give_back, regions_of, there_now
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease, token_of, unsettled_seconds
 from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
@@ -129,6 +129,12 @@ def rent(
             if earlier := regions_of(ledger, before.name):
                 say("an earlier attempt of this run ended in between: giving back what it made")
                 give_back(before, lease.run, earlier, ledger, say, limits.teardown)
+        regions = list(dict.fromkeys(rung.region for rung in offer.rungs))
+        if attempt == 1 and (others := there_now(provider, regions, lease.run)):
+            raise RentalFailed(
+                f"{lease.run}: {others[0].owner or 'somebody'} has rented under this name, from another machine or "
+                "data folder, and giving back would end both. Use another name, or wait until that is given back"
+            )
         write_atomically(folder / "lease.json", lease.model_dump_json(indent=1), mode=0o600)
         make_keys(folder)
         ledger.write("opened", attempt=attempt, expires_at=lease.expires_at)

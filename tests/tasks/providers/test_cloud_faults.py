@@ -305,7 +305,8 @@ def test_credentials_expire(renter: WordedRenter, seen: Seen, action: str) -> No
     def begin() -> None:
         fault.times = -1
 
-    renter.suffer(Fault(action, code="expired", times=1, hook=begin), fault)
+    asked_before = 1 if action == "look" else 0  # for nodes of this name
+    renter.suffer(Fault(action, code="expired", times=1, after=asked_before, hook=begin), fault)
     with pytest.raises(LeftBehind) as caught:
         renter.rent(lease)
     if action == "look":
@@ -332,8 +333,8 @@ def test_credentials_expire(renter: WordedRenter, seen: Seen, action: str) -> No
         ("make placement", Fault("make placement"), {}),
         ("create call", Fault("create"), {}),
         ("create call that succeeds afterwards", Fault("create", late_seconds=1.0), {}),
-        ("waiting until running", Fault("look"), {}),
-        ("waiting for SSH", Fault("look", after=2), {"ssh_late_seconds": 3}),
+        ("waiting until running", Fault("look", after=1), {}),
+        ("waiting for SSH", Fault("look", after=3), {"ssh_late_seconds": 3}),
         ("giving back", Fault("end"), {}),
         ("deleting the group", Fault("end group"), {}),
     ],
@@ -355,7 +356,7 @@ def test_sigkill_while_renting_then_reap(
     ("stage", "fault"),
     [
         ("create call that succeeds afterwards", Fault("create", late_seconds=1.0)),
-        ("waiting until running", Fault("look")),
+        ("waiting until running", Fault("look", after=1)),
     ],
 )
 def test_sigkill_while_renting_then_again(renter: WordedRenter, seen: Seen, stage: str, fault: Fault) -> None:
@@ -390,6 +391,18 @@ def test_two_runs_at_once(renter: WordedRenter, seen: Seen) -> None:
     renter.down(leases[1])
     assert renter.cloud.left() == []
     seen(renter.provider.name, "two runs at once, one name twice", "the second of a name is refused", "nothing left")
+
+
+def test_a_name_that_another_machine_has_taken(renter: WordedRenter, tmp_path: Path, seen: Seen) -> None:
+    lease = renter.lease("taken", nodes=1)
+    renter.rent(lease)
+    other = WordedRenter(renter.cloud, tmp_path / "elsewhere", renter.provider)
+    with pytest.raises(RentalFailed, match=r"^taken: tester has rented under this name"):
+        other.rent(other.lease("taken", nodes=1))
+    assert other.reap().removed == [] and machines(renter.cloud) == 1
+    renter.down(lease)
+    assert renter.cloud.left() == []
+    seen(renter.provider.name, "a name that another machine has taken", "refused", "nothing left")
 
 
 def test_price_cap(renter: WordedRenter, seen: Seen) -> None:

@@ -18,7 +18,7 @@ from tasks.providers import connections, giving_back, leases, renting, study_nod
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws
 from tasks.providers.clouds import provider_named
-from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
+from tasks.providers.giving_back import ReapResult, Teardown, remove_expired, why_doomed
 from tasks.providers.leases import is_dead, open_ledger, read_entries
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
 from tasks.providers.renting import Limits, RentalFailed, RentalOffer, extend_run, give_back_run, rent
@@ -153,10 +153,11 @@ def test_nodes_are_given_back_on_a_full_disk(tmp_path: Path, monkeypatch: pytest
 def test_nodes_are_given_back_where_the_disk_is_full_when_they_are_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud = Cloud(resource("instance"))
+    cloud = Cloud()
 
     def climb(renting_: Any, rungs: Any) -> list[Node]:
         renting_.ledger.write("prepare", region=REGION)
+        cloud.there.append(resource("instance"))
         return NODES
 
     monkeypatch.setattr(renting._Renting, "climb", climb)
@@ -450,6 +451,51 @@ def test_a_machine_that_appears_late_is_removed_where_nodes_are_found_at_another
     cloud.sleep(300)
     left = cloud.tagged([REGION, other.region])
     assert [(each.id, each.region) for each in left] == [(node.id, other.region) for node in nodes]
+
+
+def test_nodes_of_another_machine_outlive_a_run_of_their_name_that_has_ended_here(tmp_path: Path) -> None:
+    rental(tmp_path / "r", int(time.time()) + 60)
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("given_back", removed=[])
+    theirs = resource("instance").model_copy(update={"owner": "ada-laptop"})
+    cloud = Cloud(theirs)
+    assert why_doomed(theirs, tmp_path, False, time.time()) is None
+    assert reap(cloud, tmp_path).removed == [] and cloud.there == [theirs]
+    cloud.there = [resource("disk").model_copy(update={"owner": "o"})]  # appeared after its run had given back
+    assert [each.id for each in reap(cloud, tmp_path).removed] == ["disk-r"]
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_nodes_of_another_machine_that_have_the_same_name_are_left_alone(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], swept: bool
+) -> None:
+    """Whether this machine has reaped a run of that name before or not."""
+    cloud = late_cloud(("invalid",))  # what EC2 says of a token that was used with other user data
+    theirs = resource("instance").model_copy(update={"id": "theirs", "owner": "ada-laptop"})
+    cloud.there = [theirs]
+    if swept:
+        with open_ledger(tmp_path / "r") as ledger:
+            ledger.write("given_back", removed=[])
+    with pytest.raises(RentalFailed, match=r"^r: ada-laptop has rented under this name, from another machine"):
+        rented(cloud, tmp_path / "r", [Rung(region="us-west-2"), Rung(region=REGION)])
+    assert cloud.there == [theirs] and cloud.problems == ["invalid"]
+    assert not is_dead(tmp_path / "r") and not (tmp_path / "r" / "lease.json").exists()
+
+
+def test_a_region_that_does_not_answer_keeps_nobody_from_renting(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = late_cloud(())
+    listed = cloud.tagged
+    problems = [ProviderError("transient", "", "no answer")]
+
+    def tagged(regions: Sequence[str], run: str | None = None) -> list[Resource]:
+        if problems:
+            raise problems.pop()
+        return listed(regions, run)
+
+    monkeypatch.setattr(cloud, "tagged", tagged)
+    assert len(rented(cloud, tmp_path / "r", [Rung(region=REGION)])) == 2 and problems == []
 
 
 class Google(Cloud):
