@@ -19,6 +19,11 @@ MarketName = Literal["on_demand", "spot"]
 _ADDRESS_RANGE = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 
 
+def region_name(text: str) -> str:
+    """Return a region as the clouds list it. Azure takes `East US` and `EastUS`, and answers with eastus."""
+    return text.replace(" ", "").lower()
+
+
 class RentedTarget(ClusterTarget):
     """Nodes that are rented before measuring and given back after it, whatever ends the run."""
 
@@ -67,7 +72,10 @@ class RentedTarget(ClusterTarget):
             return data
         kind, instance, regions = data.get("kind", "aws"), data.get("instance"), data.get("regions")
         found = {"name": kind} | data
-        if data.get("machine") is None and isinstance(instance, str) and isinstance(regions, list | tuple) and regions:
+        if isinstance(regions, list | tuple):
+            regions = [region_name(region) if isinstance(region, str) else region for region in regions]
+            found["regions"] = regions
+        if data.get("machine") is None and isinstance(instance, str) and isinstance(regions, list) and regions:
             found["machine"] = f"{kind}/{instance}/{regions[0]}"
         return found
 

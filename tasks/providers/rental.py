@@ -15,7 +15,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from configs.common.base import Frozen
 from configs.hardware.node_names import Cloud
-from configs.targets.rented import MarketName
+from configs.targets.rented import MarketName, region_name
 
 ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "network", "placement", "key", "group"]
 Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable"]
@@ -68,13 +68,22 @@ class RentalRequest(Frozen):
     profile: str | None = Field(None, description="existing instance profile, service account or managed identity")
     hours: float = Field(1.0, gt=0, le=MAX_HOURS, description="from the create call to the dead man's switch")
 
+    @field_validator("regions")
+    @classmethod
+    def _as_listed(cls, regions: tuple[str, ...]) -> tuple[str, ...]:
+        """What is made there is found again by the region's name."""
+        return tuple(map(region_name, regions))
+
     @field_validator("ssh_from")
     @classmethod
     def _is_a_range(cls, ssh_from: str) -> str:
         from ipaddress import ip_network
 
-        if ip_network(ssh_from).prefixlen == 0:
+        network = ip_network(ssh_from)
+        if network.prefixlen == 0:
             raise ValueError(f"got {ssh_from}, which is everybody. Name an address, such as 203.0.113.7/32")
+        if network.version != 4:
+            raise ValueError(f"got {ssh_from}, but nodes have IPv4 addresses only. Name one, such as 203.0.113.7/32")
         return ssh_from
 
     @property

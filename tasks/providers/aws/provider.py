@@ -38,6 +38,8 @@ from tasks.providers.rental import (
 _GPU_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp2/ami-id"
 """Public parameters of the AWS Deep Learning AMI and of Ubuntu; both have cloud-init and the user `ubuntu`."""
+_IMAGE_OWNERS = ("self", "amazon", "aws-marketplace")
+"""Whose images may be named: anybody can publish one under any name, and the newest of a name is taken."""
 _PROBLEMS: dict[str, Problem] = {
     "InsufficientInstanceCapacity": "capacity",
     "InsufficientHostCapacity": "capacity",
@@ -273,9 +275,13 @@ class Aws:
             return request.image
         if request.image is not None:
             wanted = [{"Name": "name", "Values": [request.image]}]
-            found = _ask(lambda: self._ec2(region).describe_images(Filters=wanted))["Images"]
+            owned = {"Filters": wanted, "Owners": list(_IMAGE_OWNERS)}
+            found = _ask(lambda: self._ec2(region).describe_images(**owned))["Images"]
             if not found:
-                raise ProviderError("invalid", "", f"{region}: no image named {request.image!r}")
+                whose = "of this account, of Amazon's verified publishers or of its marketplace"
+                raise ProviderError(
+                    "invalid", "", f"{region}: no image named {request.image!r} {whose}. Name another one by its id"
+                )
             return str(max(found, key=lambda image: image.get("CreationDate", ""))["ImageId"])
         parameter = _CPU_IMAGE if instance(f"aws/{request.instance}").accelerator.kind == "cpu" else _GPU_IMAGE
         with self._making:
@@ -375,6 +381,8 @@ def _ask(call: Callable[[], Any]) -> Any:
     except (failures.NoCredentialsError, failures.PartialCredentialsError) as error:
         remedy = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
         raise ProviderError("auth", "", f"aws: {error}. {remedy}") from error
+    except (failures.SSOError, failures.TokenRetrievalError, failures.CredentialRetrievalError) as error:
+        raise ProviderError("auth", "", f"aws: {error}") from error
     except (failures.ConnectionError, failures.HTTPClientError) as error:
         raise ProviderError("transient", type(error).__name__, str(error)) from error
     except failures.BotoCoreError as error:

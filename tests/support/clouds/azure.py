@@ -126,6 +126,8 @@ class FakeAzure:
         parts = id.split("/")
         kind = f"{parts[-3]}/{parts[-2]}" if len(parts) > 5 else "Microsoft.Resources/resourceGroups"
         made = {**body, "id": id, "name": parts[-1], "type": kind}
+        if "location" in body:  # `East US` and `EastUS` are answered as eastus
+            made["location"] = body["location"].replace(" ", "").lower()
         made.setdefault("properties", {}).setdefault("provisioningState", "Succeeded")
         with self._lock:
             self.resources[id.lower()] = made

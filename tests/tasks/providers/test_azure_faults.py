@@ -156,6 +156,15 @@ def test_an_evicted_node_takes_its_gang_along(renter: Renter, seen: Seen) -> Non
     seen("azure", "spot node evicted before it is ready", "gang given back, on demand instead", "nothing left")
 
 
+def test_a_region_by_another_spelling(renter: Renter, seen: Seen) -> None:
+    """Azure takes it and lists what is there under its own: nothing was found to be given back."""
+    lease = renter.lease("spelling", nodes=1, regions=("EastUS",))
+    renter.rent(lease)
+    renter.down(lease)
+    assert renter.cloud.left() == []
+    seen("azure", "region by another spelling", "found under Azure's own", "nothing left")
+
+
 def test_deleting_fails_at_first(renter: Renter, seen: Seen) -> None:
     lease = renter.lease("delete-late")
     renter.rent(lease)

@@ -8,9 +8,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+from botocore.exceptions import (  # type: ignore[import-untyped]
+    ClientError,
+    CredentialRetrievalError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 
 from configs.plans.rentals import StudyRental
+from configs.targets.rented import RentedTarget
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws, _ask
 from tasks.providers.boot import make_keys, remove_keys, user_data
@@ -21,7 +27,7 @@ from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
 from tasks.providers.rental import Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
 from tasks.providers.renting import RentalFailed, extend_run, plan_rental
-from tasks.providers.study_nodes import rental_name
+from tasks.providers.study_nodes import rental_name, request_of
 
 REQUEST = RentalRequest(
     provider="aws",
@@ -113,6 +119,59 @@ def test_a_group_that_is_not_seen_yet_is_asked_for_again(monkeypatch: pytest.Mon
 def test_everybody_may_not_connect() -> None:
     with pytest.raises(ValueError, match="everybody"):
         RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "0.0.0.0/0"})
+
+
+def test_an_address_that_no_node_can_be_reached_from_is_refused() -> None:
+    """Nodes have IPv4 addresses: they were rented and waited for in vain where the cloud took the rule."""
+    with pytest.raises(ValueError, match="2001:db8::/32, but nodes have IPv4 addresses only"):
+        RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "2001:db8::/32"})
+
+
+@pytest.mark.parametrize("written", ["East US", "EastUS", "eastus"])
+def test_a_region_is_found_again_however_it_was_written(written: str) -> None:
+    """Azure takes all three, and lists what is there as of eastus."""
+    fields = {"kind": "azure", "instance": "Standard_NC4as_T4_v3", "ssh_from": REQUEST.ssh_from}
+    target = RentedTarget.model_validate(fields | {"regions": [written]})
+    assert target.machine == "azure/Standard_NC4as_T4_v3/eastus" and request_of(target).regions == ("eastus",)
+    typed = RentalRequest(provider="azure", instance="x", regions=(written,), ssh_from=REQUEST.ssh_from)
+    assert typed.regions == ("eastus",)
+
+
+def test_an_image_of_a_strangers_is_not_taken_for_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody can publish an image under any name, and the newest one is taken."""
+    images = {
+        "self": {"ImageId": "ami-own", "CreationDate": "2026-01-01"},
+        "999999999999": {"ImageId": "ami-stranger", "CreationDate": "2026-11-01"},
+    }
+
+    def describe(Filters: Any, Owners: tuple[str, ...] = ()) -> Any:
+        return {"Images": [image for owner, image in images.items() if not Owners or owner in Owners]}
+
+    monkeypatch.setattr(Aws, "_ec2", lambda aws, region: SimpleNamespace(describe_images=describe))
+    named = REQUEST.model_copy(update={"image": "our-gpu-image"})
+    assert Aws._image(object.__new__(Aws), named, "us-east-1") == "ami-own"
+    del images["self"]
+    with pytest.raises(ProviderError, match=r"us-east-1: no image named 'our-gpu-image' of this account.*by its id"):
+        Aws._image(object.__new__(Aws), named, "us-east-1")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnauthorizedSSOTokenError(),
+        CredentialRetrievalError(provider="custom-process", error_msg="exit code 1"),
+        TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"),
+    ],
+)
+def test_credentials_that_expire_meanwhile_are_no_wrong_parameter(error: Exception) -> None:
+    """Giving back waits a quarter of an hour for what may pass, and not for a login."""
+
+    def expired() -> None:
+        raise error
+
+    with pytest.raises(ProviderError) as caught:
+        _ask(expired)
+    assert caught.value.problem == "auth"
 
 
 @pytest.mark.parametrize("hours", [float("nan"), float("inf"), -1, 0, 721])
