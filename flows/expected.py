@@ -4,6 +4,9 @@ except EXPECTED as error:
     print(sentence_of(error))
 """
 
+from pydantic import ValidationError
+
+from configs.common.files.reading import validation_text
 from tasks.models.hub import TransientFetchError
 
 EXPECTED = (ValueError, OSError, TransientFetchError)
@@ -11,7 +14,7 @@ EXPECTED = (ValueError, OSError, TransientFetchError)
 
 
 def sentence_of(error: Exception, begun: bool = True) -> str:
-    """What an error says to people: of the system's, which file it is about; of a run, that nothing is lost.
+    """What an error says to people: of fields, each by its name; of the system's, which file; of a run, what is kept.
 
     begun: whether a run had begun.
     """
@@ -19,4 +22,4 @@ def sentence_of(error: Exception, begun: bool = True) -> str:
         where = f"{error.filename}: " if error.filename else ""
         kept = ". Completed measurements are kept; correct this and run again to resume" if begun else ""
         return f"{where}{error.strerror}{kept}"
-    return str(error)
+    return validation_text(error) if isinstance(error, ValidationError) else str(error)

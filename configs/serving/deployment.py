@@ -14,6 +14,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from configs.common.base import SCHEMA_VERSION, Frozen, content_hash
 from configs.common.execution import Compression, Dtype, Layout
 from configs.plans.model_manifest import ModelFile
+from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 
 OptimizationLevel = Literal["none", "balanced", "aggressive"]
 LEVEL_ORDER: tuple[OptimizationLevel, ...] = ("none", "balanced", "aggressive")
@@ -69,6 +70,7 @@ class ServingBundle(Frozen):
     first_requests: tuple[FirstRequest, ...] = ()
     max_sequences: PositiveInt = 32
     max_length: PositiveInt | None = None
+    group_timeout_seconds: PositiveFloat = GROUP_TIMEOUT_SECONDS
     from_run: str | None = None
     created_at: str = ""
 

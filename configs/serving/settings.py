@@ -10,6 +10,8 @@ from configs.common.execution import Compression, Dtype, Layout
 
 BLOCK_POSITIONS = 16
 """Positions of a block of the key-value cache."""
+GROUP_TIMEOUT_SECONDS = 20.0
+"""That ranks wait for each other, where nobody says otherwise."""
 
 
 class ServingLimits(Frozen):
@@ -57,7 +59,8 @@ class ServingSettings(Frozen):
     prefix_caching: bool = True
     batch_invariant: bool = Field(False, description="refuse to start where company could change a request's bits")
     group_timeout_seconds: PositiveFloat = Field(
-        20.0, description="time limit of one collective; a replica that computes no step for three of them hangs"
+        GROUP_TIMEOUT_SECONDS,
+        description="time limit of one collective; a replica that computes no step for three of them hangs",
     )
     limits: ServingLimits = ServingLimits()
     rendezvous: ServerRendezvous | None = Field(None, description="none: all ranks are on this machine")

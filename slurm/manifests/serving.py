@@ -8,6 +8,7 @@ import re
 
 from configs.common.base import Frozen
 from configs.serving.deployment import ServingBundle
+from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 
 PORT = 8000
 METRICS_PATH = "/metrics"
@@ -41,12 +42,15 @@ class ContainedServer(Frozen):
     compression: str | None
     max_sequences: int
     max_length: int | None
+    group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS
+    weights_bytes: int = 0
     gpus: int = 0
 
     @classmethod
     def of_bundle(cls, bundle: ServingBundle, gpus: int = 0) -> "ContainedServer":
         """Return what a bundle serves; its files lie in the image, a synthetic model is made there."""
         synthetic = bundle.identity.startswith("synthetic:")
+        measured = bundle.check.weights_bytes if bundle.check is not None else None
         return cls(
             name=bundle.model,
             model=bundle.identity if synthetic else "/bundle/model",
@@ -59,6 +63,8 @@ class ContainedServer(Frozen):
             compression="+".join(bundle.compression) or None,
             max_sequences=bundle.max_sequences,
             max_length=bundle.max_length,
+            group_timeout_seconds=bundle.group_timeout_seconds,
+            weights_bytes=max(sum(file.size_bytes for file in bundle.files.values()), measured or 0),
             gpus=gpus,
         )
 
@@ -75,4 +81,6 @@ class ContainedServer(Frozen):
         words += ["--max-sequences", str(self.max_sequences)]
         words += [] if self.compression is None else ["--compression", self.compression]
         words += [] if self.max_length is None else ["--max-length", str(self.max_length)]
+        if self.group_timeout_seconds != GROUP_TIMEOUT_SECONDS:
+            words += ["--group-timeout-seconds", f"{self.group_timeout_seconds:g}"]
         return [*words, *(() if self.gpus else ("--device", "cpu"))]

@@ -20,6 +20,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.serving.deployment import LEVEL_ORDER, LevelCheck, OptimizationLevel, ServingBundle
+from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
 from engine.planner.families import read_architecture
 from reports.experiments.compression import MOST_LOSS
@@ -46,6 +47,7 @@ class WantedBundle:
     max_loss: float = MOST_LOSS
     max_sequences: int = 32
     max_length: int | None = None
+    group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS
     name: str | None = None
     from_run: str | None = None
 
@@ -82,7 +84,7 @@ def make_bundle(
     length = served_length(manifest, wanted.max_length)
     levels = LEVEL_ORDER[1 : LEVEL_ORDER.index(wanted.level) + 1]
     found, requests = check_levels(model, target, levels, wanted.dtype, folder, cache, wanted.max_loss, say,
-                                   wanted.layout.tp, nodes, length)  # fmt: skip
+                                   wanted.layout.tp, nodes, length, wanted.group_timeout_seconds)  # fmt: skip
     level = chosen_level(wanted.level, found, say)
     compression = () if level == "none" else found[level].passes
     made_of = {
@@ -92,6 +94,7 @@ def make_bundle(
         "passes": compression,
         "length": length,
         "sequences": wanted.max_sequences,
+        "group_timeout_seconds": wanted.group_timeout_seconds,
         "name": wanted.name,
     }
     return ServingBundle.model_validate(
@@ -114,6 +117,7 @@ def make_bundle(
             "first_requests": requests[level],
             "max_sequences": wanted.max_sequences,
             "max_length": length,
+            "group_timeout_seconds": wanted.group_timeout_seconds,
             "from_run": wanted.from_run,
             "created_at": utc_now(),
         }
@@ -197,6 +201,7 @@ def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:
             max_loss=wanted.max_loss,
             max_sequences=max(1, batch),
             max_length=wanted.max_length,
+            group_timeout_seconds=wanted.group_timeout_seconds,
             name=wanted.name or planned.name,
             from_run=str(run),
         )

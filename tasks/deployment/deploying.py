@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ import httpx
 from configs.common.base import write_atomically
 from configs.common.files.reading import parse_model
 from configs.common.secrets import excerpt
+from configs.common.system.ports import check_port
 from configs.hardware.prices import listed_offers
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
+from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SshTarget
 from tasks.deployment.bundles import (
@@ -41,12 +43,13 @@ from tasks.deployment.store import Store
 from tasks.deployment.targets import ParsedTarget
 from tasks.providers.attempts import attempts_of
 from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
-from tasks.providers.giving_back import Say, Teardown
+from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
 from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease
-from tasks.providers.rental import RentalLease
+from tasks.providers.rental import ProviderError, RentalLease
 from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
 from tasks.providers.study_nodes import hosts_of_nodes, request_of
+from tasks.serving.settings import only_of_decoders
 
 _TIMED_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
@@ -91,6 +94,9 @@ class Deploying:
         """Deploy, or leave nothing. Raises ValueError, PlaceError, ServerNotReady, LeftBehind, RentalFailed."""
         wanted = self.wanted
         self._refuse_taken(wanted.name in self.store.unfinished())
+        if wanted.port:
+            check_port(wanted.port)  # the front begins last, after all that takes time and money
+        self.wanted = wanted = self._cut_over_devices()
         model = resolved_model(wanted.bundle.model, self.store.cache, Path.cwd())
         fit_text = self._fit(model.manifest)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -110,6 +116,10 @@ class Deploying:
                         None, f"{problem}. Something may be left: {left.strerror}. `rankwise undeploy {wanted.name}` "
                         "removes it"
                     ) from error  # fmt: skip
+                except (LeftBehind, ProviderError):
+                    if not isinstance(error, LeftBehind):  # what follows names what is left, and not why
+                        self.say(f"not deployed: {excerpt(problem, 500)}")
+                    raise
                 self.store.forget(wanted.name)
                 raise
 
@@ -119,6 +129,21 @@ class Deploying:
         while (left := deadline - time.monotonic()) > 0:
             self._check()
             time.sleep(min(_LOOK_SECONDS, left))
+
+    def _cut_over_devices(self) -> WantedDeployment:
+        """Cut a sharded server over all GPUs of this machine or of the hosts, which only they can tell."""
+        wanted = self.wanted
+        if not wanted.sharded or wanted.bundle.from_run is not None or wanted.target.device == "cpu":
+            return wanted
+        places: list[Place] = []
+        if wanted.ssh is not None:
+            places = [SshPlace(wanted.ssh, number, "") for number in range(len(wanted.ssh.hosts))]
+        elif wanted.rented is None:
+            places = [LocalPlace(self._folder, self.store.cache)]
+        devices = max(1, min((place.gpu_count() for place in places), default=1))  # as many on each
+        layout = wanted.bundle.layout
+        cut = layout.model_copy(update={"tp": layout.tp * devices})
+        return replace(wanted, bundle=replace(wanted.bundle, layout=cut))
 
     def _refuse_taken(self, unfinished: bool) -> None:
         """Raise ValueError for the name of a deployment that exists, or of which something may be left."""
@@ -138,6 +163,8 @@ class Deploying:
 
         manifest, wanted = load_manifest(Path(manifest_path)), self.wanted
         architecture = read_architecture(manifest.config, manifest.identity)
+        if architecture.kind != "decoder" and wanted.bundle.group_timeout_seconds != GROUP_TIMEOUT_SECONDS:
+            raise only_of_decoders("--group-timeout-seconds", wanted.bundle.model, architecture)
         layout, length = wanted.bundle.layout, served_length(manifest, wanted.bundle.max_length)
         if wanted.bundle.max_length is not None and length < wanted.bundle.max_length:
             raise ValueError(f"--max-length {wanted.bundle.max_length}: {wanted.bundle.model} has {length} positions")

@@ -22,7 +22,8 @@ from configs.serving.deployment import FirstRequest, ServingBundle
 TIES: dict[Dtype, float] = {"float32": 1e-5, "float16": 2.0**-8, "bfloat16": 2.0**-5}
 """Shares of a logit: some units in the last place of a number of that type (24, 11 and 8 bits)."""
 MIN_COSINE = 0.999
-_REQUEST_SECONDS = 120.0
+_REQUEST_SECONDS, _REQUEST_TIMEOUTS = 120.0, 6
+"""How long an answer is waited for; where ranks may wait for each other for longer, six times as long as they may."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,17 @@ def timed_answers(url: str, key: str | None, bundle: ServingBundle, seconds: flo
 
 def _client(url: str, key: str | None) -> httpx.Client:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.Client(base_url=url, headers=headers, timeout=_REQUEST_SECONDS, trust_env=False)
+    return httpx.Client(base_url=url, headers=headers, trust_env=False)
 
 
 def _send(client: httpx.Client, bundle: ServingBundle, request: FirstRequest) -> httpx.Response:
     prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+    seconds = max(_REQUEST_SECONDS, _REQUEST_TIMEOUTS * bundle.group_timeout_seconds)
     if bundle.kind == "encoder":
-        return client.post("/v1/embeddings", json={"model": bundle.model, "input": prompt})
+        return client.post("/v1/embeddings", json={"model": bundle.model, "input": prompt}, timeout=seconds)
     body: dict[str, object] = {"model": bundle.model, "prompt": prompt, "max_tokens": len(request.tokens)}
     body |= {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    return client.post("/v1/completions", json=body)
+    return client.post("/v1/completions", json=body, timeout=seconds)
 
 
 def _compare(request: FirstRequest, answer: dict[str, Any], tie: float) -> tuple[int, str | None]:

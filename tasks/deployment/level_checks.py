@@ -18,6 +18,8 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.records.record import Record
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel
+from configs.serving.settings import GROUP_TIMEOUT_SECONDS
+from configs.spec.measuring import Measuring
 from configs.spec.study import StudySpec, parse_study, study_yaml
 from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
 from reports.correctness.data import ANSWER_COLUMNS, answers_of
@@ -52,14 +54,17 @@ def check_levels(
     tp: int = 1,
     nodes: int = 1,
     max_length: int = _POSITIONS,
+    group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS,
 ) -> tuple[dict[OptimizationLevel, LevelCheck], dict[OptimizationLevel, tuple[FirstRequest, ...]]]:
     """Return the check of each level, and requests with the answers that this level gives on the target.
 
     levels: those above `none`, which is always measured. tp: ranks of a launch, over `nodes` of the target.
-    max_length: of prompt and answer, as it will be served. Raises ValueError where `none` could not be measured.
+    max_length: of prompt and answer, as it will be served. group_timeout_seconds: of the servers. Raises ValueError
+    where `none` could not be measured.
     """
     run = RunPaths(folder.absolute())
-    plan, prompts = _plan(model, target, levels, dtype, run, tp, nodes, min(_POSITIONS, max_length))
+    positions = min(_POSITIONS, max_length)
+    plan, prompts = _plan(model, target, levels, dtype, run, tp, nodes, positions, group_timeout_seconds)
     _measure(plan, run, cache, say)
     study = load_run(run)
     [experiment] = plan.experiments
@@ -92,6 +97,7 @@ def _plan(
     tp: int,
     nodes: int,
     positions: int,
+    group_timeout_seconds: float,
 ) -> tuple[Plan, list[PromptLine]]:
     run.inputs.mkdir(parents=True, exist_ok=True)
     manifest = load_manifest(Path(model.manifest))
@@ -104,6 +110,10 @@ def _plan(
     layout = {"tp": tp, "nodes": nodes} if tp > 1 else {}
     experiment = {"kind": "compression", "passes": list(levels) or ["balanced"], "dtypes": [dtype], "baseline": layout}
     told = target.model_dump(exclude_defaults=True) | {"kind": target.kind}
+    if tp > 1 and target.kind != "local":
+        told |= {"ranks_per_node": tp // nodes}
+    group_timeout = max(Measuring().group_timeout_seconds, group_timeout_seconds)
+    rules = {"repeats": 1, "memory": False, "min_seconds": 0.5, "cell_timeout_seconds": 900}
     study: StudySpec = parse_study(
         {
             "study": "levels",
@@ -112,7 +122,7 @@ def _plan(
             "dtype": dtype,
             "targets": [told],
             "experiments": {"levels": experiment},
-            "measuring": {"repeats": 1, "memory": False, "min_seconds": 0.5, "cell_timeout_seconds": 900},
+            "measuring": rules | {"group_timeout_seconds": group_timeout},
         }
     )
     plan = make_plan(study, [model], copy_inputs(study, run, run.inputs), run.inputs)

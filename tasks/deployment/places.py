@@ -68,6 +68,10 @@ class Place(Protocol):
         """Return what is free on the GPU that has least; None: there is none, or it is not known."""
         ...
 
+    def gpu_count(self) -> int:
+        """Return how many GPUs ranks may have; 0: there are none, or it is not known."""
+        ...
+
 
 class LocalPlace:
     """This machine."""
@@ -102,6 +106,12 @@ class LocalPlace:
 
         return free_memory_bytes(local_accelerators())
 
+    def gpu_count(self) -> int:
+        """Return how many GPUs this process may use."""
+        from engine.planner.accelerators import local_accelerators
+
+        return len(local_accelerators())
+
 
 class SshPlace:
     """A host of a target. Everything travels in the encrypted connection."""
@@ -133,6 +143,10 @@ class SshPlace:
         """Return what was free on the GPU that has least; None: there is none, or it is not known."""
         free = self._facts.data["gpus"].get("free_bytes", ())
         return min((int(one) for one in free if one is not None), default=None)
+
+    def gpu_count(self) -> int:
+        """Return how many GPUs the host has told of."""
+        return len(self._facts.data["gpus"]["names"])
 
     @property
     def address(self) -> str:

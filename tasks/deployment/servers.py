@@ -107,6 +107,7 @@ def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest:
         max_sequences=bundle.max_sequences,
         max_step_tokens=steps,
         blocks=blocks,
+        group_timeout_seconds=bundle.group_timeout_seconds,
         rendezvous=spec.rendezvous,
     )
 

@@ -152,6 +152,10 @@ class SlurmPlace:
     def gpu_memory_bytes(self) -> None:
         """Return None: a job gets no GPU."""
 
+    def gpu_count(self) -> int:
+        """Return 0: a job gets no GPU."""
+        return 0
+
     def _nodes(self) -> list[tuple[int, int]]:
         """Cores and MiB of each node that takes jobs. Raises PlaceError."""
         try:

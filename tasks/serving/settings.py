@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.common.execution import Compression, Dtype, Layout
 from configs.plans.plan import PlannedModel
-from configs.serving.settings import ServingLimits, ServingSettings
+from configs.serving.settings import GROUP_TIMEOUT_SECONDS, ServingLimits, ServingSettings
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
 from engine.planner.serving import AskedSizes, server_sizes
@@ -42,7 +42,7 @@ class ServerRequest:
     prefix_caching: bool = True
     batch_invariant: bool = False
     max_queue: int = ServingLimits().max_queue
-    group_timeout_seconds: float = ServingSettings.model_fields["group_timeout_seconds"].default
+    group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS
 
 
 def make_settings(asked: ServerRequest, folder: Path, cache: Path, base: Path) -> ServingSettings:
@@ -99,6 +99,12 @@ def program_of(settings: ServingSettings) -> str:
     return DECODERS if kind == "decoder" else "engine.answering.main"
 
 
+def only_of_decoders(option: str, model: str, architecture: Architecture) -> ValueError:
+    """Return the refusal of an option that says something of decoders alone."""
+    kind = f"{architecture.kind.replace('_', '-')}s"
+    return ValueError(f"{option}: {model} is one of the {kind}, which one rank serves. Leave it out")
+
+
 def _without_cache(
     asked: ServerRequest, model: PlannedModel, architecture: Architecture, folder: Path
 ) -> ServingSettings:
@@ -106,7 +112,6 @@ def _without_cache(
 
     Raises ValueError for options that only decoders have.
     """
-    kind = f"{architecture.kind.replace('_', '-')}s"
     for option, given in (
         ("--tp, --pp, --dp", asked.layout.ranks > 1),
         ("--compression", bool(asked.compression)),
@@ -116,7 +121,7 @@ def _without_cache(
         ("--group-timeout-seconds", asked.group_timeout_seconds != ServerRequest.group_timeout_seconds),
     ):
         if given:
-            raise ValueError(f"{option}: {model.name} is one of the {kind}, which one rank serves. Leave it out")
+            raise only_of_decoders(option, model.name, architecture)
     limit = architecture.max_positions
     length = asked.max_length or limit or _LENGTH_WITHOUT_POSITIONS
     if limit is not None and length > limit:

@@ -1,6 +1,7 @@
 """Ports for servers that bind them later than they are chosen.
 
 port = free_port()          # of this machine's loopback
+check_port(8080)            # ValueError: somebody listens on it
 """
 
 import errno
@@ -27,3 +28,13 @@ def free_port(address: str = "127.0.0.1") -> int:
                     raise
                 continue
             return port
+
+
+def check_port(port: int, address: str = "127.0.0.1") -> None:
+    """Raise ValueError for a port that cannot be listened on now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that have ended do not matter
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise ValueError(f"{address}:{port} cannot be listened on: {error.strerror}. Use another --port") from error

@@ -13,6 +13,9 @@ from typing import Annotated, Literal
 
 import typer
 
+GroupTimeout = Annotated[
+    float, typer.Option(min=0.1, max=86_400, help="that ranks wait for each other; more where a step takes as long")
+]
 Level = Annotated[
     Literal["none", "balanced", "aggressive"],
     typer.Option(help="compression; a level whose answers lose too much falls to the next milder one"),
@@ -46,6 +49,7 @@ def deploy(
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="of the weights")] = "bfloat16",
     max_loss: MaxLoss = 0.01,
     max_length: Annotated[int | None, typer.Option(min=2, help="tokens of prompt and answer  [default: 2048]")] = None,
+    group_timeout_seconds: GroupTimeout = 20.0,
     region: Annotated[list[str] | None, typer.Option(help="regions in order  [default: the provider's home]")] = None,
     market: Annotated[Literal["on_demand", "spot"], typer.Option(help="market to ask first")] = "on_demand",
     fall_back: Annotated[Literal["on_demand", "spot"] | None, typer.Option(help="market to ask after it")] = None,
@@ -82,6 +86,7 @@ def deploy(
                 dtype=dtype,
                 max_loss=max_loss,
                 max_length=max_length,
+                group_timeout_seconds=group_timeout_seconds,
                 regions=tuple(region or ()),
                 market=market,
                 fall_back=fall_back,

@@ -17,6 +17,7 @@ from configs.common.secrets import redacted
 from configs.hardware.catalog import HOME_REGIONS, catalog
 from configs.hardware.prices import listed_offers
 from configs.serving.deployment import OptimizationLevel
+from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 from configs.targets.rented import RentedTarget
 from configs.targets.target import SlurmTarget, SshTarget
 from flows.cli.deploy.listing import store_of_user
@@ -24,6 +25,7 @@ from flows.cli.deploy.verdicts import judged_by_transformers
 from flows.cli.offers import offer_lines
 from flows.cli.signals import ended_by_signals
 from flows.cli.tables import print_table
+from flows.expected import sentence_of
 from flows.folders import cache_folder
 from tasks.deployment.bundles import WantedBundle, as_written, read_bundle, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
@@ -42,11 +44,13 @@ _OF_KINDS = {
     "regions": _RENTED,
     "market": _RENTED,
     "fall_back": _RENTED,
+    "ssh_from": _RENTED,
     "max_usd_per_hour": _RENTED,
     "ssh_key": _REACHED,
     "known_hosts": _REACHED,
     "folder": _REACHED,
     "user": (*_REACHED, *_RENTED),
+    "python": (*_REACHED, *_RENTED),
 }
 """Options by the kinds of targets that they are of; those that would mislead where they do nothing."""
 _MIB = 1 << 20
@@ -54,7 +58,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class DeployRequest:
-    """Arguments of the command line."""
+    """Arguments of the command line. name: of the deployment; served_name: of the model in requests."""
 
     model: str | None
     targets: tuple[str, ...]
@@ -63,12 +67,14 @@ class DeployRequest:
     sharded: bool = False
     nodes: int = 1
     name: str | None = None
+    served_name: str | None = None
     hours: float = 8.0
     port: int = 0
     replicas: int = 1
     dtype: Dtype = "bfloat16"
     max_loss: float = 0.01
     max_length: int | None = None
+    group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS
     regions: tuple[str, ...] = ()
     market: str = "on_demand"
     fall_back: str | None = None
@@ -98,14 +104,14 @@ def run_deploy(asked: DeployRequest) -> int:
     """Deploy to every target at once, print the table, and return the exit code."""
     _check_numbers(
         hours=asked.hours, max_loss=asked.max_loss, max_usd_per_hour=asked.max_usd_per_hour,
-        ready_minutes=asked.ready_seconds,
+        ready_minutes=asked.ready_seconds, group_timeout_seconds=asked.group_timeout_seconds,
     )  # fmt: skip
     try:
         targets = [parse_target(text) for text in asked.targets]
         _refuse_unused(asked, {target.kind for target in targets})
         wanted = [_wanted(asked, target) for target in targets]
     except ValueError as error:  # nothing has been made yet: it is the arguments
-        raise WrongArgument(str(error)) from error
+        raise WrongArgument(sentence_of(error)) from error
     if len({one.name for one in wanted}) < len(wanted):
         raise WrongArgument("--targets: two of them get the same name. Deploy them one by one, with --name")
     if not _agreed(wanted, asked.yes):
@@ -135,7 +141,9 @@ def _check_numbers(**given: float | None) -> None:
 
 
 def _refuse_unused(asked: DeployRequest, kinds: set[str]) -> None:
-    """Raise ValueError for an option that none of the targets takes."""
+    """Raise ValueError for an option that none of the targets takes, or that cannot be of several."""
+    if asked.port and len(asked.targets) > 1:
+        raise ValueError(f"--port: got {asked.port} for several targets. Leave it out, or deploy them one by one")
     for name, own in _OF_KINDS.items():
         if getattr(asked, name) != getattr(DeployRequest, name) and not kinds & set(own):
             option = "region" if name == "regions" else name.replace("_", "-")
@@ -155,7 +163,8 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
     devices = _devices(target) * nodes if asked.sharded else 1
     bundle = WantedBundle(
         model=asked.model or "", level=asked.level, layout=Layout(tp=devices), dtype=asked.dtype,
-        max_loss=asked.max_loss, max_length=asked.max_length,
+        max_loss=asked.max_loss, max_length=asked.max_length, group_timeout_seconds=asked.group_timeout_seconds,
+        name=asked.served_name,
     )  # fmt: skip
     if asked.from_run is not None:
         bundle = wanted_of_run(asked.from_run, bundle)
@@ -329,7 +338,8 @@ def run_rollout(
     now = store.bundle(store.read(name))
     wanted = WantedBundle(
         model=model or "", level=level, layout=now.layout, dtype=dtype or now.dtype, max_loss=max_loss,
-        max_sequences=now.max_sequences, max_length=now.max_length, name=now.model,
+        max_sequences=now.max_sequences, max_length=now.max_length, group_timeout_seconds=now.group_timeout_seconds,
+        name=now.model,
     )  # fmt: skip
     if from_run is not None:
         wanted = replace(wanted_of_run(from_run, wanted), name=now.model)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from flows.cli.deploy.command import GroupTimeout
+
 if TYPE_CHECKING:
     from configs.common.execution import Compression
 
@@ -24,10 +26,6 @@ CompressionOption = Annotated[
 Device = Annotated[Literal["cpu"] | None, typer.Option(help="compute on the cores, whatever there is")]
 MaxLength = Annotated[
     int | None, typer.Option(min=2, help="tokens of a sequence, prompt and answer; default: the model's, up to 8192")
-]
-
-GroupTimeout = Annotated[
-    float, typer.Option(min=0.1, max=86_400, help="that ranks wait for each other; more where a step takes as long")
 ]
 
 _OF_PROVIDER = frozenset({"instance", "hours", "ssh_from", "python", "yes"})
@@ -148,7 +146,7 @@ def _serve_in_cloud(
             raise ValueError("--provider, --instance: expected both, or neither")
         target = f"{provider}:{instance}"
         asked = DeployRequest(
-            model=model, targets=(target,), name=name, dtype=dtype, max_length=max_length, hours=hours,
+            model=model, targets=(target,), served_name=name, dtype=dtype, max_length=max_length, hours=hours,
             ssh_from=ssh_from, python=python, verify=False, yes=yes,
         )  # fmt: skip
         return run_deploy(asked)

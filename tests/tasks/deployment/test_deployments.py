@@ -21,6 +21,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.serving.deployment import Deployment, ServingBundle
 from configs.targets.target import LocalTarget
 from engine.kernels.quantized import own_path
+from tasks.deployment import deploying
 from tasks.deployment.bundles import WantedBundle, resolved_model, save_bundle
 from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
 from tasks.deployment.level_checks import check_levels
@@ -200,7 +201,10 @@ def test_a_deployment_needs_its_token(store: Store, deployed: tuple[Deployment, 
     assert key not in " ".join(arguments)
 
 
-def test_a_taken_port_is_named_and_nothing_is_left(store: Store) -> None:
+def test_a_port_that_is_taken_meanwhile_is_named_and_nothing_is_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploying, "check_port", lambda port: None)  # it was free when the command began
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises((PlaceError, ServerNotReady), match=f"{port} cannot be listened on"):

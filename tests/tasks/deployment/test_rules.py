@@ -11,15 +11,17 @@ import httpx
 import pytest
 
 from configs.common.execution import Layout
+from configs.plans.paths import RunPaths
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel, ServingBundle
-from configs.targets.target import SshTarget
+from configs.targets.target import LocalTarget, SshTarget
 from engine.planner.families import read_architecture
 from tasks.deployment import first_answers
-from tasks.deployment.bundles import WantedBundle, chosen_level, served_length
+from tasks.deployment.bundles import WantedBundle, chosen_level, resolved_model, served_length
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import TIES, _compare
 from tasks.deployment.fit import check_fit, memory_of_rank
 from tasks.deployment.fronts import tunnel_argv
+from tasks.deployment.level_checks import _plan
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target, ssh_host
 
@@ -191,3 +193,59 @@ def test_what_is_served_is_what_must_fit(
             made._fit("manifest.json")
     else:
         assert made._fit("manifest.json") == "fits" and lengths == [checked]
+
+
+def test_an_encoder_has_no_ranks_that_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is refused before anything is rented, as `rankwise serve` refuses it."""
+    bert = {
+        "model_type": "bert", "architectures": ["BertModel"], "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128, "max_position_embeddings": 64,
+        "hidden_act": "gelu", "type_vocab_size": 2,
+    }  # fmt: skip
+    manifest = SimpleNamespace(config=bert, identity="bert")
+    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
+    bundle = WantedBundle(model="./bert", group_timeout_seconds=90.0)
+    made = Deploying(store, WantedDeployment("one", parse_target("local:cpu"), bundle), print, None)
+    with pytest.raises(ValueError, match=r"--group-timeout-seconds: \./bert is one of the encoders"):
+        made._fit("manifest.json")
+
+
+@pytest.mark.parametrize(("group_timeout", "seconds"), [(20.0, 120.0), (90.0, 540.0)])
+def test_a_slow_server_has_time_for_its_first_answers(
+    monkeypatch: pytest.MonkeyPatch, group_timeout: float, seconds: float
+) -> None:
+    limits: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json={"choices": [{"token_ids": [5]}]})
+
+    client = httpx.Client(base_url="http://x", transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(first_answers, "_client", lambda url, key: client)
+    bundle = ServingBundle(
+        id="b", model="m", identity="i", manifest="x", kind="decoder", files={}, group_timeout_seconds=group_timeout,
+        first_requests=(FirstRequest(prompt=(1,), tokens=(5,), gaps=(0.5,)),),
+    )  # fmt: skip
+    assert first_answers.first_answers("http://x", None, bundle) is None and limits == [seconds]
+
+
+@pytest.mark.parametrize(("hosts", "nodes", "tp"), [(["a"], 1, 2), (["a", "b"], 2, 2), (["a", "b"], 2, 4)])
+def test_levels_of_a_model_cut_over_the_gpus_of_a_host_are_measured(
+    tmp_path: Path, hosts: list[str], nodes: int, tp: int
+) -> None:
+    """A host was taken to hold one rank: nodes with several GPUs were rented, and then the plan was refused."""
+    model = resolved_model("synthetic:llama-1m@0", tmp_path / "cache", tmp_path)
+    target = SshTarget.model_validate({"name": "there", "hosts": hosts})
+    plan, _ = _plan(model, target, (), "float32", RunPaths(tmp_path / "run"), tp, nodes, 64, 20.0)
+    assert {(cell.layout.tp, cell.nodes) for cell in plan.cells.values() if cell.engine == "rankwise"} == {(tp, nodes)}
+
+
+@pytest.mark.parametrize(("group_timeout", "measured"), [(20.0, 60.0), (90.0, 90.0)])
+def test_levels_are_measured_with_the_time_that_servers_have(
+    tmp_path: Path, group_timeout: float, measured: float
+) -> None:
+    model = resolved_model("synthetic:llama-1m@0", tmp_path / "cache", tmp_path)
+    run = RunPaths(tmp_path / "run")
+    plan, _ = _plan(model, LocalTarget(device="cpu"), (), "float32", run, 1, 1, 64, group_timeout)
+    assert plan.measuring.group_timeout_seconds == measured

@@ -88,3 +88,10 @@ def test_what_others_have_of_a_hosts_memory_is_not_free(told: dict[str, int | No
 def test_a_host_tells_what_other_processes_leave(tmp_path: Path) -> None:
     data = hello(str(tmp_path))
     assert 0 < data["available_bytes"] < data["memory_bytes"]
+
+
+def test_a_server_waits_for_long_steps_as_its_bundle_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "load_manifest", lambda _: SimpleNamespace(config=CONFIG, identity="llama-8b"))
+    slow = BUNDLE.model_copy(update={"group_timeout_seconds": 90.0})
+    made = [settings_of(place(64 * GIB, None), each, ServerSpec("folder", "key", 4e9), "m") for each in (BUNDLE, slow)]
+    assert [settings.group_timeout_seconds for settings in made] == [20.0, 90.0]

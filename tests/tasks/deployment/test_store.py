@@ -1,5 +1,6 @@
 """What the folders of deployments say: names that are no paths, deployments that were interrupted."""
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
+from configs.common.execution import Layout
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer
+from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 from tasks.deployment import deploying, fronts, rollouts
 from tasks.deployment.bundles import WantedBundle
@@ -18,8 +21,9 @@ from tasks.deployment.places import LocalPlace, PlaceError
 from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target
+from tasks.providers.giving_back import LeftBehind
 from tasks.providers.leases import open_ledger, read_entries
-from tasks.providers.rental import RentalLease, RentalRequest
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest
 
 
 @pytest.fixture
@@ -403,6 +407,38 @@ def test_a_request_without_an_answer_ends_a_deployment_in_words(store: Store, mo
     assert not store.folder("slow").exists()
 
 
+def test_a_taken_port_is_named_before_anything_is_rented(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The front begins last: nodes were rented, measured on and given back for nothing."""
+    monkeypatch.setattr(deploying, "resolved_model", lambda *_: pytest.fail("it goes on"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        wanted = WantedDeployment("far", parse_target("local:cpu"), WantedBundle(model="./nothing"), port=port)
+        with pytest.raises(ValueError, match=f"{port} cannot be listened on: Address already in use. Use another"):
+            Deploying(store, wanted, print, None).deploy()
+    assert not store.folder("far").exists()
+
+
+@pytest.mark.parametrize("error", [LeftBehind("far-1", ["aws instance i-0"], []), ProviderError("auth", "", "expired")])
+def test_why_nothing_was_deployed_is_told_beside_what_is_left(
+    store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ServerNotReady(None, "aws: the server does not start: no such kernel")
+
+    def leave(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(deploying, "resolved_model", lambda *_: SimpleNamespace(manifest=""))
+    monkeypatch.setattr(deploying, "remove_everything", leave)
+    monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    monkeypatch.setattr(Deploying, "_deploy", fail)
+    wanted = WantedDeployment("far", parse_target("aws:g4dn.xlarge"), WantedBundle(model="./nothing"))
+    said: list[str] = []
+    with pytest.raises(type(error)):
+        Deploying(store, wanted, said.append, None).deploy()
+    assert said == ["not deployed: aws: the server does not start: no such kernel"]
+
+
 def test_an_interrupt_ends_renting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes to the main thread alone, while each of several targets is rented in a thread of its own."""
 
@@ -521,3 +557,25 @@ def test_a_front_that_takes_its_settings_late_is_not_said_not_to_run(
         front.apply(FrontConfig(key="k"))
     said = "did not take its settings" if alive else "does not run, and did not start"
     assert f"the front {said} within 0.05 s" in str(caught.value.strerror)
+
+
+@pytest.mark.parametrize(
+    ("target", "ssh", "gpus", "tp"),
+    [
+        ("local", None, (4,), 4),
+        ("local", None, (0,), 1),
+        ("local:cpu", None, (4,), 1),
+        ("ssh:a+b", ["a", "b"], (4, 2), 4),  # two on each host
+    ],
+)
+def test_a_sharded_server_is_cut_over_all_gpus(
+    store: Store, monkeypatch: pytest.MonkeyPatch, target: str, ssh: list[str] | None, gpus: tuple[int, ...], tp: int
+) -> None:
+    """One rank on each machine was all that was started, whatever it has."""
+    hosts = None if ssh is None else SshTarget(name="s", hosts=[SshHost(host=each, name=each) for each in ssh])
+    places = [SimpleNamespace(gpu_count=lambda count=count: count) for count in gpus]
+    monkeypatch.setattr(deploying, "SshPlace", lambda target, number, folder: places[number])
+    monkeypatch.setattr(deploying, "LocalPlace", lambda root, cache: places[0])
+    bundle = WantedBundle(model="./nothing", layout=Layout(tp=1 if ssh is None else len(ssh)))
+    wanted = WantedDeployment("one", parse_target(target), bundle, ssh=hosts, sharded=True)
+    assert Deploying(store, wanted, print, None)._cut_over_devices().bundle.layout == Layout(tp=tp)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.system import ports
-from configs.common.system.ports import free_port
+from configs.common.system.ports import check_port, free_port
 
 
 def test_a_port_is_free_and_below_those_that_the_kernel_gives_out() -> None:
@@ -28,3 +28,14 @@ def test_a_port_that_somebody_has_is_passed_over(monkeypatch: pytest.MonkeyPatch
 def test_an_address_of_another_machine_is_an_error() -> None:
     with pytest.raises(OSError, match="assign requested address"):
         free_port("192.0.2.1")
+
+
+def test_a_port_is_looked_at_before_it_is_needed() -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"127.0.0.1:{port} cannot be listened on: Address already in use"):
+            check_port(port)
+        with socket.create_connection(taken.getsockname()) as client:
+            taken.accept()[0].close()
+            client.recv(1)
+    check_port(port)  # although a connection of the server lingers

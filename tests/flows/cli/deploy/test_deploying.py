@@ -37,8 +37,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def test_a_rollout_keeps_what_is_not_named(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     now: Any = SimpleNamespace(
-        model="m", max_sequences=8, max_length=4096, layout=Layout(tp=2), dtype="float32", identity="i", manifest="x"
-    )
+        model="m", max_sequences=8, max_length=4096, layout=Layout(tp=2), dtype="float32", identity="i", manifest="x",
+        group_timeout_seconds=90.0,
+    )  # fmt: skip
     asked: list[Any] = []
 
     def roll_out(store: Store, name: str, wanted: Any, *rest: Any) -> Any:
@@ -52,7 +53,7 @@ def test_a_rollout_keeps_what_is_not_named(monkeypatch: pytest.MonkeyPatch, stor
         assert run_rollout("one", "./m", "none", None, dtype, 0.01, 0.0, False) == 0
     first, second = asked
     assert (first.layout, first.max_length, first.max_sequences, first.dtype) == (Layout(tp=2), 4096, 8, "float32")
-    assert second.dtype == "bfloat16"
+    assert second.dtype == "bfloat16" and first.group_timeout_seconds == second.group_timeout_seconds == 90.0
 
 
 def test_an_interrupt_ends_deployments_to_several_targets(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
@@ -97,9 +98,8 @@ def test_a_signal_interrupts_a_rollout_and_a_change_of_the_number_of_servers(
             raise
 
     monkeypatch.setattr(Store, "read", lambda *_: None)
-    monkeypatch.setattr(
-        Store, "bundle", lambda *_: SimpleNamespace(model="m", max_sequences=8, max_length=9, layout=Layout())
-    )
+    now = SimpleNamespace(model="m", max_sequences=8, max_length=9, layout=Layout(), group_timeout_seconds=20.0)
+    monkeypatch.setattr(Store, "bundle", lambda *_: now)
     monkeypatch.setattr(deploying, "roll_out", work)
     monkeypatch.setattr(rollouts, "set_server_count", work)
     before = signal.signal(number, signal.SIG_DFL)  # SIGHUP is ignored where nohup runs the tests
@@ -112,7 +112,7 @@ def test_a_signal_interrupts_a_rollout_and_a_change_of_the_number_of_servers(
     assert interrupted == [True, True]
 
 
-@pytest.mark.parametrize("field", ["hours", "max_loss", "max_usd_per_hour", "ready_seconds"])
+@pytest.mark.parametrize("field", ["hours", "max_loss", "max_usd_per_hour", "ready_seconds", "group_timeout_seconds"])
 def test_nan_is_no_bound(field: str) -> None:
     with pytest.raises(WrongArgument, match="got nan"):
         run_deploy(DeployRequest(model="./m", targets=("local:cpu",), **{field: float("nan")}))  # type: ignore[arg-type]
@@ -195,6 +195,8 @@ def test_a_login_name_reaches_rented_nodes(monkeypatch: pytest.MonkeyPatch, stor
     [
         ("local:cpu", "user", "ada"),
         ("local:cpu", "max_usd_per_hour", 1.0),
+        ("local:cpu", "python", "/opt/python"),
+        ("ssh:gpu-a", "ssh_from", "203.0.113.7/32"),
         ("aws:g4dn.xlarge", "ssh_key", Path("id")),
         ("aws:g4dn.xlarge", "folder", "/data"),
         ("ssh:gpu-a", "regions", ("us-east-1",)),
@@ -204,6 +206,35 @@ def test_an_option_that_no_target_takes_is_refused(target: str, field: str, valu
     option = "region" if field == "regions" else field.replace("_", "-")
     with pytest.raises(WrongArgument, match=f"--{option}: has no effect without a target of "):
         run_deploy(DeployRequest(model="./m", targets=(target,), **{field: value}))
+
+
+def test_a_port_is_of_one_target() -> None:
+    with pytest.raises(WrongArgument, match="--port: got 8080 for several targets"):
+        run_deploy(DeployRequest(model="./m", targets=("local:cpu", "ssh:gpu-a"), port=8080))
+
+
+def test_what_a_field_cannot_be_is_told_in_one_line() -> None:
+    with pytest.raises(WrongArgument) as caught:
+        run_deploy(DeployRequest(model="./m", targets=("aws:g4dn.xlarge",), ssh_from="office"))
+    assert str(caught.value).startswith("ssh_from: ") and "\n" not in str(caught.value)
+
+
+def test_the_time_that_ranks_wait_and_the_models_name_reach_the_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`serve --name` is the model's name in requests on a rented instance too; there it named the deployment."""
+    asked: list[Any] = []
+
+    def refuse(wanted: Any, yes: bool) -> bool:
+        asked.extend(wanted)
+        return False
+
+    monkeypatch.setattr(deploying, "_agreed", refuse)
+    served = ["serve", "--model", "./m", "--provider", "aws", "--instance", "g4dn.xlarge", "--name", "Chat"]
+    assert CliRunner().invoke(app, served).exit_code == 1
+    deployed = ["deploy", "--model", "./m", "--target", "local:cpu", "--name", "one", "--group-timeout-seconds", "90"]
+    assert CliRunner().invoke(app, deployed).exit_code == 1
+    there, here = asked
+    assert (there.name, there.bundle.name, there.bundle.group_timeout_seconds) == ("chat-aws-g4dn-xlarge", "Chat", 20.0)
+    assert (here.name, here.bundle.name, here.bundle.group_timeout_seconds) == ("one", None, 90.0)
 
 
 class LoggingPlace:
