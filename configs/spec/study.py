@@ -11,14 +11,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from configs.common.base import Frozen
 from configs.common.booleans import YAML_BOOLEANS, boolean_problems
 from configs.common.execution import Dtype, Engine, Layout
 from configs.common.files.reading import brief, read_text
-from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
+from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml, yaml_text
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.secrets import redacted, secret_fields
 from configs.load.lengths import DISTRIBUTIONS
@@ -369,9 +368,4 @@ def study_yaml(study: StudySpec) -> str:
         data["experiments"][name]["kind"] = experiment.kind
     for place, target in enumerate(study.targets if "targets" in data else []):
         data["targets"][place]["kind"] = target.kind
-    return study_text(data)
-
-
-def study_text(data: dict[str, Any]) -> str:
-    """Return a mapping as YAML, in its own order."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    return yaml_text(data)

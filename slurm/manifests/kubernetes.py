@@ -46,7 +46,7 @@ def kubernetes_of_server(
         "startupProbe": ready | {"periodSeconds": 5, "failureThreshold": 120},
         "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 3},
         "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
-        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "8Gi"}},
+        "resources": _resources(served.weights_bytes),
         "securityContext": _CONTAINER_SECURITY,
         "volumeMounts": [_SHM_MOUNT, _CACHE_MOUNT],
     }
@@ -172,6 +172,12 @@ def kubernetes_of_study(name: str, image: str, gpus: int = 1) -> dict[str, Any]:
     }
     job = _job(name, labels, container, volumes)
     return _with_overlays({"job.yaml": job, "claim.yaml": claim}, job, "study", gpus, None)
+
+
+def _resources(weights_bytes: int) -> dict[str, Any]:
+    """Return what a server asks a node for: its weights, which loading may hold twice, and the rest."""
+    weights = weights_bytes >> 30
+    return {"requests": {"cpu": "1", "memory": f"{2 + weights}Gi"}, "limits": {"memory": f"{8 + 2 * weights}Gi"}}
 
 
 def _job(name: str, labels: dict[str, str], container: dict[str, Any], volumes: list[Any]) -> dict[str, Any]:

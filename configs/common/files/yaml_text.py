@@ -42,8 +42,20 @@ def parse_yaml(text: str) -> Any:
 
 
 def yaml_text(data: Any) -> str:
-    """Plain data as YAML, in the order given."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+    """Plain data as YAML, in the order given, which readers of YAML 1.1 and 1.2 take alike."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100))
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that also quotes texts which are values to other readers, such as those of Kubernetes and Compose."""
+
+
+for _tag, _written, _first in (
+    ("bool", "[yYnN]", "yYnN"),
+    ("int", "[-+]?0o[0-7]+", "-+0"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+):
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_written})$"), list(_first))
 
 
 def _unshared(data: Any) -> Any:

@@ -61,6 +61,7 @@ def compose(
             files = compose_of_server(served)
             import secrets
 
+            folder.chmod(0o700)  # in the containers others than this user read the token, here nobody else
             write_atomically(folder / "rankwise_key", secrets.token_urlsafe(32) + "\n", mode=0o644)
         else:
             assert study is not None
@@ -88,21 +89,27 @@ def k8s(
     def work() -> int:
         from slurm.manifests.kubernetes import kubernetes_of_script, kubernetes_of_server, kubernetes_of_study
         from slurm.manifests.serving import dns_name
+        from slurm.sbatch_bundle.scripts import multi_node_example
 
         bundle, study = _read(what)
         _refuse(context, *(("nodes", "only for a study") if bundle is not None else ("replicas", "only for a bundle")))
         folder = _new(out)
         if bundle is not None:
-            files = kubernetes_of_server(_served(bundle, gpus), image, replicas)
+            served = _served(bundle, gpus)
+            files = kubernetes_of_server(served, image, replicas)
+            needed = f"secret generic {served.slug}-key --from-file=key=TOKEN_FILE"
         else:
             assert study is not None
             name = dns_name(study.study, "study")
             if nodes > 1:
-                files = kubernetes_of_script(name, image, nodes, max(1, gpus))
+                files = kubernetes_of_script(name, image, nodes, max(1, gpus)) | {"train.py": multi_node_example()}
+                needed = f"configmap {name}-script --from-file={folder}/train.py"
             else:
                 files = kubernetes_of_study(name, image, max(1, gpus))
+                needed = f"configmap {name}-study --from-file=study.yaml={what}"
         write_files(folder, files)
-        return _said(folder, f"kubectl apply -k {folder}/overlays/{'gpu' if gpus else 'cpu'}")
+        apply = f"kubectl apply -k {folder}/overlays/{'gpu' if gpus else 'cpu'}"
+        return _said(folder, f"kubectl create {needed}", apply)
 
     _exit(context, work)
 
@@ -134,12 +141,12 @@ def apptainer(
 
 def write_files(folder: Path, files: dict[str, Any]) -> None:
     """Write mappings as YAML (JSON where the name says so), texts as they are."""
-    from configs.spec.study import study_text
+    from configs.common.files.yaml_text import yaml_text
 
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = content if isinstance(content, str) else study_text(content)
+        text = content if isinstance(content, str) else yaml_text(content)
         if path.suffix == ".json":
             text = json.dumps(content, indent=1) + "\n"
         write_atomically(path, text)
@@ -205,10 +212,10 @@ def _new(out: Path) -> Path:
     return out
 
 
-def _said(folder: Path, command: str) -> int:
+def _said(folder: Path, *commands: str) -> int:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     shown = names if len(names) < 12 else [*names[:11], "..."]
-    print(f"{folder}: {', '.join(shown)}\n  next: {command}")
+    print("\n".join([f"{folder}: {', '.join(shown)}", *(f"  next: {command}" for command in commands)]))
     return 0
 
 

@@ -80,3 +80,41 @@ def test_a_server_has_such_a_name_too(name: str, slug: str) -> None:
         dtype="float32", compression=None, max_sequences=4, max_length=None,
     )  # fmt: skip
     assert served.slug == slug
+
+
+def test_a_token_is_read_by_its_owner_and_the_containers_alone(tmp_path: Path) -> None:
+    """Containers have users of their own, so the file is open and its folder is not."""
+    bundle = ServingBundle(id="b", model="1e3", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={})
+    (tmp_path / "bundle.json").write_text(bundle.model_dump_json())
+    out = tmp_path / "out"
+    words = ["manifest", "compose", str(tmp_path / "bundle.json"), "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert out.stat().st_mode & 0o077 == 0 and (out / "rankwise_key").stat().st_mode & 0o777 == 0o644
+    assert "- '1e3'" in (out / "compose.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (("study.yaml",), "configmap s-study --from-file=study.yaml={folder}/study.yaml"),
+        (("study.yaml", "--nodes", "2"), "configmap s-script --from-file={folder}/out/train.py"),
+        (("bundle.json",), "secret generic m-key --from-file=key=TOKEN_FILE"),
+    ],
+    ids=str,
+)
+def test_what_the_pods_wait_for_is_told(words: tuple[str, ...], needed: str, tmp_path: Path) -> None:
+    """They wait for ever for a Secret or a ConfigMap that nobody has made."""
+    bundle = ServingBundle(id="b", model="m", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={})
+    (tmp_path / "bundle.json").write_text(bundle.model_dump_json())
+    experiments = {"one": {"kind": "sweep", "over": {"dtype": ["float32"]}}}
+    told = {"study": "s", "workload": {"kind": "noop"}, "experiments": experiments}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(told))
+    what, *options = words
+    out = tmp_path / "out"
+    done = CliRunner().invoke(app, ["manifest", "k8s", str(tmp_path / what), "--out", str(out), *options])
+    assert done.exit_code == 0, done.output
+    assert f"  next: kubectl create {needed.format(folder=tmp_path)}\n  next: kubectl apply -k" in done.output
+    for name, content in {path.name: path.read_text() for path in out.glob("base/*.yaml")}.items():
+        wanted = needed.split()[2 if needed.startswith("secret") else 1]
+        assert name not in ("deployment.yaml", "job.yaml") or wanted in content

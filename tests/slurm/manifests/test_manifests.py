@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from configs.plans.model_manifest import ModelFile
+from configs.serving.deployment import ServingBundle
 from slurm.manifests.apptainer import bundle_definition
 from slurm.manifests.compose import compose_of_server, compose_of_study
 from slurm.manifests.dockerfile import dockerfile
@@ -214,3 +216,27 @@ def test_planted_mistakes_in_kubernetes_files_are_found(name: str) -> None:
     files = copy.deepcopy(kubernetes_of_server(SERVED, "registry/rankwise:1"))
     KUBE[name](files)
     assert problems_of_kubernetes(files)
+
+
+def test_a_server_whose_steps_take_long_is_given_its_time() -> None:
+    assert "--group-timeout-seconds" not in SERVED.command
+    bundle = ServingBundle(
+        id="b", model="m", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={},
+        group_timeout_seconds=90.0,
+    )  # fmt: skip
+    files = kubernetes_of_server(ContainedServer.of_bundle(bundle), "i:1")
+    [base] = files["base/deployment.yaml"]["spec"]["template"]["spec"]["containers"]
+    assert base["args"][base["args"].index("--group-timeout-seconds") + 1] == "90"
+
+
+def test_a_large_model_has_the_memory_that_its_weights_take() -> None:
+    """Every server had at most 8 GiB."""
+    bundle = ServingBundle(
+        id="b", model="m", identity="folder:1", manifest="", kind="decoder",
+        files={"model.safetensors": ModelFile(sha256="0", size_bytes=16 << 30)},
+    )  # fmt: skip
+    for made, limits in ((ContainedServer.of_bundle(bundle), ("18Gi", "40Gi")), (SERVED, ("2Gi", "8Gi"))):
+        files = kubernetes_of_server(made, "i:1")
+        [base] = files["base/deployment.yaml"]["spec"]["template"]["spec"]["containers"]
+        asked = base["resources"]
+        assert (asked["requests"]["memory"], asked["limits"]["memory"]) == limits

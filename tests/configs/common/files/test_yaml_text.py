@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml
+from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml, yaml_text
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 9)
@@ -75,3 +75,18 @@ def test_plain_data_pass_unchanged() -> None:
     assert parse_yaml(text) == {"a": values, "b": {"c": {"d": 16}}}
     assert parse_yaml("") is None
     assert parse_yaml("a: " + "[" * 49 + "]" * 49)["a"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["y", "N", "yes", "off", "null", "~", "1e3", "1.5E-7", "08", "010", "0o17", "0x1F", "1_000", "1:30", "2026-11-28"],
+)
+def test_texts_are_texts_to_all_readers(text: str) -> None:
+    """Kubernetes and Compose read `--name 1e3` and `--name 08` as numbers, and refuse them where a text belongs."""
+    from ruamel.yaml import YAML
+
+    written = yaml_text({text: [text, "plain"], "number": 1e-05, "count": 8, "on": True})
+    expected = {text: [text, "plain"], "number": 1e-05, "count": 8, "on": True}
+    assert YAML(typ="safe", pure=True).load(written) == expected  # YAML 1.2
+    assert parse_yaml(written) == expected and "- plain" in written
+    assert f"- '{text}'" in written or f'- "{text}"' in written  # Go's reader takes y and 08 for more than 1.2 does
