@@ -298,6 +298,8 @@ def _assigned(known: HardwareCatalog, tables: Tables, assignment: str) -> tuple[
     if column == "usd_per_hour":
         if "*" not in name:
             name = _priced_name(known, name)
+        elif name != "*" and name.count("/") != 1:  # it would fit no machine
+            raise ValueError(f"{assignment}: got {name!r}, expected provider/instance, such as aws/g4dn.*, or *")
         try:
             price = Price.model_validate({"usd_per_hour": value.strip(), "source": "the command line"})
         except ValidationError as error:

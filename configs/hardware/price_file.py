@@ -32,7 +32,7 @@ class PriceEntry(Frozen):
 
     target: str | None = Field(None, min_length=1, description="name of targets")
     machine: str | None = Field(None, min_length=1, description="provider/instance, as in a target's `machine`")
-    region: str | None = Field(None, min_length=1, description="none: wherever the machine stands")
+    region: str | None = Field(None, min_length=1, description="none: wherever it stands")
     market: Market = "on_demand"
     usd_per_hour: PositiveFloat
     as_of: date | None = None

@@ -74,14 +74,23 @@ class Offer(Frozen):
         pattern, wanted = (self.machine, machine) if self.target is None else (self.target, name)
         if pattern is None or wanted is None:
             return False
-        # Most are no patterns, and a plan for a fleet asks each offer for each of a thousand machines.
-        if "*" not in pattern:
-            return pattern == wanted
-        return fnmatchcase(wanted, pattern.replace("[", "[[]").replace("?", "[?]"))
+        return _is_like(wanted, pattern)
+
+    def is_of_provider(self, provider: str) -> bool:
+        """Whether it may be for a machine of this provider."""
+        return self.machine is not None and _is_like(provider, self.machine.partition("/")[0])
 
     def is_in(self, region: str | None) -> bool:
-        """Whether it holds in this region: as one for a target of some name does, or one that names no region."""
-        return self.target is not None or self.price.region is None or self.price.region == region
+        """Whether it holds in this region: as one that names none does, or one for a target of which none is known."""
+        return self.price.region in (None, region) or (self.target is not None and region is None)
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    """Whether a name fits a pattern, in which `*` stands for anything."""
+    # Most are no patterns, and a plan for a fleet asks each offer for each of a thousand machines.
+    if "*" not in pattern:
+        return pattern == name
+    return fnmatchcase(name, pattern.replace("[", "[[]").replace("?", "[?]"))
 
 
 def target_prices(target: Resources, own: Sequence[Offer] = (), catalog: Sequence[Offer] | None = None) -> TargetPrices:

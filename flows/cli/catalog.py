@@ -197,7 +197,7 @@ def price_rows(
     return [
         {"name": offer.machine or f"target {offer.target}", "layer": layer, **offer.price.model_dump(mode="json")}
         for layer, offer in found.offers()
-        if (provider is None or (offer.machine or "").startswith(f"{provider}/"))
+        if (provider is None or offer.is_of_provider(provider))
         and (region is None or offer.price.region in (None, region))
     ]
 

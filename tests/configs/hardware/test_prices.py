@@ -185,3 +185,20 @@ def test_a_name_stands_for_itself_and_only_a_star_for_anything(tmp_path: Path, n
         found = target_prices(LocalTarget(name=name), offers, ()).price
         assert found is not None and found.usd_per_hour == 2
         assert target_prices(LocalTarget(name="gpu0"), offers, ()).price is None
+
+
+def test_a_targets_price_of_another_region_is_not_its_price(tmp_path: Path) -> None:
+    """`region` beside `target` was a label alone: the first entry counted, wherever the target's machine stands."""
+    text = """
+prices:
+  - {target: gpu, region: eu-west-1, usd_per_hour: 5}
+  - {target: gpu, region: us-east-1, usd_per_hour: 4}
+"""
+    offers = read_price_file(write(tmp_path, text), "prices.yaml")
+    found = target_prices(LocalTarget(name="gpu", machine=MACHINE), offers, ())
+    assert found.price is not None and (found.price.region, found.price.usd_per_hour) == ("us-east-1", 4)
+    assert [other.region for other in found.others] == ["eu-west-1"]
+    unplaced = target_prices(LocalTarget(name="gpu"), offers, ()).price
+    assert unplaced is not None and unplaced.usd_per_hour == 5
+    elsewhere = target_prices(LocalTarget(name="gpu", machine="aws/g4dn.xlarge/ap-south-1"), offers, ())
+    assert elsewhere.price is None and len(elsewhere.others) == 2

@@ -111,3 +111,19 @@ def test_refreshed_prices_are_those_of_studies_and_of_nodes_to_rent(cache: Path,
     listed = {node.name: node.usd_per_hour for node in _instances("GPU:T4, provider=aws")}
     assert listed["aws/g4dn.xlarge"] == 7.5 and listed["aws/g4dn.12xlarge"] != 7.5
     assert _cheapest("GPU:T4, provider=aws, count=1") != "aws/g4dn.xlarge"
+
+
+def test_prices_of_a_provider_are_all_that_hold_for_it(tmp_path: Path) -> None:
+    own = tmp_path / "mine.yaml"
+    entries = ['"*", usd_per_hour: 1', '"*/p5.*", usd_per_hour: 2', '"a*/x", usd_per_hour: 3', "gcp/x, usd_per_hour: 4"]
+    own.write_text("prices:\n" + "".join(f"  - {{machine: {entry}}}\n" for entry in entries))
+    rows = json.loads(call("list", "prices", "--provider", "aws", "--catalog", str(own), "--json")[1])
+    assert [row["name"] for row in rows if row["layer"] == "user"] == ["*", "*/p5.*", "a*/x"]
+    assert all(row["name"].startswith("aws/") for row in rows if row["layer"] != "user")
+
+
+def test_a_price_that_would_hold_for_nothing_is_refused() -> None:
+    code, _, error = call("list", "prices", "--set", "g4dn.*.usd_per_hour=0.3")
+    assert code == 2 and "got 'g4dn.*', expected provider/instance, such as aws/g4dn.*, or *" in error
+    rows = json.loads(call("list", "instances", "--json", "--set", "aws/g4dn.*.usd_per_hour=0.3")[1])
+    assert next(row for row in rows if row["name"] == "aws/g4dn.xlarge")["price"]["usd_per_hour"] == 0.3

@@ -16,7 +16,7 @@ from configs.records.rates import Rates
 from configs.records.record import Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
-from configs.spec.study import StudyError
+from configs.spec.study import StudyError, parse_study
 from configs.targets.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
@@ -26,6 +26,7 @@ from reports.reading.read import Reading
 from tasks.campaign.progress import ProgressRow, RunProgress
 from tasks.campaign.repeats import Budget, carried_on, launched_usd, planned_with_repeats
 from tasks.checks.machine import check_resources
+from tasks.planning.inputs import copy_inputs, make_plan
 
 STEADY = [100.0, 100.2, 99.9, 100.1, 99.8, 100.0, 100.1, 99.9, 100.2, 99.8, 100.0, 100.1, 99.9, 100.0]
 LOUD = [100.0, 140.0, 60.0, 120.0, 80.0, 150.0, 70.0, 110.0, 90.0, 130.0]
@@ -136,6 +137,29 @@ def test_money_counts_every_launch_of_the_folder(tmp_path: Path) -> None:
     assert Budget(Stub(plan, run)).spent() is None  # type: ignore[arg-type]  # 0.67 of 1 dollar
     dearer = plan.model_copy(update={"prices": {"local": TargetPrices(price=Price(usd_per_hour=3.1, source="study"))}})
     assert Budget(Stub(dearer, run)).spent() == "budget of money"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"kind": "slurm", "name": "gpu"},
+        {"kind": "pbs", "name": "gpu"},
+        {"kind": "ssh", "name": "gpu", "hosts": ["gpu-a"]},
+        {"kind": "aws", "name": "gpu", "instance": "g4dn.xlarge", "regions": ["us-east-1"]},
+    ],
+    ids=lambda target: target["kind"],
+)
+def test_a_targets_own_price_counts_towards_a_budget(tmp_path: Path, target: dict[str, object]) -> None:
+    work = {"workload": {"kind": "noop"}, "experiments": {"one": {"kind": "sweep", "over": {"items": [1]}}}}
+    priced = target | {"price_usd_per_hour": 3.6}
+    study = parse_study({"study": "s", "targets": [priced], "measuring": {"budget_usd": 1.0}, **work})
+    run = RunPaths(tmp_path)
+    plan = make_plan(study, [], copy_inputs(study, run, tmp_path), run.inputs)
+    run.plan.write_text(plan.model_dump_json())
+    budget = Budget(Stub(plan, run))  # type: ignore[arg-type]
+    budget.paid("gpu", 900)
+    assert budget.spent(here=False) is None  # 0.90 of 1 dollar
+    assert budget.spent([("gpu", 200.0)], here=False) == "budget of money"
 
 
 def test_what_an_earlier_run_had_grown_to_is_kept() -> None:
