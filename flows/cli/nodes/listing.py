@@ -8,11 +8,14 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from configs.common.base import Frozen, write_atomically
+
+if TYPE_CHECKING:
+    from tasks.providers.rental import Resource
 
 
 class ListedNode(Frozen):
@@ -134,13 +137,15 @@ def _rented() -> list[ListedNode]:
     found, problems = find_everything(providers_at_hand())
     for problem in problems:
         typer.echo(problem, err=True)
-    return [
-        ListedNode(
-            kind="rented",
-            name=f"{each.provider}/{each.detail.partition(' ')[0]}",
-            place=each.zone or each.region,
-            state=f"{each.detail.partition(' ')[2]}, run {each.run}",
-        )
-        for each in found
-        if each.kind == "instance"
-    ]
+    return [_rented_node(each) for each in found if each.kind == "instance"]
+
+
+def _rented_node(machine: "Resource") -> ListedNode:
+    """Return a machine by its type and state; by its id where its cloud lists neither, as Azure does."""
+    instance, _, state = machine.detail.partition(" ")
+    return ListedNode(
+        kind="rented",
+        name=f"{machine.provider}/{instance or machine.id}",
+        place=machine.zone or machine.region,
+        state=", ".join(filter(None, [state, f"run {machine.run}"])),
+    )

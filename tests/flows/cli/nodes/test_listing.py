@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
+from flows.cli.nodes.listing import _rented_node
+from tasks.providers.rental import Resource
 
 
 @pytest.fixture(autouse=True)
@@ -35,3 +37,12 @@ def test_the_filter_selects_instances() -> None:
     assert "g5.xlarge" not in result.stdout and "local" not in result.stdout
     wrong = CliRunner().invoke(app, ["list-nodes", "--hardware-filter", "T4"])
     assert wrong.exit_code == 2 and "expected GPU:T4" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("detail", "name", "state"),
+    [("g5.xlarge running", "aws/g5.xlarge", "running, run r"), ("", "aws/i-1", "run r")],  # Azure lists neither
+)
+def test_a_rented_machine_is_named_by_what_its_cloud_lists(detail: str, name: str, state: str) -> None:
+    machine = Resource(provider="aws", kind="instance", id="i-1", region="us-east-1", run="r", detail=detail)
+    assert (_rented_node(machine).name, _rented_node(machine).state) == (name, state)
