@@ -2,9 +2,13 @@
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.scripts.bench import LIBRARIES, MAX_LINES, added_lines
 from benchmarks.scripts.gate import EXAMPLE, NORMAL, SLOWED
@@ -32,3 +36,15 @@ def test_the_gate_measures_two_versions_of_the_script() -> None:
     study = load_study(EXAMPLE / "gate.yaml")
     assert set(study.experiments) == {"gate"}
     assert "rankwise compare runs/gate --within gate --undisturbed --junit" in (EXAMPLE / "gate.yml").read_text()
+
+
+def test_the_workflow_of_the_gate_finds_both_versions(tmp_path: Path) -> None:
+    """It ran the study inside one of the two checkouts, where the paths to both led nowhere."""
+    steps = yaml.safe_load((EXAMPLE / "gate.yml").read_text())["jobs"]["gate"]["steps"]
+    for step in steps:
+        if step.get("uses", "").startswith("actions/checkout"):
+            shutil.copytree(EXAMPLE, tmp_path / step["with"]["path"])
+    (commands,) = (step["run"] for step in steps if "rankwise run" in step.get("run", ""))
+    validated = re.sub(r"rankwise run (\S+).*", rf"{Path(sys.executable).with_name('rankwise')} validate \1", commands)
+    done = subprocess.run(["sh", "-ec", validated], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "valid. 2 cells, 18 measurements" in done.stdout, done.stderr
