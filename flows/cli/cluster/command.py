@@ -10,11 +10,13 @@ from flows.cli.options import Assignments
 
 def push_command(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="a Slurm target of the study")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="target of the study: slurm or pbs with `shared`, or ssh")
+    ],
     study: Annotated[Path, typer.Option("--study", metavar="STUDY.yaml", help="study file")],
     assignments: Assignments = None,
 ) -> None:
-    """Stage code, libraries and models in a cluster's shared folder before a run."""
+    """Stage code, libraries and models in a cluster's shared folder, or on SSH hosts, before a run."""
     from flows.cli.cluster.push import push as push_to
     from flows.cli.run import guarded
 

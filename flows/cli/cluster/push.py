@@ -1,8 +1,9 @@
-"""`rankwise push`: stage code, libraries and models in a cluster's shared folder before a run."""
+"""`rankwise push`: stage code, libraries and models in a cluster's shared folder, or on SSH hosts, before a run."""
 
 from pathlib import Path
 
 from configs.spec.study import StudyError, load_study, suggestion
+from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import SshTarget
 
@@ -21,6 +22,10 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
     target, where = study.targets[position], f"targets[{position}]"
     if not isinstance(target, ClusterTarget):
         raise StudyError([f"{where}.kind: {name} is this machine, expected a target of a cluster or of hosts"])
+    if isinstance(target, RentedTarget):
+        raise StudyError(
+            [f"{where}.kind: {name} has no nodes before the run, which rents them and carries everything there itself"]
+        )
     if target.shared is None and not isinstance(target, SshTarget):
         raise StudyError(
             [f"{where}.shared: not set, so nodes are assumed to see this file system. Set a folder shared by all nodes"]

@@ -20,8 +20,8 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.spec.study import StudyError
-from configs.targets.resources import ClusterTarget
-from configs.targets.target import SlurmTarget, SshTarget, Target
+from configs.targets.resources import ClusterTarget, ScheduledTarget
+from configs.targets.target import SshTarget, Target
 from slurm.staging.packages import Notice, common_folder, run_root, stage_inputs, stage_interpreter, stage_model
 
 _interpreters: dict[tuple[str, str | None], Path] = {}
@@ -92,7 +92,7 @@ def stage_target(
 def _with_our_code(target: ClusterTarget, notice: Notice) -> ClusterTarget:
     """The target with an interpreter that has the code which runs here."""
     assert target.shared is not None
-    container = target.container if isinstance(target, SlurmTarget) else None
+    container = target.container if isinstance(target, ScheduledTarget) else None
     named = container.python if container else target.python
     program = _interpreters.get((target.shared, named))
     if program is None or not program.exists():

@@ -16,7 +16,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
 from configs.targets.resources import Container
-from configs.targets.target import LocalTarget, SlurmTarget, SshTarget, Target
+from configs.targets.target import LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
 from slurm.staging.packages import run_root
 from tasks.campaign.launches.leftovers import bring_rest_home, resolve_leftovers
 from tasks.campaign.launches.staging import TargetAway, bring_home, placed_job, stage_target, stage_targets
@@ -92,6 +92,15 @@ def test_the_code_goes_into_a_container_too(run: RunPaths, shared: Path) -> None
     assert isinstance(job.target, SlurmTarget) and job.target.container
     script = Path(job.target.container.python)
     assert script.is_relative_to(shared) and "exec /usr/bin/python3 " in script.read_text()
+
+
+def test_an_image_under_pbs_runs_our_code_too(run: RunPaths, shared: Path) -> None:
+    """The image's own was run, or none, for only a container of Slurm was told the staged interpreter."""
+    fields = {"shared": str(shared), "container": {"image": "a.sif", "python": sys.executable}}
+    job = placed_job(job_of(run, PbsTarget.model_validate(fields)), run)
+    assert isinstance(job.target, PbsTarget) and job.target.container
+    script = Path(job.target.container.python)
+    assert script.is_relative_to(shared) and f"exec {sys.executable} " in script.read_text()
 
 
 def test_a_folder_of_an_earlier_run_at_the_same_path_is_left_alone(run: RunPaths, shared: Path) -> None:
@@ -186,11 +195,12 @@ def test_a_damaged_source_is_named(shared: Path, tmp_path: Path) -> None:
 
 
 def push_study(folder: Path, shared: Path | None) -> Path:
-    """A study with a model and a Slurm target beside this machine."""
+    """A study with a model, a Slurm target and a rented one beside this machine."""
     target = {"kind": "slurm", "name": "lab", "python": sys.executable, "shared": str(shared) if shared else None}
+    rented = {"kind": "aws", "instance": "g5.xlarge", "regions": ["us-east-1"]}
     return write_study(
         folder,
-        targets=[{"name": "here"}, target],
+        targets=[{"name": "here"}, target, rented],
         models=[{"id": str(ROOT / "configs" / "models" / "tiny-stdlib")}],
         workload={"kind": "generate", "new_tokens": 2},
         experiments={"s": {"kind": "strong", "grow": "tp", "to": 1}},
@@ -215,3 +225,5 @@ def test_push_says_what_is_wrong(tmp_path: Path, shared: Path) -> None:
     assert local.returncode == 2 and "targets[0].kind" in local.stderr
     without = rankwise_here("push", "lab", "--study", push_study(tmp_path, None), cwd=tmp_path)
     assert without.returncode == 2 and "targets[1].shared" in without.stderr
+    rented = rankwise_here("push", "aws", "--study", study, cwd=tmp_path)  # which may have no `shared`
+    assert rented.returncode == 2 and "targets[2].kind: aws has no nodes before the run" in rented.stderr
