@@ -60,7 +60,7 @@ def up(
     ] = None,
     max_usd_per_hour: Annotated[float | None, typer.Option(help="cap for all nodes together")] = None,
     wait_minutes: Annotated[float, typer.Option(help="limit until all nodes answer over SSH")] = 10.0,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask for the price")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="rent without asking for confirmation")] = False,
 ) -> None:
     """Rent nodes, wait until each answers over SSH, and print how to log in."""
 
@@ -221,7 +221,7 @@ def down(context: typer.Context, run: RunName) -> None:
 def reap(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only list what would be removed")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="everything with our tags, whosever it is")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="everything with Rankwise's tags, of any owner")] = False,
     provider: Annotated[list[str] | None, typer.Option(help="only this provider")] = None,
 ) -> None:
     """Find what expired or ended runs left, in all regions and providers, and remove it."""
@@ -264,7 +264,8 @@ def providers_at_hand() -> "list[Provider]":
             provider.identity()
             found.append(provider)
         except (ProviderError, ValueError) as error:
-            typer.echo(f"{name}: not searched: {error}", err=True)
+            why = str(error).removeprefix(f"{name}: ")
+            typer.echo(f"{name}: not searched: {why}", err=True)
     return found
 
 

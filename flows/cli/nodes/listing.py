@@ -94,7 +94,7 @@ def _partitions() -> list[ListedNode]:
     try:
         partitions = read_cluster().partitions.values()
     except ClusterError as error:
-        typer.echo(f"slurm: {error}", err=True)
+        typer.echo(str(error), err=True)
         return []
     return [
         ListedNode(

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from configs.plans.paths import RunPaths
-from flows.cli.run import SOME_UNMEASURED, _asked_to_accept, _print_summary
+from flows.cli.run import OTHER_ERROR, SOME_UNMEASURED, _asked_to_accept, _print_summary, guarded
+from tasks.campaign.progress import RunProgress
 
 
 def test_a_folder_in_brackets_is_named_as_it_is() -> None:
@@ -33,3 +34,20 @@ def test_another_environment_is_accepted_by_a_yes_alone(
     monkeypatch.setattr("sys.stdin", typed)
     plan: Any = SimpleNamespace(targets=())
     assert _asked_to_accept(RunPaths(tmp_path), plan) is accepted
+
+
+@pytest.mark.parametrize(
+    ("study", "said"),
+    [("", "interrupted\n"), ("s", "interrupted: all launches ended, completed measurements are kept\n")],
+)
+def test_only_a_run_that_was_begun_tells_of_launches_when_it_is_interrupted(
+    study: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in `plan`, `convert` or `engine add` promised that measurements are kept."""
+
+    def interrupted() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasks.campaign.progress._current", RunProgress(study=study))
+    assert guarded(interrupted, Path(), debug=False) == OTHER_ERROR
+    assert capsys.readouterr().err == said

@@ -28,7 +28,7 @@ def test_the_list_is_printed_and_written(tmp_path: Path) -> None:
     assert nodes[0]["kind"] == "local" and nodes[0]["vcpus"] >= 1
     priced = {node["name"]: node["usd_per_hour"] for node in nodes if node["kind"] == "instance"}
     assert priced["aws/g4dn.xlarge"] == 0.526 and {name.partition("/")[0] for name in priced} == {"aws", "gcp", "azure"}
-    assert "aws: not searched" in result.output  # no silence about what was not looked at
+    assert "aws: not searched: Unable to locate" in result.output  # no silence about what was not looked at
 
 
 def test_the_filter_selects_instances() -> None:
