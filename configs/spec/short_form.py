@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError
 
 from configs.common.base import Frozen
-from configs.common.files.reading import brief
+from configs.common.files.reading import brief, form_problem
 from configs.common.files.yaml_text import YamlError, parse_yaml
 from configs.common.secrets import secret_fields
 from configs.spec.assignments import set_dotted
@@ -192,6 +192,8 @@ def _problem(detail: dict[str, Any]) -> str:
     field = ".".join(str(part) for part in detail["loc"]) or "study"
     if detail["type"] == "extra_forbidden":
         return f"{field}: unknown key{suggestion(field, list(ShortStudy.model_fields))}"
+    if detail["type"] == "string_pattern_mismatch":
+        return f"{field}: {form_problem(detail)}"
     given = detail.get("input")
     told = "" if isinstance(given, dict | list) else f", got {brief(given)}"
     return f"{field}: {detail['msg'][:1].lower()}{detail['msg'][1:]}{told}"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_valid
 from configs.common.base import Frozen
 from configs.common.booleans import YAML_BOOLEANS, boolean_problems
 from configs.common.execution import Dtype, Engine, Layout
-from configs.common.files.reading import brief, read_text
+from configs.common.files.reading import brief, form_problem, read_text
 from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml, yaml_text
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.secrets import redacted, secret_fields
@@ -240,7 +240,7 @@ def parse_study(data: dict[str, Any]) -> StudySpec:
     return study
 
 
-_KINDS: dict[str, dict[str, type[BaseModel]]] = {
+KINDS: dict[str, dict[str, type[BaseModel]]] = {
     "workload": {kind: known.model for kind, known in STUDIED.items()},
     "experiments": {
         "strong": StrongScaling,
@@ -264,6 +264,7 @@ _KINDS: dict[str, dict[str, type[BaseModel]]] = {
         "azure": RentedTarget,
     },
 }
+"""The alternatives of each part of a study that has a `kind`."""
 _PLAIN: dict[str, type[BaseModel]] = {
     "models": ModelSpec,
     "layout": Layout,
@@ -281,7 +282,7 @@ def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
     """Format a validation error of pydantic as `dotted.field: what is wrong`, without the tags of unions."""
     location = [item for item in detail["loc"] if not _ALTERNATIVE.match(str(item))]
     tag_at = {"workload": 1, "experiments": 2, "targets": 2}.get(str(location[0]) if location else "", len(location))
-    if len(location) > tag_at and location[tag_at] in _KINDS[str(location[0])]:
+    if len(location) > tag_at and location[tag_at] in KINDS[str(location[0])]:
         tag = str(location.pop(tag_at))
     else:
         tag = ""
@@ -300,7 +301,7 @@ def _model_at(location: list[Any], tag: str) -> type[BaseModel]:
     top = str(location[0]) if location else ""
     if not tag:
         return _PLAIN.get(top, StudySpec) if len(location) > 1 else StudySpec
-    model = _KINDS[top][tag]
+    model = KINDS[top][tag]
     for item in location[1:-1]:
         field = model.model_fields.get(str(item))
         annotation = field.annotation if field is not None else None
@@ -331,8 +332,11 @@ def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
         return typed
     if kind == "string_pattern_mismatch" and context.get("pattern") == NAME_PATTERN:
         return f"got {brief(given)}, expected up to {MAX_NAME} letters, digits, '.', '_' and '-'"
-    if kind == "extra_forbidden" and model in _KINDS["targets"].values():
-        others = [kind for kind, other in _KINDS["targets"].items() if name in other.model_fields]
+    if kind == "string_pattern_mismatch":
+        field = model.model_fields.get(name)
+        return form_problem(detail) + (f" ({field.description})" if field is not None and field.description else "")
+    if kind == "extra_forbidden" and model in KINDS["targets"].values():
+        others = [kind for kind, other in KINDS["targets"].items() if name in other.model_fields]
         if others:
             return f"supported by targets of kind {' or '.join(others)} only. Set `kind: {others[0]}`"
     if kind == "extra_forbidden":
@@ -351,7 +355,7 @@ def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
     if kind == "union_tag_not_found" and context.get("discriminator") == "'distribution'":
         return f"distribution is missing\n  use one of: {', '.join(DISTRIBUTIONS)}"
     if kind == "union_tag_not_found":
-        tags = ", ".join(_KINDS["workload" if name == "workload" else "experiments"])
+        tags = ", ".join(KINDS["workload" if name == "workload" else "experiments"])
         return f"kind is missing\n  use one of: {tags}"
     text = detail["msg"][:1].lower() + detail["msg"][1:]
     return f"{text}, got {brief(given)}" if not isinstance(given, dict | list) else text

@@ -193,8 +193,16 @@ def _problem_text(detail: dict[str, Any]) -> str:
         return "unknown key"
     if kind == "value_error":
         return printable(str(context.get("error", detail["msg"])), 5 * _SHOWN_CHARACTERS)
+    if kind == "string_pattern_mismatch":
+        return form_problem(detail)
     text = printable(detail["msg"][:1].lower() + detail["msg"][1:], 5 * _SHOWN_CHARACTERS)
     return text if isinstance(given, dict | list) else f"{text}, got {brief(given)}"
+
+
+def form_problem(detail: dict[str, Any]) -> str:
+    """What is wrong with a text that its pattern does not match, an error of pydantic."""
+    form = str(detail["ctx"]["pattern"]).removeprefix("^").removesuffix("$")
+    return f"got {brief(detail.get('input'))}, expected the form {form}"
 
 
 def brief(value: object) -> str:

@@ -197,7 +197,10 @@ def test_a_layout_of_a_ranking_may_have_no_place() -> None:
             "targets[0].ranks_per_node: got 4, more than gpus_per_node (2). Use at most 2",
         ),
         ([LAB, {"kind": "slurm", "shared": "work"}], "targets[1].shared: got work, expected an absolute path"),
-        ([{"kind": "slurm", "memory_per_node": "16 gigs"}], "targets[0].memory_per_node: string should match pattern"),
+        (
+            [{"kind": "slurm", "memory_per_node": "16 gigs"}],
+            "targets[0].memory_per_node: got '16 gigs', expected the form [0-9]+[KMGT]? (value of --mem: 16G)",
+        ),
         (
             [{"kind": "slurm", "extra": {"--licenses": "x"}}],
             "targets[0].extra: '--licenses' is not a long option of sbatch",

@@ -69,7 +69,7 @@ experiments: {grid: {kind: sweep, over: {label: [a, b]}}}
         ({"target": "lbo"}, "target: unknown target 'lbo' (did you mean lab?)"),
         ({"nome": "x"}, "nome: unknown key (did you mean name?)"),
         ({"question": "why"}, "question: input should be 'strong scaling'"),
-        ({"model": " "}, "model: string should match pattern"),
+        ({"model": " "}, "model: got ' ', expected the form \\S+"),
         ({"yaml": "a: ["}, "yaml: line 1"),
         ({"yaml": "[1, 2]"}, "yaml: expected a study, a mapping of keys to values, got list"),
         (
