@@ -69,7 +69,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """TrainerOptions of a strategy, derived from a cell, with the accumulation computed.
+    """Options of a strategy, derived from a cell, with the accumulation computed.
 
     dtype: float32; bfloat16 and float16: of products (`torch.autocast`, float32 weights) for none and ddp, of gathered
     weights (MixedPrecisionPolicy, DeepSpeed) for the sharded ones, whose master weights stay float32. float16 uses loss
@@ -242,7 +242,7 @@ MakeTrainer = Callable[[Task, TrainerOptions, Context], Trainer]
 
 @dataclass
 class TrainingHistory:
-    """TrainingHistory of a run, including earlier attempts; part of every checkpoint.
+    """History of a run, including earlier attempts; part of every checkpoint.
 
     losses: of each step, the mean over the global batch (all ranks hold the same). norms: `StepEnd.norm`.
     evaluations: (steps done, sums of metrics). Seconds are of steps that this and earlier attempts measured.

@@ -56,7 +56,7 @@ def benchmark(
         "distributed_benchmarks"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the studies and measure nothing")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for the price")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for confirmation")] = False,
 ) -> None:
     """Measure models at several batch sizes on several nodes, and write one report."""
     from flows.cli.errors import plainly

@@ -95,7 +95,7 @@ def run(
     no_calibrate: Annotated[
         bool, typer.Option("--no-calibrate", help="skip the one-time calibration of this machine")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for the price")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for confirmation")] = False,
     until_decided: Annotated[
         bool,
         typer.Option("--until-decided", help="add repeats, up to measuring.max_repeats, until the decision is sure"),

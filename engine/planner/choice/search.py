@@ -70,7 +70,7 @@ class EvaluatedSetup:
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """SearchLimits of the search. max_memory_bytes: usable bytes of each device, if less than all."""
+    """Limits of the search. max_memory_bytes: usable bytes of each device, if less than all."""
 
     axes: tuple[Axis, ...] = ("dp", "tp", "pp")
     strategies: tuple[Strategy, ...] = STRATEGIES

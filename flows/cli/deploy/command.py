@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 import typer
 
 GroupTimeout = Annotated[
-    float, typer.Option(min=0.1, max=86_400, help="that ranks wait for each other; more where a step takes as long")
+    float, typer.Option(min=0.1, max=86_400, help="limit of waiting ranks; raise it if a step takes as long")
 ]
 Level = Annotated[
     Literal["none", "balanced", "aggressive"],
-    typer.Option(help="compression; a level whose answers lose too much falls to the next milder one"),
+    typer.Option(help="compression level; if it loses more than --max-loss, the next milder one is deployed"),
 ]
 DeploymentName = Annotated[str, typer.Argument(metavar="NAME", help="name that `rankwise deployments` lists")]
 DeployedModel = Annotated[
@@ -27,7 +27,9 @@ DeployedModel = Annotated[
 FromRun = Annotated[
     Path | None, typer.Option("--from", metavar="RUN", help="model, layout, precision and batch that a study chose")
 ]
-MaxLoss = Annotated[float, typer.Option(min=0, help="of perplexity, or cosine distance, against the unchanged weights")]
+MaxLoss = Annotated[
+    float, typer.Option(min=0, help="largest rise of perplexity (0.01: 1 %), or cosine distance, by the compression")
+]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="do not compare the layout with transformers")]
 
 
@@ -43,7 +45,7 @@ def deploy(
     sharded: Annotated[bool, typer.Option("--sharded", help="cut the model over all devices and nodes")] = False,
     nodes: Annotated[int, typer.Option(min=1, help="machines of a target; with --sharded one server is on all")] = 1,
     name: Annotated[str | None, typer.Option(help="[default: model and target]")] = None,
-    hours: Annotated[float, typer.Option(min=0.01, max=720, help="everything ends by itself after it")] = 8.0,
+    hours: Annotated[float, typer.Option(min=0.01, max=720, help="lifetime: then everything ends by itself")] = 8.0,
     port: Annotated[int, typer.Option(min=0, max=65535, help="on this machine; 0: any free one")] = 0,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="servers behind the address")] = 1,
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="of the weights")] = "bfloat16",
@@ -64,7 +66,7 @@ def deploy(
     ] = None,
     ready_minutes: Annotated[float, typer.Option(min=0.05, help="limit until a server is ready")] = 10.0,
     no_verify: NoVerify = False,
-    yes: Annotated[bool, typer.Option("--yes", help="rent without asking for the price")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for confirmation")] = False,
 ) -> None:
     """Measure, bundle and serve a model on a target, behind one address with a token."""
 
@@ -119,7 +121,7 @@ def deployments(context: typer.Context) -> None:
 
 def undeploy(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="deployment to take down")] = None,
     everything: Annotated[bool, typer.Option("--all", help="all deployments")] = False,
 ) -> None:
     """Take a deployment down; rented nodes are given back."""
@@ -177,9 +179,9 @@ def rollout(
 
 def route(
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="deployments, whatever they are on")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="deployments of one model")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 8080,
-    max_in_flight: Annotated[int, typer.Option(min=1, help="requests at a deployment before the next gets some")] = 8,
+    max_in_flight: Annotated[int, typer.Option(min=1, help="requests in progress before the next one gets some")] = 8,
     no_token: Annotated[bool, typer.Option("--no-token", help="requests need no token")] = False,
 ) -> None:
     """Serve one address in front of several deployments: own machines first, the cloud takes the peaks."""

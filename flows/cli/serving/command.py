@@ -23,7 +23,7 @@ ServedDtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(
 CompressionOption = Annotated[
     str | None, typer.Option("--compression", metavar="PASSES", help="passes over the weights: int8, prune_2_4+int8")
 ]
-Device = Annotated[Literal["cpu"] | None, typer.Option(help="compute on the cores, whatever there is")]
+Device = Annotated[Literal["cpu"] | None, typer.Option(help="compute on CPUs even if there are GPUs")]
 MaxLength = Annotated[
     int | None, typer.Option(min=2, help="tokens of a sequence, prompt and answer; default: the model's, up to 8192")
 ]
@@ -60,7 +60,7 @@ def serve(
     prefix_caching: Annotated[bool, typer.Option(help="share equal beginnings of prompts")] = True,
     group_timeout_seconds: GroupTimeout = 20.0,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="refuse to start where company could change an answer's bits")
+        bool, typer.Option("--batch-invariant", help="refuse to start if other requests could change an answer's bits")
     ] = False,
     no_token: Annotated[
         bool, typer.Option("--no-token", help="require no bearer token, although others reach the address")
@@ -68,11 +68,11 @@ def serve(
     provider: Annotated[
         Literal["aws", "gcp", "azure"] | None, typer.Option(help="rent --instance and serve there, as `deploy` does")
     ] = None,
-    instance: Annotated[str | None, typer.Option(help="of --provider: g4dn.xlarge")] = None,
-    hours: Annotated[float, typer.Option(min=0.01, max=720, help="of --provider: everything ends after it")] = 8.0,
-    ssh_from: Annotated[str | None, typer.Option(metavar="CIDR", help="of --provider: who may connect")] = None,
-    python: Annotated[str | None, typer.Option(help="of --provider: interpreter that has the libraries")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="of --provider: rent without asking for the price")] = False,
+    instance: Annotated[str | None, typer.Option(help="with --provider: such as g4dn.xlarge")] = None,
+    hours: Annotated[float, typer.Option(min=0.01, max=720, help="with --provider: lifetime")] = 8.0,
+    ssh_from: Annotated[str | None, typer.Option(metavar="CIDR", help="with --provider: who may connect")] = None,
+    python: Annotated[str | None, typer.Option(help="with --provider: interpreter that has the libraries")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="with --provider: rent without asking for confirmation")] = False,
 ) -> None:
     """Serve a model over OpenAI's API until Ctrl-C or SIGTERM."""
     from configs.common.execution import Layout
@@ -156,7 +156,7 @@ def _serve_in_cloud(
 
 def generate(
     context: typer.Context,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="one answer each")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="prompts; an answer to each is printed")],
     model: ModelOption,
     tp: Tp = 1,
     pp: Pp = 1,
