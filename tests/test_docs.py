@@ -1,17 +1,30 @@
 """Links, anchors, index and make targets of the documents exist; README, changelog and pins agree with the project."""
 
 import ast
+import functools
 import re
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 
+from configs.common.execution import Layout
+from configs.spec.measuring import Measuring
+from configs.spec.objectives import Objectives
+from configs.spec.study import KINDS, ForecastSpec, ModelSpec, StudySpec
+from configs.targets.resources import Container, NodeLink
+from configs.targets.ssh_host import SshHost
+from configs.workloads import STUDIED
+from configs.workloads.script import ScriptWorkload
 from flows.cli.main import app
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("configs", "engine", "flows", "reports", "slurm", "tasks")
+FIELDS_OF_SCRIPTS = "how-to/own-program.md"
 DOCUMENTS = [
     path
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.md")]
@@ -51,6 +64,8 @@ def test_named_source_files_exist(document: Path) -> None:
     packages = "benchmarks|configs|engine|flows|reports|slurm|tasks|tests"
     paths = re.findall(rf"`((?:{packages})/[\w/.-]+\.\w+)`", text)
     paths += [name.replace(".", "/") + ".py" for name in re.findall(rf"python -m ((?:{packages})[\w.]*)", text)]
+    run = re.findall(r"^[^#\n]*pytest ([^`\n]*)", text, re.MULTILINE)  # headings of the walk-through quote what was
+    paths += [word for words in run for word in re.findall(r"\btests/[\w/.]+", words)]
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
@@ -77,11 +92,42 @@ def test_command_lines_have_the_options_that_they_name(document: Path) -> None:
     assert [words[1] for words in found if words and unknown_options(words[1].split())] == []
 
 
+def test_commands_that_are_named_in_passing_exist() -> None:
+    """In sentences of documents, comments of shipped studies, and docstrings and messages of the packages."""
+    files = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]  # which tells of names that were changed
+    files += [*ROOT.glob("configs/studies/*.yaml"), ROOT / "prefect.yaml"]
+    files += [path for package in PACKAGES for ending in ("py", "in") for path in (ROOT / package).rglob(f"*.{ending}")]
+    unknown = []
+    for path in files:
+        for code in re.findall(r"`(?:sudo )?rankwise\s+([a-z][^`]*)`", path.read_text()):
+            words = re.split(r"\[?-- ", code)[0].split()
+            if is_unknown(words) or unknown_options(words):
+                unknown.append(f"{path.relative_to(ROOT)}: {' '.join(code.split())}")
+    assert unknown == []
+
+
+@functools.cache
+def command_line() -> Any:
+    """The command `rankwise` with its groups; to build it takes a tenth of a second."""
+    return typer.main.get_command(app)
+
+
+def is_unknown(words: list[str]) -> bool:
+    """Whether a command line names a command, or one of a group of commands, that there is not."""
+    command = command_line()
+    for word in words:
+        group = getattr(command, "commands", {})
+        if word not in group:
+            return bool(group) and re.fullmatch(r"[a-z0-9-]+", word) is not None
+        command = group[word]
+    return False
+
+
 def unknown_options(words: list[str]) -> set[str]:
     """Options of a command line that its command does not have."""
-    command = typer.main.get_command(app)
+    command = command_line()
     while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words[0]]  # type: ignore[attr-defined]
+        command = command.commands[words[0]]
         words = words[1:]
     known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
     if "--help" in words or "--version" in words:
@@ -114,12 +160,27 @@ def test_troubleshooting_quotes_messages_that_are_printed() -> None:
 def _printed() -> str:
     """Every text of the packages' source and of the scripts that users run."""
     texts = [(ROOT / "Makefile").read_text()]
-    for package in ("configs", "engine", "flows", "reports", "slurm", "tasks"):
+    for package in PACKAGES:
         texts += [path.read_text() for path in (ROOT / package).rglob("*.in")]
         for path in (ROOT / package).rglob("*.py"):
             nodes = ast.walk(ast.parse(path.read_text()))
             texts += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return "\n".join(texts)
+
+
+def test_every_field_of_a_study_is_in_its_reference() -> None:
+    """The fields of a script workload are in the guide of their own."""
+    reference, guide = ((ROOT / "docs" / name).read_text() for name in ("reference/study-file.md", FIELDS_OF_SCRIPTS))
+    models: list[type[BaseModel]] = [StudySpec, ModelSpec, ForecastSpec, Measuring, Objectives, Layout, SshHost]
+    models += [Container, NodeLink, *(model for kinds in KINDS.values() for model in kinds.values())]
+    hidden = {name for known in STUDIED.values() for name in known.hidden_fields}
+    missing = {
+        f"{model.__name__}.{name}"
+        for model in models
+        for name in model.model_fields.keys() - hidden
+        if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", guide if model is ScriptWorkload else reference)
+    }
+    assert missing == set()
 
 
 def test_the_readme_stays_short() -> None:
