@@ -167,7 +167,7 @@ class Generation:
             raise ApiError(400, "prompt: has no tokens", "prompt")
         if isinstance(texts[0], int):
             texts = [texts]  # a list of ids is one prompt
-        self._check_choices(len(texts) * (wanted.n or 1))
+        self._check_choices(len(texts) * (wanted.n or 1), "prompt" if len(texts) > 1 else "n")
         prompts = [tuple(one) if isinstance(one, list) else tuple(await self._encoded(one)) for one in texts]
         answers = self._answers(
             wanted, prompts, 16 if wanted.max_tokens is None else wanted.max_tokens, wanted.logprobs
@@ -181,7 +181,7 @@ class Generation:
             raise ApiError(400, "top_logprobs: requires logprobs: true", "top_logprobs")
         if wanted.max_tokens is not None and wanted.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens: cannot be combined with max_completion_tokens", "max_tokens")
-        self._check_choices(wanted.n or 1)
+        self._check_choices(wanted.n or 1, "n")
         messages = [message.as_template_data() for message in wanted.messages]
         prompt = tuple(await asyncio.to_thread(self._model.encode_chat, messages))
         room = self._model.max_length - len(prompt)
@@ -275,10 +275,10 @@ class Generation:
         if wanted.stream_options is not None and not wanted.stream:
             raise ApiError(400, "stream_options: requires stream: true", "stream_options")
 
-    def _check_choices(self, count: int) -> None:
+    def _check_choices(self, count: int, field: str) -> None:
         limits = self._settings.limits
         if count > limits.max_choices:
-            raise ApiError(400, f"n: {count} answers to one request; at most {limits.max_choices}", "n")
+            raise ApiError(400, f"{field}: {count} answers to one request; at most {limits.max_choices}", field)
         self._check_room(count)
 
     def _check_room(self, count: int) -> None:
@@ -314,7 +314,8 @@ class Generation:
         min_tokens = wanted.min_tokens or 0
         if min_tokens > max_tokens:
             raise ApiError(400, f"min_tokens: {min_tokens} is more than the {max_tokens} at most", "min_tokens")
-        seed = secrets.randbits(63) if wanted.seed is None else wanted.seed % (1 << 64)
+        # Without a seed equal prompts of one request have independent answers.
+        seeds = [secrets.randbits(63) if wanted.seed is None else wanted.seed % (1 << 64) for _ in prompts]
         banned = tuple(one for one in (stops if min_tokens else ()) if one < model.vocabulary)
         if len(banned) == model.vocabulary:
             raise ApiError(400, "min_tokens: each token of this model is one that ends the answer", "min_tokens")
@@ -341,7 +342,7 @@ class Generation:
                     bias=wanted.bias(model.vocabulary),
                 ),
             )
-            for prompt in prompts
+            for prompt, seed in zip(prompts, seeds, strict=True)
             for choice in range(wanted.n or 1)
         ]
 

@@ -147,6 +147,7 @@ REFUSED: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("/v1/completions", {"prompt": "x", "temperature": "0"}, 400, "temperature"),
     ("/v1/completions", {"prompt": "x", "top_p": 0}, 400, "top_p"),
     ("/v1/completions", {"prompt": "x", "n": 100}, 400, "n"),
+    ("/v1/completions", {"prompt": ["x"] * 17}, 400, "prompt"),
     ("/v1/completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
     ("/v1/completions", {"prompt": "x", "max_tokens": 512}, 400, "max_tokens"),
     ("/v1/completions", {"prompt": "x", "max_tokens": 2**40}, 400, "max_tokens"),

@@ -46,6 +46,20 @@ def test_a_stop_string_ends_no_answer_before_its_min_tokens(tmp_path: Path) -> N
     assert (choice["text"], choice["finish_reason"]) == (" 7 5 7 6", "stop")
 
 
+def test_equal_prompts_of_one_request_have_independent_answers_without_a_seed(tmp_path: Path) -> None:
+    """All of them drew the same random numbers, and were answered alike."""
+    generation, _ = service(tmp_path)
+
+    def drawn(**fields: Any) -> list[tuple[int, int]]:
+        asked = completion(prompt=[[1, 2], [1, 2]], n=2, **fields)
+        _, choices = asyncio.run(generation.complete(asked))
+        samplings = [choice.answer.wanted.sampling for choice in choices]
+        return [(one.seed, one.choice) for one in samplings]
+
+    assert len(set(drawn())) == 4
+    assert drawn(seed=5) == [(5, 0), (5, 1), (5, 0), (5, 1)]
+
+
 def test_a_minimum_of_tokens_needs_one_that_does_not_end_the_answer(tmp_path: Path) -> None:
     """To draw from no token at all ends the ranks."""
     generation, router = service(tmp_path)
