@@ -301,14 +301,7 @@ class Generation:
         model = self._model
         for prompt in prompts:
             model.check_tokens(prompt)
-            if len(prompt) + max_tokens > model.max_length or max_tokens < 1:
-                raise ApiError(
-                    400,
-                    f"max_tokens: {max_tokens} new tokens after {len(prompt)} of the prompt exceed the "
-                    f"{model.max_length} of this server",
-                    "max_tokens",
-                    "context_length_exceeded",
-                )
+            model.check_room(prompt, max_tokens)
         own_stops = set(wanted.stop_token_ids or ())
         stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | model.end_tokens))
         min_tokens = wanted.min_tokens or 0

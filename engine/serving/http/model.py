@@ -97,6 +97,17 @@ class ServedModel:
             raise ApiError(400, f"messages: more than {_MAX_TEMPLATE_TEXT} characters", "messages")
         return self.encode(text, special=False, field="messages")
 
+    def check_room(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """Raise ApiError 400 where so many new tokens after a prompt are more than a sequence has."""
+        if len(prompt) + max_tokens > self.max_length or max_tokens < 1:
+            raise ApiError(
+                400,
+                f"max_tokens: {max_tokens} new tokens after {len(prompt)} of the prompt exceed the "
+                f"{self.max_length} of this server",
+                "max_tokens",
+                "context_length_exceeded",
+            )
+
     def check_tokens(self, ids: Sequence[int]) -> None:
         """Raise ApiError 400 for ids that are no tokens of the model."""
         if not ids:

@@ -5,7 +5,7 @@ wanted = read_request(body, CompletionRequest)        # raises ApiError 400
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from configs.common.files.reading import brief, parse_json
 from engine.serving.http.errors import ApiError
@@ -19,6 +19,13 @@ def _few_tokens(value: object) -> object:
     if isinstance(value, dict) and len(value) > _MAX_BIAS:
         raise ApiError(400, f"logit_bias: at most {_MAX_BIAS} tokens", "logit_bias")
     return value
+
+
+def _short_texts(stop: str | list[str] | None) -> str | list[str] | None:
+    stops = [stop] if isinstance(stop, str) else stop or ()
+    if len(stops) > _MAX_STOPS or any(not 0 < len(one) <= _MAX_STOP_CHARACTERS for one in stops):
+        raise ApiError(400, f"stop: at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
+    return stop
 
 
 # A body has room for a million wrong items: to describe each takes seconds and gigabytes.
@@ -71,7 +78,7 @@ class GenerationRequest(ApiRequest):
     temperature: float | None = Field(1.0, ge=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(1.0, gt=0, le=1, allow_inf_nan=False)
     n: int | None = Field(1, ge=1, le=128)
-    stop: str | Items[str] | None = None
+    stop: Annotated[str | Items[str] | None, AfterValidator(_short_texts)] = None
     seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
     presence_penalty: float | None = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float | None = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
@@ -87,11 +94,8 @@ class GenerationRequest(ApiRequest):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings. Raises ApiError for empty, long or too many ones."""
-        stops = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-        if len(stops) > _MAX_STOPS or any(not 0 < len(one) <= _MAX_STOP_CHARACTERS for one in stops):
-            raise ApiError(400, f"stop: at most {_MAX_STOPS} texts of 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
-        return tuple(stops)
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def bias(self, vocabulary: int) -> tuple[tuple[int, float], ...]:
         """The added logits by token. Raises ApiError for keys that are no tokens."""

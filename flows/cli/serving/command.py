@@ -186,7 +186,7 @@ def generate(
         compression=_passes(compression),
         device=device,
         port=0,
-        max_sequences=max(1, min(32, len(prompts))),
+        max_sequences=1,  # prompts are answered one after another
         group_timeout_seconds=group_timeout_seconds,
     )
     work = lambda: in_words(lambda: run_generate(asked, prompts, fields, chat, as_json))  # noqa: E731

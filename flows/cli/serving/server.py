@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 
-from configs.plans.model_manifest import read_model_manifest
 from configs.serving.settings import ServingSettings
 from flows.cli.errors import plainly
 from flows.cli.signals import ended_by_signals
@@ -73,7 +72,8 @@ def run_generate(
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         if program_of(settings) != DECODERS:
             raise ValueError(f"{settings.name}: generates no text. Use `rankwise serve`, or a decoder")
-        _check_tokenizer(settings)
+        bodies = [{"model": settings.name, **given, **_asked(prompt, chat)} for prompt in prompts]
+        _check_requests(settings, bodies)
         key = secrets.token_urlsafe(32)
         with ServerProcess(settings, key) as server:
             try:
@@ -84,12 +84,9 @@ def run_generate(
             with httpx.Client(base_url=url, headers=headers, timeout=None, trust_env=False) as client:
                 path = "/v1/chat/completions" if chat else "/v1/completions"
                 try:
-                    for number, prompt in enumerate(prompts, 1):
-                        body = {"model": settings.name, **given, **_asked(prompt, chat)}
-                        try:
+                    for number, body in enumerate(bodies, 1):
+                        with _refused_in_words(number, len(bodies)):
                             _print_answer(client, path, body, as_json)
-                        except _RefusedError as error:
-                            raise ValueError(_in_the_commands_words(error, number, len(prompts))) from error
                 except httpx.HTTPError as error:
                     raise OSError(
                         f"the server ended while it answered: {str(error) or type(error).__name__}"
@@ -114,10 +111,34 @@ def _check_text(texts: Sequence[str]) -> None:
             raise ValueError(f"{text.encode(errors='surrogateescape')!r:.80}: not valid UTF-8") from None
 
 
-def _check_tokenizer(settings: ServingSettings) -> None:
-    """Raise ValueError for a model that takes no text, before the minutes that loading it may need."""
-    if not (Path(read_model_manifest(Path(settings.manifest)).folder) / "tokenizer.json").is_file():
+def _check_requests(settings: ServingSettings, bodies: Sequence[dict[str, Any]]) -> None:
+    """Raise ValueError for what the server would refuse, before the minutes that loading the model may need."""
+    from engine.serving.http.errors import ApiError
+    from engine.serving.http.model import ServedModel
+    from engine.serving.http.schema import ChatRequest, CompletionRequest, read_request
+
+    model = ServedModel.read(settings)
+    if model.tokenizer is None:
         raise ValueError(f"{settings.name}: has no tokenizer, so it takes token ids alone: use `rankwise serve`")
+    for number, body in enumerate(bodies, 1):
+        chat = "messages" in body
+        with _refused_in_words(number, len(bodies)):
+            try:
+                read_request(json.dumps(body).encode(), ChatRequest if chat else CompletionRequest)
+                prompt = model.encode_chat(body["messages"]) if chat else model.encode(body["prompt"])
+                model.check_tokens(prompt)
+                model.check_room(prompt, body.get("max_tokens", 1))
+            except ApiError as error:
+                raise _RefusedError(error.message, error.param) from error
+
+
+@contextmanager
+def _refused_in_words(number: int, prompts: int) -> Iterator[None]:
+    """Raise ValueError, in the command's words, for a refusal of one of the prompts."""
+    try:
+        yield
+    except _RefusedError as error:
+        raise ValueError(_in_the_commands_words(error, number, prompts)) from error
 
 
 def _in_the_commands_words(error: _RefusedError, number: int, prompts: int) -> str:
@@ -171,6 +192,8 @@ def _folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="rankwise-serve-"))
     try:
         yield folder
+    except BrokenPipeError:  # whoever read the answers reads no more
+        raise
     except OSError:
         _show_logs(folder)
         raise

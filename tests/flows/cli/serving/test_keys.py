@@ -157,11 +157,34 @@ def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: p
 
     monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
     monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
-    monkeypatch.setattr(server, "_check_tokenizer", lambda *_: None)
+    monkeypatch.setattr(server, "_check_requests", lambda *_: None)
     monkeypatch.setattr(server, "ServerProcess", Process)
     for as_json in (True, False):
         with pytest.raises(OSError, match="the server ended while it answered"):
             server.run_generate(ServerRequest(model="m"), ["a"], {}, chat=False, as_json=as_json)
+
+
+def test_whoever_reads_no_further_gets_no_logs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `| head` does; the ranks are well."""
+
+    def settings(asked: ServerRequest, folder: Path, *_: Path) -> SimpleNamespace:
+        (folder / "replica-0.log").write_text("the last words of a rank")
+        return SimpleNamespace(name="m")
+
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    ready = SimpleNamespace(wait_until_ready=lambda: {"url": "http://127.0.0.1:9"})
+    monkeypatch.setattr(server, "make_settings", settings)
+    monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
+    monkeypatch.setattr(server, "_check_requests", lambda *_: None)
+    monkeypatch.setattr(server, "ServerProcess", lambda *_: nullcontext(ready))
+    monkeypatch.setattr(server, "_print_answer", closed)
+    with pytest.raises(BrokenPipeError):
+        server.run_generate(ServerRequest(model="m"), ["a"], {}, chat=False, as_json=False)
+    assert not capsys.readouterr().err
 
 
 class _Refusing(BaseHTTPRequestHandler):
@@ -203,7 +226,7 @@ def test_a_refusal_names_the_option_or_the_prompt(
         ready = SimpleNamespace(wait_until_ready=lambda: {"url": url})
         monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
         monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
-        monkeypatch.setattr(server, "_check_tokenizer", lambda *_: None)
+        monkeypatch.setattr(server, "_check_requests", lambda *_: None)
         monkeypatch.setattr(server, "ServerProcess", lambda *_: nullcontext(ready))
         with pytest.raises(ValueError, match=f"^{said}"):
             server.run_generate(ServerRequest(model="m"), ["a", "b"], {}, chat=False, as_json=True)
@@ -223,6 +246,7 @@ def test_the_time_that_ranks_wait_for_each_other_reaches_the_server(
         make_settings(given, tmp_path, tmp_path / "cache", tmp_path) for given in (*asked, ServerRequest(str(TINY)))
     ]
     assert [settings.group_timeout_seconds for settings in made] == [90.0, 90.0, 20.0]
+    assert made[1].max_sequences == 1  # one prompt after another
 
 
 def test_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(
@@ -240,6 +264,44 @@ def test_a_model_without_a_tokenizer_is_refused_before_it_is_loaded(
     (tmp_path / "m" / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
     with pytest.raises(AssertionError, match="the model is loaded"):
         server.run_generate(asked, ["a"], {}, chat=False, as_json=False)
+
+
+CHAT_TEMPLATE = "{% if messages[0].content == 'no' %}{{ raise_exception('never') }}{% endif %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "fields", "template", "said"),
+    [
+        (["a"], {}, None, "--chat: m has no chat template; leave the option out"),
+        (["a", "no"], {}, CHAT_TEMPLATE, r"prompt 2: the chat template fails \(never\)"),
+        (["a"], {}, "{{", "chat template is broken"),
+        ([" ".join(map(str, range(3000)))], {}, CHAT_TEMPLATE, "--max-tokens: 1 new tokens after .* exceed the 2048 of the model"),
+        (["a"], {"max_tokens": 2048}, "", "--max-tokens: 2048 new tokens after 1 of the prompt exceed the 2048"),
+        (["a", ""], {}, "", "prompt 2: has no tokens"),
+        (["a"], {"stop": [""]}, "", "--stop: at most 16 texts of 1 to 256 characters"),
+    ],
+)
+def test_what_the_server_would_refuse_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    prompts: list[str],
+    fields: dict[str, Any],
+    template: str | None,
+    said: str,
+) -> None:
+    """template: empty for a prompt that is no message."""
+
+    def loaded(*_: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    shutil.copytree(TINY, tmp_path / "m")
+    if template:
+        (tmp_path / "m" / "chat_template.jinja").write_text(template)
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(server, "ServerProcess", loaded)
+    asked = ServerRequest(model=str(tmp_path / "m"), device="cpu")
+    with pytest.raises(ValueError, match=said):
+        server.run_generate(asked, prompts, {"max_tokens": 1, **fields}, chat=template != "", as_json=False)
 
 
 def test_arguments_that_are_no_text_are_refused_before_a_model_is_loaded() -> None:
