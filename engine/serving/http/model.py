@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Scope
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -87,8 +89,9 @@ class ServedModel:
         """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
         if self.template is None:
             raise ApiError(400, f"messages: {self.name} has no chat template; use /v1/completions", "messages")
+        given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
         try:
-            text = self.template.render(messages=list(messages), add_generation_prompt=True, **self.special)
+            text = self.template.render(**given, **self.special)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
             raise ApiError(
                 400, f"messages: the chat template fails ({printable(str(error), 300)})", "messages"
@@ -131,6 +134,17 @@ def _text_of(token: object) -> str:
     return str(token["content"]) if isinstance(token, dict) and "content" in token else str(token)
 
 
+class _GenerationTag(Extension):
+    """`{% generation %}`: what a training learns of a conversation. Templates keep it, and transformers renders it."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> Scope:
+        """Return what the tag encloses, whose variables end with it."""
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 def _template(folder: Path, given: dict[str, Any]) -> Template | None:
     """Return the template of a file of its own, or of tokenizer_config.json. Raises ValueError for a broken one."""
     file = folder / "chat_template.jinja"
@@ -140,7 +154,9 @@ def _template(folder: Path, given: dict[str, Any]) -> Template | None:
         source = named.get("default")
     if not isinstance(source, str):
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+    )
     environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
     environment.filters["tojson"] = _to_json
     try:
