@@ -53,6 +53,8 @@ class Figures:
             "rankwise:requests_refused", "Requests answered with an error", (*label, "status"), registry=self.registry
         )
         self._whole = Histogram("vllm:e2e_request_latency_seconds", "Time of a request", label, registry=self.registry)
+        for metric in (self._success, self._whole):
+            metric.labels(model)  # there, as 0, before the first request
 
     def finished(self, seconds: float) -> None:
         """Note an answer."""

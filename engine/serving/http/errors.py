@@ -1,6 +1,6 @@
 """Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -48,30 +48,31 @@ def _kind(status: int) -> str:
 def answer_errors_in_this_form(app: FastAPI, refused: Callable[[int], None]) -> None:
     """Refusals, requests that no endpoint takes, and errors of this program, whose traceback is in the server's log.
 
-    refused: counts the refusals by their status.
+    refused: counts all of them by their status.
     """
+
+    def response(error: ApiError, headers: Mapping[str, str] | None) -> JSONResponse:
+        refused(error.status)
+        return JSONResponse(error.body, error.status, headers)
 
     async def refusal(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
-        refused(error.status)
-        return JSONResponse(error.body, error.status, error.headers)
+        return response(error, error.headers)
+
+    async def not_taken(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        text = f"{request.method} {request.url.path[:100]}: {error.detail}"
+        return response(ApiError(error.status_code, text), error.headers)
+
+    async def internal(request: Request, error: Exception) -> JSONResponse:
+        what = f"internal error, {type(error).__name__}; see the server's log"
+        return response(ApiError(500, f"{request.method} {request.url.path[:100]}: {what}"), None)
 
     app.add_exception_handler(ApiError, refusal)
     app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(HTTPException, _not_taken)
-    app.add_exception_handler(Exception, _internal)
+    app.add_exception_handler(HTTPException, not_taken)
+    app.add_exception_handler(Exception, internal)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # it sent a part of its request; nobody reads an answer
-
-
-async def _not_taken(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    body = ApiError(error.status_code, f"{request.method} {request.url.path[:100]}: {error.detail}").body
-    return JSONResponse(body, error.status_code, error.headers)
-
-
-async def _internal(request: Request, error: Exception) -> JSONResponse:
-    text = f"{request.method} {request.url.path[:100]}: internal error, {type(error).__name__}; see the server's log"
-    return JSONResponse(ApiError(500, text).body, 500)

@@ -32,7 +32,6 @@ from engine.serving.http.protocol import ApiProtocol
 from engine.serving.http.replicas import Router
 
 API_KEY_VARIABLE = "RANKWISE_API_KEY"
-MAX_FAILED_STARTS = 3
 _LOOK_SECONDS = 0.1
 _HEADER_BYTES = 64 << 10
 
@@ -49,7 +48,7 @@ class _Uvicorn(uvicorn.Server):
 async def serve(settings: ServingSettings, path: Path) -> int:
     """Serve until a signal ends it. Returns the exit code: 1 if the ranks could not be started."""
     listener = listen(settings.host, settings.port)
-    metrics = ServerMetrics(settings.name)
+    metrics = ServerMetrics(settings.name, settings.layout.dp)
     router = Router(settings, path, metrics)
     key = os.environ.get(API_KEY_VARIABLE, "").strip() or None  # a header's value has no blanks around it either
     server = Server(settings, ServedModel.read(settings), router, metrics, key)
@@ -100,7 +99,7 @@ class _Signals:
 async def _until_stopped(server: Server, http: uvicorn.Server, listener: socket.socket, stop: asyncio.Event) -> int:
     told = False
     while not stop.is_set():
-        failed = [one for one in server.router.replicas if one.failures >= (MAX_FAILED_STARTS if one.was_ready else 1)]
+        failed = [one for one in server.router.replicas if one.cannot_start]
         if failed:
             print(f"the ranks cannot be started; see {failed[0].log}", file=sys.stderr)
             return 1

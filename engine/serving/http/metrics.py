@@ -9,11 +9,13 @@ Names and meanings: https://docs.vllm.ai/en/stable/design/metrics.html. Names of
 from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from engine.serving.scheduling import FinishReason
 
 _TTFT = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _GAP = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -50,9 +52,9 @@ class _Tokens(Collector):
 
 
 class ServerMetrics:
-    """All figures; `replica` is a label of those that belong to one."""
+    """All figures; `replica` is a label of those that belong to one. Each is there, as 0, before anything happens."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, replicas: int = 1) -> None:
         self.registry = CollectorRegistry()
         label = ("model_name",)
         own = (*label, "engine")
@@ -83,12 +85,27 @@ class ServerMetrics:
         self._other = Counter(
             "rankwise:between_steps_seconds", "Time between steps while there was work", own, registry=self.registry
         )
+        self._changes = {
+            "preemptions": self._preempted,
+            "prefix_tokens": self._queries,
+            "cached_tokens": self._hits,
+            "compute_seconds": self._compute,
+            "other_seconds": self._other,
+        }
         self._restarts = Counter("rankwise:replica_restarts", "Starts after a failure", own, registry=self.registry)
         self._refused = Counter(
             "rankwise:requests_refused", "Requests answered with an error", (*label, "status"), registry=self.registry
         )
         self._tokens = _Tokens(model)
         self.registry.register(self._tokens)
+        for metric in (self._prompt, self._ttft, self._whole):
+            self._of(metric)
+        for reason in get_args(FinishReason):
+            self._of(self._success, reason)
+        for replica in range(replicas):
+            self.state(replica, 0, 0, 0.0)
+            self.step(replica, 0, dict.fromkeys(self._changes, 0.0))
+            self._of(self._restarts, str(replica))
 
     def state(self, replica: int, running: int, waiting: int, usage: float) -> None:
         """Note the state of a replica. usage: share of the cache's blocks that sequences have."""
@@ -99,13 +116,7 @@ class ServerMetrics:
     def step(self, replica: int, steps: int, changes: dict[str, float]) -> None:
         """Note one step or none: increases of preemptions, prefix tokens and seconds since the last one."""
         self._of(self._steps, str(replica)).inc(steps)
-        for name, counter in (
-            ("preemptions", self._preempted),
-            ("prefix_tokens", self._queries),
-            ("cached_tokens", self._hits),
-            ("compute_seconds", self._compute),
-            ("other_seconds", self._other),
-        ):
+        for name, counter in self._changes.items():
             self._of(counter, str(replica)).inc(changes[name])
 
     def restarted(self, replica: int) -> None:

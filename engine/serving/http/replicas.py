@@ -35,6 +35,8 @@ RANK_PROGRAM = "engine.serving.rank"
 """Module of the ranks."""
 _SILENCES = 3
 """Time limits of the group without a step, with work to do, after which the ranks count as hung."""
+MAX_FAILED_STARTS = 3
+"""In a row, of ranks that have taken requests before; those that never did are not started again."""
 _MAX_PAUSE_SECONDS = 30.0
 _MAX_TRIES = 2
 """How often an answer goes on after a failure."""
@@ -133,6 +135,11 @@ class ReplicaRanks:
             self._socket.parent.rmdir()
 
     @property
+    def cannot_start(self) -> bool:
+        """Whether the ranks are given up, with which the server ends."""
+        return self.failures >= (MAX_FAILED_STARTS if self.was_ready else 1)
+
+    @property
     def log(self) -> Path:
         """Where the ranks write."""
         return Path(self._settings.folder) / f"replica-{self.index}.log"
@@ -209,7 +216,7 @@ class ReplicaRanks:
             self.failures += 1
         self.ready = False
         self.last_error = f"{reason}: {_last_line(self.log)}"
-        print(f"{self.last_error}; starting it again", file=sys.stderr, flush=True)
+        print(self.last_error + ("" if self.cannot_start else "; starting it again"), file=sys.stderr, flush=True)
         # Before they have ended: what they said last, that they are ready, is heard no more.
         self._given_up = True
         if self._link is not None:

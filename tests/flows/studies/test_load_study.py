@@ -92,7 +92,7 @@ def test_an_endpoint_is_measured_under_its_caps(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         text = f"""
 study: served
-workload: {{kind: serve, prompt_tokens: 8, new_tokens: 4, duration_seconds: 1.5, judged_requests: 1}}
+workload: {{kind: serve, prompt_tokens: 8, new_tokens: 4, duration_seconds: 1.5, judged_requests: 0}}
 targets: [{{kind: endpoint, url: "{server.url}", model: tiny, max_rate: 20}}]
 measuring: {{repeats: 1}}
 experiments:
@@ -106,6 +106,8 @@ experiments:
         samples = read_archive((study.folder / reading.path).with_suffix(".npz"))
         assert 1 <= len(samples["0/run_rate"]) <= 2 and samples["0/run_rate"].max() <= 20
         assert point.result.cell.engine == "endpoint" and point.figure("server_url") == server.url
+        # The run's requests are the first that the server has: what it counts is known before them, too.
+        assert reading.figure("preemptions") == 0 and (reading.figure("compute_seconds") or 0) > 0
 
 
 def test_answers_that_differ_at_a_tie_are_noise() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +12,6 @@ from fastapi import FastAPI
 
 from configs.serving.settings import ServingSettings
 from engine.answering.app import AnsweringServer, Figures, answering_app
-from engine.answering.computing import Computing
 from engine.serving.http.app import Server, serving_app
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
@@ -28,7 +28,7 @@ def decoder_app(folder: Path, model: ServedModel) -> FastAPI:
 
 def encoder_app(folder: Path, model: ServedModel) -> FastAPI:
     settings = ServingSettings(name=NAME, manifest="", folder=str(folder), max_length=32, blocks=8)
-    computing: Any = Computing
+    computing: Any = SimpleNamespace(waiting=0)
     return answering_app(AnsweringServer(settings, model, computing, Figures(NAME), None, encodes=True))
 
 
@@ -74,3 +74,24 @@ def test_an_error_of_the_program_itself_has_the_form_of_the_api(made: Any, tmp_p
         assert "internal error, RuntimeError" in str(caught.value) and "somebody" not in str(caught.value)
 
     asyncio.run(scenario())
+
+
+@APPS
+def test_every_error_is_counted_by_its_status(made: Any, tmp_path: Path) -> None:
+    """Those of the program itself, which an operator has to hear of, were not."""
+    model = ServedModel(NAME, 100, 32, frozenset(), None, None, {})
+
+    def broken(name: str) -> dict[str, object]:
+        raise RuntimeError
+
+    object.__setattr__(model, "entry_of", broken)
+
+    async def scenario() -> str:
+        transport = httpx.ASGITransport(made(tmp_path, model), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            assert [(await client.get(path)).status_code for path in ("/v1/models/x", "/none")] == [500, 404]
+            return (await client.get("/metrics")).text
+
+    page = asyncio.run(scenario())
+    for status in (500, 404):
+        assert f'rankwise:requests_refused_total{{model_name="{NAME}",status="{status}"}}' in page

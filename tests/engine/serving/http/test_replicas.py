@@ -47,12 +47,15 @@ def test_the_first_request_after_a_pause_finds_no_hung_replica(tmp_path: Path, f
     assert asyncio.run(hung()) is not first_request
 
 
+@pytest.mark.parametrize("was_ready", [False, True])
 def test_ranks_that_cannot_be_started_count_as_a_failed_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], was_ready: bool
 ) -> None:
     """The server ends after such starts, or tries again where it was ready before; it does not wait for ever."""
     settings = ServingSettings(name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8)
     replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+
+    replica.was_ready = was_ready
 
     async def refuse(*command: str, **options: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -67,7 +70,9 @@ def test_ranks_that_cannot_be_started_count_as_a_failed_start(
         return replica.failures == 1
 
     assert asyncio.run(scenario())
-    assert "cannot be started: [Errno 11] Resource temporarily unavailable" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "cannot be started: [Errno 11] Resource temporarily unavailable" in said
+    assert ("starting it again" in said) is was_ready is not replica.cannot_start
 
 
 def test_steps_that_are_heard_together_give_each_answer_its_tokens_together(
