@@ -6,6 +6,7 @@ Completions are greedy: `temperature` other than 0 is refused, as is every field
 """
 
 import base64
+import secrets
 import struct
 import time
 from dataclasses import dataclass
@@ -141,9 +142,14 @@ async def _complete(body: bytes, service: AnsweringServer) -> dict[str, object]:
         written += min(end + 1, len(tokens))  # an end-of-text token counts, what was computed after it does not
         choices.append(choice | ({"token_ids": tokens[:end]} if wanted.return_token_ids else {}))
     usage = _usage(prompts, written)
-    created = int(time.time())
-    return {"object": "text_completion", "model": service.model.name, "created": created, "choices": choices,
-            "usage": usage}  # fmt: skip
+    return {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": service.model.name,
+        "choices": choices,
+        "usage": usage,
+    }
 
 
 def _usage(prompts: list[list[int]], written: int) -> dict[str, int]:

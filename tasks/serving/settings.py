@@ -117,6 +117,7 @@ def _without_cache(
         ("--compression", bool(asked.compression)),
         ("--kv-cache-gib", asked.kv_cache_gib is not None),
         ("--max-step-tokens", asked.max_step_tokens is not None),
+        ("--no-prefix-caching", not asked.prefix_caching),
         ("--batch-invariant", asked.batch_invariant),
         ("--group-timeout-seconds", asked.group_timeout_seconds != ServerRequest.group_timeout_seconds),
     ):

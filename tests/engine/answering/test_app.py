@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types import Completion
 
 from configs.serving.settings import ServingLimits
 from engine.answering.app import AnsweringServer, _complete, _embed
@@ -29,6 +30,7 @@ def test_tokens_behind_the_end_of_an_answer_are_not_counted() -> None:
         body = json.dumps({"model": "m", "prompt": [[2, 3], [4]], "max_tokens": 4, **fields}).encode()
         given: AnsweringServer = service
         answer: Any = asyncio.run(_complete(body, given))
+        Completion.model_validate(answer)  # as strict clients read it: `id` was missing
         return answer["usage"]
 
     assert usage() == {"prompt_tokens": 3, "completion_tokens": 2 + 4, "total_tokens": 9}

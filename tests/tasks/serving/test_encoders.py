@@ -42,6 +42,7 @@ def test_a_model_without_a_cache_is_served(tmp_path: Path, model: str, path: str
     [
         ({"layout": Layout(tp=2)}, "--tp"),
         ({"batch_invariant": True}, "--batch-invariant"),
+        ({"prefix_caching": False}, "--no-prefix-caching"),
         ({"compression": ("int8",)}, "--compression"),
         ({"kv_cache_gib": 1.0}, "--kv-cache-gib"),
         ({"group_timeout_seconds": 90.0}, "--group-timeout-seconds"),
