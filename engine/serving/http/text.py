@@ -48,7 +48,10 @@ class AnswerText:
         if self._tokenizer is not None and self._waiting and not self.stopped:
             whole = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
             known = self._decoded[self._before :]
-            piece = whole[len(known) :] if whole.startswith(known) else ""
+            if whole.startswith(known):
+                piece = whole[len(known) :]
+            else:  # as in `_step`: what was sent is decoded otherwise with the tokens that wait
+                piece = self._tokenizer.decode(self._tokens[-self._waiting :], skip_special_tokens=True)
         return self._grow(piece, 0)
 
     def _step(self, tokenizer: Tokenizer, token: int) -> str:

@@ -108,6 +108,7 @@ def fallback_tokenizer() -> tuple[Tokenizer, dict[str, int]]:
         (["\u2581a", "<0x0A>", "<0xE3>", "b", "\u2581c"], "a\n\ufffdb c"),
         (["\u2581a", "<0x0A>", "<0xE3>", "<0x0A>", "b", "<0xE3>"], "a\n\ufffd\ufffdb\ufffd"),
         (["\u2581a", "<0x0A>", "<0xC3>", "<0xA9>", "b"], "a\n\u00e9b"),
+        (["\u2581a", "<0xC3>", "<0xA9>", "<0xE2>", "<0x82>"], "a\u00e9\ufffd\ufffd"),
     ],
 )
 def test_a_byte_that_is_no_character_ends_no_answer(names: list[str], text: str) -> None:
