@@ -203,11 +203,11 @@ def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
     path = folder / "settings.json"
     write_atomically(path, settings.model_dump_json())
     command = [sys.executable, "-m", "engine.serving.http.main", str(path), str(os.getpid())]
-    return ServerCommand(command, ready_path="/readyz", shown=_as_typed(settings, manifest.identity))
+    return ServerCommand(command, ready_path="/readyz", shown=as_typed(settings, manifest.identity, work.kv_cache_gib))
 
 
-def _as_typed(settings: ServingSettings, model: str) -> tuple[str, ...]:
-    """Return the command line of `rankwise serve` that starts a server with these settings."""
+def as_typed(settings: ServingSettings, model: str, kv_cache_gib: float | None) -> tuple[str, ...]:
+    """Return the command line of `rankwise serve` that starts a server with these settings, on any machine."""
     layout = settings.layout
     degrees = (("tp", layout.tp), ("pp", layout.pp), ("dp", layout.dp))
     typed = ["rankwise", "serve", "--model", model, "--dtype", settings.dtype]
@@ -215,6 +215,8 @@ def _as_typed(settings: ServingSettings, model: str) -> tuple[str, ...]:
     typed += ["--compression", "+".join(settings.compression)] if settings.compression else []
     for name in ("cores_per_rank", "max_length", "max_sequences", "max_step_tokens", "group_timeout_seconds"):
         typed += [f"--{name.replace('_', '-')}", str(getattr(settings, name)).removesuffix(".0")]
+    typed += [] if kv_cache_gib is None else ["--kv-cache-gib", str(kv_cache_gib)]
+    typed += [] if settings.device is None else ["--device", settings.device]
     typed += [] if settings.prefix_caching else ["--no-prefix-caching"]
     return (*typed, *(["--batch-invariant"] if settings.batch_invariant else []))
 

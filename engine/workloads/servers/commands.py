@@ -9,7 +9,7 @@ documents and have not been run.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,8 @@ def command_of(wanted: Wanted) -> ServerCommand:
         raise NotImplementedError(
             f"engine {engine}: reads files, and {wanted.manifest.identity} has none. Use a folder or a hub's model"
         )
-    return _COMMANDS[engine](wanted)
+    command = _COMMANDS[engine](wanted)
+    return replace(command, about=(*command.about, "batch_invariant")) if wanted.work.batch_invariant else command
 
 
 def _vllm(wanted: Wanted) -> ServerCommand:
@@ -137,7 +138,8 @@ def _transformers(wanted: Wanted) -> ServerCommand:
     argv += ["--attn-implementation", "sdpa", "--dtype", wanted.cell.dtype]
     argv += [] if wanted.on_gpus else ["--device", "cpu"]
     argv += [*_own_options(work), wanted.manifest.folder]
-    about = ("max_sequences", "max_length", *(("kv_cache_gib",) if work.kv_cache_gib is not None else ()))
+    unmapped = {"kv_cache_gib": work.kv_cache_gib is not None, "prefix_caching": not work.prefix_caching}
+    about = ("max_sequences", "max_length", *(name for name, asked in unmapped.items() if asked))
     threads = {} if wanted.on_gpus else {"OMP_NUM_THREADS": str(len(wanted.cores))}
     return ServerCommand(argv, threads, name=wanted.manifest.folder, exact=False, about=about)
 
@@ -152,6 +154,7 @@ def _llama_cpp(wanted: Wanted) -> ServerCommand:
     argv += ["--port", str(wanted.port), "--parallel", str(work.max_sequences), "--metrics"]
     argv += ["--ctx-size", str(wanted.length * work.max_sequences)]
     argv += ["--threads", str(len(wanted.cores)), "--threads-batch", str(len(wanted.cores))]
+    argv += [] if work.prefix_caching else ["--no-cache-prompt"]
     about = ("dtype", *(("kv_cache_gib",) if work.kv_cache_gib is not None else ()))  # the file has a precision
     return ServerCommand(argv + _own_options(work), about=about)
 

@@ -61,6 +61,16 @@ def test_what_a_server_has_no_option_for_is_said(python: EngineEnvironment) -> N
     assert command.about == ("max_sequences", "max_length") and not command.exact and command.name == "/models/m"
     assert command.argv[0].endswith("/bin/transformers")
     assert "kv_cache_gib" in command_of(wanted("sglang", python, kv_cache_gib=1.0)).about
+    asked = {"prefix_caching": False, "batch_invariant": True}
+    assert command_of(wanted("transformers", python, **asked)).about[2:] == ("prefix_caching", "batch_invariant")
+    assert command_of(wanted("vllm", python, **asked)).about == ("batch_invariant",)
+
+
+def test_llama_cpp_keeps_no_prompts_where_none_are_shared() -> None:
+    given = EngineEnvironment(program="/opt/llama-server", model="m.gguf")
+    commands = [command_of(wanted("llama.cpp", given, prefix_caching=shared)) for shared in (True, False)]
+    assert ["--no-cache-prompt" in command.argv for command in commands] == [False, True]
+    assert [command.about for command in commands] == [("dtype",), ("dtype",)]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers", "llama.cpp"])
