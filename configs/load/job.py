@@ -131,8 +131,8 @@ class LoadJob(Frozen):
         users = self.arrivals.users if isinstance(self.arrivals, ClosedLoop) else 0
         if users > self.caps.max_in_flight:
             raise ValueError(
-                f"arrivals.users: got {users:,}, expected at most {self.caps.max_in_flight:,}, the requests in flight "
-                "that `caps` allow: the others would not be sent"
+                f"arrivals.users: got {users:,}, expected at most {self.caps.max_in_flight:,}: as many requests are in "
+                "flight at once, and those of the others would not be sent"
             )
         problem = self.caps.problem_of(users, self.requested_rate)
         if problem is not None:

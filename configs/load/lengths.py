@@ -36,6 +36,12 @@ class LognormalLengths(Frozen):
     sigma: PositiveFloat = Field(0.7, le=5, description="standard deviation of the logarithm")
     max: Annotated[int, Field(gt=0, le=MAX_TOKENS)] = Field(8192, description="longer draws are cut to this")
 
+    @model_validator(mode="after")
+    def _below_the_bound(self) -> "LognormalLengths":
+        if self.mean > self.max:
+            raise ValueError(f"mean: got {self.mean:g}, more than max ({self.max}), which longer draws are cut to")
+        return self
+
 
 Lengths = (
     Annotated[int, Field(gt=0, le=MAX_TOKENS)]

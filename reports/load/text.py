@@ -1,5 +1,7 @@
 """Load runs as text: one table of latencies, one of rates, and the verdict; a search as one row per rate."""
 
+from math import isnan
+
 from reports.load.metrics import LatencyFigures, LoadFigures, LoadPercentile
 from reports.load.search import FoundRate, ProbedRate
 from reports.load.verdict import LoadVerdict, Verdict
@@ -83,7 +85,7 @@ def search_table(found: FoundRate) -> Table:
 
 
 def _probe_row(probe: ProbedRate) -> tuple[str, ...]:
-    quantile = number(probe.quantile)
+    quantile = UNKNOWN if isnan(probe.quantile) else number(probe.quantile)
     if probe.interval is not None:
         low, high = map(number, probe.interval)
         quantile += f" ({low} to {high})"

@@ -73,7 +73,10 @@ def measure_server(
     token_variable: Annotated[
         str | None, typer.Option(metavar="NAME", help="environment variable with the bearer token; default: none sent")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="of arrivals, prompts and lengths")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="of arrivals, prompts and lengths; default: another in each command"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="folder of samples and figures; default load/<time>")
     ] = None,

@@ -1,5 +1,7 @@
 """What `rankwise load` is asked for, from its options; every error names the option."""
 
+import re
+import secrets
 from collections.abc import Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,7 @@ DEFAULT_SECONDS = 60.0
 _FIRST_RATE = 1.0
 _MIN_RATE = 0.01
 _HIGHEST_RATE = 10_000.0
+_SEEDS = 1 << 31
 _ONLY_WITH = {
     "speed": ("trace",),
     "arrivals": ("rate", "find_max_rate"),
@@ -28,6 +31,17 @@ _ONLY_WITH = {
     "max_runs": ("find_max_rate",),
 }
 """Options that do nothing without one of others."""
+_OPTIONS = {
+    "url": "URL",
+    "duration_seconds": "--duration",
+    "max_requests": "--requests",
+    "fields": "--field",
+    "shared_prefix_tokens": "--shared-prefix",
+    **{f"{name}_seconds": f"--{name}" for name in ("think", "timeout", "ttft", "tpot", "e2e")},
+}
+"""Options that are not named as the field of the job."""
+_FIELD = re.compile(r"(?:^|(?<=; ))(?:arrivals\.)?([a-z][a-z0-9_]*)(?=[:.\[])")
+"""What a problem of a job begins with."""
 
 
 class ShapeOptions(NamedTuple):
@@ -98,6 +112,8 @@ def made_request(
     arrivals = _arrivals(shape, asked.turns)
     if bounds["duration_seconds"] is None and bounds["max_requests"] is None and shape.trace is None:
         bounds = bounds | {"duration_seconds": DEFAULT_SECONDS}
+    if bounds["seed"] is None:  # the prompts of one command are in the server's cache when the next one begins
+        bounds = bounds | {"seed": secrets.randbelow(_SEEDS)}
     parts = {"endpoint": _checked(Endpoint, endpoint), "caps": limits}
     job: LoadJob = _checked(LoadJob, {**parts, "contents": asked, "arrivals": arrivals, **bounds})
     return LoadRequest(job, wanted, None if search is None else _goal(search, share, job))
@@ -145,7 +161,7 @@ def _lengths(name: str, text: str) -> Any:
 
 def _vocabulary(text: str) -> tuple[int, int]:
     first, dots, last = text.partition("..")
-    if not (dots and first.isdecimal() and last.isdecimal()):
+    if not (dots and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
         raise WrongArgument(f"--vocabulary: got {text[:60]!r}, expected FROM..TO, for example 10..999")
     return int(first), int(last) + 1
 
@@ -164,4 +180,5 @@ def _checked(model: type[BaseModel], fields: dict[str, Any]) -> Any:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        raise WrongArgument(validation_text(error)) from error
+        told = _FIELD.sub(lambda found: _OPTIONS.get(found[1], _option(found[1])), validation_text(error))
+        raise WrongArgument(told) from error

@@ -12,6 +12,7 @@ from configs.common.base import write_atomically
 from configs.common.printable import printable_lines
 from configs.common.secrets import shown_url
 from configs.load.objectives import RequestObjectives
+from configs.load.samples import SAMPLES_FILE
 from flows.cli.load.request import LoadRequest
 from flows.cli.tables import print_table
 from reports.load.json_form import run_json, search_json
@@ -27,11 +28,20 @@ FIGURES_FILE = "load.json"
 
 
 def run_request(request: LoadRequest, out: Path | None, as_json: bool) -> int:
-    """Run once, or search; the exit code."""
+    """Run once, or search; the exit code. After an interrupt it says where the samples so far are."""
     folder = out or new_folder(Path("load") / datetime.now(UTC).strftime("%Y%m%d-%H%M%S"))
-    if request.goal is not None:
+    try:
+        if request.goal is None:
+            return _run(request, folder, as_json)
         assert request.objectives is not None
         return _search(request, request.objectives, request.goal, folder, as_json)
+    except KeyboardInterrupt:
+        kept = f": the samples so far are in {folder}" if any(folder.rglob(SAMPLES_FILE)) else ""
+        print(f"interrupted{kept}", file=sys.stderr, flush=True)
+        return 1
+
+
+def _run(request: LoadRequest, folder: Path, as_json: bool) -> int:
     run = run_load(request.job, folder)
     figures = serving_metrics(run, request.objectives)
     judgement = judged(run, figures)

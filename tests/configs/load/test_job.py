@@ -78,6 +78,7 @@ def test_a_run_without_an_end_is_refused() -> None:
         ({"vocabulary": (9, 9)}, "expected a range of token ids"),
         ({"prompts": "p.jsonl", "shared_prefix_tokens": 5}, "random prompts only"),
         ({"new_tokens": {"distribution": "uniform", "low": 5, "high": 4}}, "more than high"),
+        ({"new_tokens": {"distribution": "lognormal", "mean": 65, "max": 64}}, "mean: got 65, more than max"),
     ],
 )
 def test_contents_that_contradict_themselves_are_refused(fields: dict[str, object], message: str) -> None:

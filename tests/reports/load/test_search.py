@@ -9,6 +9,8 @@ from benchmarks.load.simulated import SingleServer
 from configs.common.arrays import Floats
 from reports.load.metrics import WARM_UP_SHARE
 from reports.load.search import FoundRate, RateSearch, SearchGoal
+from reports.load.text import search_table
+from reports.text import UNKNOWN
 
 SEEDS = 20
 
@@ -103,3 +105,10 @@ def test_too_few_requests_decide_nothing() -> None:
     result = search.result()
     assert result.low is None and result.estimate is None
     assert all(probe.passes is None for probe in result.probes)
+
+
+def test_a_rate_at_which_no_request_was_due_has_no_quantile() -> None:
+    """It was `not a number`."""
+    search = RateSearch(SearchGoal(share=0.9, first_rate=0.01, max_runs=1))
+    search.add(0.01, np.empty(0))
+    assert search_table(search.result()).rows == (("0.0100", "1", "0", UNKNOWN, "undecided"),)

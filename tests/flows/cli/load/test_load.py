@@ -1,6 +1,9 @@
 """`rankwise load` against a server of known answers: generator, samples, figures, table, JSON."""
 
 import json
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +12,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from benchmarks.load.server import Script, serving
+from configs.common.files.reading import read_model
+from configs.load.job import LoadJob
 from flows.cli.load.request import ShapeOptions, made_request
 from flows.cli.load.run import new_folder
 from flows.cli.main import app
+from tests.support.run_folders.studies import RANKWISE
 
 
 @pytest.fixture
@@ -26,8 +32,9 @@ def url(script: Script) -> Iterator[str]:
         yield address
 
 
-def load(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["load", *arguments, "--model", "m"])
+def load(*arguments: str, seed: str | None = "0") -> Result:
+    given = () if seed is None else ("--seed", seed)
+    return CliRunner().invoke(app, ["load", *arguments, "--model", "m", *given])
 
 
 SHORT = ("--new-tokens", "3", "--prompt-tokens", "5", "--exact")
@@ -89,13 +96,21 @@ def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: S
         (("--rate", "1", "--new-tokens", "many"), "--new-tokens: got 'many', expected 128, 16..256"),
         (("--rate", "1", "--field", "top_p"), "--field: got 'top_p', expected KEY=JSON"),
         (("--rate", "1", "--field", "top_p=NaN"), "--field: got 'top_p=NaN'"),
-        (("--rate", "1", "--ttft", "0"), "ttft_seconds: "),
-        (("--rate", "1", "--arrivals", "gamma", "--burstiness", "1e-12"), "burstiness: "),
-        (("--users", "5000"), "users: got 5,000, expected at most 4,096"),
-        (("--rate", "1", "--field", "stream=true"), "fields: stream is set by the generator"),
-        (("--rate", "9", "--max-rate", "5"), "above the cap of 5"),
-        (("--rate", "1", "--token-variable", "A B"), "token_variable: got 'A B'"),
+        (("--rate", "0"), "--rate: input should be greater than 0"),
+        (("--rate", "1", "--ttft", "0"), "--ttft: "),
+        (("--rate", "1", "--requests", "0", "--duration", "0"), "greater than 0, got 0.0; --requests: input"),
+        (("--rate", "1", "--prompt-tokens", "0"), "--prompt-tokens: got '0', expected 1 to 1,048,576 tokens"),
+        (("--rate", "1", "--new-tokens", "9..3"), "--new-tokens: got '9..3': low: got 9, more than high (3)"),
+        (("--rate", "1", "--new-tokens", "lognormal:9000"), "mean: got 9000, more than max (8192)"),
+        (("--rate", "1", "--shared-prefix", "5", "--prompts", __file__), "--shared-prefix: random prompts only"),
+        (("--rate", "1", "--arrivals", "gamma", "--burstiness", "1e-12"), "--burstiness: "),
+        (("--users", "5000"), "--users: got 5,000, expected at most 4,096"),
+        (("--users", "5", "--max-rate", "2"), "--users: their rate is the server's speed"),
+        (("--rate", "1", "--field", "stream=true"), "--field: stream is set by the generator"),
+        (("--rate", "9", "--max-rate", "5"), "--rate: 9 requests/s, above the cap of 5"),
+        (("--rate", "1", "--token-variable", "A B"), "--token-variable: got 'A B'"),
         (("--rate", "1", "--vocabulary", "9"), "--vocabulary: got '9'"),
+        (("--rate", "1", "--vocabulary", "9..3"), "--vocabulary: got '9..3', expected FROM..TO"),
         (("--trace", "none.jsonl"), "--trace: none.jsonl: expected a file"),
         (("--rate", "1", "--prompts", "none.jsonl"), "--prompts: none.jsonl: expected a file"),
         (("--rate", "1", "--speed", "2"), "--speed: has no effect without --trace"),
@@ -126,6 +141,19 @@ def test_a_search_begins_below_a_cap_of_less_than_its_first_rate() -> None:
     assert made.goal is not None and (made.goal.first_rate, made.goal.max_rate) == (0.5, 0.5)
 
 
+def test_two_commands_send_different_prompts_unless_they_have_a_seed(tmp_path: Path, script: Script, url: str) -> None:
+    """The second one was answered from the server's cache of prompts."""
+    script.first_seconds = 0.0
+    sent = []
+    for number, seed in enumerate((None, None, "3", "3")):
+        (script.seen or []).clear()
+        done = load(url, "--rate", "50", "--requests", "3", *SHORT, "--out", str(tmp_path / str(number)), seed=seed)
+        assert done.exit_code in (0, 3), done.output
+        sent.append(sorted(body["prompt"] for body, _ in script.seen or ()))
+    assert sent[0] != sent[1] and sent[2] == sent[3]
+    assert len({read_model(tmp_path / str(number) / "job.json", LoadJob).seed for number in range(4)}) == 3
+
+
 def test_a_missing_token_is_named(tmp_path: Path, url: str) -> None:
     done = load(url, "--rate", "1", "--token-variable", "NO_SUCH_TOKEN", "--out", str(tmp_path / "run"))
     assert done.exit_code == 1 and "NO_SUCH_TOKEN is not set" in done.stderr
@@ -134,6 +162,19 @@ def test_a_missing_token_is_named(tmp_path: Path, url: str) -> None:
 def test_an_address_with_a_password_is_refused_without_it() -> None:
     done = load("http://me:hunter22@127.0.0.1:9", "--rate", "1")
     assert done.exit_code == 2 and "hunter22" not in done.output
+
+
+def test_an_interrupted_run_says_where_its_samples_are(tmp_path: Path, script: Script, url: str) -> None:
+    """It spoke of launches and measurements, of which there are none."""
+    out = tmp_path / "out"
+    arguments = ["load", url, "--model", "m", "--users", "2", "--duration", "600", *SHORT, "--out", str(out)]
+    with subprocess.Popen([RANKWISE, *arguments], stderr=subprocess.PIPE, text=True) as command:
+        while not script.seen:
+            time.sleep(0.02)
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=60)
+    assert (command.returncode, said) == (1, f"interrupted: the samples so far are in {out}\n")
+    assert (out / "samples.npz").is_file()
 
 
 def test_two_commands_of_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
