@@ -6,11 +6,12 @@
 A candidate is everything that tells points apart but the load. What it carries is, in this order of what was asked:
 the rate that a search found; with objectives the goodput, of the loads at which enough requests meet them, where it is
 largest; else the tokens of a second, all at the highest load that every one was measured at. At a rate that all of them
-keep up with, tokens say nothing: the sooner answer decides (`reports.decisions.choice` has the rule). One whose answers
-are wrong, or of other lengths than asked for, is none.
+keep up with, tokens say nothing: the sooner answer decides (`reports.decisions.choice` has the rule). Where latency was
+not steady, as while a queue grows, a server neither meets objectives nor keeps up: it is the run's end that bounds it.
+One whose answers are wrong, or of other lengths than asked for, is none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -195,11 +196,20 @@ def _holding(
     held = {label: {at: one for at, one in points.items() if _holds(one)} for label, points in usable.items()}
     if not any(held.values()):
         return {label: dict(points) for label, points in usable.items()}, {}
-    missed = {label: "misses the objectives at every load" for label, points in held.items() if not points}
+    missed = {label: _why_missed(usable[label].values()) for label, points in held.items() if not points}
     return {label: points for label, points in held.items() if points}, missed
 
 
+def _why_missed(points: Iterable[LoadPoint]) -> str:
+    unsteady = any(_meets(point) for point in points)
+    return "not steady where it meets the objectives" if unsteady else "misses the objectives at every load"
+
+
 def _holds(point: LoadPoint) -> bool:
+    return _meets(point) and point.lasting
+
+
+def _meets(point: LoadPoint) -> bool:
     share, objectives = point.value("goodput_share"), point.work.objectives
     return share is not None and objectives is not None and share.median >= objectives.share
 
@@ -224,8 +234,8 @@ def _kept_up(servers: list[MeasuredServer], figure: str) -> bool:
     asked = [one.point.value("asked") for one in servers]
     achieved = [one.point.value("achieved") for one in servers]
     return figure == "tokens" and all(
-        rate is not None and done is not None and done.median >= 0.9 * rate.median
-        for rate, done in zip(asked, achieved, strict=True)
+        rate is not None and done is not None and done.median >= 0.9 * rate.median and one.point.lasting
+        for one, rate, done in zip(servers, asked, achieved, strict=True)
     )
 
 

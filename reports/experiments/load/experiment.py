@@ -3,8 +3,8 @@
     found = load_experiment(study, experiment)
     found.points[0].value("ttft_p99"), found.knee, found.best
 
-A run in which the load generator was the bottleneck is void and no result; one that was not steady is none for a
-comparison either, since its figures depend on its length. Answers under load are compared with those of the same
+A run in which the load generator was the bottleneck is void and no result. One that was not steady says nothing of
+longer ones: its latencies depend on its length. Answers under load are compared with those of the same
 requests alone: a first difference at a near-tie is the noise of reduction orders, any other is a defect.
 """
 
@@ -119,6 +119,11 @@ class LoadPoint:
     @cached_property
     def _estimates(self) -> dict[str, Estimate | None]:
         return {}
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a longer run would show the same latencies: at most half of the results were not steady."""
+        return 2 * sum(one.judgement.verdict is Verdict.NOT_STEADY for one in self.valid) <= len(self.valid)
 
     def value(self, name: str) -> Estimate | None:
         """Median and interval over the repeats of a figure: `ttft_p99`, `achieved`, `tokens`, `goodput`, `limit`..."""

@@ -186,6 +186,22 @@ def test_a_load_at_which_too_few_requests_meet_the_objectives_does_not_count() -
     assert choose_server(experiment((planned, nothing))) is None
 
 
+def test_a_load_at_which_the_queue_grew_meets_no_objectives_and_is_not_kept_up_with() -> None:
+    """All requests were in time because the run ended in time."""
+
+    def of(tp: int, rate: float, grows: bool, objectives: RequestObjectives | None) -> tuple[CellPoint, LoadPoint]:
+        ttft = np.linspace(0.1, 0.45, int(SECONDS * rate)) if grows else 0.1
+        values = {"tp": tp, "workload.rate": rate}
+        return point(f"{tp}", [rate] * 3, values, ttft=ttft, open_loop=True, objectives=objectives, usd=0.1)
+
+    choice, _ = chosen(experiment(of(1, 2.0, False, WITHIN), of(1, 8.0, True, WITHIN), of(2, 8.0, True, WITHIN)))
+    assert choice.chosen.label == "tp 1" and choice.chosen.at == 2.0
+    assert choice.left_out == {"tp 2": "not steady where it meets the objectives"}
+    for grows in (False, True):
+        choice, _ = chosen(experiment(of(1, 8.0, False, None), of(2, 8.0, grows, None)))
+        assert choice.by_latency is not grows
+
+
 def test_of_searches_the_highest_rate_wins_and_one_alone_is_told() -> None:
     slow = point("tp 1", [2.0] * 3, {"tp": 1}, objectives=WITHIN, limits=[2.0, 2.1, 2.2], usd=0.1)
     fast = point("tp 2", [2.0] * 3, {"tp": 2}, objectives=WITHIN, limits=[4.0, 4.1, 4.2], usd=0.1)

@@ -275,7 +275,7 @@ CHAT_TEMPLATE = "{% if messages[0].content == 'no' %}{{ raise_exception('never')
         (["a"], {}, None, "--chat: m has no chat template; leave the option out"),
         (["a", "no"], {}, CHAT_TEMPLATE, r"prompt 2: the chat template fails \(never\)"),
         (["a"], {}, "{{", "chat template is broken"),
-        ([" ".join(map(str, range(3000)))], {}, CHAT_TEMPLATE, "--max-tokens: 1 new tokens after .* exceed the 2048 of the model"),
+        ([" ".join(map(str, range(3000)))], {}, CHAT_TEMPLATE, "--max-tokens: 1 new tokens after .* exceed the 2048"),
         (["a"], {"max_tokens": 2048}, "", "--max-tokens: 2048 new tokens after 1 of the prompt exceed the 2048"),
         (["a", ""], {}, "", "prompt 2: has no tokens"),
         (["a"], {"stop": [""]}, "", "--stop: at most 16 texts of 1 to 256 characters"),
