@@ -183,6 +183,13 @@ def test_every_field_of_a_study_is_in_its_reference() -> None:
     assert missing == set()
 
 
+def test_modules_name_pages_that_exist() -> None:
+    for package in ("benchmarks", "configs", "engine", "flows", "reports", "slurm", "tasks"):
+        for path in (ROOT / package).rglob("*.py"):
+            pages = re.findall(r"docs/[\w/-]+\.md", path.read_text())
+            assert [page for page in pages if not (ROOT / page).exists()] == [], path
+
+
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

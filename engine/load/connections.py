@@ -5,8 +5,8 @@
     reply, sent = await pool.post(body, timeout_seconds=300, keep_text=False)
     pool.close()
 
-A client of its own by measurement (docs/measurements/load.md): httpx cannot send 500 requests/s on a slow machine, and
-aiohttp reads the clock later, when its own reader is scheduled.
+A client of its own by measurement: httpx cannot send 500 requests/s on a slow machine, and aiohttp reads the clock
+later, when its own reader is scheduled.
 """
 
 import asyncio

@@ -25,7 +25,7 @@ from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, Percen
 SHARES = (0.5, 0.9, 0.99)
 SECTIONS = LEAST_REPEATS
 """Consecutive parts of a run. Few and long ones: neighbouring requests wait in one queue, and in simulations of queues
-more sections cover less (docs/measurements/load.md)."""
+more sections cover less."""
 _LEAST_OF_SECTION = 10
 WARM_UP_SHARE = 0.2
 """Of each run of a search, not counted: every run begins with an idle server. A share that is fixed beforehand, since a
