@@ -90,8 +90,8 @@ def _compare(sides: dict[str, "subprocess.Popen[str]"], kind: str, rows: int, ro
             rates[side][number] = _asked(sides[side], rows)["gflops"]
     ratio = paired_ratio(rates["now"], rates["before"])
     assert ratio is not None
-    (low, high), left, right = ratio.bounds, *("()" if ratio.interval else "[]")
-    differ = first["before"]["bits"] != first["now"]["bits"]
+    (low, high), (left, right) = ratio.bounds, "()" if ratio.interval else "[]"
+    differ = bool(first["before"]["bits"] != first["now"]["bits"])
     told = f"{ratio.value:.2f} {left}{low:.2f} to {high:.2f}{right}"
     medians = [statistics.median(rates[side].values()) for side in SIDES]
     bits = "DIFFER" if differ else "same"

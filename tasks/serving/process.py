@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,28 @@ class ServerFailedError(RuntimeError):
     """The server ended before it was ready; the text says why."""
 
 
+def first_refusal(settings: ServingSettings, bodies: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return what a server would refuse first of these requests: their `number` from 1, `message` and `field`.
+
+    Nothing is loaded. Raises ValueError for a model whose files are wrong.
+    """
+    path = _written(settings)
+    told = subprocess.run(
+        [sys.executable, "-m", "engine.serving.http.checking", str(path)],
+        env=os.environ | {"PYTHONSAFEPATH": "1"}, input=json.dumps(bodies), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if told.returncode != 0:
+        raise ValueError((told.stderr.strip().splitlines() or ["the requests could not be checked"])[-1])
+    found: dict[str, Any] | None = json.loads(told.stdout)
+    return found
+
+
+def _written(settings: ServingSettings) -> Path:
+    path = Path(settings.folder) / "settings.json"
+    write_atomically(path, settings.model_dump_json())
+    return path
+
+
 class ServerProcess:
     """The HTTP process, which starts the ranks. api_key: the bearer token that requests need. program: its module."""
 
@@ -34,8 +57,7 @@ class ServerProcess:
         self, settings: ServingSettings, api_key: str | None, program: str = "engine.serving.http.main"
     ) -> None:
         self.settings = settings
-        path = Path(settings.folder) / "settings.json"
-        write_atomically(path, settings.model_dump_json())
+        path = _written(settings)
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         environment["PYTHONSAFEPATH"] = "1"  # a folder named like one of ours in the working directory is not imported
         if api_key is not None:

@@ -13,11 +13,12 @@ from typing import Any
 
 import httpx
 
+from configs.plans.model_manifest import read_model_manifest
 from configs.serving.settings import ServingSettings
 from flows.cli.errors import plainly
 from flows.cli.signals import ended_by_signals
 from flows.folders import cache_folder
-from tasks.serving.process import API_KEY_VARIABLE, ServerFailedError, ServerProcess
+from tasks.serving.process import API_KEY_VARIABLE, ServerFailedError, ServerProcess, first_refusal
 from tasks.serving.settings import DECODERS, ServerRequest, make_settings, program_of
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -113,23 +114,12 @@ def _check_text(texts: Sequence[str]) -> None:
 
 def _check_requests(settings: ServingSettings, bodies: Sequence[dict[str, Any]]) -> None:
     """Raise ValueError for what the server would refuse, before the minutes that loading the model may need."""
-    from engine.serving.http.errors import ApiError
-    from engine.serving.http.model import ServedModel
-    from engine.serving.http.schema import ChatRequest, CompletionRequest, read_request
-
-    model = ServedModel.read(settings)
-    if model.tokenizer is None:
+    if not (Path(read_model_manifest(Path(settings.manifest)).folder) / "tokenizer.json").is_file():
         raise ValueError(f"{settings.name}: has no tokenizer, so it takes token ids alone: use `rankwise serve`")
-    for number, body in enumerate(bodies, 1):
-        chat = "messages" in body
-        with _refused_in_words(number, len(bodies)):
-            try:
-                read_request(json.dumps(body).encode(), ChatRequest if chat else CompletionRequest)
-                prompt = model.encode_chat(body["messages"]) if chat else model.encode(body["prompt"])
-                model.check_tokens(prompt)
-                model.check_room(prompt, body.get("max_tokens", 1))
-            except ApiError as error:
-                raise _RefusedError(error.message, error.param) from error
+    refused = first_refusal(settings, bodies)
+    if refused is not None:
+        with _refused_in_words(refused["number"], len(bodies)):
+            raise _RefusedError(refused["message"], refused["field"])
 
 
 @contextmanager
