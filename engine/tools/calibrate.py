@@ -34,7 +34,7 @@ from engine.rank import host_usage
 from engine.rank.binding import bind
 from engine.rank.processes import die_with_parent, leave, place_from_environment
 
-LIMIT_SECONDS = 400.0  # twenty times what a quiet machine needs, seven times one on which torch emulates bfloat16
+LIMIT_SECONDS = 400.0  # 26 times what a quiet machine needs, six times one on which torch emulates bfloat16
 _RANK_BYTES = 1 << 30
 _MOST_RANKS = 32
 _LINK_SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20)
