@@ -121,14 +121,17 @@ def folder_of(path: Path) -> str:
     return package_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
-    folder = folder_of(path)
-    imported = set(imported_packages(path))
-    foreign = imported & {*MAY_IMPORT, *OUTSIDE_THE_WHEEL} - {folder} - MAY_IMPORT[folder]
-    assert not foreign, f"{folder} may not import {foreign}"
-    stolen = {name for name in imported & OWNERS.keys() if folder not in OWNERS[name]}
-    assert not stolen, f"{stolen} belong to {[OWNERS[name] for name in stolen]}"
+def test_imports_point_down() -> None:
+    """Of all modules at once, as all rules below that look at each: thousands of tests would take a minute to make."""
+    wrong = {}
+    for path in MODULES:
+        folder, imported = folder_of(path), set(imported_packages(path))
+        foreign = imported & {*MAY_IMPORT, *OUTSIDE_THE_WHEEL} - {folder} - MAY_IMPORT[folder]
+        stolen = {name for name in imported & OWNERS.keys() if folder not in OWNERS[name]}
+        if foreign | stolen:
+            owned = [f"{name} belongs to {sorted(OWNERS[name])}" for name in sorted(stolen)]
+            wrong[str(path.relative_to(ROOT))] = [*(f"{folder} may not import {name}" for name in foreign), *owned]
+    assert len(MODULES) > 900 and wrong == {}
 
 
 def test_tests_share_helpers_through_support_alone() -> None:
@@ -173,9 +176,8 @@ def test_packages_below_the_tasks_import_no_prefect() -> None:
     assert not [path for path in below if "prefect" in imported_packages(path)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_shadows_a_folder(path: Path) -> None:
-    assert path.stem not in MAY_IMPORT
+def test_no_module_shadows_a_folder() -> None:
+    assert not [path for path in MODULES if path.stem in MAY_IMPORT]
 
 
 @pytest.mark.parametrize(
@@ -278,11 +280,12 @@ def _opens_to_read(call: ast.Call, method: bool) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_of_others_are_read_within_bounds(path: Path) -> None:
+def test_files_of_others_are_read_within_bounds() -> None:
     """A pipe, a device or a file of 50 GB in a run folder, a cache or a model must stop nobody."""
-    if str(path.relative_to(ROOT)) not in READERS_OF_THEIR_OWN:
-        assert not list(reads(path)), "use configs.common.files.reading, or say in READERS_OF_THEIR_OWN why not"
+    names = {str(path.relative_to(ROOT)): path for path in MODULES}
+    found = {name: list(reads(path)) for name, path in names.items() if name not in READERS_OF_THEIR_OWN}
+    unbounded = {name: calls for name, calls in found.items() if calls}
+    assert unbounded == {}, "use configs.common.files.reading, or say in READERS_OF_THEIR_OWN why not"
 
 
 def test_readers_of_their_own_are_still_needed() -> None:
