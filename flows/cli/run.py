@@ -152,7 +152,7 @@ def run_study(
         if ended.unpublished:
             if api is not None:
                 api.lost = True
-            reason = unavailable if api is None else ended.unpublished
+            reason = unavailable if api is None else api.why_gone() or ended.unpublished
             folder = quote(str(runs / study.study))
             console.print(
                 f"  note: not in Prefect's UI ({reason}). To publish it: rankwise publish {folder}", markup=False

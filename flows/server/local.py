@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
+from urllib.parse import urlsplit
 from zlib import crc32
 
 from configs.common.files.reading import read_tail
@@ -146,7 +147,7 @@ def _start(folder: Path) -> LocalServer:
         process.communicate()
     server = read_server(folder)
     if server is None:
-        raise LocalServerError(f"the local Prefect server did not start.\n{_end_of_log(log)}")
+        raise LocalServerError(f"the local Prefect server did not start; {_log_and_its_end(log)}")
     return server
 
 
@@ -180,12 +181,13 @@ def _listener(folder: Path) -> socket.socket:
     raise LocalServerError(f"no free port on {LOOPBACK}: {cause}. Check that the loopback interface is up")
 
 
-def _end_of_log(log: Path, lines: int = 20) -> str:
+def _log_and_its_end(log: Path, lines: int = 20) -> str:
+    """Where the log is, for a first line that may stand alone, and its last lines below it."""
     try:
         text = read_tail(log, 10_000)
     except OSError as error:
-        return f"The log cannot be read: {error}"
-    return f"The end of {log}:\n" + "\n".join(f"    {line}" for line in text.splitlines()[-lines:])
+        return f"its log cannot be read: {error}"
+    return "\n".join([f"its log is {log}", *(f"    {line}" for line in text.splitlines()[-lines:])])
 
 
 def _answers(url: str, timeout_seconds: float) -> bool:
@@ -257,6 +259,21 @@ class ApiLease:
         if self.home is not None and not self._alive():
             raise self._error("has ended")
 
+    def why_gone(self) -> str | None:
+        """In a line, that the local server is gone, which a refused connection does not say; None where it is there."""
+        if self.home is None:
+            return None
+        what = "has ended"
+        if self._alive():
+            try:  # it closes its socket seconds before it ends where others keep the machine busy
+                socket.create_connection((LOOPBACK, urlsplit(self.url).port or 0), LOCAL_ANSWER_SECONDS).close()
+                return None
+            except ConnectionRefusedError:
+                what = "is ending"
+            except OSError:
+                return None
+        return str(self._error(what)).splitlines()[0]
+
     def close(self) -> None:
         """Give the lease back, once the server has all that Prefect has to tell it.
 
@@ -278,7 +295,7 @@ class ApiLease:
     def _error(self, what: str) -> LocalServerError:
         assert self.home is not None
         return LocalServerError(
-            f"the local Prefect server at {self.url} {what}.\n{_end_of_log(self.home / 'server.log')}"
+            f"the local Prefect server at {self.url} {what}; {_log_and_its_end(self.home / 'server.log')}"
         )
 
     def __enter__(self) -> "ApiLease":
