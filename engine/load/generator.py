@@ -3,7 +3,8 @@
     facts = asyncio.run(Generator(job, token).run(folder))
 
 An open loop sends at the times of its process; a request that finds the generator late is sent at once and counts from
-when it was due. A closed loop has users, each of whom waits for an answer, thinks, and asks again.
+when it was due. A closed loop has users, each of whom waits for an answer, thinks, and asks again; whoever got none
+waits a second longer, so that a server that refuses is not asked thousands of times a second.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ _ARRIVALS, _THINKING = 3, 4
 """Streams of random numbers of one seed, beside those of the contents."""
 _LEAD_SECONDS = 0.1
 """Between the end of the preparations and the run's start."""
+_UNANSWERED_SECONDS = 1.0
+"""A user's pause after a request without an answer. As `Retry-After: 1`, the shortest that a server can ask for."""
 _FEW_COLLECTIONS = (100_000, 50, 1000)
 
 
@@ -150,14 +153,16 @@ class Generator:
     async def _converse(
         self, talk: _Talk, turn: RequestContent, body: bytes, due: float, think_seconds: float
     ) -> float:
-        """Send all turns of a conversation; the end of its last response, in seconds since the run's start."""
+        """Send all turns of a conversation; when its user is free again, in seconds since the run's start."""
         turns = self.job.contents.turns
         place = 0
         while True:
             reply = await self._request(turn, body, due, (talk.number, place))
             ended, place = self._now(), place + 1
             due = ended + self._thought(think_seconds)
-            if place == turns or reply.outcome is not RequestOutcome.COMPLETED or self._over(due):
+            if reply.outcome is not RequestOutcome.COMPLETED:
+                return ended + _UNANSWERED_SECONDS
+            if place == turns or self._over(due):
                 return ended
             answered = reply.new_tokens if reply.new_tokens is not None else len(reply.chunk_seconds)
             # No answer has more tokens than were asked for: a wrong usage must not decide the length of what follows.

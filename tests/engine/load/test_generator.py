@@ -110,6 +110,16 @@ def test_users_wait_for_their_answers(tmp_path: Path, script: Script, url: str) 
     assert 6 <= len(columns["outcome"]) <= 60
 
 
+def test_users_who_are_refused_wait_before_they_ask_again(tmp_path: Path, script: Script, url: str) -> None:
+    """They asked thousands of times a second, and so decided what else the server could do."""
+    script.refuse = lambda body, headers: (429, "full")
+    run(tmp_path, url, ClosedLoop(users=3), contents=Contents(new_tokens=1), max_requests=6)
+    columns, _ = samples(tmp_path)
+    assert set(columns["outcome"]) == {RequestOutcome.REFUSED} and len(columns["outcome"]) == 6
+    again = sorted(columns["scheduled_seconds"])[3:]
+    assert (np.array(again) >= np.array(sorted(columns["ended_seconds"])[:3]) + 1.0).all()
+
+
 def test_turns_of_a_conversation_follow_each_other(tmp_path: Path, script: Script, url: str) -> None:
     contents = Contents(new_tokens=2, prompt_tokens=3, turns=3)
     run(tmp_path, url, PoissonArrivals(rate=100), contents=contents, max_requests=30)
@@ -284,7 +294,7 @@ def test_a_burst_of_drawn_arrivals_ends_a_run_at_the_cap() -> None:
     )
     generator = Generator(job)
     generator._recorder = RequestRecorder(time.monotonic())
-    generator._pool = NoSockets(generator)  # type: ignore[assignment]
+    generator._pool = AtOnce(generator)  # type: ignore[assignment]
 
     async def work() -> None:
         await generator._open_loop()
@@ -295,20 +305,24 @@ def test_a_burst_of_drawn_arrivals_ends_a_run_at_the_cap() -> None:
     assert generator._capped == "max_rate: more than 30 requests within 10 s"
 
 
-class NoSockets:
-    """A pool that refuses every request at once, as one without file descriptors does.
+class AtOnce:
+    """A pool whose every request ends at once: answered, or refused as by one without file descriptors.
 
     heard: requests that had come due when the loop turned to something else after the first one.
     """
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, answered: bool = False) -> None:
         self.generator = generator
+        self.answered = answered
         self.heard: list[int] = []
 
     async def post(self, *_: object) -> tuple[Reply, None]:
         asyncio.get_running_loop().call_soon(lambda: self.heard.append(self.generator._due_requests))
         reply = Reply()
-        reply.fail(RequestOutcome.DROPPED, "not sent: Too many open files")
+        if self.answered:
+            reply.outcome = RequestOutcome.COMPLETED
+        else:
+            reply.fail(RequestOutcome.DROPPED, "not sent: Too many open files")
         return reply, None
 
 
@@ -317,7 +331,7 @@ def test_a_generator_that_is_behind_still_sends_and_listens(arrivals: Arrivals) 
     """It sent nothing, read no answer and heard no signal before it had caught up, which it never did."""
     job = LoadJob(endpoint=Endpoint(url="http://127.0.0.1:9", model="m"), arrivals=arrivals, max_requests=50)
     generator = Generator(job)  # its run began when the clock did
-    pool = NoSockets(generator)
+    pool = AtOnce(generator, isinstance(arrivals, ClosedLoop))
     generator._pool = pool  # type: ignore[assignment]
 
     async def work() -> None:
