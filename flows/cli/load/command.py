@@ -51,6 +51,7 @@ def measure_server(
     exact: Annotated[
         bool, typer.Option("--exact", help="ask for exactly --new-tokens: sends ignore_eos and min_tokens")
     ] = False,
+    temperature: Annotated[float, typer.Option(metavar="0..2", help="of the answers; 0: greedy")] = 0.0,
     field: Annotated[
         list[str] | None, typer.Option(metavar="KEY=JSON", help="further field of every request: top_p=0.9")
     ] = None,
@@ -97,6 +98,7 @@ def measure_server(
         "turns": turns,
         "think_seconds": think,
         "exact": exact,
+        "temperature": temperature,
     }
     caps = {"max_rate": max_rate, "max_tokens": max_tokens, "timeout_seconds": timeout}
     bounds = {"ttft_seconds": ttft, "tpot_seconds": tpot, "e2e_seconds": e2e}

@@ -57,6 +57,13 @@ def test_a_run_prints_one_table_and_keeps_its_samples(tmp_path: Path, url: str) 
     assert (out / "samples.npz").is_file() and (out / "run.json").is_file()
 
 
+def test_answers_are_greedy_unless_a_temperature_is_given(tmp_path: Path, script: Script, url: str) -> None:
+    for given in ((), ("--temperature", "0.7", "--field", "top_p=0.9")):
+        assert load(url, "--rate", "20", "--requests", "2", *SHORT, *given, "--out", str(tmp_path / str(given))).output
+    sent = [(body["temperature"], body.get("top_p")) for body, _ in script.seen or ()]
+    assert sent == [(0.0, None)] * 2 + [(0.7, 0.9)] * 2
+
+
 def test_json_is_what_is_written(tmp_path: Path, url: str) -> None:
     out = tmp_path / "run"
     done = load(url, "--users", "2", "--requests", "12", *SHORT, "--out", str(out), "--json")
@@ -94,6 +101,7 @@ def test_a_server_that_refuses_everything_is_no_result(tmp_path: Path, script: S
         (("--find-max-rate",), "--find-max-rate: expected an objective"),
         (("--find-max-rate", "--users", "3", "--ttft", "1"), "open loop only"),
         (("--rate", "1", "--new-tokens", "many"), "--new-tokens: got 'many', expected 128, 16..256"),
+        (("--rate", "1", "--temperature", "3"), "--temperature: input should be less than or equal to 2, got 3.0"),
         (("--rate", "1", "--field", "top_p"), "--field: got 'top_p', expected KEY=JSON"),
         (("--rate", "1", "--field", "top_p=NaN"), "--field: got 'top_p=NaN'"),
         (("--rate", "0"), "--rate: input should be greater than 0"),
