@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import psutil
 from pydantic import ValidationError
 
-from configs.common.base import write_atomically
+from configs.common.base import WrongArgument, write_atomically
 from configs.common.execution import Layout, Strategy
+from configs.common.files.reading import read_text
 from configs.hardware.architectures import ARCHITECTURES
 from configs.spec.cell import Cell
 from configs.spec.study import parse_study, study_yaml
@@ -57,6 +58,8 @@ def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -
     architecture = find_model(request.model, cache_folder())
     here = LocalRanks(len(os.sched_getaffinity(0)), local_accelerators(), psutil.virtual_memory().total)
     text, comments = benchmark(request, architecture, hardware, file.absolute().parent, here)
+    if file.exists() and not (file.is_file() and read_text(file) == text):  # somebody has edited it since
+        raise WrongArgument(f"--benchmark-out: {file}: exists already with other content. Choose another name")
     write_atomically(file, text)
     if request.as_json:
         left_out = [{"what": what, "reason": reason} for what, reason in comments]

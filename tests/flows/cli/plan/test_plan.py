@@ -319,8 +319,9 @@ class TestBenchmark:
         monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
         for ranks, measured in ((2, True), (4, False)):  # llama-4m has 2 key and value heads
             words = ["--model", "synthetic:llama-4m@0", "--distributed", "--max-gpus", str(ranks)]
-            said(*words, "--benchmark-out", "study.yaml")
-            study, text = load_study(Path("study.yaml")), Path("study.yaml").read_text()
+            file = Path(f"study_{ranks}.yaml")
+            said(*words, "--benchmark-out", str(file))
+            study, text = load_study(file), file.read_text()
             variants = study.experiments["strategies"].model_dump()["variants"]
             assert (f"tp={ranks}" in variants) == measured == (f"layout tp={ranks}: " not in text)
             assert {"fsdp", "zero1", "zero2", "zero3"} <= variants.keys()
@@ -353,6 +354,15 @@ class TestBenchmark:
     def test_json_says_what_was_left_out(self) -> None:
         found = as_json("--model", "gpt2", "--max-gpus", "2", "--benchmark-out", "study.yaml")
         assert found["written"] == "study.yaml" and found["left_out"][0].keys() == {"what", "reason"}
+
+    def test_a_study_that_was_edited_is_kept(self) -> None:
+        words = ["--model", "synthetic:llama-4m@1", "--benchmark-out", "study.yaml"]
+        for _ in range(2):
+            said(*words)
+        edited = Path("study.yaml").read_text() + "# mine\n"
+        Path("study.yaml").write_text(edited)
+        assert "study.yaml: exists already with other content" in said(*words, code=2)
+        assert Path("study.yaml").read_text() == edited
 
     def test_inference_is_refused(self) -> None:
         out = said("--model", "gpt2", "--mode", "inference", "--benchmark-out", "study.yaml", code=2)
