@@ -10,11 +10,14 @@ unexport PYTHONDONTWRITEBYTECODE
 marked = $(shell grep -rlE 'pytest\.mark\.$(1)\b' tests --include='test_*.py')
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: study team dev test test-slow test-slurm test-slurm-slow test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-kernels bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
+.PHONY: help study team dev test test-slow test-slurm test-slurm-slow test-nightly test-gpu-kernels lab-install pbs-install check format report tiny-lm bench-pipeline bench-prefect bench-prefect-load bench-resume bench-statistics bench-laws bench-report bench-page bench-decisions bench-planner bench-inference bench-kernels bench-engines bench-correctness bench-slurm bench-training bench-load bench-clouds gpu-check gpu-rehearsal gpu-wheels structure test-faults test-cloud-faults test-cloud-kills test-resume fuzz screenshots clean planner-constants bench-serving test-engines walkthrough bench-deploy bench-planner-links first-report bench-scripts bench-probe bench-gate
 .DEFAULT_GOAL := study
 
 study: $(VENV)/.installed  ## measure the quickstart study, print where the report is
 	$(BIN)/rankwise run $(STUDY) --runs $(RUNS)
+
+help:  ## every target and what it does
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "%-22s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until Ctrl-C
 	$(BIN)/rankwise team up
