@@ -483,13 +483,13 @@ def test_a_gpu_is_sampled_while_it_works(driver: Path) -> None:
     ],
 )
 def test_throttling_has_its_reasons(driver: Path, reasons: str, throttled: bool, names: str) -> None:
-    figures = sampled(driver, {"STUB_REASONS": reasons, "STUB_OLD": "1"}, seconds=0)
+    figures = sampled(driver, {"STUB_REASONS": reasons, "STUB_OLD": "1"}, uuid="GPU-stub", seconds=0)
     assert (figures["throttled"], figures["gpu_throttle_reasons"]) == (throttled, names)
 
 
 @needs_pynvml
 def test_what_a_gpu_does_not_say_is_unknown(driver: Path) -> None:
-    figures = sampled(driver, {}, seconds=0)
+    figures = sampled(driver, {}, uuid="GPU-stub", seconds=0)
     assert figures.pop("gpu_samples") >= 1
     assert figures and set(figures.values()) == {None}
     for stub, index, uuid in (({"STUB_INIT": "9"}, 0, ""), ({}, 1, ""), ({}, 0, "GPU-other")):
