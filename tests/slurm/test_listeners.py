@@ -21,7 +21,7 @@ from tests.support.run_folders.studies import RANKWISE, write_study
 def test_of_a_local_run(tmp_path: Path) -> None:
     """torchrun's store, gloo's pairs, the fork parents and Prefect's server."""
     strong = {"kind": "strong", "grow": "dp", "to": 2, "base": {"items": 2}}
-    study = write_study(tmp_path, workload={"kind": "noop", "seconds": 0.5}, experiments={"strong": strong})
+    study = write_study(tmp_path, workload={"kind": "noop", "seconds": 3.0}, experiments={"strong": strong})
     mark = str(uuid.uuid4())
     environment = os.environ | {MARK: mark, "RANKWISE_DATA": str(tmp_path / "data")}
     environment.pop("PREFECT_API_URL", None)

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,8 @@ from tests.support.run_folders.studies import (
     write_study,
 )
 
-END_SECONDS = 10.0
+END_SECONDS = 60.0
+"""For all processes of a run that was ended, on a busy machine; what they measure would take much longer."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,16 +111,14 @@ def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_an_interrupted_run_ends_its_launches_and_keeps_its_records(tmp_path: Path, number: signal.Signals) -> None:
-    experiments = {"grid": {"kind": "sweep", "over": {"seconds": [0.01, 30.0, 31.0]}}}
+    experiments = {"grid": {"kind": "sweep", "over": {"seconds": [0.01, 300.0, 310.0]}}}
     study = write_study(tmp_path, experiments=experiments, pack=False)
     run = tmp_path / "runs" / "s"
     first = start("run", study, cwd=tmp_path)
     wait_until(lambda: under_measurement(run) and _inside_long_measurement(run), what="a long measurement")
     os.killpg(first.pid, number)
-    began = time.monotonic()
-    assert first.wait(timeout=30) != 0
+    assert first.wait(timeout=END_SECONDS) != 0
     wait_until(lambda: not processes_of(tmp_path), what="the end of all processes", seconds=END_SECONDS)
-    assert time.monotonic() - began < END_SECONDS
     rows = status(run)
     assert {row["status"] for row in rows} <= {"completed", "cancelled", "waiting"}
     assert any(row["status"] == "cancelled" for row in rows)
@@ -135,15 +133,13 @@ def _inside_long_measurement(run: Path) -> bool:
 
 
 def test_a_run_cancelled_through_the_api_ends(tmp_path: Path, api: ApiLease) -> None:
-    study = write_study(tmp_path, name="cancelled-by-api", workload={"kind": "noop", "seconds": 60.0})
+    study = write_study(tmp_path, name="cancelled-by-api", workload={"kind": "noop", "seconds": 600.0})
     run = tmp_path / "runs" / "cancelled-by-api"
     first = start("run", study, cwd=tmp_path)
     wait_until(lambda: under_measurement(run), what="a measurement")
-    began = time.monotonic()
     state = _cancel_through_api(api, "cancelled-by-api")
-    assert first.wait(timeout=30) == 1
+    assert first.wait(timeout=END_SECONDS) == 1
     wait_until(lambda: not processes_of(tmp_path), what="the end of all processes", seconds=END_SECONDS)
-    assert time.monotonic() - began < END_SECONDS
     assert "cancelled" in (tmp_path / "out.log").read_text()
     assert state() == "CANCELLED"
     assert status(run)[0]["status"] in ("cancelled", "waiting")

@@ -103,6 +103,7 @@ def test_a_budget_that_is_nearly_used_up_is_told_and_cells_are_events(
     assert f"prefect.flow-run.{run}" in {related["prefect.resource.id"] for related in measured[0]["related"]}
 
 
+@pytest.mark.nightly
 def test_a_sweep_slower_than_the_one_before_is_told(
     team: OfflineTeam, told: list[dict[str, str]], tmp_path: Path
 ) -> None:

@@ -258,7 +258,7 @@ def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(tea
         )
         assert not [path for path in jobs.glob("*/launcher.json") if json.loads(path.read_text())["lock_acquired_at"]]
         team.client.set_flow_run_state(run, Cancelling())
-        team.wait_for(run, "CANCELLED", seconds=30)
+        team.wait_for(run, "CANCELLED")
         assert not processes_of(team.work / "runs" / "closed")
         assert not any("Traceback" in line for line in lines_of_ended(team, run))
     [ended] = progress_of(team, run)

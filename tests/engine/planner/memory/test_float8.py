@@ -89,9 +89,8 @@ def test_an_eager_block_keeps_the_same_in_float8_as_in_bfloat16(float8: bool) ->
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "float8", [pytest.param(False, marks=pytest.mark.nightly), pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("float8", [False, True])
 def test_a_compiled_block_keeps_what_inductor_keeps(float8: bool) -> None:
     torch._dynamo.reset()
     said = config(160, 352)
