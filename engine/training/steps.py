@@ -148,7 +148,9 @@ def train(run: TrainingRun) -> None:
     measured_seconds, loss = 0.0, _last_loss(run)
     said, said_step = time.perf_counter(), run.steps
     context.barrier()
-    while not bounds.reached(TrainingProgress(run.steps, run.here, history.trained_seconds, measured_seconds, loss)):
+    while _unmeasured(run) or not bounds.reached(
+        TrainingProgress(run.steps, run.here, history.trained_seconds, measured_seconds, loss)
+    ):
         number, profiled = run.steps, context.profiling and run.here == PROFILE_WARMUP_STEPS
         if run.here == context.job.measuring.warmup:
             run.before = _counters(run)
@@ -174,6 +176,13 @@ def train(run: TrainingRun) -> None:
             said, said_step = now, run.steps
     run.after = _counters(run)
     reduce_latest_losses(run)
+
+
+def _unmeasured(run: TrainingRun) -> bool:
+    """Whether a timed run still lacks a step after its warm-up, without which its record would hold no measurement."""
+    if run.context.measuring_pass != "timed" or run.here > run.context.job.measuring.warmup:
+        return False
+    return run.workload.steps is None or run.steps < run.workload.steps
 
 
 def one_step(run: TrainingRun, number: int, rate: float, watch: Stopwatch) -> tuple[float, StepEnd]:

@@ -133,7 +133,7 @@ def publish_checkpoint(
     content = manifest.model_dump(mode="json")
     write_atomically(unfinished / MANIFEST, json.dumps({**content, "hash": content_hash(content)}))
     flush_file(unfinished)
-    if whole.exists():  # damaged, otherwise the run would have resumed from it
+    if whole.exists():  # damaged, or too near the end to resume from
         shutil.rmtree(whole)
     unfinished.rename(whole)
     flush_file(folder)
@@ -162,10 +162,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return manifest
 
 
-def newest_whole(folder: Path) -> FoundCheckpoint:
-    """Return the newest valid checkpoint; reads every file of it."""
+def newest_whole(folder: Path, last: int | None = None) -> FoundCheckpoint:
+    """Return the newest valid checkpoint, of at most the step `last`; reads every file of it."""
     torn: list[str] = []
-    for step in reversed(steps_in(folder)):
+    for step in reversed([step for step in steps_in(folder) if last is None or step <= last]):
         try:
             return FoundCheckpoint(step_folder(folder, step), read_checkpoint(step_folder(folder, step)), tuple(torn))
         except ValueError as error:

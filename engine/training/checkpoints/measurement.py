@@ -40,6 +40,7 @@ from engine.training.checkpoints.files import (
     FoundCheckpoint,
     newest_whole,
     read_checkpoint_progress,
+    steps_in,
 )
 from engine.training.checkpoints.saving import Saver, load, own_group
 from engine.training.checkpoints.staging import TensorState
@@ -90,9 +91,11 @@ class Checkpoints:
         every: int | None = None,
         saver: Saver | None = None,
         export: dict[str, Any] | None = None,
+        last: int | None = None,
     ) -> None:
+        """last: step after which too few are left to measure; later checkpoints are not resumed from."""
         self._trainer, self._feed, self._context = trainer, feed, context
-        self._every, self._saver, self._export = every, saver, export
+        self._every, self._saver, self._export, self._last = every, saver, export, last
         self._blocked_seconds = 0.0
         self._resumed_from: int | None = None
         self._torn: tuple[str, ...] = ()
@@ -126,7 +129,10 @@ class Checkpoints:
         """Return rank 0's finding on all ranks, because nodes may see a shared disk differently for a while."""
         found: list[Any] = [None]
         if self._context.rank == 0:
-            found = [newest_whole(folder)]
+            found = [newest_whole(folder, self._last)]
+            late = [step for step in steps_in(folder) if self._last is not None and step > self._last]
+            if late:
+                log_line(f"checkpoint of step {late[-1]}: skipped, it leaves no step to measure after the warm-up")
             for line in found[0].torn:
                 log_line(f"a checkpoint is torn and passed over: {line}")
         assert self._saver is not None
@@ -232,7 +238,9 @@ def open_checkpoints(
         background=workload.checkpoint_mode == "async",
         fingerprint=training_fingerprint(measurement, context),
     )
-    return Checkpoints(trainer, feed, context, workload.checkpoint_every, saver, _for_export(task, workload, context))
+    last = None if workload.steps is None else workload.steps - context.job.measuring.warmup - 1
+    export = _for_export(task, workload, context)
+    return Checkpoints(trainer, feed, context, workload.checkpoint_every, saver, export, last)
 
 
 def _for_export(task: Task, workload: TrainWorkload, context: Context) -> dict[str, Any]:
