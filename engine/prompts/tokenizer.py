@@ -31,3 +31,8 @@ def encoded(tokenizer: Tokenizer, text: str, where: str, special: bool = True) -
         return tokenizer.encode(text, add_special_tokens=special)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{where}: the tokenizer fails ({printable(str(error), 300)})") from error
+
+
+def highest_token(tokenizer: Tokenizer) -> int:
+    """Return the largest id that a tokenizer produces; its ids may have gaps, so the size does not tell. -1: none."""
+    return max(tokenizer.get_vocab().values(), default=-1)

@@ -20,7 +20,7 @@ from configs.common.files.reading import SAMPLES_BYTES, check_regular, read_text
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokenizer import encoded, load_tokenizer
+from engine.prompts.tokenizer import encoded, highest_token, load_tokenizer
 from engine.prompts.tokens import tokenizer_path
 from engine.training.data.examples import RANDOM_STEPS, Numbers, input_file, read_rows
 
@@ -122,7 +122,7 @@ def _texts(data: str, field: str, context: Context) -> Iterator[str]:
 
 def _tokenised(texts: Iterator[str], tokenizer: Tokenizer, end: int | None, field: str) -> np.ndarray:
     """Return the concatenated ids of all texts, without the tokenizer's special tokens."""
-    dtype = np.uint16 if max(tokenizer.get_vocab_size(), (end or 0) + 1) <= 1 << 16 else np.uint32
+    dtype = np.uint16 if max(highest_token(tokenizer), end or 0) < 1 << 16 else np.uint32
     pieces = []
     for text in texts:
         ids = encoded(tokenizer, text, f"workload.{field}", special=False).ids

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
-from engine.prompts.tokenizer import load_tokenizer
+from engine.prompts.tokenizer import highest_token, load_tokenizer
 from engine.training.data.examples import IGNORED, ExampleParts, Examples, Inputs, Numbers, rows_fingerprint
 from engine.training.data.text import check_long_enough, split_text, text_tokens, the_tokenizer, windows
 from engine.training.task_types.common import exported_config, tensors, the_task
@@ -65,9 +65,14 @@ def _mask_token(workload: TrainWorkload, context: Context, vocabulary: int) -> i
     tokenizer = load_tokenizer(the_tokenizer(workload, context))
     known = (tokenizer.token_to_id(name) for name in _MASKS)
     found = next((token for token in known if token is not None), None)
+    if found is not None and found >= vocabulary:
+        raise ValueError(
+            f"workload.tokenizer: its mask is token {found}, but the model has {vocabulary}; "
+            "use a tokenizer of the model's vocabulary"
+        )
     if found is not None:
         return int(found)
-    if tokenizer.get_vocab_size() < vocabulary:
+    if highest_token(tokenizer) < vocabulary - 1:
         return vocabulary - 1
     raise ValueError(
         f"workload.tokenizer: it has no {' or '.join(_MASKS)}, and makes all {vocabulary} words of the model; use one "

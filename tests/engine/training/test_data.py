@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from engine.training.data import text
 from engine.training.data.examples import IGNORED, Examples, Inputs, Numbers
@@ -180,6 +180,31 @@ def test_a_text_without_a_word_for_masks_takes_one_that_it_never_makes(folder: P
     size = Tokenizer.from_str(words).get_vocab_size()
     full = context.manifest.model_copy(update={"config": context.manifest.config | {"vocab_size": size}})  # type: ignore[union-attr]
     context = made_context(folder, "bert", tokenizer="maskless", manifest=full)
+    with pytest.raises(ValueError, match=r"workload.tokenizer: it has no \[MASK\] or <mask>"):
+        load_examples(workload_of(context), context)
+
+
+def word_tokenizer(path: Path, words: dict[str, int]) -> None:
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path))
+
+
+def test_a_mask_outside_the_model_s_vocabulary_is_refused(folder: Path) -> None:
+    word_tokenizer(folder / "inputs" / "far.json", {"a": 0, "[UNK]": 1, "[MASK]": 5000})
+    context = made_context(folder, "bert", tokenizer="far")
+    with pytest.raises(ValueError, match=f"workload.tokenizer: its mask is token 5000, but the model has {VOCABULARY}"):
+        load_examples(workload_of(context), context)
+
+
+def test_ids_of_a_tokenizer_may_have_gaps(folder: Path) -> None:
+    (folder / "inputs" / "two_words.txt").write_text("a b " * 200)
+    word_tokenizer(folder / "inputs" / "gaps.json", {"a": 0, "[UNK]": 1, "b": 70_000})
+    context = made_context(folder, "llama", data="two_words", tokenizer="gaps")
+    with pytest.raises(ValueError, match=f"workload.tokenizer: it makes token 70000, but the model has {VOCABULARY}"):
+        load_examples(workload_of(context), context)
+    word_tokenizer(folder / "inputs" / "taken.json", {"a": 0, "[UNK]": 1, "b": VOCABULARY - 1})
+    context = made_context(folder, "bert", data="two_words", tokenizer="taken")
     with pytest.raises(ValueError, match=r"workload.tokenizer: it has no \[MASK\] or <mask>"):
         load_examples(workload_of(context), context)
 
