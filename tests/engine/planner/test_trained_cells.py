@@ -104,6 +104,13 @@ def test_tasks_have_their_kinds_of_model(architecture: str, task: str, known: bo
     assert known or "is for a model of kind decoder" in (said.reason or "")
 
 
+def test_tokens_of_pairs_are_counted_as_the_engine_counts_them() -> None:
+    found = read_architecture(ARCHITECTURES["t5-1m"], "t5-1m")
+    said = predict_cell(cell(task="seq2seq", sequence_length=32), found, nodes())
+    assert said.tokens_per_second and said.step_seconds
+    assert said.tokens_per_second * said.step_seconds == pytest.approx(16 * 2 * 32)  # source and target of each
+
+
 def test_deepspeed_s_buckets_are_no_longer_than_the_model() -> None:
     small, large = of_engine(1000), of_engine(10**12)
     assert small.reduce_bucket_size == small.prefetch_bucket_size == 1000
