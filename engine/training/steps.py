@@ -210,7 +210,7 @@ def one_step(run: TrainingRun, number: int, rate: float, watch: Stopwatch) -> tu
 
 def _keep(run: TrainingRun, number: int, own_loss: float, end: StepEnd, seconds: float, watch: Stopwatch) -> None:
     """Note a step that is over."""
-    check_finite(number, own_loss, end, "workload.learning_rate")
+    check_finite(number, own_loss, end, "workload.learning_rate", run.options.dtype)
     run.unreduced.append(own_loss)
     run.history.norms.append(end.norm)
     run.history.skipped += not end.applied

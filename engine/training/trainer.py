@@ -127,15 +127,14 @@ class StepEnd:
     loss_scale: float | None = None
 
 
-def check_finite(step: int, loss: float, end: StepEnd, rate: str) -> None:
+def check_finite(step: int, loss: float, end: StepEnd, rate: str, dtype: Dtype) -> None:
     """Raise FloatingPointError for a loss or norm that is no number, unless float16 may avoid it by a lower loss scale.
 
-    rate: what the user calls the learning rate.
+    rate: what the user calls the learning rate. dtype: of the run.
     """
     if not math.isfinite(loss) or (end.applied and not math.isfinite(end.norm)):
-        raise FloatingPointError(
-            f"step {step}: loss {loss}, gradient norm {end.norm}; lower {rate} or use dtype float32"
-        )
+        wider = "" if dtype == "float32" else " or use dtype float32"
+        raise FloatingPointError(f"step {step}: loss {loss}, gradient norm {end.norm}; lower {rate}{wider}")
     if not end.applied and end.loss_scale is not None and end.loss_scale < _MIN_LOSS_SCALE:
         raise FloatingPointError(
             f"step {step}: gradients are not finite at a loss scale of {end.loss_scale:g}; lower {rate} or use dtype "

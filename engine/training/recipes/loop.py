@@ -134,7 +134,7 @@ class Loop:
             losses.append(loss.detach() * batch.share)
         end = self.trainer.step(self.rate)
         own = float(torch.stack(losses).sum())
-        check_finite(self.steps, own, end, "the optimizer's lr")
+        check_finite(self.steps, own, end, "the optimizer's lr", self.context.job.cell.dtype)
         self.unreduced.append(own)
         self.history.norms.append(end.norm)
         self.history.skipped += not end.applied

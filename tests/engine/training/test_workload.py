@@ -298,8 +298,10 @@ def test_a_memory_pass_takes_two_steps_and_times_nothing(make: MakeContext) -> N
 
 
 def test_a_loss_that_is_no_number_ends_the_measurement(make: MakeContext) -> None:
-    with pytest.raises(FloatingPointError, match=r"step \d: loss .*lower workload.learning_rate"):
+    with pytest.raises(FloatingPointError, match=r"step \d: loss .*lower workload.learning_rate$"):
         train.run(*make(learning_rate=1e30, weight_decay=0, steps=20))
+    with pytest.raises(FloatingPointError, match=r"lower workload.learning_rate or use dtype float32$"):
+        train.run(*make(learning_rate=1e30, weight_decay=0, steps=20, dtype="bfloat16"))
 
 
 def test_what_is_exported_loads_in_transformers(make: MakeContext, tmp_path: Path) -> None:
