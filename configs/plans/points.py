@@ -114,6 +114,7 @@ class PointBuilder:
                 count = self.count_prompts(cell.workload) if cell.workload.prompts else None
                 work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
                 cell = Cell.model_validate(draft)
+            cell.workload.check_warmup(self.study.measuring.warmup)
             return placed(cell, self._target(cell.target), cell.nodes if draft.get("nodes") is not None else None)
         except ValidationError as error:
             self._invalid(where, error)

@@ -70,6 +70,9 @@ class BaseWorkload(Frozen):
         """So many passes (or steps) exactly; None: the study's measuring rules decide."""
         return None
 
+    def check_warmup(self, warmup: int) -> None:
+        """Raise ValueError where `warmup`, the study's, leaves none of a fixed number of steps to measure."""
+
     @property
     def min_timeout_seconds(self) -> float:
         """A time limit below which the fields make no sense; the study's, where it is longer, holds."""

@@ -165,6 +165,16 @@ class ScriptWorkload(BaseWorkload):
             )
         return self
 
+    def check_warmup(self, warmup: int) -> None:
+        steps = None if self.stop_after is None else self.stop_after.steps
+        field = "measuring.warmup" if self.warmup_steps is None else "workload.warmup_steps"
+        cut = warmup if self.warmup_steps is None else self.warmup_steps
+        if steps is not None and steps <= cut:
+            raise ValueError(
+                f"workload.stop_after.steps: {steps} leaves none to measure after {field} of {cut}. "
+                f"Use at least {cut + 1}"
+            )
+
     def carried(self) -> set[str]:
         """Fields that reach the script by files of the planner."""
         return {field for kind in self.planned_files.values() for field in CARRIED[kind]}

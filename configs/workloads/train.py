@@ -137,6 +137,13 @@ class TrainWorkload(BaseWorkload):
     def passes(self) -> int | None:
         return self.steps
 
+    def check_warmup(self, warmup: int) -> None:
+        if self.steps is not None and self.steps <= warmup:
+            raise ValueError(
+                f"workload.steps: {self.steps} leaves none to measure after measuring.warmup of {warmup}. "
+                f"Use at least {warmup + 1}"
+            )
+
     @property
     def lacks_tokenizer(self) -> bool:
         return bool(self.data) and not self.tokenizer and self.task != "image_classification"

@@ -26,7 +26,7 @@ def run(measurement: Measurement, context: Context) -> RankResult:
     """Train one measurement. Raises ValueError for unsuitable data, FloatingPointError for a non-finite loss."""
     workload = measurement.cell.workload
     assert isinstance(workload, TrainWorkload)
-    check_steps(workload, context)
+    workload.check_warmup(context.job.measuring.warmup)
     running, timed = prepare(measurement, workload, context), context.measuring_pass == "timed"
     try:
         with running.live:
@@ -41,16 +41,6 @@ def run(measurement: Measurement, context: Context) -> RankResult:
         _export(running, measurement)
     running.trainer.close()
     return outcome
-
-
-def check_steps(workload: TrainWorkload, context: Context) -> None:
-    """Raise ValueError if all steps would be warm-up."""
-    warmup = context.job.measuring.warmup
-    if workload.steps is not None and workload.steps <= warmup:
-        raise ValueError(
-            f"workload.steps: {workload.steps} leaves none to measure after measuring.warmup of {warmup}; "
-            f"use at least {warmup + 1}"
-        )
 
 
 def prepare(measurement: Measurement, workload: TrainWorkload, context: Context) -> TrainingRun:

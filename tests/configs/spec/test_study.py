@@ -177,6 +177,33 @@ def test_assignments_reach_into_the_study(tmp_path: Path) -> None:
     assert (changed.models[0].name, changed.pack) == ("other", False)
 
 
+@pytest.mark.parametrize(
+    ("workload", "rules", "message"),
+    [
+        ({"kind": "train", "steps": 3}, {"warmup": 3}, "workload.steps: 3 leaves none to measure after measuring"),
+        (
+            {"kind": "script", "command": ["python", "train.py"], "stop_after": {"steps": 1}},
+            {},
+            "workload.stop_after.steps: 1 leaves none to measure after measuring.warmup of 1. Use at least 2",
+        ),
+        (
+            {"kind": "script", "command": ["python", "train.py"], "stop_after": {"steps": 9}, "warmup_steps": 9},
+            {},
+            "workload.stop_after.steps: 9 leaves none to measure after workload.warmup_steps of 9. Use at least 10",
+        ),
+    ],
+)
+def test_steps_that_are_all_warmup_are_refused(
+    tmp_path: Path, workload: dict[str, Any], rules: dict[str, Any], message: str
+) -> None:
+    alone = {"alone": {"kind": "sweep", "over": {"layout.dp": [1]}}}
+    data = study(workload=workload, measuring=rules, experiments=alone)
+    with pytest.raises(StudyError, match=message):
+        plan_of(tmp_path, data)
+    with_more = {"steps": 4} if workload["kind"] == "train" else {"stop_after": {"steps": 11}}
+    assert plan_of(tmp_path, data | {"workload": workload | with_more}).cells
+
+
 @pytest.mark.parametrize("assignment", ["measuring", "models.7.name=x", "study.a.b=1", "pack=[1"])
 def test_a_bad_assignment_is_refused(tmp_path: Path, assignment: str) -> None:
     with pytest.raises(StudyError, match="--set"):
