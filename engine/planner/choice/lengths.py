@@ -18,8 +18,12 @@ def default_length(architecture: Architecture, task_type: TaskType = "training")
 
 
 def length_of(architecture: Architecture, said: int | None, task_type: TaskType = "training") -> int:
-    """Return the sequence length. Raises ValueError if it exceeds the model's position table."""
+    """Return the sequence length. Raises ValueError if it exceeds the model's position table, or is not an image's."""
     most = architecture.max_positions
+    if architecture.kind == "vision" and said not in (None, most):
+        raise ValueError(
+            f"{architecture.name}: an image is a sequence of {most:,}, got {said:,}. Leave the sequence length out"
+        )
     if said is not None and architecture.positions and most is not None and said > most:
         raise ValueError(f"{architecture.name} has {most:,} positions; sequences of {said:,} tokens do not go in")
     return said or default_length(architecture, task_type)
@@ -30,4 +34,6 @@ def length_note(architecture: Architecture, said: int | None, length: int) -> li
     most = architecture.max_positions
     if said is not None and most is not None and said > most:
         return [f"sequences of {said:,} tokens, although {architecture.name} was made for {most:,}"]
-    return [] if said is not None else [f"no length was named; sequences of {length:,} tokens are assumed"]
+    if said is not None or architecture.kind == "vision":
+        return []
+    return [f"no length was named; sequences of {length:,} tokens are assumed"]

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 
 _DEFAULT_GPUS = 4
 _SEQUENCE_LENGTH = 128
-_TASKS: dict[str, TrainingTask] = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder_decoder": "seq2seq"}
+_TASKS: dict[str, TrainingTask] = {
+    "decoder": "causal_lm",
+    "encoder": "masked_lm",
+    "encoder_decoder": "seq2seq",
+    "vision": "image_classification",
+}
 """Kind of a model -> its training task."""
 _SPLIT = ("llama", "mistral", "qwen2")
 """Families that the engine trains with its own code and can therefore split by tensor parallelism."""
@@ -96,19 +101,26 @@ def benchmark(
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return the file's text and its comments with reasons.
 
-    hardware: kinds that the user named; none: this machine. here: what this machine has.
+    hardware: kinds that the user named; none: this machine. here: what this machine has. Raises ValueError for a
+    sequence length that the model cannot have.
     """
+    from engine.planner.choice.lengths import length_of
+
     several = request.distributed or request.max_gpus is not None or request.gpus is not None
     asked = (request.max_gpus or request.gpus or _DEFAULT_GPUS) if several else 1
     on_cores = list(hardware) == ["cpu"] and bool(here.accelerators)
     here = replace(here, accelerators=()) if on_cores else here
     targets, comments = _targets(request, architecture, hardware, asked, here)
     most = asked if targets else min(asked, here.ranks)
-    length = min(request.sequence_length or _SEQUENCE_LENGTH, architecture.max_positions or _SEQUENCE_LENGTH)
+    said = request.sequence_length
+    wanted = _SEQUENCE_LENGTH if said is None else length_of(architecture, said)
     room = None if targets else here.rank_bytes(most)
     model, measured, remark = _measurable(request.model or "", architecture, folder, room)
     if remark:
         comments.append((f"model {architecture.name}", remark))
+    length = min(wanted, measured.max_positions or wanted)
+    if said is not None and length < said:
+        comments.append((f"sequence length {said:,}", f"{measured.name} has {length:,} positions"))
     if asked > most:
         comments.append((f"ranks above {most}", f"this machine holds {most}; on a larger one set `to: {asked}`"))
     experiments = _experiments(request, measured, most)
@@ -207,17 +219,17 @@ def _measurable(
 
     room: bytes for a rank's training states; None: unknown, the planner has chosen the machine.
     """
-    from engine.planner.catalog import find_model, repository_of
+    from engine.planner.catalog import find_model, planned_family_of, repository_of
 
     if name.startswith("synthetic:"):
         return name, architecture, None
-    if Path(name).is_dir() and architecture.kind in _TASKS:
+    trained = architecture.kind in _TASKS and planned_family_of(architecture) != "audio"
+    if Path(name).is_dir() and trained:
         here = Path(name).absolute()
         place = f"./{here.relative_to(folder)}" if here.is_relative_to(folder) else str(here)
         return place, architecture, None
-    known = {size: find_model(size) for size, config in ARCHITECTURES.items() if config["model_type"] != "vit"}
+    known = {size: find_model(size) for size in ARCHITECTURES}
     alike = [size for size in known if known[size].model_type == architecture.model_type]
-    trained = architecture.kind in _TASKS and bool(alike)
     needed = _STATE_BYTES * architecture.parameters
     if trained and (room is None or needed <= room) and (repository_of(name) or "/" in name or name in ARCHITECTURES):
         return name, architecture, None

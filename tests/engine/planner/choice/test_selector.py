@@ -12,7 +12,7 @@ import pytest
 from configs.hardware.catalog import accelerator, catalog
 from engine.planner.catalog import find_model
 from engine.planner.choice.instances import Among, InstanceRequest, counts, options_on
-from engine.planner.choice.lengths import default_length
+from engine.planner.choice.lengths import default_length, length_note, length_of
 from engine.planner.choice.machines import inference_format, instance_price, machine_for, training_precision
 from engine.planner.choice.search import LAUNCHABLE, ranked, with_memory_limit
 from engine.planner.choice.selector import HardwareSelector
@@ -310,6 +310,14 @@ def test_lengths_where_none_is_said() -> None:
     assert default_length(find_model("bert-base-uncased")) == 512
     assert default_length(find_model("llama-3.1-8b")) == 2048
     assert default_length(find_model("llama-3.1-8b"), "inference") == 512
+
+
+def test_images_have_the_length_of_their_model() -> None:
+    vit = find_model("vit-base")
+    assert length_of(vit, None) == length_of(vit, 197) == 197
+    assert length_note(vit, None, 197) == []
+    with pytest.raises(ValueError, match="an image is a sequence of 197, got 64"):
+        SELECTOR.get_distributed_training_config("vision", vit, 2, 1, sequence_length=64)
 
 
 def test_a_spot_price_is_of_the_region_that_is_named() -> None:

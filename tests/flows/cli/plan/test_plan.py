@@ -351,6 +351,32 @@ class TestBenchmark:
         assert study.study == "llama-4m-training"
         assert "strong" not in study.experiments
 
+    @pytest.mark.parametrize(
+        ("model", "task"), [("vit-base", "image_classification"), ("distilbert-base-uncased", "masked_lm")]
+    )
+    def test_a_model_that_transformers_computes_is_itself(self, model: str, task: str) -> None:
+        request = PlanRequest(model=model)
+        here = LocalRanks(cores=2, accelerators=(), host_memory_bytes=1 << 35)
+        text, comments = benchmark(request, find_model(model), [], Path.cwd(), here)
+        Path("study.yaml").write_text(text)
+        study = load_study(Path("study.yaml"))
+        assert [each.id for each in study.models] == [model] and isinstance(study.workload, TrainWorkload)
+        assert study.workload.task == task and not any(what.startswith("model") for what, _ in comments)
+
+    def test_audio_has_a_stand_in(self) -> None:
+        out = said("--model", "whisper-tiny", "--benchmark-out", "study.yaml")
+        assert "models of type whisper (38 million parameters) are not supported in training; replaced by t5-" in out
+
+    def test_a_length_that_is_not_measured_is_told(self) -> None:
+        words = ["--sequence-length", "4096", "--hardware", "cpu", "--benchmark-out"]
+        out = said("--model", "llama-2-70b", *words, "a.yaml")
+        study = load_study(Path("a.yaml"))
+        assert isinstance(study.workload, TrainWorkload)
+        assert f"comment only  sequence length 4,096: {study.models[0].name}" in out
+        assert f" has {study.workload.sequence_length:,} positions" in out
+        out = said("--model", "gpt2", *words, "b.yaml", code=2)
+        assert "gpt2 has 1,024 positions; sequences of 4,096 tokens do not go in" in out
+
     def test_json_says_what_was_left_out(self) -> None:
         found = as_json("--model", "gpt2", "--max-gpus", "2", "--benchmark-out", "study.yaml")
         assert found["written"] == "study.yaml" and found["left_out"][0].keys() == {"what", "reason"}
