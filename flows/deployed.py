@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from configs.common.files.project_files import shipped_studies
+from configs.common.printable import plural
 from configs.common.secrets import redacted
 from configs.spec.form import StudyForm, study_of_form
 from configs.spec.short_form import ShortStudy, name_in_short_form, study_of_short_form
@@ -160,7 +161,7 @@ def _tell_regressions(study: str, runs: Path, run: Path) -> None:
     for sentence in found:
         run_logger().warning("regression: %s", sentence)
     if found:
-        more = f"; and {len(found) - 1} more cells" if len(found) > 1 else ""
+        more = f"; and {plural(len(found) - 1, 'more cell')}" if len(found) > 1 else ""
         tell(Happened.REGRESSION_FOUND, study, f"{study}: {found[0]}{more}", cells=len(found))
 
 

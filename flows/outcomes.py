@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.printable import plural
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch
 from configs.plans.plan import Plan
@@ -70,9 +71,8 @@ def account(run_progress: RunProgress, row: ProgressRow, collected: Collected) -
         row.note = f"{failures[0].failure.message}  log {failures[0].failure.log}"
     if collected.unreached:
         count = len(collected.unreached)
-        cells, verb = ("1 cell", "continues") if count == 1 else (f"{count} cells", "continue")
-        goes_on = "not measured" if cancelled_launch else f"{verb} in another launch"
-        row.note = f"{row.note}  {cells} {goes_on}".strip()
+        goes_on = f"{'continues' if count == 1 else 'continue'} in another launch"
+        row.note = f"{row.note}  {plural(count, 'cell')} {'not measured' if cancelled_launch else goes_on}".strip()
     run_progress.done += len(collected.records)
     cancelled = sum(record.status is Status.CANCELLED for record in failures)
     run_progress.failed += len(failures) - cancelled

@@ -171,18 +171,19 @@ def measuring_lines(study: StudyResult) -> list[str]:
     whats = {"memory": "that looked for peak memory only", "profile": "that recorded a profile only"}
     whats |= {name: f"under {name}" for name in ("perf", "nsys")}
     jobs = {name: {read.record.job for read in used if read.record.measuring_pass == name} for name in whats}
-    untimed = [f"{_launches(len(jobs[name]))} {what}" for name, what in whats.items() if jobs[name]]
+    untimed = [f"{plural(len(jobs[name]), 'launch')} {what}" for name, what in whats.items() if jobs[name]]
     lines = [
         f"{plural(len(study.plan.cells), 'cell')}, {plural(sum(study.plan.repeats.values()), 'measurement')} planned; "
-        f"the records come from {_launches(len(timed))}" + "".join(f" and {text}" for text in untimed) + ".",
+        f"the records come from {plural(len(timed), 'launch')}" + "".join(f" and {text}" for text in untimed) + ".",
         "Each repeat of a cell runs in another launch, in which the engine starts anew. "
         + (
             f"Cells that share weights and processes share a launch, in an order drawn with seed {rules.seed}."
             if study.plan.pack
             else "Each cell had a launch of its own (`pack: false`)."
         ),
-        f"A measurement warms up with {_passes(rules.warmup)}, then measures at least {_passes(rules.min_passes)} "
-        f"and at least {number(rules.min_seconds)} s. A pass is over when its slowest rank is.",
+        f"A measurement warms up with {plural(rules.warmup, 'pass')}, then measures at least "
+        f"{plural(rules.min_passes, 'pass')} and at least {number(rules.min_seconds)} s. A pass is over when "
+        "its slowest rank is.",
         f"Rates of a measurement with {LEAST_PASSES} passes or more are those of its steady part.",
         "A cell's figure is the median over its repeats, with its distribution-free 95 % interval in parentheses; of "
         f"fewer than {LEAST_REPEATS} repeats the range (least to greatest) is given, in brackets.",
@@ -198,11 +199,3 @@ def measuring_lines(study: StudyResult) -> list[str]:
         until = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
         lines.append(f"Measured from {first:%Y-%m-%d %H:%M} to {until} UTC.")
     return lines
-
-
-def _launches(count: int) -> str:
-    return f"{count:,} launch{'' if count == 1 else 'es'}"
-
-
-def _passes(count: int) -> str:
-    return f"{count:,} pass{'' if count == 1 else 'es'}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from configs.common.files.reading import MIB
 from configs.common.printable import padded, printable, terminal_columns
+from configs.common.printable import plural as plural
 from reports.numbers.statistics import Estimate, Ratio
 
 UNKNOWN = "–"
@@ -78,11 +79,6 @@ def percent(share: float | None, digits: int = 3) -> str:
 def repeats(count: int) -> str:
     """`1 repeat`, `3 repeats`."""
     return plural(count, "repeat")
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 cell`, `1,200 cells`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def estimate_cell(value: Estimate | None, scale: float = 1.0) -> str:

@@ -3,6 +3,7 @@
     printable("a\x1b[31m\nb")                 # "a\\x1b[31m b"
     printable(name, 60)                       # at most so many characters
     printable_lines(message, 4000)            # keeps line feeds, which our own messages use
+    plural(1, "cell")                         # "1 cell"
     file_slug("strong: tiny (random)")        # "strong-tiny-random", for the name of a file
     csv_text("=1+1")                          # "'=1+1", which no spreadsheet computes
 
@@ -43,6 +44,12 @@ def printable_lines(text: str, max_characters: int | None = None) -> str:
 def shortened(text: str, max_characters: int) -> str:
     """At most so many characters, with an ellipsis where something was cut."""
     return text if len(text) <= max_characters else text[: max_characters - 1].rstrip() + "…"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 cell`, `1,200 cells`, `2 launches`."""
+    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
 def terminal_columns(text: str) -> int:

@@ -163,4 +163,4 @@ class DecodingWorkload(PromptedWorkload):
     @property
     def summary(self) -> str:
         """The work in a few words, for a table."""
-        return f"{self._batch_text}, {self.new_tokens} tokens"
+        return f"{self._batch_text}, {self.new_tokens} token{'' if self.new_tokens == 1 else 's'}"

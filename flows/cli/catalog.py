@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from configs.common.printable import plural
 from configs.hardware.hardware import AcceleratorKind
 from configs.hardware.price_file import PricedProvider
 from flows.cli.tables import print_table
@@ -138,9 +139,12 @@ def catalog_refresh(provider: PricedProvider, regions: Sequence[str] = (), as_js
     if as_json:
         print(json.dumps({"path": str(path), "written": done.written, "kept": done.kept, "skipped": done.skipped}))
         return DONE
-    print(f"{done.written} prices of {provider} in {', '.join(places)} written to {path}, {done.kept} others kept")
+    print(
+        f"{plural(done.written, 'price')} of {provider} in {', '.join(places)} written to {path}, "
+        f"{plural(done.kept, 'other')} kept"
+    )
     for reason, count in sorted(done.skipped.items()):
-        print(f"  {count} rows skipped: {reason}")
+        print(f"  {plural(count, 'row')} skipped: {reason}")
     return DONE
 
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from configs.common.printable import printable
+from configs.common.printable import plural, printable
 from slurm.schedulers.commands.pending import is_ordinary
 from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
 
@@ -101,7 +101,7 @@ def summary_line(run_progress: RunProgress) -> str:
     running = sum(1 for row in run_progress.rows if row.state in ("running", "starting"))
     done = run_progress.done + sum(row.done for row in run_progress.rows if row.state == "running")
     queued = sum(1 for row in run_progress.rows if row.state == "queued")
-    line = f"{done} of {run_progress.total} measurements, {run_progress.failed} failed, {running} running"
+    line = f"{done} of {plural(run_progress.total, 'measurement')}, {run_progress.failed} failed, {running} running"
     line += f", {queued} queued" if queued else ""
     line += f", {run_progress.cancelled} cancelled" if run_progress.cancelled else ""
     line += f", {duration(run_progress.elapsed_seconds)} elapsed"
@@ -166,7 +166,11 @@ def _print_lines(
                 continue
             seen.add((id(row), told))
             state = told[0]
-            cells = f"{row.done}/{row.measurements} cells" if state != "starting" else f"{row.measurements} cells"
+            cells = (
+                f"{row.done}/{plural(row.measurements, 'cell')}"
+                if state != "starting"
+                else plural(row.measurements, "cell")
+            )
             note = f"  {printable(row.note)}" if row.note else ""
             console.print(
                 f"  {printable(row.label):<44} {_block(row):<8} {cells:<12} {state}{note}", soft_wrap=True, markup=False

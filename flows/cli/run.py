@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 
 from configs.common.base import WrongArgument
-from configs.common.printable import printable, printable_lines
+from configs.common.printable import plural, printable, printable_lines
 from configs.common.secrets import redacted, shown_url
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
@@ -249,9 +249,8 @@ def _print_header(console: Console, plan: Plan) -> None:
     untimed = [name for name in get_args(MeasuringPass) if name != "timed" and count[name]]
     extra = "".join(f" + {count[name]} for {name}" for name in untimed)
     console.print(
-        f"Rankwise {version('rankwise')}  study {plan.study}  {len(plan.cells)} cells, {count['timed']} "
-        f"measurements{extra}, "
-        f"{len(_launches(plan))} launches"
+        f"Rankwise {version('rankwise')}  study {plan.study}  {plural(len(plan.cells), 'cell')}, "
+        f"{plural(count['timed'], 'measurement')}{extra}, {plural(len(_launches(plan)), 'launch')}"
     )
     models = [f"{model.name}{_remark(model)}" for model in plan.models]
     if models:
@@ -285,10 +284,10 @@ def _place_of(target: Target) -> str:
 
     if isinstance(target, ClusterTarget):
         most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
-        ranks = f"{target.ranks_per_node} rank{'s' if target.ranks_per_node > 1 else ''} per node"
+        ranks = f"{plural(target.ranks_per_node, 'rank')} per node"
         return f"{target.scheduler}, {target.where}, {most}, {ranks}"
     here, devices = this_machine(), device_text(local_devices(target))
-    return f"{f'{devices}, ' if devices else ''}{here['cores']} cores, {here['memory_gib']} GiB"
+    return f"{f'{devices}, ' if devices else ''}{plural(here['cores'], 'core')}, {here['memory_gib']} GiB"
 
 
 def _print_result(console: Console, result: "RunSummary | State[Any]", folder: Path) -> int:
@@ -301,7 +300,10 @@ def _print_result(console: Console, result: "RunSummary | State[Any]", folder: P
         console.print(f"cancelled{_left()}", markup=False)
         return OTHER_ERROR
     if result.already_measured:
-        console.print(f"  {result.already_measured} of {result.measurements} measurements were already completed")
+        console.print(
+            f"  {result.already_measured} of {plural(result.measurements, 'measurement')} "
+            f"{'was' if result.already_measured == 1 else 'were'} already completed"
+        )
     return _print_summary(console, result.sentences, result.statuses, Path(result.report), folder)
 
 
@@ -340,7 +342,10 @@ def validate_study(path: Path, assignments: list[str]) -> int:
     if plan.unusable:
         raise StudyError([model.reason for model in plan.unusable])
     measurements = len(planned_repeats(plan))
-    print(f"{path}: valid. {len(plan.cells)} cells, {measurements} measurements in {len(_launches(plan))} launches")
+    print(
+        f"{path}: valid. {plural(len(plan.cells), 'cell')}, {plural(measurements, 'measurement')} in "
+        f"{plural(len(_launches(plan)), 'launch')}"
+    )
     return ALL_COMPLETED
 
 
@@ -353,14 +358,14 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path, only_failed: b
         for point in experiment.points:
             asked.setdefault(point.cell, []).append(f"{experiment.name} ({point.label})")
     names = {model.identity: model.name for model in plan.models}
-    console.print(f"{len(plan.cells)} cells")
+    console.print(plural(len(plan.cells), "cell"))
     for key, cell in plan.cells.items():
         name = names.get(cell.model or "", "")
         title = f"{name}  {cell.label}" if name else cell.label
         console.print(f"  {key}  {title}  x{plan.repeats[key]}  for {', '.join(asked[key])}")
     _print_unusable(console, plan, ALL_COMPLETED)
     launches = _launches(plan, RunPaths(runs / study.study), only_failed)
-    console.print(f"{len(launches)} launches remaining{' of failed repeats' if only_failed else ''}")
+    console.print(f"{plural(len(launches), 'launch')} remaining{' of failed repeats' if only_failed else ''}")
     for number, launch in enumerate(launches, 1):
         counts = Counter(measurement.cell.key for measurement in launch.measurements)
         kind = f"block {launch.block + 1}" if launch.measuring_pass == "timed" else launch.measuring_pass

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from configs.common.printable import plural
 from configs.plans.paths import RunPaths
 from configs.spec.study import load_study
 from flows.cli.run import ALL_COMPLETED, SOME_UNMEASURED
@@ -28,7 +29,11 @@ def run_until_decided(path: Path, assignments: list[str], runs: Path, measure: C
         # Of cells whose repeats failed or were not paid for there are fewer than were asked for: asking for as many
         # again would measure nothing.
         if needed is None or min(needed, most) <= done:
-            print("Decided: more repeats would settle nothing" if needed is None else f"Undecided after {done} repeats")
+            print(
+                "Decided: more repeats would settle nothing"
+                if needed is None
+                else f"Undecided after {plural(done, 'repeat')}"
+            )
             return code
         print(f"Undecided: measuring {min(needed, most)} repeats instead of {done}\n", flush=True)
         given = [*assignments, f"measuring.repeats={min(needed, most)}"]

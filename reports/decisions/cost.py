@@ -206,9 +206,9 @@ def cost_sentences(study: StudyResult, costs: Sequence[CellCost], targets: Seque
         )
     unknown = sum(target.without_times for target in targets)
     if unknown:
-        launches = f"{unknown:,} launch{'' if unknown == 1 else 'es'}"
         lines.append(
-            f"The start-up of {launches} is unknown: the launcher left no time, or no measurement was reached."
+            f"The start-up of {plural(unknown, 'launch')} is unknown: the launcher left no time, or no measurement "
+            "was reached."
         )
     return lines
 

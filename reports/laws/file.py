@@ -75,7 +75,9 @@ def read_points(path: Path) -> PointFile:
     kinds: dict[str, int] = {}
     for line, cells in lines[1:]:
         if len(cells) != len(header):
-            problems.append(f"{path}:{line}: {plural(len(cells), 'cell')}, the first line names {len(header)} columns")
+            problems.append(
+                f"{path}:{line}: {plural(len(cells), 'cell')}, the first line names {plural(len(header), 'column')}"
+            )
             continue
         named = dict(zip(header, (cell.strip() for cell in cells), strict=True))
         found, wrong = _row(line, named)

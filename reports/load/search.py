@@ -12,6 +12,7 @@ runs, whole runs as soon as there are enough. An undecided rate is measured agai
 bracket is split.
 
 Only monotony is supposed: a server that meets its objectives at a rate meets them at lower rates. The interval is that
+from configs.common.printable import plural
 from the highest rate that passes to the lowest that fails. Each decision is made at a confidence that leaves 95 % to
 DECISIONS of them together (Bonferroni); an interval that misses the limit needs a wrong decision.
 """
@@ -22,6 +23,7 @@ from math import ceil, exp, sqrt
 import numpy as np
 
 from configs.common.arrays import Floats
+from configs.common.printable import plural
 from reports.numbers.percentiles import quantiles, section_interval
 from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, corrected
 
@@ -189,8 +191,8 @@ class RateSearch:
         if low is None and self.probes and min(self.probes) <= self.goal.min_rate:
             return f"no rate down to {self.goal.min_rate:g} requests/s passes"
         if self._spent:
-            return f"{self.goal.max_runs} runs are spent"
-        return f"more than {self.goal.max_runs_per_rate} runs of a rate, or longer ones, would be needed"
+            return f"{plural(self.goal.max_runs, 'run')} {'is' if self.goal.max_runs == 1 else 'are'} spent"
+        return f"more than {plural(self.goal.max_runs_per_rate, 'run')} of a rate, or longer ones, would be needed"
 
 
 def _decide(probe: ProbedRate, goal: SearchGoal) -> None:

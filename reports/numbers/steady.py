@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.common.arrays import Floats
+from configs.common.printable import plural
 from configs.records.rates import SORTED_AT_ONCE
 
 LEAST_PASSES = 20
@@ -67,8 +68,7 @@ def steady(series: Floats, noun: str = "pass", each: int = 1) -> Steady:
     """
     count = len(series)
     if count < LEAST_PASSES:
-        passes = "1 pass" if count == 1 else f"{count} passes"
-        return Steady(None, 0, count, f"{passes}, at least {LEAST_PASSES} are needed to tell")
+        return Steady(None, 0, count, f"{plural(count, 'pass')}, at least {LEAST_PASSES} are needed to tell")
     if not np.isfinite(series).all():
         return Steady(False, 0, count, "a time is no number")
     drawn_in, level = _drawn_in(series)

@@ -186,7 +186,7 @@ def _check(result: StudyForecast) -> str:
         count = len(result.found.measured)
         return (
             f"Not checked: to fit the smaller world sizes and predict the largest takes {LEAST_FOR_A_CHECK}, "
-            f"{count} were measured."
+            f"{count} {'was' if count == 1 else 'were'} measured."
         )
     inside = "inside" if check.inside else "outside"
     return (

@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from configs.common.base import WrongArgument
+from configs.common.printable import plural
 from reports.numbers.statistics import min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures, run_figures
@@ -100,7 +101,9 @@ def _undisturbed(study: StudyResult, result: CellResult, cell: CellFigures) -> C
         ranks = [steps for steps in samples.values() if len(steps)]
         count = min((len(steps) for steps in ranks), default=0)
         if count < _MIN_STEPS:
-            raise ValueError(f"--undisturbed: {cell.title}: got {count} steps a repeat, expected at least {_MIN_STEPS}")
+            raise ValueError(
+                f"--undisturbed: {cell.title}: got {plural(count, 'step')} a repeat, expected at least {_MIN_STEPS}"
+            )
         steps = np.max([steps[:count] for steps in ranks], axis=0)  # a step lasts as long as its slowest rank
         found[repeat] = value * float(steps.mean() / np.quantile(steps, _FAST))
     return replace(cell, figures={**cell.figures, throughput: found}, unit=f"{cell.unit} undisturbed")

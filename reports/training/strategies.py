@@ -106,7 +106,9 @@ def way_name(cell: Cell) -> str:
     if turns > 1:
         parts.append(f"in {turns} micro-batches")
     if work.checkpoint_every is not None:
-        parts.append(f"a checkpoint every {work.checkpoint_every} steps")
+        parts.append(
+            "a checkpoint every " + ("step" if work.checkpoint_every == 1 else f"{work.checkpoint_every} steps")
+        )
     return ", ".join(parts)
 
 

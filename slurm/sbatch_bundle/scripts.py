@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.common.printable import plural
 from configs.spec.measuring import Profiler
 from configs.targets.target import SlurmTarget
 from slurm.launcher.setup_lines import setup_lines
@@ -66,7 +67,7 @@ class SbatchBundle:
         count = sum(step.profiler is None for step in self.steps)
         fewest = min(step.nodes for step in self.steps)
         span = str(self.nodes) if fewest == self.nodes else f"{fewest} to {self.nodes}"
-        return f"{count} launch{'es' if count != 1 else ''} on {span} node{'s' if self.nodes > 1 else ''}"
+        return f"{plural(count, 'launch')} on {span} node{'s' if self.nodes > 1 else ''}"
 
 
 def sbatch_script(manifest: SbatchBundle) -> str:

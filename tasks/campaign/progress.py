@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from configs.common.dollars import dollars
+from configs.common.printable import plural
 from configs.records.record import MeasuringPass
 
 
@@ -96,14 +97,14 @@ class RunProgress:
 
     def _counts(self) -> list[str]:
         """How far it is, and what is left, each as a part of a sentence."""
-        counts = [f"{self.done} of {self.total} measurements done"] if self.total else []
+        counts = [f"{self.done} of {plural(self.total, 'measurement')} done"] if self.total else []
         if self.failed:
             counts.append(f"{self.failed} failed")
         if self.cancelled:
             counts.append(f"{self.cancelled} cancelled")
         retried = sum(1 for row in list(self.rows) if row.attempt > 1)
         if retried:
-            counts.append(f"{retried} launch{'es' if retried > 1 else ''} tried again")
+            counts.append(f"{plural(retried, 'launch')} tried again")
         seconds, usd = self.remaining_seconds, self.remaining_usd
         if seconds is not None and self.done < self.total and not self.outcome:
             # In steps: each new text is one more request to the API.

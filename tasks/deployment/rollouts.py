@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from configs.common.printable import plural
 from configs.common.secrets import excerpt
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, ServingBundle
 from configs.targets.target import LocalTarget
@@ -68,7 +69,9 @@ def replace_bundle(
     target = placer.hosts or (placer.partition.target if placer.partition is not None else local)
     nodes = len(placer.hosts.hosts) if placer.sharded and placer.hosts is not None else 1
     if wanted.layout.ranks % nodes:
-        raise ValueError(f"{name}: is cut over {nodes} nodes, got a layout of {wanted.layout.ranks} ranks")
+        raise ValueError(
+            f"{name}: is cut over {plural(nodes, 'node')}, got a layout of {plural(wanted.layout.ranks, 'rank')}"
+        )
     bundle = make_bundle(wanted, model, target, folder, store.cache, judge, "", say, nodes=nodes)
     if placer.partition is not None:
         forget_measuring(placer.partition, folder)
@@ -262,7 +265,7 @@ def _watch(
         time.sleep(min(_LOOK_SECONDS, seconds))
         failed = [one for one in front.state.backends if one.name in names and one.failures]
         if failed:
-            return f"{failed[0].name} failed {failed[0].failures} of {failed[0].requests} requests"
+            return f"{failed[0].name} failed {failed[0].failures} of {plural(failed[0].requests, 'request')}"
         for server in servers:
             if not is_ready(url_of(server), key, _ANSWER_SECONDS):
                 return f"server-{server.generation} is no longer ready"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from configs.common.base import write_atomically
+from configs.common.printable import plural
 from configs.common.secrets import redacted
 from configs.hardware.prices import Offer
 from tasks.providers.boot import make_keys, remove_keys, user_data
@@ -199,7 +200,7 @@ class _Renting:
             if any(entry["event"] == "created" and entry.get("region") == rung.region for entry in self.ledger.entries):
                 give_back(self.provider, self.lease.run, [rung.region], self.ledger, self.say, self.limits.teardown)
             left = [other for other in left[1:] if not is_excluded(other, refused.problem, rung)]
-        raise RentalFailed("\n".join([f"no capacity for {self.lease.request.nodes} nodes:", *tried]))
+        raise RentalFailed("\n".join([f"no capacity for {plural(self.lease.request.nodes, 'node')}:", *tried]))
 
     def _log_refusal(self, rung: Rung, error: ProviderError, tried: list[str]) -> None:
         line = f"{rung.words}: {error.problem}: {redacted(str(error))}"
@@ -270,7 +271,7 @@ class _Renting:
             self._check_not_taken_back(seen, mine)
             seen |= {node.id for node in mine}
             if time.monotonic() > deadline:
-                waited = f"{len(ready)} of {len(ids)} nodes run after {self.limits.running_seconds:g} s"
+                waited = f"{len(ready)} of {plural(len(ids), 'node')} up after {self.limits.running_seconds:g} s"
                 raise ProviderError("capacity", "", waited)
             self.limits.sleep(self.limits.poll_seconds)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from configs.common.dollars import dollars
 from configs.common.files.reading import read_text
+from configs.common.printable import plural
 from configs.common.secrets import redacted
 from configs.hardware.prices import Offer, listed_offers
 from configs.plans.rentals import StudyRental
@@ -177,11 +178,14 @@ class StudyNodes:
         self._held.close()
         price = self._usd_per_hour()
         cost = "at an unknown price" if price is None else f"for at most {dollars(price * self.target.keep / 3600)} USD"
+        one = self.target.nodes == 1
         if self.target.kind in BILLED_WHEN_OFF:
-            cost = f"{cost.replace('at most ', '')} and are billed until they are given back"
+            billed = "is billed until it is given back" if one else "are billed until they are given back"
+            cost = f"{cost.replace('at most ', '')} and {billed}"
         clock = datetime.fromtimestamp(until).astimezone().strftime("%Y-%m-%d %H:%M %Z")
         self._say(
-            f"{self.target.nodes} nodes stay up until {clock} {cost}: `rankwise nodes down {self.name}` ends them"
+            f"{plural(self.target.nodes, 'node')} {'stays' if one else 'stay'} up until {clock} {cost}: "
+            f"`rankwise nodes down {self.name}` ends {'it' if one else 'them'}"
         )
         return True
 

@@ -27,6 +27,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch.distributed as dist
 
+from configs.common.printable import plural
 from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.workloads.train import TrainWorkload
@@ -284,7 +285,9 @@ def _check(checkpoint: Checkpoint, folder: Path, saver: Saver, trainer: Trainer)
     if not isinstance(trainer, OwnCheckpoints):
         raise ValueError(f"layout.strategy: {folder} was written by ZeRO; go on with zero1, zero2 or zero3")
     if checkpoint.ranks != saver.ranks:
-        raise ValueError(f"layout.dp: {folder} was made by {checkpoint.ranks} ranks of ZeRO; go on with as many")
+        raise ValueError(
+            f"layout.dp: {folder} was made by {plural(checkpoint.ranks, 'rank')} of ZeRO; go on with as many"
+        )
 
 
 def save(

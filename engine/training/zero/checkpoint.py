@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from configs.common.printable import plural
 from engine.rank.failures import one_line
 from engine.training.strategies.optimizers import own_settings
 from engine.training.strategies.tensor import COLUMN_PARALLEL, ROWS
@@ -76,8 +77,8 @@ def restore(engine: Any, folder: Path, tp: int) -> None:
         raise ValueError(f"{folder}: no checkpoint of ZeRO lies here")
     if written != ranks:
         raise ValueError(
-            f"{folder}: the checkpoint was written by {written} ranks and ZeRO's own can be read by as many only, "
-            f"not by {ranks}; resume with {written}"
+            f"{folder}: the checkpoint was written by {plural(written, 'rank')} and ZeRO's own can be read by as many "
+            f"only, not by {ranks}; resume with {written}"
         )
     shards = len({name.partition("_mp_rank_")[2] for name in parts})
     if shards != tp:

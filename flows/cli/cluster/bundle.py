@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from configs.common.printable import plural
+
 app = typer.Typer(help="Export studies and scripts for clusters that only allow sbatch.", no_args_is_help=True)
 
 OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="output file instead of standard output")]
@@ -56,7 +58,10 @@ def write(path: Path, assignments: list[str], out: Path, target: str | None) -> 
 
     study = load_study(path, assignments)
     written = write_bundle(study, path.parent, cache_folder(), out, target)
-    print(f"{out}: {written.launches} launches, {written.measurements} measurements, up to {written.nodes} nodes")
+    print(
+        f"{out}: {plural(written.launches, 'launch')}, {plural(written.measurements, 'measurement')}, "
+        f"up to {plural(written.nodes, 'node')}"
+    )
     for note in written.notes:
         print(f"  note: {note}, pinned in plan.json")
     for model in written.large_models:
@@ -80,12 +85,12 @@ def run_collect(folder: Path) -> int:
     for line in [*collected.notes, *summary.sentences]:
         print(line)
     failures = {name: count for name, count in summary.statuses.items() if name != "completed"}
-    print(f"{len(collected.records)} new records")
+    print(plural(len(collected.records), "new record"))
     if failures:
         print(f"Not measured: {', '.join(f'{count} {name}' for name, count in failures.items())}")
     if collected.missing:
-        launches = f" ({collected.not_begun} launches not started)" if collected.not_begun else ""
-        print(f"{collected.missing} measurements missing{launches}. Submit submit.sbatch again to resume")
+        launches = f" ({plural(collected.not_begun, 'launch')} not started)" if collected.not_begun else ""
+        print(f"{plural(collected.missing, 'measurement')} missing{launches}. Submit submit.sbatch again to resume")
     print(f"Report     {summary.path}")
     return SOME_UNMEASURED if failures or collected.missing else ALL_COMPLETED
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from configs.common.printable import plural
 from configs.spec.study import StudyError, load_study, suggestion
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
@@ -44,5 +45,5 @@ def push(name: str, path: Path, assignments: list[str]) -> int:
     stage_target(target, where, models, notice, thorough=True)
     if not made:
         there = target.shared or "all hosts"
-        print(f"{there}: up to date: code, libraries, {len(models)} models (verified by hash)")
+        print(f"{there}: up to date: code, libraries, {plural(len(models), 'model')} (verified by hash)")
     return 0

@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from configs.common.printable import plural
+
 GroupTimeout = Annotated[
     float, typer.Option(min=0.1, max=86_400, help="limit of waiting ranks; raise it if a step takes as long")
 ]
@@ -148,7 +150,7 @@ def scale(
 
         with ended_by_signals():
             found = to_scale(store_of_user(), name, replicas, typer.echo)
-        typer.echo(f"{name}: {len(found.servers)} servers at {found.url}")
+        typer.echo(f"{name}: {plural(len(found.servers), 'server')} at {found.url}")
         return 0
 
     _exit(context, work)

@@ -13,6 +13,7 @@ import typer
 
 from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import read_model, read_text
+from configs.common.printable import plural
 from configs.common.system.ports import free_port
 from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
 from flows.cli.deploy.listing import store_of_user
@@ -84,5 +85,5 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 def _print_shares(state: FrontState) -> None:
     for backend in state.backends:
-        typer.echo(f"{backend.name}: {backend.requests} requests, {backend.failures} failed", err=True)
-    typer.echo(f"{state.requests} requests, {state.failed} without an answer of a deployment", err=True)
+        typer.echo(f"{backend.name}: {plural(backend.requests, 'request')}, {backend.failures} failed", err=True)
+    typer.echo(f"{plural(state.requests, 'request')}, {state.failed} without an answer of a deployment", err=True)

@@ -24,6 +24,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from configs.common.files.reading import read_text
+from configs.common.printable import plural
 from configs.common.secrets import without_password
 from configs.spec.measuring import Profiler
 from slurm.launcher.profilers import why_not
@@ -176,7 +177,7 @@ def check_slurm_tool(name: str, arguments: tuple[str, ...]) -> list[DoctorCheck]
         return [
             DoctorCheck(f"slurm {name}", "warning", problem, f"check that {daemon} runs and slurm.conf names its host")
         ]
-    return [DoctorCheck(f"slurm {name}", "ok", f"responds ({len(text.splitlines())} lines)")]
+    return [DoctorCheck(f"slurm {name}", "ok", f"responds ({plural(len(text.splitlines()), 'line')})")]
 
 
 def check_tools() -> list[DoctorCheck]:

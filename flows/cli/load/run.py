@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
-from configs.common.printable import printable_lines
+from configs.common.printable import plural, printable_lines
 from configs.common.secrets import shown_url
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import SAMPLES_FILE
@@ -73,7 +73,7 @@ def new_folder(wanted: Path) -> Path:
 def _search(request: LoadRequest, objectives: RequestObjectives, goal: SearchGoal, folder: Path, as_json: bool) -> int:
     def tell(probe: ProbedRate, run: int) -> None:
         decision = {True: "passes", False: "fails", None: "undecided"}[probe.passes]
-        text = f"run {run}: {number(probe.rate)} requests/s, {probe.requests:,} requests so far: {decision}"
+        text = f"run {run}: {number(probe.rate)} requests/s, {plural(probe.requests, 'request')} so far: {decision}"
         print(text, file=sys.stderr, flush=True)
 
     found = search_max_rate(request.job, objectives, goal, folder, tell)

@@ -195,7 +195,7 @@ def ssh(
         provider, lease, folder = _rental(run)
         up = nodes_of(folder)
         if node >= len(up):
-            raise ValueError(f"{run}: node {node} is not up; {len(up)} are")
+            raise ValueError(f"{run}: node {node} is not up; {len(up)} {'is' if len(up) == 1 else 'are'}")
         user = lease.request.user or provider.default_user
         address = node_address(up[node], lease.request)
         return subprocess.run(ssh_argv(folder, user, address, command or [])).returncode

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.common.printable import plural
 from engine.planner.check.rows import Checked, CheckedRow
 from engine.planner.check.table import CheckedFile, Columns, check_files
 from engine.planner.choice.descriptions import short
@@ -87,7 +88,9 @@ def _summary(found: CheckedFile) -> list[str]:
     result = found.result
     lines = [f"row {at}: {row.reason}" for at, row in enumerate(result.rows, 1) if row.reason]
     unpredicted, held = sum(row.predicted is None for row in result.rows), len(result.errors)
-    lines.append(f"{len(result.rows)} rows, {unpredicted} without a prediction, {held} compared with a measurement")
+    lines.append(
+        f"{plural(len(result.rows), 'row')}, {unpredicted} without a prediction, {held} compared with a measurement"
+    )
     if held:
         middle, high, worst = (result.percentile(percent) or 0.0 for percent in (50, 90, 100))
         lines.append(
@@ -97,10 +100,13 @@ def _summary(found: CheckedFile) -> list[str]:
     if intervals:
         lines.append(f"90 % intervals: {inside} of {intervals} measured values inside")
     supports = Counter(row.support for row in result.rows if row.support)
-    lines += [f"{count} rows predicted from {words}" for words, count in supports.most_common(_SUPPORTS)]
+    lines += [f"{plural(count, 'row')} predicted from {words}" for words, count in supports.most_common(_SUPPORTS)]
     others = sum(count for _, count in supports.most_common()[_SUPPORTS:])
     if others:
-        lines.append(f"{others} rows predicted from {len(supports) - _SUPPORTS} other sets of measured points")
+        lines.append(
+            f"{plural(others, 'row')} predicted from {plural(len(supports) - _SUPPORTS, 'other set')} of "
+            "measured points"
+        )
     in_sample = sum(row.in_sample for row in result.rows)
     if in_sample:
         lines.append(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from configs.common.dollars import dollars
+from configs.common.printable import plural
 from configs.plans.passes import is_profiled
 from configs.plans.plan import Plan
 from configs.plans.prediction import Prediction
@@ -44,7 +45,7 @@ class StudyCost:
         """One clause for the first line of the plan."""
         left_out = f", excluding {self.unknown} without a prediction" if self.unknown else ""
         paid = "" if self.usd is None else f", ${dollars(self.usd)}"
-        launches = f"{self.launches} launch{'es' if self.launches != 1 else ''}"
+        launches = plural(self.launches, "launch")
         return f"measuring takes about {duration_text(self.seconds)}{paid} in {launches}{left_out}"
 
 

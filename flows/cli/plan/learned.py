@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.common.execution import Layout
+from configs.common.printable import plural
 from configs.hardware.catalog import HardwareCatalog
 from configs.hardware.hardware import Accelerator, Machine
 from configs.spec.cell import Cell
@@ -62,5 +63,7 @@ def learned_from(
     learned = learner(cell, architecture) if learner is not None else None
     if learned is None:
         count = sum(len(each.experiences) for each in experiences)
-        return None, f"no correction: {count} cells of these runs are of {accelerator.name}, none of this workload"
-    return learned, f"time x {learned.times:.2f}, from {learned.records} records of {accelerator.name}"
+        verb = "is" if count == 1 else "are"
+        cells = f"{plural(count, 'cell')} of these runs {verb} of {accelerator.name}"
+        return None, f"no correction: {cells}, none of this workload"
+    return learned, f"time x {learned.times:.2f}, from {plural(learned.records, 'record')} of {accelerator.name}"

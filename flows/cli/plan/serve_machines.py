@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from configs.common.dollars import dollars
+from configs.common.printable import plural
 from configs.hardware.hardware import Machine
 from engine.planner.choice.descriptions import short
 from engine.planner.engines.calibrated import CalibratedEngines
@@ -160,8 +161,9 @@ def _nothing(wish: ServingRequest, machines: Sequence[Machine], calibrated: Cali
     ]
     if not everything:
         return (
-            f"{wish.architecture.name} fits on none of {len(machines)} machines of the catalog with sequences of "
-            f"{wish.prompt_tokens + wish.new_tokens} tokens. Name a device and a number: --accelerator, --gpus"
+            f"{wish.architecture.name} fits on none of {plural(len(machines), 'machine')} of the catalog with "
+            f"sequences of {wish.prompt_tokens + wish.new_tokens} tokens. Name a device and a number: --accelerator, "
+            "--gpus"
         )
     first = min(everything, key=lambda one: one.ttft_seconds)
     fastest = min(everything, key=lambda one: one.tpot_seconds)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
-from configs.common.printable import csv_text
+from configs.common.printable import csv_text, plural
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Accelerator, Machine
 from configs.hardware.prices import Price, TargetPrices
@@ -88,7 +88,7 @@ def plan_study(
         return PLANNED
     print_plan(study, top)
     if output is not None:
-        print(f"all {len(study.plan.cells)} cells written to {output}")
+        print(f"{plural(len(study.plan.cells), 'cell')} written to {output}")
     return PLANNED
 
 
@@ -160,10 +160,14 @@ def _learnt(known: Sequence[tuple[Known, int]], said: dict[str, Prediction], els
         return None
     taught, cells = sum(len(one.experiences) for one, _ in known), sum(count for _, count in known)
     if elsewhere:
-        return f"no correction: 0 of {cells} cells usable (runs of this machine do not apply to another machine)"
+        return (
+            f"no correction: 0 of {plural(cells, 'cell')} usable (runs of this machine do not apply to another machine)"
+        )
     if not taught:
-        return f"no correction: 0 of {cells} cells usable (other hardware, machine under load, or not completed)"
-    return f"no correction: {taught} of {cells} cells usable, but they have other models or workloads"
+        return (
+            f"no correction: 0 of {plural(cells, 'cell')} usable (other hardware, machine under load, or not completed)"
+        )
+    return f"no correction: {taught} of {plural(cells, 'cell')} usable, but of other models or workloads"
 
 
 def _prices(machines: dict[str, Machine]) -> dict[str, TargetPrices]:
@@ -228,7 +232,7 @@ def print_plan(study: PlannedStudy, top: int) -> None:
 def answer(study: PlannedStudy) -> str:
     """Return a one-sentence summary: best prediction, cells that do not fit, duration and cost."""
     plan, said = study.plan, study.plan.predictions
-    parts = [f"{plan.study}: {len(plan.cells)} cell{'s' if len(plan.cells) != 1 else ''}"]
+    parts = [f"{plan.study}: {plural(len(plan.cells), 'cell')}"]
     for model in plan.models[:_MODELS_IN_ANSWER]:
         keys = [key for key, cell in plan.cells.items() if cell.model == model.identity and said[key].throughput]
         if keys:
@@ -239,7 +243,7 @@ def answer(study: PlannedStudy) -> str:
     too_large = sum(1 for each in said.values() if each.fits is False)
     unknown = sum(1 for each in said.values() if each.throughput is None)
     if too_large:
-        parts.append(f"{too_large} do not fit")
+        parts.append(f"{too_large} {'does' if too_large == 1 else 'do'} not fit")
     elif all(each.fits for each in said.values()):
         parts.append("all fit")
     if unknown:
@@ -251,7 +255,7 @@ def _remarks(study: PlannedStudy) -> list[str]:
     stand_on = sources(study.basis)
     lines = [f"speeds: {text}" for text in stand_on[:3]]
     if len(stand_on) > 3:
-        lines.append(f"speeds: {len(stand_on) - 3} more sources")
+        lines.append(f"speeds: {plural(len(stand_on) - 3, 'more source')}")
     learned = correction_text(list(study.plan.predictions.values()))
     lines += [line for line in (learned, study.learnt) if line]
     reasons: dict[str, int] = {}
@@ -270,7 +274,7 @@ def correction_text(predictions: Sequence[Prediction]) -> str | None:
     times = sorted(said.correction or 1.0 for said in taught)
     middle, records = statistics.median(times), max(said.learnt_from for said in taught)
     spread = "" if times[-1] - times[0] < 0.005 else f" ({times[0]:.2f} to {times[-1]:.2f} by cell)"
-    return f"corrected: time x {middle:.2f}{spread}, from {records} records of this machine"
+    return f"corrected: time x {middle:.2f}{spread}, from {plural(records, 'record')} of this machine"
 
 
 def _print_experiment(study: PlannedStudy, experiment: PlannedExperiment, top: int) -> None:
@@ -294,7 +298,7 @@ def _print_candidates(cell: Cell, experiment: PlannedExperiment, top: int) -> No
     """Print all layouts by predicted rank and whether each is measured."""
     shown = experiment.candidates[:top]
     print(
-        f"ranking of {len(experiment.candidates)} layouts"
+        f"ranking of {plural(len(experiment.candidates), 'layout')}"
         + (f", the first {top}" if len(experiment.candidates) > top else "")
     )
     rows = [

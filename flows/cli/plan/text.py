@@ -3,6 +3,7 @@
 from typing import Any
 
 from configs.common.dollars import dollars
+from configs.common.printable import plural
 from flows.cli.tables import print_table
 
 _SHOWN_OPTIONS = 8
@@ -155,8 +156,10 @@ def _print_options(choice: dict[str, Any]) -> None:
     ]
     if rows:
         print_table(("hardware", "devices", "tokens/s", "USD/M tokens", "USD/h", "price of"), rows, words=2)
+    fit, slow, large = len(options), len(choice["too_slow"]), len(choice["does_not_fit"])
     print(
-        f"{len(options)} choices fit, {len(choice['too_slow'])} are too slow, {len(choice['does_not_fit'])} do not fit"
+        f"{plural(fit, 'choice')} {'fits' if fit == 1 else 'fit'}, {slow:,} {'is' if slow == 1 else 'are'} too slow, "
+        f"{large:,} {'does' if large == 1 else 'do'} not fit"
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import WrongArgument, write_atomically
-from configs.common.printable import printable
+from configs.common.printable import plural, printable
 from configs.plans.paths import RunPaths
 from reports.document.between import cells_table, comparison_document, history_document, run_document
 from reports.document.html import report_page
@@ -116,7 +116,7 @@ def _tell_unreadable(folder: Path, study: StudyResult) -> None:
         print(f"{printable(f'{folder}/{item.path}')}: left out: {item.reason}", file=sys.stderr)
     if len(study.unreadable) > _SHOWN_FILES:
         more = len(study.unreadable) - _SHOWN_FILES
-        print(f"{printable(str(folder))}: {more:,} more files left out", file=sys.stderr)
+        print(f"{printable(str(folder))}: {plural(more, 'more file')} left out", file=sys.stderr)
 
 
 def _between(file: Path, before: RunFigures, after: RunFigures) -> Mapping[str, BetweenRuns]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from configs.common.base import Frozen, WrongArgument
 from configs.common.files.reading import read_model, reason_of
-from configs.common.printable import printable
+from configs.common.printable import plural, printable
 from configs.common.system.proc import is_alive
 from configs.plans.job import Job, Launcher, Progress, Submission
 from configs.plans.paths import JobPaths, RunPaths
@@ -73,7 +73,7 @@ def print_status(folder: Path, as_json: bool) -> int:
     console = _console_for([columns, *lines])
     console.print(table)
     done = sum(1 for row in rows if row["status"] == Status.COMPLETED)
-    console.print(f"{done} of {len(rows)} repeats completed")
+    console.print(f"{done} of {plural(len(rows), 'repeat')} completed")
     if ledger.damaged:
         path, error = next(iter(ledger.damaged.items()))
         first = path.relative_to(run.folder)
@@ -227,7 +227,7 @@ def export_figures(folder: Path, to: str, out: Path | None) -> int:
         paths = EXPORTS[to](load_comparable(run), place)
     except ImportError as error:
         raise ValueError(f"--to {to}: {error.name} is not installed. Run: pip install 'rankwise[{to}]'") from error
-    print(f"Exported   {place}  ({len(paths)} {'path' if len(paths) == 1 else 'paths'})")
+    print(f"Exported   {place}  ({plural(len(paths), 'path')})")
     return 0
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from configs.common.dollars import dollars
 from configs.common.files.reading import read_bytes
+from configs.common.printable import plural
 from configs.plans.paths import RunPaths
 from flows.cli.results.inspect import open_run
 from reports.document.html import LiveHeader, policy
@@ -66,7 +67,7 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     cancelled = sum(row["status"] == "cancelled" for row in ended)
     failed = sum(row["status"] != "completed" for row in ended) - cancelled
     running = sum(row["status"] == "running" for row in rows)
-    text = f"{len(ended)} of {len(rows)} measurements, {failed} failed, {running} running" + (
+    text = f"{len(ended)} of {plural(len(rows), 'measurement')}, {failed} failed, {running} running" + (
         f", {cancelled} cancelled" if cancelled else ""
     )
     left = len(rows) - len(ended)

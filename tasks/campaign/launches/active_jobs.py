@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from configs.common.printable import plural
 from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.targets.resources import ClusterTarget
@@ -102,8 +103,8 @@ class ActiveJobs:
             self.cancel(list(self.jobs), session)
         except OSError as error:
             session.run_progress.left_behind = (
-                f"{len(self.jobs)} jobs may still run or have files to bring, and are adopted or ended by the next "
-                f"run: {error}"
+                f"{plural(len(self.jobs), 'job')} may still run or have files to bring. The next run adopts or ends "
+                f"{'it' if len(self.jobs) == 1 else 'them'}: {error}"
             )
         for name, flown in self.jobs.items():
             with contextlib.suppress(OSError, ValueError):

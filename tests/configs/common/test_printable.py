@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from configs.common.printable import csv_text, file_slug, printable, printable_lines
+from configs.common.printable import csv_text, file_slug, plural, printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,18 @@ def test_long_names_have_short_files_of_their_own() -> None:
 )
 def test_text_of_a_csv_file_is_no_formula_and_numbers_stay(value: object, written: object) -> None:
     assert csv_text(value) == written
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (0, "cell", "0 cells"),
+        (1, "cell", "1 cell"),
+        (1200, "cell", "1,200 cells"),
+        (1, "launch", "1 launch"),
+        (2, "launch", "2 launches"),
+        (3, "pass", "3 passes"),
+    ],
+)
+def test_a_count_of_one_has_the_singular(count: int, noun: str, text: str) -> None:
+    assert plural(count, noun) == text

@@ -33,7 +33,7 @@ def test_only_failed_shows_the_launches_that_a_run_with_it_makes(
     write_record(run, failed, status=Status.FAILED, failure=Failure(message="no room"))
     for only_failed, told, keys in (
         (False, "2 launches remaining", {failed.key, never.key}),
-        (True, "1 launches remaining of failed repeats", {failed.key}),
+        (True, "1 launch remaining of failed repeats", {failed.key}),
     ):
         assert dry_run_study(path, [], tmp_path, only_failed) == 0
         lines = capsys.readouterr().out.splitlines()

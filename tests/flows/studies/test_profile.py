@@ -36,7 +36,7 @@ def test_a_profile_pass_from_the_command_line_to_the_report(tmp_path: Path) -> N
         lease.wait_until_healthy()
         done = rankwise("run", path, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 cells, 1 measurements + 1 for profile, 2 launches" in done.stdout
+    assert "1 cell, 1 measurement + 1 for profile, 2 launches" in done.stdout
     run = RunPaths(tmp_path / "runs" / "s")
     study = load_run(run)
     for key, result in study.cells.items():

@@ -56,7 +56,7 @@ def measured(tmp_path: Path, profiler: str) -> tuple[RunPaths, StudyResult]:
         lease.wait_until_healthy()
         done = rankwise("run", path, "--set", f"measuring.profiler={profiler}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"1 cells, 1 measurements + 1 for {profiler}, 2 launches" in done.stdout
+    assert f"1 cell, 1 measurement + 1 for {profiler}, 2 launches" in done.stdout
     run = RunPaths(tmp_path / "runs" / "s")
     return run, load_run(run)
 

@@ -139,7 +139,7 @@ def test_a_launch_that_never_began_is_told(tmp_path: Path) -> None:
     run = manifest(tmp_path)
     collected = rankwise_here("collect", run.folder, cwd=tmp_path)
     assert collected.returncode == 3
-    assert "2 measurements missing (1 launches not started)" in collected.stdout
+    assert "2 measurements missing (1 launch not started)" in collected.stdout
 
 
 def test_what_the_ranks_left_is_gathered_under_the_agreed_names(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_many_cells_are_cut_to_the_fastest_and_all_are_in_the_csv(
     lines = said(capsys)
     assert "batch: llama-1m: 5 predicted fastest of 30" in lines
     assert sum(line.startswith("batch_size") for line in lines) == 5
-    assert lines[-1] == f"all 30 cells written to {tmp_path / 'cells.csv'}"
+    assert lines[-1] == f"30 cells written to {tmp_path / 'cells.csv'}"
     rows = list(csv.DictReader((tmp_path / "cells.csv").read_text().splitlines()))
     assert len(rows) == 30 and rows[0]["label"] == "batch_size 1"
     low, value, high = (float(rows[3][name]) for name in ("throughput_low", "tokens_per_second", "throughput_high"))
@@ -174,7 +174,7 @@ def test_a_slower_past_is_learnt_from_a_folder(
     write_run(tmp_path / "runs" / "empty", one)
     assert plan_study(write(tmp_path), [], learn_from=str(tmp_path / "runs" / "*")) == 0
     line = next(line for line in said(capsys) if "corrected" in line)
-    assert "time x 1." in line and "from 1 records of this machine" in line
+    assert "time x 1." in line and "from 1 record of this machine" in line
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_runs_that_teach_nothing_say_so(calibrated: Path, tmp_path: Path, capsys
     measured_run(tmp_path / "runs" / "a", plan, 100.0, cpu_model="another")
     pattern = str(tmp_path / "runs" / "*")
     plan_study(write(tmp_path), [], learn_from=pattern)
-    assert "no correction: 0 of 1 cells usable (other hardware" in capsys.readouterr().out
+    assert "no correction: 0 of 1 cell usable (other hardware" in capsys.readouterr().out
     plan_study(write(tmp_path), [], learn_from=pattern, machine="h100-80gb")
     assert "runs of this machine do not apply to another machine" in capsys.readouterr().out
 
@@ -322,7 +322,7 @@ def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
     corrected = answer(accelerator="h100-80gb", learn_from=pattern)
     times = corrected["batch_seconds"] / plain["batch_seconds"]
     assert 1.2 < times < 3.0, "one record of three times as long"
-    assert corrected["correction"] == f"time x {times:.2f}, from 1 records of h100-80gb" and "correction" not in plain
+    assert corrected["correction"] == f"time x {times:.2f}, from 1 record of h100-80gb" and "correction" not in plain
     assert corrected["tokens_per_second"] == pytest.approx(plain["tokens_per_second"] / times)
     assert corrected["usd_per_million_tokens"] == pytest.approx(plain["usd_per_million_tokens"] * times)
     assert corrected["predicted_time"]["low"] < corrected["batch_seconds"] < corrected["predicted_time"]["high"]
@@ -330,3 +330,12 @@ def test_a_models_plan_is_corrected_by_runs_on_its_accelerator(
     assert other["correction"].startswith("no correction: 0 cells of these runs are of a100-80gb")
     cpu = answer(hardware=("cpu",), learn_from=pattern)
     assert cpu["correction"].startswith("no correction: runs do not apply to")
+
+
+def test_one_cell_that_does_not_fit_is_told_in_the_singular(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = write(tmp_path, experiments={"a": {"kind": "sweep", "over": {"batch_size": [10_000_000]}}})
+    plan_study(large, [])
+    first = said(capsys)[0]
+    assert first.startswith("s: 1 cell; ") and "1 does not fit" in first
