@@ -212,14 +212,26 @@ def nodes_environment_sentence(nodes: Sequence[JoinedNode]) -> str:
     names = _differing(nodes)
     rules = sorted({name for node in nodes for name in node.figures.rules})
     rules = [name for name in rules if len({node.figures.rules.get(name) for node in nodes}) > 1]
+    measured = [node for node in nodes if any(item.result.completed for item in node.cells)]
+    facts = _fact_names(nodes)
+    unknown = [node.name for node in measured if not any(node.facts(facts).values())]
     text = "All nodes were measured in the same environment."
+    if unknown:
+        text = f"The environment of {joined(unknown)} is not known."
+        if not names and len(measured) - len(unknown) > 1:
+            text += " The others were measured in the same environment."
     if names:
-        text = f"The environments differ in {joined(names)}. No figure mixes nodes: each stands for one of them."
+        differ = f"The environments differ in {joined(names)}. No figure mixes nodes: each stands for one of them."
+        text = f"{differ} {text}" if unknown else differ
     return text + (f" They were measured by different rules: {joined(rules)}." if rules else "")
 
 
+def _fact_names(nodes: Sequence[JoinedNode]) -> list[str]:
+    return sorted({name for node in nodes for flat in node.figures.environments.values() for name in flat or ()})
+
+
 def _differing(nodes: Sequence[JoinedNode]) -> list[str]:
-    names = sorted({name for node in nodes for flat in node.figures.environments.values() for name in flat or ()})
+    names = _fact_names(nodes)
     facts = [known for node in nodes if any((known := node.facts(names)).values())]
     found = [name for name in names if any(known[name] != facts[0][name] for known in facts)]
     return sorted(found, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name))

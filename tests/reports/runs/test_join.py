@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.plans.expand import expand
+from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from configs.spec.study import parse_study
 from reports.reading.load import load_run
@@ -140,3 +141,15 @@ def test_cells_that_did_no_work_win_nothing(tmp_path: Path) -> None:
     assert text.count("> Highest throughput (script, float32)") == 1 and text.count("> Lowest latency") == 2
     render_report(runs[0])
     assert "at params.x 0 it is 0." in runs[0].report.read_text()
+
+
+def test_nodes_without_a_known_environment_are_not_called_alike(tmp_path: Path) -> None:
+    """Runs whose environment was lost were said to be measured in the same environment as the others."""
+    folders = [tmp_path / day / "nodes" for day in ("monday", "tuesday", "friday")]
+    studies = [load_run(node_run(folder, "local", 1.0)) for folder in folders]
+    (folders[2] / "environments" / "e1.json").unlink()
+    known, lost = studies[:2], load_run(RunPaths(folders[2]))
+    text = joined_report([*known, lost])
+    assert "The environment of local (friday/nodes) is not known. The others were measured in the same" in text
+    text = joined_report([known[0], lost])
+    assert "All nodes" not in text and "The others" not in text
