@@ -9,13 +9,16 @@ from typer.testing import CliRunner
 from configs.common.base import Frozen
 from configs.common.files.project_files import ROOT
 from configs.plans.paths import RunPaths
+from configs.plans.plan import UnusableModel
 from configs.records.record import Status
 from flows.cli.main import app
 from reports import json_form
 from reports.json_form import ANSWERS_VERSION, OpeningAnswers, run_answers
 from reports.reading.load import load_run
+from tests.support.run_folders import report_runs
 from tests.support.run_folders.priced_runs import LARGE, cell, make_plan, strong, write_measurements, write_record
 from tests.support.run_folders.priced_runs import write_run as write_priced
+from tests.support.run_folders.report_runs import generate, plan_of, write_plan
 
 PAGE = ROOT / "docs" / "reference" / "report-json.md"
 NOISE = [1.0, 0.98, 1.02, 0.99, 1.01, 1.005, 0.995, 1.03]
@@ -58,6 +61,18 @@ def test_the_command_prints_it_and_writes_nothing(run: RunPaths) -> None:
     told = json.loads(done.stdout)
     assert told["version"] == ANSWERS_VERSION and OpeningAnswers.model_validate(told) == run_answers(load_run(run))
     assert sorted(run.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("missing", "left_out", "code"), [(False, False, 0), (True, False, 3), (False, True, 3)])
+def test_every_form_of_the_report_has_one_exit_code(tmp_path: Path, missing: bool, left_out: bool, code: int) -> None:
+    """A repeat that failed of a cell with a figure, or a model that was left out: JSON and Markdown ended with 0."""
+    one = generate()
+    unusable = (UnusableModel(name="broken", reason="no config.json"),) if left_out else ()
+    plan = plan_of([one], [], 2).model_copy(update={"unusable": unusable})
+    made = write_plan(tmp_path / "run", plan)
+    report_runs.write_measurements(made, one, [1.0] if missing else [1.0, 1.1], peak_mib=1.0)
+    for form in ("md", "html", "json"):
+        assert CliRunner().invoke(app, ["report", str(made.folder), "--format", form]).exit_code == code, form
 
 
 def test_every_field_is_documented() -> None:

@@ -3,7 +3,7 @@
 import json
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -183,36 +183,41 @@ def render_again(folder: Path) -> int:
     """Render the report from the current records."""
     from reports.render import render_report
 
-    run, _ = open_run(folder)
+    run, plan = open_run(folder)
     summary = render_report(run)
     for sentence in summary.sentences:
         print(sentence)
     print(printable(f"Report     {folder / 'report.md'}"))
-    return 0 if set(summary.statuses) <= {"completed"} else 3
+    return _exit_code(plan, summary.statuses)
+
+
+def _exit_code(plan: Plan, statuses: Iterable[str]) -> int:
+    """3 where a repeat has no measurement or a model was left out, as after `rankwise run`."""
+    return 0 if set(statuses) <= {Status.COMPLETED} and not plan.unusable else 3
 
 
 def render_html(folder: Path) -> int:
     """Write `report.html` from the current records."""
     from reports.render import analyze_run, write_page
 
-    run, _ = open_run(folder)
+    run, plan = open_run(folder)
     analysis = analyze_run(run, draws=False)
     write_page(run, analysis)
     for sentence in analysis.context["sentences"]:
         print(printable(sentence.text))
     print(printable(f"Report     {folder / run.page.name}"))
-    return 0 if set(analysis.context["statuses"]) <= {"completed"} else 3
+    return _exit_code(plan, analysis.context["statuses"])
 
 
 def render_paper(folder: Path) -> int:
     """Write `paper.pdf` and its source `paper.typ` from the current records."""
     from reports.render import analyze_run, write_paper
 
-    run, _ = open_run(folder)
+    run, plan = open_run(folder)
     analysis = analyze_run(run)
     write_paper(run, analysis)
     print(printable(f"Paper      {folder / run.paper.name}, from {folder / run.paper_source.name}"))
-    return 0 if set(analysis.context["statuses"]) <= {"completed"} else 3
+    return _exit_code(plan, analysis.context["statuses"])
 
 
 def export_figures(folder: Path, to: str, out: Path | None) -> int:
@@ -235,11 +240,12 @@ def print_answers(folder: Path) -> int:
     """Print the answers of a run as JSON; writes nothing."""
     from reports.json_form import run_answers
     from reports.reading.devices import load_comparable
+    from reports.tables import status_counts
 
-    run, _ = open_run(folder)
-    found = run_answers(load_comparable(run))
-    print(found.model_dump_json(indent=2))
-    return 3 if found.without_figure or found.unreadable else 0
+    run, plan = open_run(folder)
+    study = load_comparable(run)
+    print(run_answers(study).model_dump_json(indent=2))
+    return 3 if study.unreadable else _exit_code(plan, status_counts(study))
 
 
 def convert_checkpoint(source: Path, destination: Path) -> int:
