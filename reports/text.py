@@ -5,7 +5,7 @@ Everything here is a pure function of its arguments; nothing knows of records or
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from configs.common.files.reading import MIB
@@ -169,6 +169,11 @@ def joined(items: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     texts = list(items)
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else ""
+
+
+def first_of(items: Sequence[str], most: int) -> str:
+    """The first items, joined, and how many more there are: `a, b and 5 more`."""
+    return joined([*items[:most], f"{len(items) - most:,} more"] if len(items) > most else items)
 
 
 def aligned(table: Table) -> str:

@@ -19,7 +19,7 @@ def next_lines(decisions: Sequence[Decision]) -> list[str]:
     """A line for each thing that a further measurement would settle; none where all is settled."""
     shown = [one for one in shown_decisions(decisions) if one.choice is not None]
     lines = [line for one in shown for line in (_larger(one), _further(one)) if line is not None]
-    if any(one.basis == "rank" for one in shown):
+    if any(one.basis == "rank" and len(one.members) > 1 for one in shown):
         lines.append(
             "Which choice is cheapest: give the target a price_usd_per_hour in the study and run it again; "
             "completed measurements are kept."

@@ -21,7 +21,7 @@ from reports.decisions.nodes import batch_of, without_batch
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
 from reports.profiles.profiled import profiled
 from reports.reading.load import NO_MODEL, CellResult, StudyResult
-from reports.text import UNKNOWN, Table, escaped, joined, number, plural
+from reports.text import UNKNOWN, Table, escaped, first_of, number, plural
 from reports.training.cells import exposed_shares
 
 ObjectiveWord = Literal["met", "missed", "undecided"]
@@ -358,9 +358,7 @@ def _group_sentence(model: str, members: Sequence[Judgement]) -> str:
         if found is not None:
             largest.setdefault(found[0], []).append(found[1])
     if not largest:
-        held = joined(judgement.subject for judgement in met[:3]) + (
-            f" and {len(met) - 3} more" if len(met) > 3 else ""
-        )
+        held = first_of([judgement.subject for judgement in met], 3)
         return f"{model}: {stated} is held by {len(met):,} of {plural(len(members), 'cell')} ({held}).{tail}"
     side = "Under" if members[0].objective.at_most else "Above"
     bound = f"{number(members[0].bound * members[0].objective.scale)} {members[0].objective.unit}"

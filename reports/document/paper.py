@@ -20,7 +20,7 @@ from reports.document.inline import inline_plain, tokens
 from reports.document.references import REFERENCES
 from reports.document.structure import Document, Markdown, Section
 from reports.reading.load import StudyResult
-from reports.text import UNKNOWN, Table, joined, plural
+from reports.text import UNKNOWN, Table, first_of, joined, plural
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -162,8 +162,8 @@ def _threats(study: StudyResult, context: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(context["noise"])
     lost = [result for result in study.cells.values() if not result.completed]
     if lost:
-        named = joined([f"{result.title} ({result.status.replace('_', ' ')})" for result in lost[:4]])
-        found.append(f"{plural(len(lost), 'cell')} without a figure: {shortened(named, 400)}.")
+        named = first_of([f"{shortened(result.title, 90)} ({result.status.replace('_', ' ')})" for result in lost], 4)
+        found.append(f"{plural(len(lost), 'cell')} without a figure: {named}.")
     random = [model.name for model in study.plan.models if model.synthetic]
     if random:
         found.append(

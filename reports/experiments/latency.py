@@ -122,9 +122,8 @@ def latency_sentence(result: MeasuredLatency) -> str:
         text += f" and {_milliseconds(worst[1])} at {worst[0].label}"
     spread = max(known, key=lambda pair: pair[1].p99 / pair[1].p50 if pair[1].p50 else 0.0)
     if spread[1].p50 > 0:
-        text += (
-            f"; the longest tail is that of {spread[0].label} (P99 {number(spread[1].p99 / spread[1].p50)} times P50)"
-        )
+        tail = f"{number(spread[1].p99 / spread[1].p50)} times P50"
+        text += f", {tail}" if len(known) == 1 else f"; the longest tail is that of {spread[0].label} (P99 {tail})"
     text += "."
     marked = sum(percentiles.marked for _, percentiles in known)
     if marked:

@@ -181,10 +181,12 @@ def what_would_help(change: Change) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What the reader must know of the figures: correction, noise within and between runs, what was left out."""
     count = comparison.comparisons
-    lines = [
-        f"A ratio is second / first. The intervals hold for {plural(count, 'ratio')} at "
-        "once. A figure's own verdict stands beside it where it is not the cell's."
-    ]
+    lines = []
+    if count:
+        lines.append(
+            f"A ratio is second / first. The intervals hold for {plural(count, 'ratio')} at "
+            "once. A figure's own verdict stands beside it where it is not the cell's."
+        )
     lines += _noise_lines(comparison)
     between = comparison.between.get("throughput")
     if comparison.paired:

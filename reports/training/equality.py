@@ -8,7 +8,6 @@ their curves may differ by rounding and by nothing else. Rounding grows from ste
 the verdict is of the first JUDGED_STEPS, the table shows the whole curve too.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from configs.spec.cell import Cell
 from configs.workloads.train import TrainWorkload
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
-from reports.text import Table, escaped, joined, number, plural
+from reports.text import Table, escaped, first_of, number, plural
 from reports.training.cells import trained_cells
 
 HOW = {
@@ -152,11 +151,7 @@ def equality_sentence(found: SameLearning) -> str:
     worst = max(found.others, key=lambda item: item.loss)
     text += f"; the largest relative difference of a loss, over all steps, is {number(worst.loss, 2)}"
     text += f" ({worst.curve.result.name})."
-    return text + (f" Not explained by rounding: {joined(_shown(stray))}." if stray else "")
-
-
-def _shown(names: Sequence[str], most: int = 4) -> Iterable[str]:
-    return [*names[:most], f"{len(names) - most} more"] if len(names) > most else names
+    return text + (f" Not explained by rounding: {first_of(stray, 4)}." if stray else "")
 
 
 def _curve(study: StudyResult, result: CellResult) -> LossCurve | None:

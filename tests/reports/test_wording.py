@@ -13,7 +13,7 @@ from configs.records.record import Failure, Status
 from configs.targets.target import LocalTarget
 from reports.decisions.cost import cell_costs
 from reports.decisions.decision import Decision, decide
-from reports.decisions.next_measurement import _spent
+from reports.decisions.next_measurement import _spent, next_lines
 from reports.decisions.objectives import Judgement, Objective, objectives_sentences
 from reports.document.paper import _threats
 from reports.experiments.comparison import (
@@ -141,3 +141,29 @@ def test_of_many_points_without_a_figure_a_sentence_names_the_first(tmp_path: Pa
     axes = Figure().subplots()
     crosses(axes, [(float(place), "out_of_memory") for place in range(38)])
     assert len(axes.lines) == 38 and len(axes.texts) == 10
+
+
+def test_of_many_cells_that_hold_an_objective_the_first_are_named(tmp_path: Path) -> None:
+    """`a, b and c and 2 more`; and the paper named four cells without a figure as if they were all."""
+    cells = [generate(num_prompts=8 * size) for size in range(1, 7)]
+    run = write_plan(tmp_path / "run", plan_of(cells, [], 1))
+    study = load_run(run)
+    goal = Objective("step_seconds", "time of a step", "ms", 1000, at_most=True, kinds=("generate",))
+    judged = [
+        Judgement(goal, 1.0, "met", "within", "tiny", f"cell {place}", result, 0.5, (0.4, 0.6))
+        for place, result in enumerate(study.cells.values())
+    ]
+    assert "(cell 0, cell 1, cell 2 and 3 more)." in objectives_sentences(judged)[0]
+    lost = _threats(study, {"noise": None, "unsteady": None})[0]
+    assert lost.startswith("6 cells without a figure: ") and lost.endswith(" and 2 more.")
+
+
+def test_a_single_choice_needs_no_price(tmp_path: Path) -> None:
+    """A study of one cell was told how to find out which choice is cheapest."""
+    for count in (1, 2):
+        cells = [generate(), generate(dp=2)][:count]
+        run = write_plan(tmp_path / str(count), plan_of(cells, [], 1))
+        for cell in cells:
+            write_measurements(run, cell, [1.0])
+        lines = next_lines(decision_of(run))
+        assert any(line.startswith("Which choice is cheapest") for line in lines) == (count > 1)

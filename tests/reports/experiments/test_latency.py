@@ -113,6 +113,10 @@ def test_table_and_sentence_of_latency(tmp_path: Path) -> None:
     sentence = latency_sentence(result)
     assert sentence.startswith("P99 of a request is 40.0 ms† at dp 1")
     assert "† marks a P99 of fewer than 1,000 samples (2 of 2 points)" in sentence
+    only = study_of(tmp_path / "one", [11])
+    alone = latency(only, only.plan.experiments[0])
+    assert alone is not None
+    assert latency_sentence(alone).startswith("P99 of a request is 40.0 ms† at dp 1, 1.14 times P50. † marks")
 
 
 def test_curves_are_few_and_go_through_the_percentiles(tmp_path: Path) -> None:

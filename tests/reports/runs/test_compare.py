@@ -136,6 +136,12 @@ def test_a_cell_without_a_figure(
     assert comparison.comparisons == 1 and why in terminal_text(comparison)
 
 
+def test_a_comparison_without_a_ratio_says_nothing_of_ratios() -> None:
+    """`The intervals hold for 0 ratios at once.`"""
+    comparison = compare(run_of(cell_of(status="failed")), run_of(cell_of()))
+    assert comparison.comparisons == 0 and "ratio" not in terminal_text(comparison)
+
+
 def test_repeats_that_failed_are_said() -> None:
     comparison = compare(run_of(cell_of()), run_of(cell_of(failed=2)))
     assert comparison.cells[0].verdict is ComparisonVerdict.SAME
