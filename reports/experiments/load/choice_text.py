@@ -68,7 +68,7 @@ def limit_text(point: LoadPoint) -> str:
     searches = [one.search for one in point.valid if one.search is not None and one.search.estimate is not None]
     rates = [one.estimate for one in searches if one.estimate is not None]
     bounds = [bound for one in searches for bound in (one.low, one.high) if bound is not None]
-    runs = "1 search" if len(searches) == 1 else f"{len(searches)} searches"
+    runs = plural(len(searches), "search")
     return f"{number(median(rates))} requests/s ({number(min(bounds))} to {number(max(bounds))}, {runs})"
 
 

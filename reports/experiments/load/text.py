@@ -172,25 +172,35 @@ def limit_sentences(found: LoadExperiment) -> Iterator[str]:
         searches = [one.search for one in point.valid if one.search is not None]
         if not searches:
             continue
-        estimates = [one.estimate for one in searches if one.estimate is not None]
-        lows = [one.low for one in searches if one.low is not None]
-        highs = [one.high for one in searches if one.high is not None]
+        lows = [(one.low, one.reason) for one in searches if one.low is not None]
+        highs = [(one.high, one.reason) for one in searches if one.high is not None]
+        without = [one.reason for one in searches if one.estimate is None]
         objectives = point.work.objectives
         assert objectives is not None
         bounds = bounds_text(objectives.bounds)
         where = "" if point.label == "max_rate" else f"{point.label}: "
-        if estimates:
+        if len(without) < len(searches):
             cost = point.usd_per_million_tokens
             price = "" if cost is None else f", at most ${number(cost.median)} per million tokens"
             text = limit_text(point)
             of_all = f"for {percent(objectives.share)} of the requests"
-            yield f"{where}{text} is the highest rate with {bounds} {of_all}{price}."
-        elif lows:
-            yield f"{where}At least {number(max(lows))} requests/s meet {bounds} ({searches[0].reason})."
-        elif highs:
-            yield f"{where}{number(min(highs))} requests/s are too many for {bounds} ({searches[0].reason})."
-        else:
-            yield f"{where}The search decided no rate ({searches[0].reason})."
+            open_ones = ""
+            if without:
+                verb = "has" if len(without) == 1 else "have"
+                reasons = "; ".join(dict.fromkeys(without))
+                open_ones = f" {len(without)} of {len(searches)} searches {verb} no estimate ({reasons})."
+            yield f"{where}{text} is the highest rate with {bounds} {of_all}{price}.{open_ones}"
+            continue
+        told = []
+        if lows:
+            low, why = max(lows)
+            told.append(f"At least {number(low)} requests/s meet {bounds} ({why}).")
+        if highs:
+            high, why = min(highs)
+            told.append(f"{number(high)} requests/s are too many for {bounds} ({why}).")
+        if not told:
+            told.append(f"The search decided no rate ({without[0]}).")
+        yield where + " Another search: ".join(told)
 
 
 def _knee_sentences(found: LoadExperiment) -> Iterator[str]:

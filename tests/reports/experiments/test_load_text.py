@@ -59,6 +59,24 @@ def test_of_an_even_number_of_searches_the_middle_is_between_two() -> None:
     assert text.startswith("4.00 requests/s (1.00 to 9.00, 2 searches) is the highest rate with TTFT up to 1.00 s")
 
 
+def test_searches_that_end_differently_are_all_told() -> None:
+    """A search in which the lowest rate failed was left out beside one that passed, or had the other's reason."""
+    found = experiment_of("max_rate", [0.1, 0.1], [2.0, 6.0])
+    (point,) = found.points
+    slow = replace(
+        point.repeats[1], search=FoundRate(None, None, 0.5, False, "no rate down to 0.5 requests/s passes", ())
+    )
+    text = load_sentence(replace(found, points=(replace(point, repeats={0: point.repeats[0], 1: slow}),)))
+    assert text.startswith("2.00 requests/s (1.00 to 9.00, 1 search) is the highest rate")
+    assert "1 of 2 searches has no estimate (no rate down to 0.5 requests/s passes)." in text
+    fast = replace(point.repeats[0], search=FoundRate(None, 64.0, None, False, "no rate up to 64 requests/s fails", ()))
+    text = load_sentence(replace(found, points=(replace(point, repeats={0: slow, 1: fast}),)))
+    assert text.startswith(
+        "At least 64.0 requests/s meet TTFT up to 1.00 s (no rate up to 64 requests/s fails). Another"
+    )
+    assert "Another search: 0.500 requests/s are too many" in text and "(no rate down to 0.5 requests/s passes)" in text
+
+
 def test_words_of_a_server_are_shown_as_they_are() -> None:
     """`90 % of` in a message was read as the share that notes begin with, and its marks as those of the report."""
     found = experiment_of("rate 1", [0.1])
