@@ -158,7 +158,7 @@ def _file_problems(rows: Sequence[_Row], kinds: Mapping[str, int]) -> list[str]:
     seen: dict[tuple[int, int], int] = {}
     for row in rows:
         if row.repeat is not None and (first := seen.setdefault((row.ranks, row.repeat), row.line)) != row.line:
-            again = f"{plural(row.ranks, 'rank')} has repeat {row.repeat} on line {first} already"
+            again = f"repeat {row.repeat} of {plural(row.ranks, 'rank')} is on line {first} already"
             problems.append(f"{row.line}: column repeat: {again}")
     if {"strong", "weak"} <= kinds.keys():
         line = max(kinds["strong"], kinds["weak"])

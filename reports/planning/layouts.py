@@ -74,7 +74,8 @@ def layouts_sentence(result: LayoutRanking) -> str:
     """Where the best measured layout stood in the prediction."""
     best, chosen = result.best, result.chosen
     if best is None:
-        return f"None of the {plural(len(chosen), 'layout')} that were to be measured has a figure."
+        verb = "was" if len(chosen) == 1 else "were"
+        return f"No layout has a figure; {plural(len(chosen), 'layout')} {verb} to be measured."
     measured = [item for item in chosen if item.measured is not None]
     assert best.measured is not None
     text = f"The best measured layout, {best.candidate.label}, gives {estimate_text(best.measured, result.unit)}. "

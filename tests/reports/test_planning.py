@@ -201,7 +201,7 @@ def test_where_the_best_layout_stood_in_the_prediction(tmp_path: Path) -> None:
 def test_layouts_without_figures(tmp_path: Path) -> None:
     run, plan = layout_run(tmp_path, rates=(None, None, None), ranked=(1, 2, 3))
     result = layout_ranking(load_run(run), plan.experiments[0])
-    assert layouts_sentence(result) == "None of the 3 layouts that were to be measured has a figure."
+    assert layouts_sentence(result) == "No layout has a figure; 3 layouts were to be measured."
     other, plan = layout_run(tmp_path / "one", rates=(None, 5, None), ranked=(3, 2, 1))
     assert "the only one that was measured" in layouts_sentence(layout_ranking(load_run(other), plan.experiments[0]))
 

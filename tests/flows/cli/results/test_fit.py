@@ -128,7 +128,7 @@ def test_every_problem_is_named_with_line_and_column(capsys: pytest.CaptureFixtu
         "points.csv:4: column ranks: '2.5' is not a whole number from 1 to 1,000,000,000",
         "points.csv:4: column kind: 'odd'; use strong or weak",
         "points.csv:5: 2 cells, the first line names 4 columns",
-        "points.csv:8: column repeat: 4 ranks has repeat 1 on line 7 already",
+        "points.csv:8: column repeat: repeat 1 of 4 ranks is on line 7 already",
         "points.csv:9: column ranks: '-1' is not",
         "column kind: strong and weak in one file",
     ):
