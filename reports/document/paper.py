@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from configs.common.printable import printable, shortened
 from reports.document.assemble import EXPERIMENTS
@@ -67,24 +67,35 @@ def paper_text(study: StudyResult, context: Mapping[str, Any]) -> str:
     )
 
 
+_WAYS_TO_COMPILE: tuple[tuple[bool, Literal["a-2b"] | None], ...] = ((True, "a-2b"), (False, "a-2b"), (True, None))
+"""Whether by Typst's own fonts alone, which are the same everywhere, and the standard. Names in Chinese, say, need a
+font of this machine; without one they are boxes, which PDF/A does not allow."""
+
+
 def compile_paper(source: Path, moment: datetime) -> bytes:
     """The PDF. Raises ValueError where the extra is missing, or the source does not compile."""
     try:
         import typst
     except ImportError as error:
         raise ValueError("--format pdf: typst is not installed. Run: pip install 'rankwise[paper]'") from error
-    try:
-        found = typst.compile(
-            str(source),
-            root=str(source.parent),
-            timestamp=moment,
-            ignore_system_fonts=True,
-            pdf_standards=["a-2b"],
-        )
-    except typst.TypstError as error:
-        raise ValueError(f"{source}: typst cannot compile it: {printable(str(error), 300)}") from error
-    assert isinstance(found, bytes)
-    return found
+    failed: Exception | None = None
+    for own_fonts, standard in _WAYS_TO_COMPILE:
+        try:
+            found = typst.compile(
+                str(source),
+                root=str(source.parent),
+                timestamp=moment,
+                ignore_system_fonts=own_fonts,
+                pdf_standards=standard,
+            )
+        except typst.TypstError as error:
+            failed = error
+            if "could not be displayed" not in str(error):
+                break
+        else:
+            assert isinstance(found, bytes)
+            return found
+    raise ValueError(f"{source}: typst cannot compile it: {printable(str(failed), 300)}") from failed
 
 
 def paper_time(study: StudyResult) -> datetime:
