@@ -1,6 +1,7 @@
 """What `rankwise run` shows of a long list of launches, and of what waits in a scheduler's queue."""
 
 import io
+import re
 import time
 
 import pytest
@@ -85,7 +86,7 @@ def printed(told: list[tuple[str, str, str]], terminal: bool = False) -> list[st
     with _printing(console, _noteworthy if terminal else _changed):
         for row.state, row.note, row.reason in told:
             time.sleep(0.4)
-    return [line.split("cells")[-1].strip() for line in stream.getvalue().splitlines()]
+    return [re.split(r"\bcells?\b", line)[-1].strip() for line in stream.getvalue().splitlines()]
 
 
 WAY = [
