@@ -12,7 +12,6 @@ runs, whole runs as soon as there are enough. An undecided rate is measured agai
 bracket is split.
 
 Only monotony is supposed: a server that meets its objectives at a rate meets them at lower rates. The interval is that
-from configs.common.printable import plural
 from the highest rate that passes to the lowest that fails. Each decision is made at a confidence that leaves 95 % to
 DECISIONS of them together (Bonferroni); an interval that misses the limit needs a wrong decision.
 """
