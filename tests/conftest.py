@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from configs.common.system.collector import collect_seldom
+from tests.support.servers.migrated_database import put_database
 
 if TYPE_CHECKING:
     from tests.support.cluster.lab import Lab
@@ -67,6 +68,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["RANKWISE_CALIBRATE"] = "0"  # a quarter of a minute of each session; tests of it ask for it
     # To start a Prefect server takes ten seconds of a core, to wait for the next run two in two minutes.
     os.environ["RANKWISE_SERVER_LINGER"] = "120"
+    put_database(base / "data" / "prefect" / "prefect.db", make=False)
     yield base
     from flows.server.process import read_server
 

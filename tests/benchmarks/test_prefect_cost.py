@@ -119,7 +119,7 @@ def test_the_pipeline_runs_without_prefect(tmp_path: Path) -> None:
     study = studies.write_study(tmp_path)
     command = [sys.executable, "-c", WITHOUT, "run", str(study), "--runs", str(tmp_path / "runs")]
     env = os.environ | {"RANKWISE_DATA": str(tmp_path / "data")}
-    finished = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90)
+    finished = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.splitlines()[-1] == "loaded from nowhere"
     entries = read_ledger(RunPaths(tmp_path / "runs" / "s")).entries.values()

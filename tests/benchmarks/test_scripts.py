@@ -46,5 +46,5 @@ def test_the_workflow_of_the_gate_finds_both_versions(tmp_path: Path) -> None:
             shutil.copytree(EXAMPLE, tmp_path / step["with"]["path"])
     (commands,) = (step["run"] for step in steps if "rankwise run" in step.get("run", ""))
     validated = re.sub(r"rankwise run (\S+).*", rf"{Path(sys.executable).with_name('rankwise')} validate \1", commands)
-    done = subprocess.run(["sh", "-ec", validated], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["sh", "-ec", validated], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert "valid. 2 cells, 18 measurements" in done.stdout, done.stderr

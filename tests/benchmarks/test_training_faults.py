@@ -39,7 +39,7 @@ def test_a_study_goes_on_with_training_that_lost_a_rank(tmp_path: Path) -> None:
         (progress,) = run.glob("jobs/*/progress_1.json")
         pid = Progress.model_validate_json(progress.read_bytes().rstrip(b" \0")).pid
         os.kill(pid, signal.SIGKILL)
-        assert flow.wait(timeout=200) == 0, (tmp_path / "out.log").read_text()
+        assert flow.wait(timeout=600) == 0, (tmp_path / "out.log").read_text()
     finally:
         flow.kill()
         flow.wait()

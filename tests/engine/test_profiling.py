@@ -268,7 +268,7 @@ def profiled_training(
         for rank in (0, 1)
     ]
     try:
-        assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+        assert [process.wait(timeout=600) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()
@@ -451,7 +451,7 @@ def sampled(folder: Path, stub: dict[str, str], index: int = 0, uuid: str = "", 
     """Figures of a fresh process, in which pynvml finds the stub as the system's driver."""
     command = [sys.executable, "-c", SAMPLE_PROGRAM, str(index), uuid, str(seconds)]
     environment = os.environ | stub | {"LD_LIBRARY_PATH": str(folder)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=600)
     figures: dict[str, Any] = json.loads(done.stdout)
     return figures
 
@@ -520,7 +520,7 @@ def test_the_power_of_a_node_is_that_of_all_its_gpus(driver: Path, uuids: tuple[
     """The second one draws 450 W; a GPU is counted once, and one that says nothing leaves the sum unknown."""
     command = [sys.executable, "-c", POWER_PROGRAM, *uuids]
     stub = {"LD_LIBRARY_PATH": str(driver), "STUB_GPUS": "2", "STUB_WATTS": "300,450"}
-    done = subprocess.run(command, env=os.environ | stub, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=os.environ | stub, capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.strip() == watts
 
 

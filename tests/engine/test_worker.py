@@ -130,7 +130,7 @@ def test_memory_of_a_cell_does_not_depend_on_what_ran_before(tmp_path: Path) -> 
 def test_memory_pass_says_by_which_signal_its_child_ended(tmp_path: Path) -> None:
     measurements = [noop_measurement("fine"), noop_measurement("killed", fault="kill")]
     paths = write_job(tmp_path, measurements, memory=True)
-    ended = subprocess.run([sys.executable, "-m", "engine.worker", str(paths.job)], timeout=60)
+    ended = subprocess.run([sys.executable, "-m", "engine.worker", str(paths.job)], timeout=600)
     assert ended.returncode == 1
     progress = read_progress(paths)
     assert (progress.phase, progress.measurement, progress.kind) == ("failed", measurements[1].name, "SIGKILL")
@@ -154,7 +154,7 @@ def test_full_disk_keeps_what_is_there_and_is_reported(tmp_path: Path) -> None:
     )
     folders = [str(tmp_path / "small"), str(tmp_path / "copy")]
     command = [*route, "sh", "-c", script, "sh", *folders, sys.executable, str(paths.job)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=600)
     copy = JobPaths(tmp_path / "copy" / "jobs" / "job")
     progress = read_progress(copy)
     assert (progress.phase, progress.kind) == ("failed", "OSError")

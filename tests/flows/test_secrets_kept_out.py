@@ -22,6 +22,7 @@ from flows.server.local import lease_server
 from tasks.prefect_api import stages
 from tasks.prefect_api.stages import stage
 from tests.support.run_folders.studies import RANKWISE, write_study
+from tests.support.servers.migrated_database import put_database
 
 STEM = f"c4n4ry{uuid.uuid4().hex[:12]}"
 KEPT_FROM = {"engine.worker", "slurm.forking.fork_parent", "flows.server.process"}
@@ -77,6 +78,7 @@ def watched() -> Iterator[dict[str, set[str]]]:
 @pytest.mark.parametrize("api", [pytest.param("answers", marks=pytest.mark.nightly), "away"])
 def test_planted_secrets_appear_nowhere(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    put_database(tmp_path / "data" / "prefect" / "prefect.db")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     study = write_study(
         tmp_path,
@@ -93,7 +95,7 @@ def test_planted_secrets_appear_nowhere(api: str, tmp_path: Path, monkeypatch: p
         environment = os.environ | planted() | {"PREFECT_API_URL": url, "RANKWISE_CACHE": str(tmp_path / "cache")}
         command = [RANKWISE, "--debug", "run", str(study), "--no-calibrate"]
         with watched() as found:
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 3, done.stdout + done.stderr
     assert ("measuring without Prefect" in done.stdout) == (api == "away")
     assert STEM not in done.stdout + done.stderr

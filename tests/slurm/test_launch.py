@@ -118,7 +118,7 @@ def test_a_superseded_job_leaves_no_launcher_and_no_end(tmp_path: Path) -> None:
     paths.submission.write_text(Submission(job_id="8", submitted_at="2026-11-01T12:00:00Z").model_dump_json())
     node = {"SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "7"}
     command = [sys.executable, "-m", "slurm.launch", str(paths.job)]
-    assert subprocess.run(command, env={**os.environ, **node}, timeout=60).returncode == 0
+    assert subprocess.run(command, env={**os.environ, **node}, timeout=600).returncode == 0
     assert not paths.node_launcher(0).exists() and not paths.node_end(0).exists()
     assert "submitted again meanwhile, and not run" in paths.node_log(0).read_text()
 
@@ -273,7 +273,7 @@ def test_hanging_rank_is_ended_at_the_cells_limit_with_its_stack(tmp_path: Path)
     wait_until(in_measurement(paths, measurements[1], 1), "rank 1 to hang")
     waited = wait_until(paths.end.exists, "the launcher to give up", limit_seconds=10)
     assert 0.5 < waited < 1.5 + 0.5 + 6
-    launcher.wait(10)
+    launcher.wait(600)
     end = read_end(paths)
     assert (end.status, end.measurement, end.kind) == (Status.TIMEOUT, measurements[1].name, "CellTimeout")
     assert "1.5 s" in (end.message or "")
@@ -359,7 +359,7 @@ def test_a_measurement_with_a_pause_in_it_is_preempted(tmp_path: Path) -> None:
     time.sleep(2.5)
     for process in all_of_it:
         process.resume()
-    launcher.wait(20)
+    launcher.wait(600)
     end = JobEnd.model_validate_json(paths.node_end(0).read_bytes())
     assert (end.status, end.kind, end.measurement) == (Status.PREEMPTED, "Suspended", measurement.name)
     assert "suspended for " in (end.message or "")

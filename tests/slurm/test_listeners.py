@@ -15,6 +15,7 @@ from slurm.launcher.starting import rank_environment, start_argv
 from tests.support.cluster.launches import noop_measurement, write_job
 from tests.support.listeners import MARK, listening
 from tests.support.run_folders.studies import RANKWISE, write_study
+from tests.support.servers.migrated_database import put_database
 
 
 @pytest.mark.slow
@@ -25,9 +26,10 @@ def test_of_a_local_run(tmp_path: Path) -> None:
     mark = str(uuid.uuid4())
     environment = os.environ | {MARK: mark, "RANKWISE_DATA": str(tmp_path / "data")}
     environment.pop("PREFECT_API_URL", None)
+    put_database(tmp_path / "data" / "prefect" / "prefect.db")
     with listening(mark) as found:
         command = [RANKWISE, "run", str(study), "--no-calibrate"]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found.beyond_loopback() == set()
     assert found.of("torchrun's agent") and found.of("rank") and found.of("Prefect server"), found.seen
@@ -44,7 +46,7 @@ def test_of_ranks_under_deepspeed(tmp_path: Path) -> None:
     mark = str(uuid.uuid4())
     environment = rank_environment(job, os.environ, launcher_pid=os.getpid()) | {MARK: mark}
     with listening(mark) as found:
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found.beyond_loopback() == set()
     assert found.of("DeepSpeed's agent") and found.of("rank"), found.seen

@@ -34,4 +34,4 @@ def running_front(folder: Path, config: FrontConfig) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(600)

@@ -27,6 +27,6 @@ def with_gpus(driver: Path, **stub: str) -> dict[str, str]:
 def python_with_gpus(driver: Path, program: str, **stub: str) -> str:
     """What a Python program prints in a fresh process, because a library is loaded once."""
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=with_gpus(driver, **stub), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=with_gpus(driver, **stub), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from engine.api.current_group import world_communicator
 from engine.api.orchestrator import MultiGPUOrchestrator
 from tests.support.api_groups import free_port, leave_the_pools_group, ranks_without_group
+from tests.support.patience import patient
 from tests.support.rank_pool import RankPool
 
 
@@ -177,11 +178,11 @@ def test_the_others_go_on_without_a_lost_rank_and_without_the_first_one() -> Non
     with RankPool(4) as pool:
         pool.run(join, free_port())
         pool._pipes[2].send((die, ()))
-        pool._processes[2].join(20)
+        pool._processes[2].join(600)
         assert ask(pool, (0, 1, 3), recover) == [(False, True, place, 3, 111.0, 1) for place in range(3)]
         # Rank 0 served the store in which they met.
         pool._pipes[0].send((die, ()))
-        pool._processes[0].join(20)
+        pool._processes[0].join(600)
         assert ask(pool, (1, 3), recover) == [(False, True, place, 2, 11.0, 2) for place in range(2)]
         assert ask(pool, (1, 3), recover) == [(True, True, place, 2, 11.0, 2) for place in range(2)]
 
@@ -208,5 +209,5 @@ def test_a_rank_that_hangs_is_left_behind_within_the_time_limits() -> None:
         began = time.monotonic()
         # Its store is silent too, so rank 1 meets in its own.
         assert ask(pool, (1,), recover) == [(False, True, 0, 1, 1.0, 1)]
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < patient(30)
         os.kill(pool._processes[0].pid or 0, signal.SIGCONT)

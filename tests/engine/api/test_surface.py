@@ -40,12 +40,12 @@ def test_the_examples_of_the_document_run(tmp_path: Path) -> None:
     alone = "\n".join(block for block in blocks if not block.startswith("# two_ranks.py\n"))
     alone = alone.replace("/models/llama", str(checkpoint))
     done = subprocess.run(
-        [sys.executable, "-c", alone], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", alone], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node=2", str(script)], env=environment, capture_output=True, text=True, timeout=200
+        [*torchrun, "--nproc-per-node=2", str(script)], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 2: loss 0.5" in done.stdout and "gathered 2 tensors" in done.stdout

@@ -47,7 +47,7 @@ def run(
     folder: Path, url: str, arrivals: Arrivals, env: dict[str, str] | None = None, **fields: Any
 ) -> subprocess.CompletedProcess[str]:
     with started(folder, url, arrivals, env, **fields) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -221,7 +221,7 @@ def test_an_interrupted_run_keeps_its_samples(tmp_path: Path, script: Script, ur
         while len(script.seen or ()) < 5:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
     columns, facts = samples(tmp_path)
     assert facts.capped == "interrupted" and len(columns["outcome"]) >= 4
 

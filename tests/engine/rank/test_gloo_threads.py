@@ -19,7 +19,7 @@ class Worker:
         self.busy_seconds, self.done = busy_seconds, False
         self._begun, self._more = threading.Event(), threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
-        assert self._begun.wait(10)
+        assert self._begun.wait(600)
 
     def _run(self) -> None:
         ctypes.CDLL(None).prctl(15, NAME.encode(), 0, 0, 0)  # PR_SET_NAME

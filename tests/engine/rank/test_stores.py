@@ -77,6 +77,6 @@ def test_ranks_without_a_launcher_meet_at_their_address_only() -> None:
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    said = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert {address for one in said for address in json.loads(one)} == {"127.0.0.1"}

@@ -14,6 +14,7 @@ import pytest
 
 from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
 from tests.support.fronts import running_front
+from tests.support.patience import patient
 from tests.support.run_folders.studies import wait_until
 
 
@@ -89,7 +90,7 @@ def upstreams(*names: str) -> Iterator[list[Upstream]]:
 
 def post(url: str, key: str = "front-key") -> httpx.Response:
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx.post(f"{url}/v1/completions", json={"a": 1}, headers=headers, timeout=30, trust_env=False)
+    return httpx.post(f"{url}/v1/completions", json={"a": 1}, headers=headers, timeout=600, trust_env=False)
 
 
 def backends(folder: Path) -> set[str]:
@@ -165,7 +166,7 @@ def test_a_configuration_is_taken_while_requests_come(tmp_path: Path) -> None:
         thread.start()
         drained = config(two.backend, one.backend.model_copy(update={"draining": True}))
         (tmp_path / "front.json").write_text(drained.model_dump_json())
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while not names or names[-1] != "b":
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -182,7 +183,7 @@ def test_a_backend_that_was_taken_away_is_forgotten_with_its_last_request(tmp_pa
         answers: list[int] = []
         asking = threading.Thread(target=lambda: answers.append(post(url).status_code))
         asking.start()
-        assert one.asked.wait(30)
+        assert one.asked.wait(600)
         (tmp_path / "front.json").write_text(config(two.backend).model_dump_json())
         wait_until(lambda: backends(tmp_path) == {"a", "b"}, 10, "the other backend to be taken")
         one.go_on.set()
@@ -198,7 +199,7 @@ def test_a_token_is_its_bytes(tmp_path: Path, key: str) -> None:
         with running_front(tmp_path, config(backend).model_copy(update={"key": key})) as url:
             for given, status in ((key, 200), (key[:-1] + "b", 401)):
                 headers = {b"Authorization": f"Bearer {given}".encode()}
-                answer = httpx.post(url + "/v1/completions", json={}, headers=headers, timeout=60, trust_env=False)
+                answer = httpx.post(url + "/v1/completions", json={}, headers=headers, timeout=600, trust_env=False)
                 assert answer.status_code == status
         assert one.keys == [f"Bearer {key}".encode().decode("latin-1")]
 
@@ -217,7 +218,7 @@ def test_a_client_that_hangs_up_before_its_answer_frees_its_place(tmp_path: Path
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url + "/v1/completions", json={}, headers={"Authorization": "Bearer front-key"},
                        timeout=httpx.Timeout(60, read=1.0), trust_env=False)  # fmt: skip
-        assert one.asked.wait(60)
+        assert one.asked.wait(600)
 
         def in_flight() -> int:
             return sum(each.in_flight for each in state(tmp_path).backends)
@@ -251,8 +252,8 @@ def test_escaped_paths_and_requests_for_web_sockets_are_passed_on(tmp_path: Path
     with upstreams("a") as [one], running_front(tmp_path, config(one.backend)) as url:
         headers = {"Authorization": "Bearer front-key"}
         for path in ("/v1/a%00b", "/v1/models%3Fx=%C3%A9"):
-            assert httpx.get(f"{url}{path}", headers=headers, timeout=30, trust_env=False).status_code == 200
-        assert httpx.get(f"{url}/v1/models", headers=upgrade, timeout=30, trust_env=False).status_code == 200
+            assert httpx.get(f"{url}{path}", headers=headers, timeout=600, trust_env=False).status_code == 200
+        assert httpx.get(f"{url}/v1/models", headers=upgrade, timeout=600, trust_env=False).status_code == 200
 
 
 @pytest.mark.parametrize("target", ["@127.0.0.1:{port}/v1/models", "http://127.0.0.1:{port}/v1/models", "*"])
@@ -260,7 +261,7 @@ def test_a_path_cannot_name_another_machine(tmp_path: Path, target: str) -> None
     with upstreams("a", "elsewhere") as [one, other], running_front(tmp_path, config(one.backend)) as url:
         host, port = url.removeprefix("http://").split(":")
         asked = target.format(port=other.backend.url.rpartition(":")[2])
-        with socket.create_connection((host, int(port)), timeout=30) as sent:
+        with socket.create_connection((host, int(port)), timeout=600) as sent:
             lines = (f"POST {asked} HTTP/1.1", "Host: x", "Authorization: Bearer front-key", "Connection: close")
             sent.sendall("\r\n".join((*lines, "Content-Length: 0", "", "")).encode())
             answer = b"".join(iter(lambda: sent.recv(65536), b""))

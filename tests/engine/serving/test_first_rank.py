@@ -132,7 +132,7 @@ def serve(
                     own.sendall(json.dumps({"cancel": key}).encode() + b"\n")
                     served.reasons[key] = "cancelled"
         own.sendall(b'{"end": true}\n')
-        thread.join(20)
+        thread.join(600)
     assert not thread.is_alive()
     assert runner.mixed > 5, "rows for the host and others in one step"
     served.behind, served.preemptions, served.free_blocks = runner.behind, scheduler.counts.preemptions, pool.free

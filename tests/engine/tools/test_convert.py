@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Path:
 
 def run_convert(*arguments: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "engine.tools.convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def test_shards_and_shared_tensors_are_converted(source: Path, tmp_path: Path) -> None:

@@ -357,7 +357,7 @@ def test_the_package_has_the_recipe() -> None:
 
 def torchrun(*arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ | one_thread())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=os.environ | one_thread())
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

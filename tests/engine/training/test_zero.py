@@ -137,7 +137,7 @@ def test_compiled_follows_one_process(pool: RankPool, tmp_path: Path, strategy: 
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)  # compiles operators of DeepSpeed, with PyTorch's headers, beside whatever else is tested
+@pytest.mark.timeout(1800)  # compiles operators of DeepSpeed, with PyTorch's headers, beside whatever else is tested
 @pytest.mark.skipif(not Path("/usr/include/libaio.h").exists(), reason="DeepSpeed reads NVMe by libaio: libaio-dev")
 def test_offload_to_a_disk_follows_one_process(tmp_path: Path) -> None:
     with RankPool(2, timeout_seconds=600) as ranks:  # the operator is compiled first

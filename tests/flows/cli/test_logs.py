@@ -84,7 +84,7 @@ def followed(run: RunPaths, tmp_path: Path) -> Iterator[Path]:
         process = subprocess.Popen([RANKWISE, "logs", run.folder, "--follow"], stdout=file)
         yield output
         time.sleep(0.1)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=600) == 0
 
 
 def appears(output: Path, line: str) -> None:

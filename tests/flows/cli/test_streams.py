@@ -24,7 +24,7 @@ def test_a_closed_stream_is_the_null_device(closed: tuple[int, ...], words: list
             os.close(number)
 
     done = subprocess.run(
-        [sys.executable, "-c", _RANKWISE, *words], stderr=subprocess.PIPE, text=True, preexec_fn=close, timeout=120
+        [sys.executable, "-c", _RANKWISE, *words], stderr=subprocess.PIPE, text=True, preexec_fn=close, timeout=600
     )
     assert done.returncode == code and done.stderr.startswith(said) and "Traceback" not in done.stderr, done.stderr
 
@@ -34,7 +34,7 @@ def test_what_the_encoding_of_a_stream_lacks_is_an_escape(tmp_path: Path) -> Non
         "import torch\nfor step in range(3):\n    print(f'größe step {step} – took {0.1} s')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", _RANKWISE, "init", "--from", "train.py"], capture_output=True, timeout=120,
+        [sys.executable, "-c", _RANKWISE, "init", "--from", "train.py"], capture_output=True, timeout=600,
         cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "latin-1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def test_what_takes_no_more_output_ends_a_command_without_words_of_the_interpret
         for stdout, said in ((full, "No space left on device"), (unread, "")):
             done = subprocess.run(
                 [sys.executable, "-c", _RANKWISE, *words], stdout=stdout, stderr=subprocess.PIPE, text=True,
-                timeout=120, env=buffered,
+                timeout=600, env=buffered,
             )  # fmt: skip
             assert done.returncode == 1, done.stderr
             assert {line.removeprefix("standard output: ") for line in done.stderr.splitlines()} == {said} - {""}

@@ -39,7 +39,7 @@ def served(run: RunPaths) -> Iterator[int]:
 
 
 def get(port: int, path: str, host: str | None = None) -> tuple[int, bytes]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", port, timeout=600)
     try:
         connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
         answer = connection.getresponse()
@@ -71,14 +71,14 @@ def test_a_browser_that_leaves_before_its_answer_leaves_no_traceback(
 
     def slowly(_: LivePage) -> bytes:
         asked.set()
-        left.wait(20)
+        left.wait(600)
         return b"x" * (32 << 20)
 
     monkeypatch.setattr(LivePage, "page", slowly)
     with served(run) as port:
         with socket.create_connection(("127.0.0.1", port)) as browser:
             browser.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
-            assert asked.wait(20)
+            assert asked.wait(600)
             browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset at its close
         left.set()
         assert get(port, "/version")[0] == 200

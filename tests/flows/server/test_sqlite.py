@@ -9,14 +9,16 @@ import httpx
 import pytest
 
 from flows.server.local import prefect_api
+from tests.support.servers.migrated_database import put_database
 
 WRITERS, RUNS = 8, 40
 
 
 def test_many_writers_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    put_database(tmp_path / "data" / "prefect" / "prefect.db")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    with prefect_api() as api, httpx.Client(base_url=api.url, timeout=60, trust_env=False) as client:
+    with prefect_api() as api, httpx.Client(base_url=api.url, timeout=600, trust_env=False) as client:
         flow = client.post("/flows/", json={"name": "many writers"}).raise_for_status().json()["id"]
 
         def write(number: int) -> tuple[int, ...]:

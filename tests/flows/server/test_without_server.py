@@ -21,6 +21,7 @@ import pytest
 from configs.common.system.proc import network_namespace, start_ticks
 from flows.server.local import lease_server
 from flows.server.process import LocalServer, prefect_version, read_server
+from tests.support.patience import patient
 from tests.support.run_folders.studies import (
     RANKWISE,
     rankwise,
@@ -30,6 +31,7 @@ from tests.support.run_folders.studies import (
     wait_until,
     write_study,
 )
+from tests.support.servers.migrated_database import put_database
 
 PASSWORD = "hush-4711-hush"
 GONE = r"the local Prefect server at \S+ (has ended|is ending)"
@@ -39,6 +41,7 @@ GONE = r"the local Prefect server at \S+ (has ended|is ending)"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working folder with a study, and a data folder in which no server has been."""
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    put_database(tmp_path / "data" / "prefect" / "prefect.db")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     write_study(tmp_path)
     yield tmp_path
@@ -119,7 +122,7 @@ def test_an_api_that_refuses_and_publishing_later(folder: Path) -> None:
     began = time.monotonic()
     done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder, PREFECT_API_URL=url)
     assert_measured_alone(done, folder)
-    assert time.monotonic() - began < 150, "nothing waits for it"
+    assert time.monotonic() - began < patient(60), "nothing waits for it"
     assert PASSWORD not in done.stdout + done.stderr
 
     refused = rankwise("publish", "runs/s", cwd=folder, PREFECT_API_URL=url)
@@ -140,7 +143,7 @@ def test_an_api_that_refuses_and_publishing_later(folder: Path) -> None:
 
 def ask(url: str, path: str) -> Any:
     request = urllib.request.Request(f"{url}{path}", b"{}", {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=600) as answer:
         return json.load(answer)
 
 
@@ -168,16 +171,15 @@ def test_a_local_server_that_is_healthy_and_then_slow(folder: Path) -> None:
             began = time.monotonic()
             wait_until(lambda: any((folder / "runs" / "s" / "records").glob("*/*.json")), 120, "a record")
             waited = time.monotonic() - began
-            code = run.wait(120)
+            code = run.wait(600)
         finally:  # or this process would be taken for a server that is to be ended
             (data / "server.json").unlink()
     out = (folder / "out.log").read_text()
-    assert waited < 30, "two questions without an answer at most, and no retries"
+    assert waited < patient(30), "two questions without an answer at most, and no retries"
     assert code == 0 and "rankwise publish runs/s" in out, out
 
 
 def test_a_local_server_that_cannot_start(folder: Path) -> None:
-    (folder / "data" / "prefect").mkdir(parents=True)
     (folder / "data" / "prefect" / "prefect.db").write_bytes(b"not a database" * 100)
     done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder)
     assert_measured_alone(done, folder)
@@ -194,7 +196,7 @@ def test_a_local_server_that_ends_while_the_run_measures(folder: Path) -> None:
     server = read_server(folder / "data" / "prefect")
     assert server is not None
     os.kill(server.pid, signal.SIGKILL)
-    assert run.wait(240) == 0
+    assert run.wait(600) == 0
     out = " ".join((folder / "out.log").read_text().split())
     assert re.search(rf"not in Prefect's UI \({GONE}; its log is", out), out
 
@@ -227,7 +229,7 @@ def test_a_server_that_dies_or_hangs_in_the_middle(order: signal.Signals, folder
     wait_until(lambda: "Report " in (folder / "out.log").read_text(), 60, "the result")
     hangs = order == signal.SIGSTOP  # where nobody listens any more, the run may end at once
     assert not hangs or run.poll() is None, "it is printed before the API is told"
-    assert run.wait(240) == 0, (folder / "out.log").read_text()
+    assert run.wait(600) == 0, (folder / "out.log").read_text()
     out = (folder / "out.log").read_text()
     assert [row["status"] for row in status(folder / "runs" / "s")] == ["completed"] * 2
     assert "measuring without Prefect" not in out and "rankwise publish runs/s" in out

@@ -27,6 +27,7 @@ from tests.support.run_folders.studies import (
     wait_until,
     write_study,
 )
+from tests.support.servers.migrated_database import put_database
 
 RUNS_PER_CELL = 2
 
@@ -161,7 +162,7 @@ def test_a_study_runs_from_python_too(finished: Path) -> None:
     with lease_server() as lease:  # a server that is there already, as beside another run
         env = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=finished, env=env, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", code], cwd=finished, env=env, capture_output=True, text=True, timeout=600
         )
         found = httpx.post(f"{lease.url}/flow_runs/filter", json={}, trust_env=False).json()
         assert "s" in {run["name"] for run in found}, "in the history of the command line, named after the study"
@@ -199,7 +200,7 @@ def test_a_second_run_in_the_folder_is_refused_naming_the_first(tmp_path: Path) 
         assert first.poll() is None, "the first goes on"
     finally:
         os.killpg(first.pid, signal.SIGINT)
-        assert first.wait(timeout=60) != 0
+        assert first.wait(timeout=600) != 0
 
 
 @pytest.mark.nightly
@@ -208,9 +209,9 @@ def test_logs_can_be_followed_while_a_run_goes_on(tmp_path: Path) -> None:
     first = start("run", study, cwd=tmp_path)
     wait_until(lambda: under_measurement(tmp_path / "runs" / "s"), what="a measurement")
     followed = subprocess.run(
-        [RANKWISE, "logs", "runs/s", "--follow"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [RANKWISE, "logs", "runs/s", "--follow"], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
-    assert first.wait(timeout=60) == 0
+    assert first.wait(timeout=600) == 0
     assert "rank_0" in followed.stdout and followed.returncode == 0
 
 
@@ -218,9 +219,10 @@ def test_logs_can_be_followed_while_a_run_goes_on(tmp_path: Path) -> None:
 def test_a_study_needs_no_network(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     script = f"ip link set lo up && exec {RANKWISE} run {study}"
+    put_database(tmp_path / "data" / "prefect" / "prefect.db")
     env = os.environ | {"RANKWISE_DATA": str(tmp_path / "data"), "RANKWISE_SERVER_LINGER": "0"}
     done = subprocess.run(
-        ["unshare", "-n", "sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        ["unshare", "-n", "sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: not processes_of(tmp_path), seconds=30, what="the end of the local server")

@@ -19,6 +19,7 @@ from flows.measuring import MAX_GROUP, MAX_UNGROUPED, Made, in_groups
 from flows.server.local import ApiLease, prefect_api
 from tasks.campaign.progress import ProgressRow
 from tests.support.run_folders.studies import RANKWISE, status, write_study
+from tests.support.servers.migrated_database import put_database
 from tests.support.servers.stage_graph import Graph, stage_graph
 
 BROKEN_SUBFLOWS = """
@@ -114,6 +115,7 @@ def latest_run(client: SyncPrefectClient, name: str) -> UUID:
 def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server of the test's own, which other tests beside may let wait: no stage may be lost for that."""
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    put_database(tmp_path / "data" / "prefect" / "prefect.db")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_API_REQUEST_TIMEOUT", "60")
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "5")
@@ -167,6 +169,7 @@ def test_a_group_that_the_api_does_not_take_is_measured_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    put_database(tmp_path / "data" / "prefect" / "prefect.db")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     study = long_study(tmp_path, "ungrouped")
     done = subprocess.run(

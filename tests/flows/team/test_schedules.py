@@ -5,6 +5,7 @@ import time
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -44,7 +45,7 @@ def processes_of(flow_run: UUID) -> list[int]:
 
 def waits_for_heartbeat(team: OfflineTeam, flow_run: UUID) -> bool:
     """Whether the automation for lost flow runs has heard a heartbeat of this one, and no state since."""
-    with closing(sqlite3.connect(f"file:{team.database}?mode=ro", uri=True, timeout=30)) as database:
+    with closing(sqlite3.connect(f"file:{team.database}?mode=ro", uri=True, timeout=600)) as database:
         found = database.execute(
             "SELECT count(*) FROM automation_bucket WHERE bucketing_key LIKE ? AND count < 1", (f"%{flow_run}%",)
         )
@@ -65,15 +66,20 @@ def test_the_newest_stands_for_all_that_were_missed(others: bool, tmp_path: Path
             deployment = team.client.read_deployment_by_name("scheduled sweep/nightly")
             study = str(write_study(team.work, "swept"))
             another = str(write_study(team.work, "another"))
-            anchor = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
+            first = datetime.now(UTC) + timedelta(seconds=2)
+            often: dict[str, Any] = {"interval": EVERY_SECONDS, "anchor_date": first.isoformat()}
+            if not others:  # no more become due: each would be a process beside other tests
+                rule = f"FREQ=SECONDLY;INTERVAL={EVERY_SECONDS};COUNT=4"
+                often = {"rrule": f"DTSTART:{first:%Y%m%dT%H%M%SZ}\nRRULE:{rule}"}
+            seldom = {"interval": 3600, "anchor_date": first.isoformat()}
             schedules = [
                 {
-                    "schedule": {"interval": seconds, "anchor_date": anchor},
+                    "schedule": schedule,
                     "active": True,
                     "slug": slug,
                     "parameters": {"study": of, "assignments": [], "folder_per_run": True},
                 }
-                for slug, of, seconds in (("often", study, EVERY_SECONDS), ("seldom", another, 3600))
+                for slug, of, schedule in (("often", study, often), ("seldom", another, seldom))
             ][: 2 if others else 1]
             made = httpx.post(f"{team.url}/deployments/{deployment.id}/schedules", json=schedules, trust_env=False)
             made.raise_for_status()
@@ -94,8 +100,8 @@ def test_the_newest_stands_for_all_that_were_missed(others: bool, tmp_path: Path
             assert all(said.startswith("superseded by the run scheduled for ") for said in words)
             folders = {path.name for path in (team.work / "runs").iterdir()}
             assert {at.strftime("%Y-%m-%dT%H-%M-%SZ") for at in done} <= folders
-            often = next(each["id"] for each in made.json() if each["slug"] == "often")
-            team.client.delete_deployment_schedule(deployment.id, UUID(often))
+            identifier = next(each["id"] for each in made.json() if each["slug"] == "often")
+            team.client.delete_deployment_schedule(deployment.id, UUID(identifier))
             if others:
                 wait_until(
                     lambda: [state_of(run) for run in runs_of(team, another).values()] == ["COMPLETED"],

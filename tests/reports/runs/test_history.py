@@ -145,7 +145,7 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(Path(__file__).parents[3]), str(file)]
     writers = [subprocess.Popen([*command, str(number)], stderr=subprocess.PIPE, text=True) for number in range(4)]
     for writer in writers:
-        _, said = writer.communicate(timeout=60)
+        _, said = writer.communicate(timeout=600)
         assert writer.returncode == 0, said
     with open_history(file) as history:
         runs = history.runs()

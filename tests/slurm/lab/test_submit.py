@@ -146,7 +146,7 @@ os.kill(os.getpid(), 9)
 
 def test_jobs_outlive_their_submitter_and_are_adopted(lab: Lab, tmp_path: Path) -> None:
     jobs = [made(tmp_path, number, seconds=0.5) for number in (1, 2, 3)]
-    killed = subprocess.run([sys.executable, "-c", SUBMITTER, *(str(paths.folder) for paths in jobs)], timeout=60)
+    killed = subprocess.run([sys.executable, "-c", SUBMITTER, *(str(paths.folder) for paths in jobs)], timeout=600)
     assert killed.returncode == -9
     ids = [job_id(paths) for paths in jobs]
     # One whose submitter did not even come to write down the id: it is found by its name and its place in the array.

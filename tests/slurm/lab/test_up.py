@@ -52,7 +52,7 @@ def submit(lab: Lab, *options: str, command: str) -> str:
 
 def rankwise_lab(lab: Lab, *arguments: str) -> "subprocess.CompletedProcess[str]":
     argv = [str(RANKWISE), "lab", *arguments[:1], "--name", lab.plan.name, *arguments[1:]]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=600)
 
 
 def test_a_job_runs_on_nodes_that_are_apart(lab: Lab) -> None:
@@ -144,7 +144,7 @@ def test_up_again_changes_nothing_and_refuses_other_arguments(lab: Lab) -> None:
     assert other.returncode == 1
     assert "nodes is 2, asked for 3" in other.stderr and "lab down" in other.stderr
     hiding = [str(RANKWISE), "lab", "up", "--name", "nosuch", "--folder", "/tmp/rankwise-elsewhere", "--hide", "/usr"]
-    needed = subprocess.run(hiding, capture_output=True, text=True, timeout=60)
+    needed = subprocess.run(hiding, capture_output=True, text=True, timeout=600)
     assert needed.returncode == 1 and needed.stderr == "--hide: /usr is required by the nodes. Leave it out\n"
     elsewhere = rankwise_lab(lab, "up", "--folder", "/tmp/rankwise-elsewhere")
     assert elsewhere.returncode == 1 and f"already up in {lab.plan.folder}" in elsewhere.stderr
@@ -195,7 +195,7 @@ def test_private_disks_show_only_what_is_shipped(tmp_path: Path, tmp_path_factor
         tried = f"ls {secret}; cat {lab.plan.shared}/shipped; cd /; {sys.executable} -P -c 'import pydantic, configs'"
         argv = ["srun", "--chdir=/", "--export=PATH", "sh", "-c", tried]
         environment = os.environ | daemons.client(lab.plan)
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600)
         assert done.stdout == "to all"
         assert f"cannot access '{secret}'" in done.stderr
         assert "No module named 'configs'" in done.stderr
@@ -218,7 +218,7 @@ def test_down_leaves_nothing_after_a_crash(seconds: float, tmp_path_factory: pyt
     assert started or seconds < 5  # a busy machine has begun nothing before
     _killed_after(0.45, [str(RANKWISE), "lab", "down", *arguments])
     (folder / "lab.json").unlink(missing_ok=True)
-    done = subprocess.run([str(RANKWISE), "lab", "down", *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(RANKWISE), "lab", "down", *arguments], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert _left(name) == []
     assert not [each for each in started if _lives(each.pid)]
@@ -239,7 +239,7 @@ def test_down_ends_what_slurm_had_suspended(tmp_path: Path) -> None:
             wait_until(lambda: (frozen / "freezer.state").read_text() == "FROZEN\n", what="the suspension")
             assert [each.pid for each in members.members(name)] == [process.pid]
             cluster.down(name, tmp_path)
-            assert process.wait(timeout=30) == -signal.SIGKILL
+            assert process.wait(timeout=600) == -signal.SIGKILL
             assert _left(name) == []
         finally:
             if frozen.exists():

@@ -17,6 +17,7 @@ from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node import JobNode
 from slurm.launcher.node_registration import Rendezvous, call_roll, roll_call_port
 from slurm.launcher.peer_monitor import PeerMonitor, PeerTimeLimits
+from tests.support.patience import patient
 
 QUICK = PeerTimeLimits(call_seconds=1.5, beat_seconds=0.05, lost_seconds=0.6, confer_seconds=2.0)
 PATIENT = PeerTimeLimits(call_seconds=20.0, beat_seconds=0.05, lost_seconds=10.0, confer_seconds=10.0)
@@ -184,7 +185,7 @@ def test_strangers_disturb_nobody(job_id: str) -> None:
 
 
 def _connect(port: int) -> socket.socket:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while True:
         try:
             return socket.create_connection(("127.0.0.1", port))
@@ -210,7 +211,7 @@ def team_of(job_id: str, limits: PeerTimeLimits = PATIENT, names: tuple[str, ...
 def exchange_until(
     teams: list[PeerMonitor], wanted: Callable[[], bool], finished: tuple[bool, ...] = (False, False)
 ) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while not wanted():
         assert time.monotonic() < deadline
         for peer_monitor, done in zip(teams, finished, strict=True):

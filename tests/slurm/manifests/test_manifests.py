@@ -33,7 +33,7 @@ Mutation = Callable[[Any], None]
 def problems_of_dockerfile(text: str) -> list[str]:
     if HADOLINT is None:
         pytest.skip("hadolint is not installed")
-    done = subprocess.run([HADOLINT, "-"], input=text, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([HADOLINT, "-"], input=text, capture_output=True, text=True, timeout=600)
     return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
 
 

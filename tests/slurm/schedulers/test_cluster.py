@@ -24,6 +24,7 @@ from slurm.schedulers.waiting import is_suspended, read_waiting
 from tests.support.cluster.launches import read_end, wait_until
 from tests.support.cluster.slurm_jobs import begin, node_ends
 from tests.support.cluster.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
+from tests.support.patience import patient
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def made_job(tmp_path: Path, job_id: str | None = "7", **target: Any) -> JobPath
 
 def polled(paths: JobPaths, seconds: float = 0.5, until_called: Callable[[], object] | None = None) -> set[str]:
     """What polling says for a while; on a busy machine for longer, until what is waited for was called."""
-    until, last, said = time.monotonic() + seconds, time.monotonic() + 20, set()
+    until, last, said = time.monotonic() + seconds, time.monotonic() + patient(20), set()
     while (now := time.monotonic()) < until or (until_called and not until_called() and now < last):
         said.add(cluster.poll(paths.folder))
         time.sleep(0.02)

@@ -71,10 +71,10 @@ def test_hosts_go_to_jobs_in_order_and_a_wide_job_is_not_passed_over() -> None:
         await asyncio.sleep(0.05)
         seen = [names(turns, one), names(turns, wide), names(turns, late)]
         await turns.give_back(one)
-        await asyncio.wait_for(waiting[0], 1)
+        await asyncio.wait_for(waiting[0], 300)
         seen += [names(turns, wide), names(turns, late)]
         await turns.give_back(wide)
-        await asyncio.wait_for(waiting[1], 1)
+        await asyncio.wait_for(waiting[1], 300)
         return [*seen, names(turns, late)]
 
     assert asyncio.run(scenario()) == [["turn-a"], [], [], ["turn-a", "turn-b"], [], ["turn-a"]]
@@ -230,7 +230,7 @@ def test_a_job_whose_first_launcher_does_not_start_ends_though_others_never_bega
 
     async def follow() -> None:
         job._turns = Turns()
-        await asyncio.wait_for(job._through(), 20)
+        await asyncio.wait_for(job._through(), 300)
 
     asyncio.run(follow())
     end = JobEnd.model_validate_json(job.paths.end.read_bytes())

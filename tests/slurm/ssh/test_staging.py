@@ -55,7 +55,7 @@ def member(name: str, folder: Path) -> Member:
 
 
 def staged(work: Awaitable[None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 60))
+    asyncio.run(asyncio.wait_for(work, 300))
 
 
 @pytest.mark.parametrize("gone", ["code/configs/__init__.py", "code/slurm/launch.py", "files.txt"])

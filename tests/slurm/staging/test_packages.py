@@ -90,7 +90,7 @@ def test_the_same_code_gives_the_same_wheel_with_its_commit(tmp_path: Path) -> N
 
 def test_pip_takes_the_wheel(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
-    done = subprocess.run([*pip, tmp_path / "there", pack_wheel(tmp_path)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*pip, tmp_path / "there", pack_wheel(tmp_path)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "there" / "engine" / "worker.py").read_bytes() == (ROOT / "engine" / "worker.py").read_bytes()
 
@@ -102,7 +102,7 @@ def test_an_interpreter_runs_our_code_from_the_shared_folder(staged: tuple[Path,
         "import sys, configs, slurm.launch; from slurm.staging.version import code_version; import importlib.metadata;"
         "print(configs.__file__, sys.argv[1], code_version(), importlib.metadata.version('rankwise'), sep='|')"
     )
-    done = subprocess.run([program, "-c", code, "a b"], capture_output=True, text=True, cwd="/", timeout=60)
+    done = subprocess.run([program, "-c", code, "a b"], capture_output=True, text=True, cwd="/", timeout=600)
     where, argument, version, release = done.stdout.strip().split("|")
     assert Path(where).is_relative_to(shared / "rankwise" / "code")
     assert argument == "a b" and version == str(code_version()) and release == metadata.version("rankwise")
@@ -125,7 +125,7 @@ def test_code_that_a_cluster_has_cleared_in_part_is_brought_again(shared: Path) 
     assert len(said) == 1 and "of its files were removed from" in said[0]
     assert all(mode & 0o040 for _, mode in modes(folder))
     code = "import configs, slurm.launch; print(configs.__file__, slurm.launch.__file__, sep='|')"
-    done = subprocess.run([program, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
+    done = subprocess.run([program, "-c", code], capture_output=True, text=True, cwd="/", timeout=600)
     assert all(Path(each).is_relative_to(folder) for each in done.stdout.strip().split("|")), done.stderr
     assert stage_interpreter(shared, sys.executable, lambda line: pytest.fail(line)) == program
 

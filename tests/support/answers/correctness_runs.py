@@ -57,7 +57,7 @@ class ThreadGroup:
 
     def __init__(self, size: int) -> None:
         self.size, self.ranks = size, tuple(range(size))
-        self.barrier = threading.Barrier(size, timeout=60)
+        self.barrier = threading.Barrier(size, timeout=600)
         self.slots: list[Any] = [None] * size
         self.mail: dict[tuple[int, int], list[Tensor]] = {}
         self.arrived = threading.Condition()
@@ -105,7 +105,7 @@ class ThreadCommunicator:
     def receive(self, tensor: Tensor, source_index: int) -> Tensor:
         key = (source_index, self.index)
         with self.group.arrived:
-            assert self.group.arrived.wait_for(lambda: bool(self.group.mail.get(key)), timeout=60)
+            assert self.group.arrived.wait_for(lambda: bool(self.group.mail.get(key)), timeout=600)
             return tensor.copy_(self.group.mail[key].pop(0))
 
 

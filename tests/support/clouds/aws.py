@@ -27,6 +27,7 @@ from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
 from tests.support.clouds.faults import Answer, Call, FaultyCloud
+from tests.support.patience import patient
 
 _STATUS = {"InsufficientInstanceCapacity": 500, "RequestLimitExceeded": 503, "InternalError": 500, "Unavailable": 503}
 REGIONS = ("us-east-1", "us-west-2", "eu-west-1")
@@ -85,7 +86,7 @@ class FakeAws(FaultyCloud):
         self._moto.wait()
 
     def _wait_for_moto(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self._moto_port), 1).close()
@@ -142,7 +143,7 @@ class FakeAws(FaultyCloud):
         ec2.allocate_address(Domain="vpc", **{named: [{"ResourceType": "elastic-ip", "Tags": tags}]})
 
     def _forward(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self._moto_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self._moto_port, timeout=600)
         connection.request("POST", path, body, headers)
         answer = connection.getresponse()
         data = answer.read()

@@ -14,6 +14,7 @@ from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest
 from tasks.providers.renting import Limits, extend_run, give_back_run, plan_rental, rent
 from tests.support.clouds.faults import Fault
+from tests.support.patience import patient
 
 PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
 LIMITS = Limits(
@@ -61,7 +62,7 @@ class Renter:
         """
         expires_at = int(time.time()) + 4
         extend_run(self.provider, lease, self.rented / lease.run, expires_at)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patient(30)
         while self.cloud.hosts.running() or time.time() <= expires_at:
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -91,5 +92,5 @@ class Renter:
         command = [sys.executable, "-c", DRIVER, lease.model_dump_json(), str(self.rented)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.suffer(replace(fault, times=1, hook=lambda: os.kill(process.pid, signal.SIGKILL)))
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(600) == -signal.SIGKILL
         return lease

@@ -19,6 +19,7 @@ import pytest
 from slurm.lab import cluster, nodes
 from slurm.lab.commands import why_no_lab
 from slurm.lab.plan import LabPlan, LabRequest
+from tests.support.patience import patient
 
 
 @dataclass
@@ -29,13 +30,13 @@ class Lab:
 
     def slurm(self, *argv: str, check: bool = True) -> str:
         """What a command of Slurm says."""
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
     def on_node(self, node: str, *argv: str) -> "subprocess.CompletedProcess[str]":
         """Run a command on a node, as root, beside the jobs."""
-        return subprocess.run([*nodes.inside(self.plan.name, node), *argv], capture_output=True, text=True, timeout=240)
+        return subprocess.run([*nodes.inside(self.plan.name, node), *argv], capture_output=True, text=True, timeout=600)
 
     def add_qos(self, name: str, *limits: str) -> None:
         """A QOS for root. Returns when slurmctld knows it, which the database tells it."""
@@ -57,7 +58,7 @@ class Lab:
 
     def wait_until_ended(self, job: str, limit_seconds: float = 60.0) -> str:
         """Its state when it has left the queue and its accounts say so."""
-        deadline = time.monotonic() + limit_seconds
+        deadline = time.monotonic() + patient(limit_seconds)
         while job in self.queue() or self.state(job) in ("", "PENDING", "RUNNING", "COMPLETING"):
             assert time.monotonic() < deadline, f"job {job} is {self.state(job)} after {limit_seconds:g} s"
             time.sleep(0.2)

@@ -21,6 +21,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.noop import NoopWorkload
 from slurm.forking import parents
+from tests.support.patience import wait_for
 
 # Started for each rank: reads the context's parts from a file, runs the measurements, leaves their samples.
 RANK_PROGRAM = """
@@ -104,7 +105,7 @@ def launch(paths: JobPaths, limit_seconds: float = 120) -> JobEnd:
 
 def launch_alone(paths: JobPaths) -> JobEnd:
     """The same, the launcher started as a program of its own, as schedulers start it."""
-    subprocess.run([sys.executable, "-m", "slurm.launch", str(paths.job)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "slurm.launch", str(paths.job)], check=True, timeout=600)
     return read_end(paths)
 
 
@@ -138,11 +139,7 @@ def in_measurement(paths: JobPaths, measurement: Measurement, rank: int = 0) -> 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_seconds: float = 60) -> float:
     """Seconds until the condition held; AssertionError if it did not in time."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < limit_seconds, f"waited {limit_seconds} s in vain for: {what}"
-        time.sleep(0.02)
-    return time.monotonic() - began
+    return wait_for(condition, what, limit_seconds, pause=0.02)
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -187,7 +184,7 @@ def run_on_two_ranks(folder: Path, job: Job, manifest: ModelManifest | None, mod
         for rank in (0, 1)
     ]
     try:
-        assert [process.wait(timeout=60) for process in ranks] == [0, 0]
+        assert [process.wait(timeout=600) for process in ranks] == [0, 0]
     finally:
         for process in ranks:
             process.kill()

@@ -22,6 +22,7 @@ import pytest
 
 from slurm.lab import files, nodes
 from slurm.lab.plan import LabPlan
+from tests.support.patience import patient
 
 HEAD = "pbshead"
 CLIENTS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "qrerun", "qmgr", "pbsnodes")
@@ -43,7 +44,7 @@ class PbsLab:
 
     def call(self, *argv: str, check: bool = True) -> str:
         """What a program of PBS says."""
-        done = subprocess.run([self.bin / argv[0], *argv[1:]], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([self.bin / argv[0], *argv[1:]], capture_output=True, text=True, timeout=600)
         assert not check or done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
@@ -64,7 +65,7 @@ class PbsLab:
         self.wait_for_state(node, "free")
 
     def wait_for_state(self, node: str, state: str) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + patient(_START_SECONDS)
         while f"state = {state}" not in self.call("pbsnodes", node, check=False):
             assert time.monotonic() < deadline, f"{node}: {self.call('pbsnodes', node, check=False)}"
             time.sleep(0.5)
@@ -179,7 +180,7 @@ def pbs_for_tests(plan: LabPlan, folder: Path) -> Iterator[PbsLab]:
             mom.wait()
         server.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.wait(10)
+            server.wait(600)
         server.kill()
         server.wait()
         for name in ("pbs", *plan.node_names):
@@ -188,7 +189,7 @@ def pbs_for_tests(plan: LabPlan, folder: Path) -> Iterator[PbsLab]:
 
 
 def _set_up(lab: PbsLab) -> None:
-    deadline = time.monotonic() + _START_SECONDS
+    deadline = time.monotonic() + patient(_START_SECONDS)
     # pbs_habitat runs a server of its own for a while.
     while not (lab.folder / "started").exists() or "Server" not in lab.qmgr("list server", check=False):
         if time.monotonic() > deadline:

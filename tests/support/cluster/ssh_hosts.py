@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +44,7 @@ def _program(name: str) -> str | None:
 
 
 def _run(*command: str | Path) -> str:
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
 
@@ -245,11 +244,3 @@ def ssh_hosts(base: Path, count: int = 2) -> Iterator[SshTestHosts]:
         yield made
     finally:
         made.close()
-
-
-def wait_for(condition: Any, what: str, seconds: float = 60.0) -> None:
-    """Return when the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true in {seconds} s"
-        time.sleep(0.05)

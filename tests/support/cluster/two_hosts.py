@@ -72,7 +72,7 @@ class TwoHosts:
             with suppress(ProcessLookupError):
                 os.kill(launcher.pid, signal.SIGTERM)
         for launcher in self._launchers:
-            launcher.wait(20)
+            launcher.wait(600)
         for holder in self._holders:
             holder.kill()
             holder.wait()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import chdir, suppress
 from pathlib import Path
@@ -15,9 +14,10 @@ import yaml
 from typer.testing import CliRunner
 
 from flows.cli.main import app
+from tests.support.patience import wait_for
 
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 600
 
 
 def write_study(folder: Path, name: str = "s", **changes: Any) -> Path:
@@ -66,10 +66,7 @@ def status(run: Path) -> list[dict[str, Any]]:
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60.0, what: str = "the condition") -> None:
     """Return when the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true in {seconds} s"
-        time.sleep(0.05)
+    wait_for(condition, what, seconds)
 
 
 def under_measurement(run: Path, label: str = "") -> bool:

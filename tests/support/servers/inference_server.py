@@ -7,7 +7,6 @@ with running_server(tmp_path, tp=2) as server:
 import json
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from configs.common.execution import Layout
 from configs.serving.settings import ServingLimits
 from tasks.serving.process import ServerProcess
 from tasks.serving.settings import ServerRequest, make_settings
+from tests.support.patience import wait_for
 
 TINY = Path(__file__).parents[3] / "configs" / "models" / "tiny-stdlib"
 CHAT_TEMPLATE = (
@@ -34,7 +34,7 @@ class RunningServer:
     def __init__(self, process: ServerProcess, url: str, about: dict[str, Any], key: str | None) -> None:
         self.process, self.url, self.about, self.key = process, url, about, key
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self.client = httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False)
+        self.client = httpx.Client(base_url=url, headers=headers, timeout=600, trust_env=False)
 
     def post(self, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
         """Send a request for the served model."""
@@ -86,10 +86,7 @@ class RunningServer:
 
 def wait_until(done: Callable[[], bool], what: str, seconds: float = 60) -> None:
     """Wait for a condition. Raises AssertionError naming it."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, f"waited {seconds} s for {what}"
-        time.sleep(0.02)
+    wait_for(done, what, seconds, pause=0.02)
 
 
 @contextmanager

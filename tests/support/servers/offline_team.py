@@ -24,7 +24,9 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from tests.support.patience import patient
 from tests.support.run_folders.studies import RANKWISE, wait_until
+from tests.support.servers.migrated_database import put_database
 
 _CLONE_NEWNET = 0x40000000
 START_SECONDS = 120.0
@@ -51,6 +53,7 @@ class OfflineTeam:
         self.ui = f"http://127.0.0.1:{self.port}"
         self.url = f"{self.ui}/api"
         self.database = folder / "prefect.db"
+        put_database(self.database)
         # Other tests of this process may have set what the hub's client reads.
         mine = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         self.environment = mine | {
@@ -136,7 +139,7 @@ class OfflineTeam:
             process.wait(40)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(600)
 
     def rankwise(self, *arguments: str, **environment: str) -> str:
         """Run the command line; it must succeed. Returns its output."""
@@ -173,7 +176,7 @@ class OfflineTeam:
 
     def wait_for(self, identifier: UUID, *states: str, seconds: float = 120.0) -> str:
         """Return the state when the run is in one of these."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patient(seconds)
         while (state := self.state(identifier)) not in states:
             assert time.monotonic() < deadline, f"{state} after {seconds} s, not {states}\n{self.logs()}"
             time.sleep(0.3)

@@ -67,7 +67,7 @@ def submit(run: RunPaths, job_id: int, **variables: str) -> "subprocess.Complete
         f"{job_id}.0|COMPLETED|{host}|1002|1002|1006|4|00:02.500|123456K|0||\n"
     )
     return subprocess.run(
-        ["bash", "submit.sbatch"], cwd=run.folder, env=environment, capture_output=True, text=True, timeout=240
+        ["bash", "submit.sbatch"], cwd=run.folder, env=environment, capture_output=True, text=True, timeout=600
     )
 
 

@@ -83,7 +83,7 @@ class Load:
         body = {"model": self._model, "prompt": "import os\n", "max_tokens": 2, "temperature": 0, "ignore_eos": True}
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
-            base_url=self._url, headers=headers, timeout=60, trust_env=False, limits=limits
+            base_url=self._url, headers=headers, timeout=600, trust_env=False, limits=limits
         ) as client:
 
             async def one() -> None:

@@ -77,7 +77,7 @@ def test_a_connection_that_is_lost_while_the_server_starts_is_made_again(hosts: 
         host.kill_sshd()
         time.sleep(4)
         host.start_sshd()
-        thread.join(180)
+        thread.join(600)
         assert ended == [None]
     finally:
         thread.join()
@@ -115,7 +115,7 @@ def test_a_host_that_dies_after_placing_is_remembered_and_nothing_runs_here(host
     try:
         wait_until(lambda: placed.exists() or ended, 180, "the server")
         host.crash()
-        thread.join(180)
+        thread.join(600)
         assert not thread.is_alive() and len(ended) == 1 and "gpu-a" in str(ended[0]), ended
         # Whether its server died too is not known here: undeploy looks once the host is back.
         assert store.folder("gone").exists() and processes_of(store.folder("gone")) == []

@@ -92,7 +92,7 @@ def test_a_partition_serves_until_it_is_taken_down(lab: Lab, access: Access, tmp
         asked = {"model": "tiny-stdlib", "prompt": "def main():", "max_tokens": 8, "temperature": 0}
         headers = {"Authorization": f"Bearer {key}"}
         try:
-            found = httpx.post(f"{deployment['url']}/v1/completions", json=asked, headers=headers, timeout=30)
+            found = httpx.post(f"{deployment['url']}/v1/completions", json=asked, headers=headers, timeout=600)
             return str(found.json()["choices"][0]["text"]) if found.status_code == 200 else None
         except (httpx.HTTPError, KeyError):
             return None

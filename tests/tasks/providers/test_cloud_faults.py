@@ -26,6 +26,7 @@ from tests.support.clouds.aws import FakeAws
 from tests.support.clouds.faults import Fault, FaultyCloud
 from tests.support.clouds.gcp import FakeGcp
 from tests.support.clouds.renter import Renter
+from tests.support.patience import patient
 
 pytestmark = [
     pytest.mark.nightly,  # a campaign of its own: make test-cloud-faults
@@ -255,7 +256,7 @@ def test_half_a_gang_is_given_back(renter: WordedRenter, seen: Seen) -> None:
     renter.cloud.faults.append(Fault("instances.bulkInsert", code="half", times=1))
     lease = renter.lease("half")
     nodes = renter.rent(lease)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while sorted(renter.cloud.hosts.running()) != sorted(node.id for node in nodes):
         assert time.monotonic() < deadline, renter.cloud.hosts.running()
         time.sleep(0.1)
@@ -428,7 +429,7 @@ def test_dead_mans_switch_needs_nobody(renter: WordedRenter, seen: Seen) -> None
     lease = renter.lease("switch")
     renter.rent(lease)
     renter.switched_off(lease)
-    deadline = time.monotonic() + 10  # the cloud sees a moment later that a machine has gone
+    deadline = time.monotonic() + patient(10)  # the cloud sees a moment later that a machine has gone
     while True:
         found, problems = find_everything([renter.provider])
         kinds = {resource.kind for resource in found}

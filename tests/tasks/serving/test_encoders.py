@@ -26,14 +26,14 @@ def test_a_model_without_a_cache_is_served(tmp_path: Path, model: str, path: str
     assert program_of(settings) != DECODERS
     with ServerProcess(settings, None, program_of(settings)) as server:
         url = server.wait_until_ready()["url"]
-        answer = httpx.post(url + path, json={"model": "m", **body}, timeout=60, trust_env=False).json()
+        answer = httpx.post(url + path, json={"model": "m", **body}, timeout=600, trust_env=False).json()
         if path == "/v1/embeddings":
             vectors = [one["embedding"] for one in answer["data"]]
             assert vectors[0] == vectors[1] != vectors[2] and len(vectors[0]) == 128
         else:
             assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
         other = "/v1/chat/completions"
-        refused = httpx.post(url + other, json={"model": "m", "messages": []}, timeout=60, trust_env=False)
+        refused = httpx.post(url + other, json={"model": "m", "messages": []}, timeout=600, trust_env=False)
         assert refused.status_code == 404 and refused.json()["error"]["type"] == "not_found_error"
 
 

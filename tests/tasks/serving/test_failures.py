@@ -46,14 +46,14 @@ def test_a_killed_rank_costs_no_answer(server: RunningServer, victim: int) -> No
 
     watcher = threading.Thread(target=stream)
     watcher.start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(server.tokens, prompt=prompt, **FIELDS) for prompt in PROMPTS]
         time.sleep(0.1)
         server.ranks()[victim].kill()
         wait_until(lambda: not ready(server), "the failure to be seen")
         assert [one.result() for one in asked] == expected
-    watcher.join(60)
+    watcher.join(600)
     assert not watcher.is_alive()
     text = "".join(event["choices"][0]["text"] for event in streamed)
     wait_until(lambda: ready(server), "the ranks to be back")

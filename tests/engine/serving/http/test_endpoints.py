@@ -80,7 +80,7 @@ def test_an_unexpected_error_in_one_answer_ends_the_request(tmp_path: Path) -> N
         choices[1].text.add = _broken  # type: ignore[method-assign]
         give(choices[1], new(5))
         try:
-            await asyncio.wait_for(whole(generation, form, choices), 30)
+            await asyncio.wait_for(whole(generation, form, choices), 300)
         finally:
             assert not router.answers
 

@@ -100,7 +100,7 @@ def test_a_request_whose_body_is_still_read_is_answered(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         [answer] = server.router.replicas[0].answers.values()
         answer.put([NewToken(answer.key, 5, "length")])
-        await asyncio.wait_for(asyncio.gather(draining, answering), 30)
+        await asyncio.wait_for(asyncio.gather(draining, answering), 300)
         return waited, sent
 
     waited, sent = asyncio.run(scenario())
@@ -130,7 +130,7 @@ def test_an_answer_that_its_client_has_not_read_is_sent_to_its_end(tmp_path: Pat
             waited, parts = not sending.done(), []
             while part := await loop.sock_recv(client, 1 << 20):
                 parts.append(part)
-        await asyncio.wait_for(sending, 30)
+        await asyncio.wait_for(sending, 300)
         await listening
         return waited, b"".join(parts)
 

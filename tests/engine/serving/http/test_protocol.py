@@ -37,7 +37,7 @@ def serving(application: Any) -> Iterator[int]:
     thread.start()
     yield listener.getsockname()[1]
     server.should_exit = True
-    thread.join(10)
+    thread.join(600)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_steps_that_are_heard_together_give_each_answer_its_tokens_together(
         writer.write(whole + step(NewToken("1", 9, "stop"))[:30])  # a line may come in parts
         await asyncio.sleep(0.2)
         writer.write(step(NewToken("1", 9, "stop"))[30:])
-        await asyncio.wait_for(asyncio.gather(*following), 30)
+        await asyncio.wait_for(asyncio.gather(*following), 300)
         assert not replica.answers
         writer.close()
         await writer.wait_closed()

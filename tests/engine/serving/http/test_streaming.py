@@ -33,7 +33,7 @@ def test_the_time_limit_ends_a_stream_that_nobody_reads() -> None:
 
     async def scenario() -> None:
         stream = EventStream(source(), lambda: ended.append(True))
-        await asyncio.wait_for(stream({"type": "http"}, receive, send), 30)
+        await asyncio.wait_for(stream({"type": "http"}, receive, send), 300)
 
     asyncio.run(scenario())
     assert ended == [True]
@@ -54,7 +54,7 @@ def test_tokens_that_came_together_are_sent_together_each_with_its_event(tmp_pat
         give(choices[0], new(5))
         await asyncio.sleep(0.01)
         give(choices[0], new(6), new(7), new(8, "length"))
-        await asyncio.wait_for(reading, 30)
+        await asyncio.wait_for(reading, 300)
         return sent, generation._metrics.write().decode()
 
     sent, metrics = asyncio.run(scenario())
@@ -81,7 +81,7 @@ def test_a_stream_of_several_answers_that_end_together_ends_once_after_all_of_th
             for choice in choices:
                 give(choice, token)
             await asyncio.sleep(0.01)
-        return await asyncio.wait_for(following, 30)
+        return await asyncio.wait_for(following, 300)
 
     *told, end = [line[6:] for line in asyncio.run(scenario()).splitlines() if line]
     *tokens, usage = map(json.loads, told)
@@ -150,7 +150,7 @@ def test_tokens_keep_their_order_between_those_sent_at_once_and_those_that_waite
                 await asyncio.sleep(0)
             give(choices[0], new(number, "length" if number == 29 else None))
         client.reads.set()
-        await asyncio.wait_for(following, 30)
+        await asyncio.wait_for(following, 300)
         assert not router.answers
         assert 'vllm:generation_tokens_total{model_name="m"} 30.0' in generation._metrics.write().decode()
         return client
@@ -175,7 +175,7 @@ def test_a_token_that_cannot_be_sent_at_once_ends_its_own_answer_alone(tmp_path:
         choices[0].text.add = _broken  # type: ignore[method-assign]
         give(choices[0], new(6))  # as the replica does it, whose loop must go on
         with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(following, 30)
+            await asyncio.wait_for(following, 300)
         return b"".join(client.got)
 
     got = asyncio.run(scenario())

@@ -25,6 +25,7 @@ from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import ProviderError
+from tests.support.patience import patient
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_an_interrupt_ends_deployments_to_several_targets(monkeypatch: pytest.Mo
             self._name, self._check = wanted.name, check
 
         def deploy(self) -> Any:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + patient(30)
             while time.monotonic() < deadline:
                 time.sleep(0.01)
                 try:

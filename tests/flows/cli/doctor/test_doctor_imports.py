@@ -21,7 +21,7 @@ def diagnosed(folder: Path, **environment: str) -> tuple[int, dict[str, dict[str
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     return done.returncode, {check["name"]: check for check in json.loads(done.stdout)}
 

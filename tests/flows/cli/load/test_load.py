@@ -180,7 +180,7 @@ def test_an_interrupted_run_says_where_its_samples_are(tmp_path: Path, script: S
         while not script.seen:
             time.sleep(0.02)
         command.send_signal(signal.SIGINT)
-        _, said = command.communicate(timeout=60)
+        _, said = command.communicate(timeout=600)
     assert (command.returncode, said) == (1, f"interrupted: the samples so far are in {out}\n")
     assert (out / "samples.npz").is_file()
 

@@ -117,7 +117,7 @@ def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)  # 24 launches, each a start of torch, beside whatever else is tested
+@pytest.mark.timeout(1800)  # 24 launches, each a start of torch, beside whatever else is tested
 def test_the_same_code_gives_no_alarm_and_ten_per_cent_slower_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

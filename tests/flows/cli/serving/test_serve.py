@@ -23,7 +23,7 @@ _MODEL = ("--model", str(TINY), "--device", "cpu")
 
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([RANKWISE, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run([RANKWISE, *arguments], cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
 def answer(url: str, key: str | None = None) -> httpx.Response:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     body = {"model": "tiny-stdlib", "prompt": "import ", "max_tokens": 3, "temperature": 0}
-    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60, trust_env=False)
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=600, trust_env=False)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -68,7 +68,7 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(tmp_path: Path, order: s
         assert len(processes) == 2
         folder = Path(processes[0].cmdline()[-2]).parent
         command.send_signal(order)
-        assert command.wait(60) == (0 if order is signal.SIGTERM else -9)
+        assert command.wait(600) == (0 if order is signal.SIGTERM else -9)
         wait_until(lambda: gone(processes), "all processes to end")
         if order is signal.SIGTERM:
             assert not folder.exists() and "ending" in said.read_text()
@@ -146,5 +146,5 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 def test_batch_invariance_is_promised_only_where_it_holds(tmp_path: Path) -> None:
     environment = {**os.environ, "RANKWISE_KERNELS": "off"}
     command = [RANKWISE, "serve", *_MODEL, "--port", "0", "--batch-invariant"]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, env=environment)
     assert said.returncode == 1 and "--batch-invariant: attention here is torch's" in said.stderr

@@ -28,6 +28,7 @@ from tasks.checks.own_prompts import MAX_POSITIONS, longest_sequence, own_prompt
 from tasks.checks.verification import BATCH_SIZE, NEW_TOKENS, prepare_verification
 from tasks.checks.verification_inputs import VerificationSpec
 from tests.support.cluster.launches import assert_nothing_left
+from tests.support.patience import patient
 from tests.support.run_folders.studies import RANKWISE
 
 ROOT = Path(__file__).parents[4]
@@ -85,7 +86,7 @@ def good(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Good:
     reference, run = folder / "good.zip", folder / "run"
     command = [RANKWISE, "verify", "--model", str(model), "--num-prompts", "9", "--new-tokens", "6", "--json"]
     command += ["--dtype", "bfloat16", "--save-reference", str(reference), "--keep", str(run)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     return Good(Said(done.returncode, done.stdout, done.stderr), reference, run)
 
 
@@ -350,7 +351,7 @@ def running(model: Path, folder: Path, *more: str) -> "Iterator[subprocess.Popen
 
 def job_file(folder: Path, name: str, process: "subprocess.Popen[str]") -> dict[str, Any]:
     """A file of the launch below `folder`, as soon as it is there."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
         assert process.poll() is None and time.monotonic() < deadline, f"there is no {name}"
         for path in folder.glob(f"**/{name}"):
@@ -363,7 +364,7 @@ def job_file(folder: Path, name: str, process: "subprocess.Popen[str]") -> dict[
 def test_a_rank_that_is_killed_is_no_defect_and_its_log_stays(model: Path, tmp_path: Path) -> None:
     with running(model, tmp_path, "--json") as process:
         os.kill(job_file(tmp_path, "progress_0.json", process)["pid"], signal.SIGKILL)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 3, out + err
     data = json.loads(out)
     assert data["verdict"] == "failed" and "SIGKILL" in data["reason"]
@@ -376,7 +377,7 @@ def test_ending_the_command_ends_the_launch_and_leaves_nothing(model: Path, tmp_
     with running(model, tmp_path) as process:
         job_file(tmp_path, "launcher.json", process)
         process.terminate()
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
     assert process.returncode == 1 and "all launches ended" in err and not out
     assert list(tmp_path.iterdir()) == []
     assert_nothing_left(tmp_path)
