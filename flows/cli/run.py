@@ -28,7 +28,7 @@ from flows.cli.console import plain_console
 from flows.cli.offers import agreed_to_rent
 from flows.cli.streams import discard_output
 from flows.expected import EXPECTED, sentence_of
-from flows.server.local import ApiLease, LocalServerError
+from flows.server.local import HEALTHY_SECONDS, ApiLease, LocalServerError
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     from flows.scaling_study import RunSummary
 
 _SERVER_SECONDS = 15.0
-"""Seconds that a run waits for the local Prefect server before it measures without one, and `publish` for any API."""
+"""Seconds that a run waits for the local Prefect server before it measures without one, and `publish` for any API.
+
+One that creates its database has HEALTHY_SECONDS: else nobody's first run would be recorded on a slow machine.
+"""
 _PUBLISH_RETRIES = 5
 
 _MAX_MESSAGE_CHARACTERS = 4000
@@ -129,7 +132,9 @@ def run_study(
         prepare_first(_launches(plan), plan, run, cache_folder())
         from flows.running import run_here
 
-        unavailable = unavailable or _not_healthy(api) or _why_away(api)
+        if api is not None and api.creates_database:
+            console.print("  note: Prefect's database is created first, which takes some seconds, once", markup=False)
+        unavailable = unavailable or not_healthy(api) or _why_away(api)
         _print_api(console, api, unavailable)
         display = RunDisplay(console, lambda result: _print_result(console, result, runs / study.study))
         with display:
@@ -177,11 +182,11 @@ def _begin_api(leases: ExitStack) -> tuple[ApiLease | None, str | None]:
     return api, None
 
 
-def _not_healthy(api: ApiLease | None) -> str | None:
+def not_healthy(api: ApiLease | None) -> str | None:
     """Why the local server does not answer; None for one that does, and for an API that the environment names."""
     try:
         if api is not None:
-            api.wait_until_healthy(_SERVER_SECONDS)
+            api.wait_until_healthy(HEALTHY_SECONDS if api.creates_database else _SERVER_SECONDS)
     except LocalServerError as error:
         return str(error).splitlines()[0]
     return None
@@ -199,8 +204,6 @@ def _why_away(api: ApiLease | None) -> str | None:
 
 def publish_folder(folder: Path) -> int:
     """Copy the report of a run to the Prefect API, started locally if the environment names none."""
-    from flows.server.local import HEALTHY_SECONDS
-
     run = RunPaths(folder)
     if not run.plan.is_file() or not run.report.is_file():
         raise WrongArgument(f"{folder}: no report of a run here. Expected a run folder, such as runs/quickstart")

@@ -36,6 +36,7 @@ from zlib import crc32
 from configs.common.files.reading import read_tail
 from flows.server.process import END_SECONDS, LocalServer, locked, open_lock, prefect_version, read_server, try_lock
 from flows.server.settings import (
+    DATABASE,
     LOOPBACK,
     api_named_by_environment,
     apply_environment,
@@ -71,7 +72,8 @@ def lease_server() -> "ApiLease":
         with locked(folder / "server.lock"):
             lease = open_lock(folder / "lease.lock")
             try:
-                return ApiLease(_join_or_start(folder, lease).url, folder, lease)
+                new = not (folder / DATABASE).exists()
+                return ApiLease(_join_or_start(folder, lease).url, folder, lease, new)
             except BaseException:
                 os.close(lease)
                 raise
@@ -204,15 +206,19 @@ class ApiLease:
     """The right to use a Prefect API for as long as this object is open.
 
     `home` is the data folder of the local server; None for an API that the environment names, which
-    needs no lease. `lost` may be set where the API went away: nothing is sent to it any more.
+    needs no lease. `creates_database`: the server is the first of its folder and needs some times as long to start.
+    `lost` may be set where the API went away: nothing is sent to it any more.
     """
 
     held: ClassVar[int] = 0
     """Leases of a local server that this process holds."""
 
-    def __init__(self, url: str, home: Path | None = None, lock: int | None = None) -> None:
+    def __init__(
+        self, url: str, home: Path | None = None, lock: int | None = None, creates_database: bool = False
+    ) -> None:
         self.url = url
         self.home = home
+        self.creates_database = creates_database
         self.lost = False
         self._lock = lock
         ApiLease.held += lock is not None

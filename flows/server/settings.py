@@ -27,6 +27,8 @@ LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"
 """Set beside PREFECT_API_URL when Rankwise itself wrote that: such a URL is nobody's choice."""
 
 LOOPBACK = "127.0.0.1"
+DATABASE = "prefect.db"
+"""In a server's folder."""
 HEARTBEAT_SECONDS = 30
 """Between two heartbeats of a flow run, of which an automation wants one in 90 s. Prefect's default is 180."""
 
@@ -170,7 +172,7 @@ def server_settings(url: str, folder: Path) -> dict[str, str]:
         "PREFECT_PROFILES_PATH": str(folder / "profiles.toml"),
         "PREFECT_SERVER_API_HOST": host,
         "PREFECT_SERVER_API_PORT": port,
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / 'prefect.db'}",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder / DATABASE}",
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
         # Prefect's default is to unpack the UI into site-packages, which may be read-only.

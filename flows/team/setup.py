@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from configs.common.secrets import shown_url
 from flows.server.settings import (
+    DATABASE,
     LOCAL_API_VARIABLE,
     LOOPBACK,
     data_folder,
@@ -135,7 +136,7 @@ class TeamSetup:
         """The database for people: without a password."""
         url = self._database()
         if url is None:
-            return f"SQLite, {self.home / 'prefect.db'}"
+            return f"SQLite, {self.home / DATABASE}"
         parts = urlsplit(url)
         if not parts.hostname:
             return f"{parts.scheme.partition('+')[0]}, {parts.path.lstrip('/') or parts.query}"

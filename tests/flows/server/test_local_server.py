@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from configs.common.system.proc import network_namespace
+from flows.cli.run import not_healthy
 from flows.server.local import ApiLease, LocalServerError, lease_server
 from flows.server.process import NICE, LocalServer, is_leased, read_server
 from flows.server.settings import (
@@ -153,6 +154,21 @@ def data(first_day: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Monkey
         process = process_of(server)
         os.kill(server.pid, signal.SIGTERM)
         wait_until_gone(process, copy / "prefect")
+
+
+def test_a_run_waits_longer_for_a_server_that_creates_its_database(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody's first run would be recorded on a slow machine: it takes twice as long as any later one's."""
+    waited: list[float] = []
+    monkeypatch.setattr(ApiLease, "wait_until_healthy", lambda _, seconds: waited.append(seconds))
+    for folder in (tmp_path / "new", data):
+        monkeypatch.setenv("RANKWISE_DATA", str(folder))
+        with lease_server() as lease:
+            process = process_of(server_of(lease))
+            assert not_healthy(lease) is None
+        process.kill()
+    assert waited == [90.0, 15.0]
 
 
 def test_a_server_is_shared_quiet_and_local_and_remembers(data: Path, first_day: tuple[Path, str]) -> None:
