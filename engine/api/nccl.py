@@ -75,8 +75,10 @@ class NCCLCommunicator:
     def broadcast(self, tensor: torch.Tensor, source: int = 0) -> torch.Tensor:
         """Broadcast the values of rank `source`, in place; within a batch, at the end of the batch.
 
-        Returns the tensor.
+        Returns the tensor. Raises ValueError for a rank that the group does not have.
         """
+        if not 0 <= source < self.size:
+            raise ValueError(f"source: {source} is not one of {self.size} ranks; ranks are numbered from 0")
         return self._do(_Waiting("broadcast", tensor, tensor, source))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -84,7 +86,12 @@ class NCCLCommunicator:
         return self._do(_Waiting("all_gather", tensor, tensor.new_empty((self.size, *tensor.shape))))
 
     def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of [size, *shape], summed over the ranks; immediately, within a batch too."""
+        """Return this rank's part of [size, *shape], summed over the ranks; immediately, within a batch too.
+
+        Raises ValueError for a tensor that has not one part for each rank.
+        """
+        if tensor.shape[:1] != (self.size,):
+            raise ValueError(f"tensor: expected one part for each of {self.size} ranks, got shape {list(tensor.shape)}")
         self.collectives += 1
         return self._communicator.reduce_scatter(tensor)
 
@@ -153,6 +160,7 @@ class NCCLCommunicator:
             self._waiting.append(operation)
         return operation.result
 
+    @torch.no_grad()  # parameters and their gradients are written in place
     def _send(self, bucket: Sequence[_Waiting]) -> None:
         """Run one collective for all of these operations of one group."""
         self.collectives += 1

@@ -67,6 +67,32 @@ def batches_that_fail(orchestrator: MultiGPUOrchestrator, world: Any) -> list[st
     return [*said, str(tensor.tolist()), str(communicator.collectives)]
 
 
+def parameters_from_the_first(orchestrator: MultiGPUOrchestrator, world: Any) -> list[list[float]]:
+    communicator = NCCLCommunicator(world)
+    model = torch.nn.Linear(2, 1)
+    for number, parameter in enumerate(model.parameters()):
+        torch.nn.init.constant_(parameter, number + 10.0 * communicator.rank)
+    with communicator.batch_operations():
+        for parameter in model.parameters():
+            communicator.broadcast(parameter)
+    return [parameter.flatten().tolist() for parameter in model.parameters()]
+
+
+def what_the_group_has_not(orchestrator: MultiGPUOrchestrator, world: Any) -> list[str]:
+    communicator = NCCLCommunicator(world)
+    said = []
+    for call in (
+        lambda: communicator.broadcast(torch.ones(2), 2),
+        lambda: communicator.broadcast(torch.ones(2), -1),
+        lambda: communicator.reduce_scatter(torch.ones(3, 2)),
+        lambda: communicator.reduce_scatter(torch.tensor(1.0)),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        said.append(str(error.value))
+    return [*said, str(communicator.collectives)]
+
+
 def large_batch(orchestrator: MultiGPUOrchestrator, world: Any) -> tuple[int, int]:
     communicator = NCCLCommunicator(world)
     communicator.bucket_bytes = 100
@@ -100,6 +126,18 @@ def test_batches_keep_to_their_size_and_refuse_what_has_no_meaning(two: RankPool
     for nested, twice, own, tensor, collectives in two.run(in_group, free_port(), "as chosen", batches_that_fail):
         assert "a batch is open already" in nested and "waits in the batch already" in twice and own == "'mine'"
         assert (tensor, collectives) == ("[1.0, 1.0]", "0")
+
+
+def test_a_models_parameters_are_broadcast_in_a_batch(two: RankPool) -> None:
+    assert two.run(in_group, free_port(), "as chosen", parameters_from_the_first) == [[[0.0, 0.0], [1.0]]] * 2
+
+
+def test_ranks_and_parts_that_the_group_has_not_are_refused(two: RankPool) -> None:
+    for above, below, parts, scalar, collectives in two.run(in_group, free_port(), "as chosen", what_the_group_has_not):
+        assert above == "source: 2 is not one of 2 ranks; ranks are numbered from 0"
+        assert below.startswith("source: -1 is not one of 2 ranks")
+        assert parts == "tensor: expected one part for each of 2 ranks, got shape [3, 2]"
+        assert scalar.endswith("got shape []") and collectives == "0"
 
 
 def test_the_size_of_batches_is_measured_and_agreed_on(two: RankPool) -> None:
