@@ -9,6 +9,7 @@ It writes job files and starts `engine.worker` under torchrun, as a study does, 
 of several ranks alternate. A study (`rankwise run`) adds intervals, correctness, memory, predictions and a report.
 """
 
+import math
 import os
 import subprocess
 import sys
@@ -154,8 +155,16 @@ class DistributedInferenceBenchmark:
 
 
 def _check(config: BenchmarkConfig) -> None:
-    if config.world_size < 1 or config.repeats < 1 or config.new_tokens < 2:
-        raise ValueError("world_size, repeats, new_tokens: use at least 1, 1 and 2")
+    for name, smallest in _SMALLEST.items():
+        count = getattr(config, name)
+        if not isinstance(count, int) or count < smallest:
+            raise ValueError(f"{name}: expected a whole number from {smallest}, got {count!r}")
+    if not 0 <= config.min_seconds < math.inf:
+        raise ValueError(f"min_seconds: expected seconds from 0, got {config.min_seconds!r}")
+    if not 0 < config.timeout_seconds < math.inf:
+        raise ValueError(f"timeout_seconds: expected seconds above 0, got {config.timeout_seconds!r}")
+    if config.dtype not in _ITEM_BYTES:
+        raise ValueError(f"dtype: {config.dtype!r} is not one of {', '.join(_ITEM_BYTES)}")
     model = ModelConfig.parse(config.model())
     check_degrees(model, config.world_size, pp=1)
     accelerators, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
@@ -179,6 +188,7 @@ def _check(config: BenchmarkConfig) -> None:
             )
 
 
+_SMALLEST = {"world_size": 1, "batch_size": 1, "seq_len": 1, "repeats": 1, "new_tokens": 2}
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

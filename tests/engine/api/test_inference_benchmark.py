@@ -48,7 +48,15 @@ def test_the_benchmark_runs_the_engine() -> None:
             "world_size: 64 ranks (outnumber the|need an accelerator)",
         ),
         (changed(num_layers=100, hidden_size=1 << 17), "GB of memory are free; use a smaller shape"),
-        (changed(repeats=0), "use at least 1, 1 and 2"),
+        (changed(repeats=0), "repeats: expected a whole number from 1, got 0"),
+        (changed(repeats=1.5), "repeats: expected a whole number from 1, got 1.5"),
+        (changed(new_tokens=1), "new_tokens: expected a whole number from 2, got 1"),
+        (changed(batch_size=0), "batch_size: expected a whole number from 1, got 0"),
+        (changed(seq_len=0), "seq_len: expected a whole number from 1, got 0"),
+        (changed(min_seconds=-1.0), "min_seconds: expected seconds from 0, got -1.0"),
+        (changed(timeout_seconds=float("nan")), "timeout_seconds: expected seconds above 0, got nan"),
+        (changed(timeout_seconds=0), "timeout_seconds: expected seconds above 0, got 0"),
+        (changed(dtype="int8"), "dtype: 'int8' is not one of float32, bfloat16, float16"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(config: BenchmarkConfig, message: str) -> None:
