@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.flops import attention_pairs
+from engine.planner.memory.stored import feed_forward_width
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.constants import DeviceConstants
 
@@ -191,14 +192,14 @@ def _elementwise(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     """Predict norms, residual sums and activation functions: bytes over bandwidth.
 
     Forward, in elements a token: two norms read and write h, two sums read 2h and write h, the activation reads and
-    writes f (gated: five times f in two kernels). Backward about one and a half times that. A compiler fuses sums
-    with norms, and gates.
+    writes f (gated: five times f in two kernels), f being the width of all experts that a token goes to. Backward about
+    one and a half times that. A compiler fuses sums with norms, and gates.
     """
     architecture, device, tp = setup.architecture, setup.machine.accelerator, setup.layout.tp
     tokens = setup.micro_batch * setup.sequence_length
     residual = 6 if setup.compiled else 10
     active = (3 if setup.compiled else 5) if architecture.gated else 2
-    elements = residual * architecture.hidden + active * architecture.feed_forward * architecture.experts_per_token / tp
+    elements = residual * architecture.hidden + active * feed_forward_width(architecture) / tp
     # Under autocast norms and residual sums are in float32, the rest in bfloat16: three bytes on average.
     element = {"float32": 4, "bfloat16_autocast": 3}.get(setup.precision, 2)
     kernels = (4 if setup.compiled else 8) * device.kernel_seconds

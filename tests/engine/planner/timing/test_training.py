@@ -304,6 +304,17 @@ def test_architectures_of_experts_compute_only_those_that_are_chosen() -> None:
     )
 
 
+def test_experts_are_as_wide_as_the_config_says_of_them_and_not_as_a_dense_layer() -> None:
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16,
+        "num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "vocab_size": 1000,
+    }  # fmt: skip
+    slow = device(bytes_per_second=1e9)
+    # Every layer has experts, so that the width of a dense one is nobody's.
+    narrow, wide = (seconds(setup(config | {"intermediate_size": width}, slow)) for width in (1024, 8192))
+    assert narrow == wide
+
+
 def test_offloaded_weights_travel_in_every_micro_batch() -> None:
     """FSDP2: float32 shards up for forward and backward, gradients down: 12 bytes a parameter and micro-batch."""
     one = setup(layout=Layout(strategy="fsdp"), offload="cpu", accumulation=4)
