@@ -14,7 +14,7 @@ sequences served at once over all GPUs. GB is 10^9 bytes. Unknown prices stay No
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Accelerator, AcceleratorKind, Machine
@@ -73,10 +73,11 @@ class HardwareSelector:
     ) -> dict[str, Any]:
         """Return the fastest predicted configuration that fits, the rule of thumb's choice, and the assumptions.
 
-        accelerator, machine: hardware to train on, by catalog name; none: an H100 is assumed and reported.
-        market: the catalog's price to use; a custom `Machine` has its own price. If nothing fits: the setup with the
-        lowest memory, `fits` False, what does not fit, and the smallest change that makes it fit.
-        Raises ValueError: an unknown model (the message requests its config), a count below 1, an unknown machine.
+        accelerator, machine: hardware to train on, by catalog name, one of the two; none: an H100 is assumed and
+        reported. market: the catalog's price to use; a custom `Machine` has its own price. If nothing fits: the setup
+        with the lowest memory, `fits` False, what does not fit, and the smallest change that makes it fit.
+        Raises ValueError: an unknown model (the message requests its config), a count below 1, an unknown machine or
+        market.
         """
         _positive(
             gpu_count=gpu_count, batch_size=batch_size, max_memory_gb=max_memory_gb, sequence_length=sequence_length
@@ -186,6 +187,11 @@ class HardwareSelector:
         _known("task_type", task_type, ("training", "inference"))
         for kind in available_hardware:
             _known("available_hardware", kind, ("cuda", "rocm", "cpu"))
+        offered = dict.fromkeys(name.split("/")[0] for name in self.hardware.names("instances"))
+        for provider in providers or ():
+            _known("providers", provider, list(offered))
+        if task_type == "training" and max_seconds_per_token is not None:
+            raise ValueError("max_seconds_per_token: has no effect on training. Use min_tokens_per_second")
         architecture = _model(model_name)
         market: Market = "on_demand" if critical else "spot"
         wish = InstanceRequest(
@@ -216,6 +222,9 @@ class HardwareSelector:
     def _machine(
         self, accelerator: str | Accelerator | None, machine: str | Machine | None, gpu_count: int, market: Market
     ) -> tuple[Machine, list[str]]:
+        _known("market", market, get_args(Market))
+        if accelerator is not None and machine is not None:
+            raise ValueError("accelerator, machine: mutually exclusive. A machine names its accelerator itself")
         if machine is not None:
             if isinstance(machine, Machine):
                 return machine, []
@@ -310,7 +319,7 @@ def _model(name: str | Architecture) -> Architecture:
 
 
 _FRACTIONS = ("max_memory_gb", "min_tokens_per_second", "max_seconds_per_token")
-_MOST = {"gpu_count": 65_536, "max_gpus": 65_536, "batch_size": 1_000_000_000}
+_MOST = {"gpu_count": 65_536, "max_gpus": 65_536, "batch_size": 1_000_000_000, "max_memory_gb": 1_000_000_000}
 """Layouts go no further, and of a batch every divisor is tried."""
 
 

@@ -177,6 +177,18 @@ def test_an_unknown_model_asks_for_its_config(tmp_path: Path) -> None:
         SELECTOR.select_hardware_for_task("x", "gpt2", available_hardware=["tpu"])  # type: ignore[list-item]
 
 
+def test_words_that_would_have_no_effect_are_refused() -> None:
+    with pytest.raises(ValueError, match="accelerator, machine: mutually exclusive"):
+        config_of("gpt2", 1, 1, accelerator="t4", machine="aws/p5.48xlarge")
+    for ask in (SELECTOR.get_distributed_training_config, SELECTOR.get_inference_config):
+        with pytest.raises(ValueError, match="market: 'Spot' is not known; use one of: on_demand, spot"):
+            ask("text_generation", "gpt2", 1, 1, market="Spot")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="providers: 'AWS' is not known; use one of: aws, gcp, azure"):
+        SELECTOR.select_hardware_for_task("text_generation", "gpt2", providers=["AWS"])
+    with pytest.raises(ValueError, match="max_seconds_per_token: has no effect on training"):
+        SELECTOR.select_hardware_for_task("text_generation", "gpt2", "training", max_seconds_per_token=0.1)
+
+
 def test_a_folder_with_a_config_is_enough(tmp_path: Path) -> None:
     own = {
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
@@ -239,6 +251,7 @@ class TestInstances:
             ({"batch_size": 10**18}, "batch_size: got 1,000,000,000,000,000,000, expected at most 1,000,000,000"),
             ({"min_tokens_per_second": math.nan}, "min_tokens_per_second: nan is not a number above 0"),
             ({"max_seconds_per_token": -1.0}, "max_seconds_per_token: -1.0 is not a number above 0"),
+            ({"max_memory_gb": 1e300}, "max_memory_gb: got 1e+300, expected at most 1,000,000,000"),
         ],
     )
     def test_sizes_beyond_all_hardware_are_refused_at_once(self, given: dict[str, float], told: str) -> None:
