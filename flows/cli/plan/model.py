@@ -265,8 +265,11 @@ def _write(request: PlanRequest, answer: dict[str, Any], setup: Any) -> None:
     files = {"plan.json": json.dumps(answer, indent=1) + "\n"}
     left_out: dict[str, str] = {}
     if setup is not None and answer["plan"]["fits"]:
-        written = launcher_files(setup)
-        files, left_out = files | written.files, written.left_out
+        try:
+            written = launcher_files(setup)
+            files, left_out = files | written.files, written.left_out
+        except ValueError as error:  # ranks that do not fill their nodes equally
+            left_out = {"launcher files": str(error)}
     for name in FILES - files.keys():  # left by an earlier plan: never mix the files of two configurations
         (request.output / name).unlink(missing_ok=True)
     for name, text in files.items():

@@ -153,6 +153,16 @@ def test_files_for_every_launcher(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["plan.json"]
 
 
+def test_ranks_that_do_not_fill_their_nodes_leave_the_plan_and_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    (folder / "torchrun.sh").write_text("of an earlier plan")
+    out = said("--model", "opt-1.3b", "--gpus", "9", "--accelerator", "h100-80gb", "--output", str(folder))
+    assert "Skipped          launcher files: 9 ranks do not fill 2 nodes of 8 equally; use a multiple of 2" in out
+    assert [path.name for path in folder.iterdir()] == ["plan.json"]
+    assert json.loads((folder / "plan.json").read_text())["plan"]["gpu_count"] == 9
+
+
 def test_nothing_fits() -> None:
     out = said("--model", "opt-66b", "--gpus", "2", "--accelerator", "a10g", code=3)
     assert out.startswith("Nothing fits")
