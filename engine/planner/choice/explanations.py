@@ -6,7 +6,7 @@ mended(setup, max_memory_bytes)               # "full checkpointing brings 31.2 
 
 from collections.abc import Sequence
 
-from engine.planner.choice.descriptions import ALONE, GB, rate, title
+from engine.planner.choice.descriptions import ALONE, GB, rate, short, title
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, memory_limit, ranked, with_memory_limit
 from engine.planner.memory.shrink import smallest_change
 from engine.planner.setup import InferenceSetup, TrainingSetup
@@ -27,8 +27,8 @@ def explain_choice(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup], max_
     batch = f"{setup.micro_batch} sequence{'s' if setup.micro_batch > 1 else ''} at once"
     batch += f", accumulated {setup.accumulation} times" if setup.accumulation > 1 else ""
     limit = memory_limit(setup.machine, max_memory_bytes)
-    memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
-    speed = f"{chosen.seconds:.3g} s a step, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
+    memory = f"{chosen.memory.total / GB:,.1f} of {limit / GB:,.1f} GB"
+    speed = f"{short(chosen.seconds or 0.0)} s a step, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
     answer = f"{_capital(where)}, {batch}: the fastest predicted of what fits there"
     return f"{answer} ({speed}; {memory}){_against(chosen, found)}."
 
@@ -41,8 +41,8 @@ def explain_inference(chosen: EvaluatedSetup, max_memory_bytes: int | None = Non
     if not chosen.fits:
         return f"Nothing fits; the leanest, {where}, {chosen.why_not}."
     limit = memory_limit(setup.machine, max_memory_bytes)
-    memory = f"{chosen.memory.total / GB:.1f} of {limit / GB:.1f} GB"
-    speed = f"{chosen.seconds:.3g} s a batch, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
+    memory = f"{chosen.memory.total / GB:,.1f} of {limit / GB:,.1f} GB"
+    speed = f"{short(chosen.seconds or 0.0)} s a batch, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
     return f"{_capital(where)}: the fastest predicted of what fits there ({speed}; {memory})."
 
 
@@ -65,7 +65,7 @@ def _against(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup]) -> str:
     if slower < _NEAR:
         return f"; {title(other.setup)} is within {_NEAR:.0%}, which predictions cannot tell apart"
     if slower >= 1:
-        return f"; the next, {title(other.setup)}, takes {1 + slower:.3g} times as long"
+        return f"; the next, {title(other.setup)}, takes {short(1 + slower)} times as long"
     return f"; the next, {title(other.setup)}, is {slower:.0%} slower"
 
 

@@ -276,16 +276,16 @@ def misfit(setup: TrainingSetup | InferenceSetup, memory: Memory, max_memory_byt
     limit = memory_limit(machine, max_memory_bytes)
     if memory.total > limit:
         most = _largest_part(memory)
-        return f"needs {memory.total / 1e9:.1f} GB a device of {limit / 1e9:.1f}; most is {most}"
+        return f"needs {memory.total / 1e9:,.1f} GB a device of {limit / 1e9:,.1f}; most is {most}"
     on_node = min(setup.layout.ranks, machine.accelerators)
     if machine.host_memory_bytes is not None and memory.host_bytes * on_node > machine.host_memory_bytes:
         need, there = memory.host_bytes * on_node / 1e9, machine.host_memory_bytes / 1e9
-        return f"offloads {need:.0f} GB to a node's memory of {there:.0f}"
+        return f"offloads {need:,.0f} GB to a node's memory of {there:,.0f}"
     if machine.storage_bytes is None and memory.storage_bytes:
-        return f"offloads {memory.storage_bytes * on_node / 1e9:.0f} GB to NVMe, and no NVMe is known of this machine"
+        return f"offloads {memory.storage_bytes * on_node / 1e9:,.0f} GB to NVMe, and no NVMe is known of this machine"
     if machine.storage_bytes is not None and memory.storage_bytes * on_node > machine.storage_bytes:
         need, there = memory.storage_bytes * on_node / 1e9, machine.storage_bytes / 1e9
-        return f"offloads {need:.0f} GB to a node's NVMe of {there:.0f}"
+        return f"offloads {need:,.0f} GB to a node's NVMe of {there:,.0f}"
     return None
 
 
@@ -301,4 +301,4 @@ def _largest_part(memory: Memory) -> str:
         "the framework": memory.framework,
     }
     name = max(parts, key=lambda part: parts[part])
-    return f"{name} ({parts[name] / 1e9:.1f} GB)"
+    return f"{name} ({parts[name] / 1e9:,.1f} GB)"

@@ -52,7 +52,7 @@ class SetupChange:
         """One sentence for the user."""
         before, after, limit = (size / _GB for size in (self.before_bytes, self.after_bytes, self.memory_bytes))
         verb = "brings" if len(self.words) == 1 else "bring"
-        return f"{self.named} {verb} {before:.1f} GB to {after:.1f} of {limit:.1f}"
+        return f"{self.named} {verb} {before:,.1f} GB to {after:,.1f} of {limit:,.1f}"
 
 
 def memory_of(setup: Setup) -> Memory:

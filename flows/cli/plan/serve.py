@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import Market
-from engine.planner.choice.descriptions import short
+from engine.planner.choice.descriptions import rate, short
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.service import (
     DEFAULT_BATCHES,
@@ -161,8 +161,8 @@ def what_is_in_the_way(wish: ServingRequest, everything: list[ServingLayout]) ->
     ttft = min(service.ttft_seconds for service in everything)
     tpot = min(service.tpot_seconds for service in everything)
     return (
-        f"Nothing is fast enough: the shortest predicted TTFT is {ttft:.3g} s, the shortest TPOT {1e3 * tpot:.3g} ms. "
-        "Raise --ttft or --tpot, or use a faster device"
+        f"Nothing is fast enough: the shortest predicted TTFT is {short(ttft)} s, the shortest TPOT "
+        f"{short(1e3 * tpot)} ms. Raise --ttft or --tpot, or use a faster device"
     )
 
 
@@ -185,8 +185,8 @@ def _ranks(point: BatchPoint) -> str:
 def latency_title(service: ServingLayout) -> str:
     """Return TTFT and TPOT, and how far predictions may be off."""
     return (
-        f"TTFT {service.ttft_seconds:.2g} s, TPOT {1e3 * service.tpot_seconds:.3g} ms (throughput and TPOT within a "
-        f"factor of {service.spread:.2f}, 90 %)"
+        f"TTFT {rate(service.ttft_seconds)} s, TPOT {short(1e3 * service.tpot_seconds)} ms (throughput and TPOT within "
+        f"a factor of {service.spread:.2f}, 90 %)"
     )
 
 
@@ -209,7 +209,7 @@ def _row(service: ServingLayout) -> list[str]:
     usd = "-" if service.usd_per_million_tokens is None else short(service.usd_per_million_tokens)
     return [
         _ranks(point), prefill_title(service), str(service.replicas), str(service.used_devices), str(point.batch),
-        f"{service.ttft_seconds:.2g}", f"{1e3 * service.tpot_seconds:.3g}", short(service.tokens_per_second_per_user),
+        rate(service.ttft_seconds), short(1e3 * service.tpot_seconds), short(service.tokens_per_second_per_user),
         short(service.tokens_per_second_per_device), usd,
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 from configs.common.dollars import dollars
 from configs.common.printable import plural
 from configs.hardware.hardware import Machine
-from engine.planner.choice.descriptions import short
+from engine.planner.choice.descriptions import rate, short
 from engine.planner.engines.calibrated import CalibratedEngines
 from engine.planner.engines.machines import ServingMachines, maybe_cheaper, serving_machines
 from engine.planner.engines.service import ServingRequest, best_measurement, services
@@ -145,7 +145,7 @@ def _row(one: ServingMachines) -> list[str]:
     layout, hourly, usd = one.layout, one.usd_per_hour, one.usd_per_million_tokens
     return [
         _machine_title(one), _devices(one), layout_title(replace(layout, prefill_ranks=None)), prefill_title(layout),
-        str(layout.point.batch), f"{layout.ttft_seconds:.2g}", f"{1e3 * layout.tpot_seconds:.3g}",
+        str(layout.point.batch), rate(layout.ttft_seconds), short(1e3 * layout.tpot_seconds),
         short(layout.tokens_per_second), f"{layout.spread:.2f}x",
         "not known" if hourly is None else dollars(hourly), "not known" if usd is None else short(usd),
     ]  # fmt: skip
@@ -168,8 +168,8 @@ def _nothing(wish: ServingRequest, machines: Sequence[Machine], calibrated: Cali
     first = min(everything, key=lambda one: one.ttft_seconds)
     fastest = min(everything, key=lambda one: one.tpot_seconds)
     return (
-        f"No machine of the catalog is fast enough: the shortest predicted TTFT is {first.ttft_seconds:.3g} s "
-        f"({first.point.machine.name}), the shortest TPOT {1e3 * fastest.tpot_seconds:.3g} ms "
+        f"No machine of the catalog is fast enough: the shortest predicted TTFT is {short(first.ttft_seconds)} s "
+        f"({first.point.machine.name}), the shortest TPOT {short(1e3 * fastest.tpot_seconds)} ms "
         f"({fastest.point.machine.name}). Raise --ttft or --tpot"
     )
 

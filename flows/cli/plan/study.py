@@ -325,10 +325,10 @@ def _row(label: str, cell: Cell, said: Prediction) -> tuple[str, ...]:
         str(cell.layout.ranks),
         _rate(cell, said, "-"),
         f"{_short(bounds[0])} to {_short(bounds[1])}" if bounds else "-",
-        "-" if first is None else f"{first * 1e3:.3g} ms" if first < 1 else f"{first:.3g} s",
+        "-" if first is None else f"{_short(first * 1e3)} ms" if first < 0.9995 else f"{_short(first)} s",
         "-" if said.peak_memory_bytes is None else f"{said.peak_memory_bytes / 2**20:,.0f} MiB",
         {None: "-", True: "yes", False: "NO"}[said.fits],
-        "-" if said.usd_per_million_tokens is None else f"{said.usd_per_million_tokens:.3g}",
+        "-" if said.usd_per_million_tokens is None else _short(said.usd_per_million_tokens),
     )
 
 
@@ -340,7 +340,7 @@ def _rate(cell: Cell, said: Prediction, unknown: str = "unknown") -> str:
 
 def _short(value: float) -> str:
     """Format with three significant digits, or with all digits of an integer."""
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def as_data(study: PlannedStudy) -> dict[str, Any]:

@@ -68,19 +68,19 @@ def _print_memory(config: dict[str, Any]) -> None:
 def _print_time(config: dict[str, Any], training: bool) -> None:
     if training:
         parts = "  ".join(
-            f"{name.removesuffix('_seconds').replace('_', ' ')} {seconds:.3g}"
+            f"{name.removesuffix('_seconds').replace('_', ' ')} {_short(seconds)}"
             for name, seconds in config["predicted_time"].items()
             if name.endswith("_seconds") and seconds > 0
         )
         speed = f"{_rate(config['tokens_per_second'])} tokens/s, MFU {config['model_flops_utilization']:.0%}"
-        print(f"Step             {config['step_seconds']:.3g} s per step {_range(config)}, {speed}")
+        print(f"Step             {_short(config['step_seconds'])} s per step {_range(config)}, {speed}")
         print(f"  seconds        {parts}")
         return
-    line = f"Batch            {config['batch_seconds']:.3g} s per batch {_range(config)}"
+    line = f"Batch            {_short(config['batch_seconds'])} s per batch {_range(config)}"
     if config["new_tokens"]:
-        line += f", TTFT {config['ttft_seconds']:.3g} s"
+        line += f", TTFT {_short(config['ttft_seconds'])} s"
     if config["time_per_output_token_seconds"]:
-        line += f", TPOT {config['time_per_output_token_seconds'] * 1e3:.3g} ms"
+        line += f", TPOT {_short(config['time_per_output_token_seconds'] * 1e3)} ms"
     print(f"{line}, {_rate(config['tokens_per_second'])} tokens/s")
 
 
@@ -91,7 +91,7 @@ def _range(config: dict[str, Any]) -> str:
 
 def _seconds(value: float) -> str:
     """Return two digits, and every digit before the point."""
-    return f"{value:.2g}" if value < 100 else f"{value:,.0f}"
+    return f"{value:.2g}" if value < 99.5 else f"{value:,.0f}"
 
 
 def _cost(config: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _print_candidates(candidates: list[dict[str, Any]], training: bool) -> None:
             (
                 each["title"],
                 f"{each['per_gpu_batch_size']} x {each['gradient_accumulation_steps']}",
-                f"{each['step_seconds']:.3g}",
+                _short(each["step_seconds"]),
                 _rate(each["tokens_per_second"]),
                 f"{each['per_gpu_gb']:.1f}",
                 _usd(each["usd_per_million_tokens"]),
@@ -126,7 +126,7 @@ def _print_candidates(candidates: list[dict[str, Any]], training: bool) -> None:
         (
             each["title"],
             str(each["batch_size_per_replica"]),
-            f"{each['batch_seconds']:.3g}",
+            _short(each["batch_seconds"]),
             _rate(each["tokens_per_second"]),
             f"{each['per_gpu_gb']:.1f}",
             _usd(each["usd_per_million_tokens"]),
@@ -178,7 +178,11 @@ def _rate(value: float) -> str:
     return rate(value)
 
 
-def _usd(value: float | None) -> str:
+def _short(value: float) -> str:
     from engine.planner.choice.descriptions import short
 
-    return "not known" if value is None else short(value)
+    return short(value)
+
+
+def _usd(value: float | None) -> str:
+    return "not known" if value is None else _short(value)

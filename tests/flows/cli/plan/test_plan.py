@@ -1,6 +1,7 @@
 """`rankwise plan`: what it prints, writes and refuses, as a user types it."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,16 @@ def test_ranks_that_do_not_fill_their_nodes_leave_the_plan_and_the_reason(tmp_pa
     assert "Skipped          launcher files: 9 ranks do not fill 2 nodes of 8 equally; use a multiple of 2" in out
     assert [path.name for path in folder.iterdir()] == ["plan.json"]
     assert json.loads((folder / "plan.json").read_text())["plan"]["gpu_count"] == 9
+
+
+def test_large_numbers_are_written_out() -> None:
+    words = ["--model", "llama-2-70b", "--gpus", "8", "--batch-size", "4096", "--accelerator", "h100-80gb"]
+    out = said(*words)
+    assert re.search(r"Step +\d,\d{3} s per step", out) and "1,793.4 GB" in out  # of DDP, which does not fit
+    long = ["--model", "llama-3.1-405b", "--accelerator", "a100-80gb", "--gpus", "16", "--sequence-length", "100000"]
+    slow = said("--serve", *long)
+    assert re.search(r"TTFT \d{3} s, TPOT \d,\d{3} ms", slow)
+    assert "e+" not in out + slow
 
 
 def test_nothing_fits() -> None:
