@@ -21,12 +21,14 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.data import DataLoader
 
 from configs.common.base import period_seconds
 from configs.common.execution import Dtype, Layout, Strategy
+from configs.common.files.reading import validation_text
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.spec.cell import Cell
@@ -202,7 +204,13 @@ class ClassifyRecipe:
 
     def _cell(self, **work: Any) -> Cell:
         layout = Layout(dp=self.world_size, strategy=self._strategy)
-        return Cell(model="recipe", workload=TrainWorkload(**work), layout=layout, dtype=self._dtype)
+        try:
+            return Cell(model="recipe", workload=TrainWorkload(**work), layout=layout, dtype=self._dtype)
+        except ValidationError as error:  # it names fields of a study
+            said = validation_text(error)
+            for field, own in _OWN_NAMES.items():
+                said = said.replace(field, own)
+            raise ValueError(said) from error
 
     def _context(self, cell: Cell) -> Context:
         """Return the launch context for strategies and bounds."""
@@ -263,12 +271,18 @@ class ClassifyRecipe:
 
 
 _INPUTS = "inputs of a pair"
+_OWN_NAMES = {
+    "workload.": "", "min_period_seconds": "min_period", "max_period_seconds": "max_period", "steps": "epochs",
+}  # fmt: skip
+"""Fields of the `train` workload -> arguments of a recipe."""
 
 
 def _check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{name}: {count} is not above 0")
+        if count is not None and not isinstance(count, int):
+            raise ValueError(f"{name}: expected a whole number, got {count!r}")
 
 
 def _outputs(module: nn.Module, batch: TrainingBatch) -> Tensor:
