@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from configs.common.execution import Layout, Strategy
+from configs.common.printable import plural
 from configs.hardware.hardware import Machine
 from configs.workloads.descriptor import Axis
 from configs.workloads.train import Offload
@@ -108,9 +109,10 @@ def ranked(
         new = [layout for layout in wider if layout not in inside]
         found += [each for layout in new for each in _candidates(base, layout, global_batch, limits)]
     if not found:
+        fewer = (n for n in range(ranks - 1, 0, -1) if any(layouts(base, n, global_batch, limits, across_nodes=True)))
         raise ValueError(
             f"no layout of {ranks} ranks is valid for {base.architecture.name} with a batch of {global_batch} over all "
-            f"ranks; use a batch that is a multiple of {ranks}, or a number of ranks that divides both"
+            f"ranks; use a batch that is a multiple of {ranks}, or {plural(next(fewer, 1), 'rank')}"
         )
     return sorted(found, key=_order)
 

@@ -77,6 +77,13 @@ def test_tensor_parallelism_leaves_the_node_only_where_nothing_else_fits() -> No
     assert best.fits
 
 
+def test_ranks_without_a_layout_are_told_the_next_number_that_has_one() -> None:
+    of_three = InferenceSetup(find_model("gpt2"), instance("aws/p5.48xlarge"))  # 12 heads, 12 layers
+    with pytest.raises(ValueError, match=r"use a batch that is a multiple of 13, or 12 ranks$"):
+        ranked(of_three, 13, 3)
+    assert ranked(of_three, 12, 3)[0].fits
+
+
 def test_what_fits_is_in_the_order_of_time_and_the_rest_says_why_not() -> None:
     found = ranked(OPT.replace(architecture=find_model("opt-6.7b")), 8, 32)
     fitting = [candidate for candidate in found if candidate.fits]
