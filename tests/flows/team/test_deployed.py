@@ -225,7 +225,7 @@ def test_transient_faults_are_retried_and_secrets_stay_secret(team: OfflineTeam,
 def test_two_studies_on_one_machine_do_not_overlap(team: OfflineTeam) -> None:
     """One through the worker, one from the command line, each with launches of its own."""
     # Long enough for the command line to start beside it, on a busy machine too.
-    sweep = {"kind": "sweep", "over": {"seconds": [5.0, 5.1, 5.2, 5.3, 5.4, 5.5, 5.6]}}
+    sweep = {"kind": "sweep", "over": {"seconds": [15.0, 15.1, 15.2, 15.3, 15.4, 15.5, 15.6]}}
     short = {"kind": "sweep", "over": {"seconds": [1.0]}}
     study = write_study(team.work, "beside", experiments={"grid": short}, pack=False)
     run = team.run_form(form("shared", experiments=[{"name": "grid", "question": sweep}], pack=False))
