@@ -21,7 +21,6 @@ import pytest
 from configs.common.system.proc import network_namespace, start_ticks
 from flows.server.local import lease_server
 from flows.server.process import LocalServer, prefect_version, read_server
-from tests.support.patience import patient
 from tests.support.run_folders.studies import (
     RANKWISE,
     rankwise,
@@ -122,7 +121,7 @@ def test_an_api_that_refuses_and_publishing_later(folder: Path) -> None:
     began = time.monotonic()
     done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder, PREFECT_API_URL=url)
     assert_measured_alone(done, folder)
-    assert time.monotonic() - began < patient(60), "nothing waits for it"
+    assert time.monotonic() - began < 150, "nothing waits for it"
     assert PASSWORD not in done.stdout + done.stderr
 
     refused = rankwise("publish", "runs/s", cwd=folder, PREFECT_API_URL=url)
@@ -175,7 +174,7 @@ def test_a_local_server_that_is_healthy_and_then_slow(folder: Path) -> None:
         finally:  # or this process would be taken for a server that is to be ended
             (data / "server.json").unlink()
     out = (folder / "out.log").read_text()
-    assert waited < patient(30), "two questions without an answer at most, and no retries"
+    assert waited < 30, "two questions without an answer at most, and no retries"
     assert code == 0 and "rankwise publish runs/s" in out, out
 
 

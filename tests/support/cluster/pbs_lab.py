@@ -180,7 +180,7 @@ def pbs_for_tests(plan: LabPlan, folder: Path) -> Iterator[PbsLab]:
             mom.wait()
         server.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.wait(600)
+            server.wait(10)
         server.kill()
         server.wait()
         for name in ("pbs", *plan.node_names):
