@@ -15,6 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from configs.common.base import Frozen, content_hash
 from configs.common.files.reading import read_model
+from configs.common.printable import plural
 from configs.hardware.hardware import Accelerator, Link, Machine, NumberFormat, OperatorRates
 
 CALIBRATION_VERSION = 3
@@ -43,7 +44,7 @@ class Fingerprint(Frozen):
         return content_hash(self.model_dump(mode="json") | {"engine": ENGINE_GENERATION})
 
     def __str__(self) -> str:
-        return f"{self.cpu_model or 'unknown CPU'}, {self.cores} cores, torch {self.torch or 'unknown'}"
+        return f"{self.cpu_model or 'unknown CPU'}, {plural(self.cores, 'core')}, torch {self.torch or 'unknown'}"
 
 
 class Spread(Frozen):

@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from configs.common.base import Period
 from configs.common.execution import Layout, Strategy
+from configs.common.printable import plural
 from configs.workloads.descriptor import BaseWorkload, ComparedLatency, Descriptor, ShownTime
 
 TrainingTask = Literal["causal_lm", "masked_lm", "seq2seq", "text_classification", "image_classification"]
@@ -160,7 +161,7 @@ class TrainWorkload(BaseWorkload):
         return max(1, self.global_batch_size // dp), self.sequence_length, 1
 
     def most_replicas(self) -> tuple[int, str] | None:
-        return self.global_batch_size, f"a batch of {self.global_batch_size} sequences feeds no more ranks"
+        return self.global_batch_size, f"a batch of {plural(self.global_batch_size, 'sequence')} feeds no more ranks"
 
     def check(self, layout: Layout) -> None:
         strategy = layout.strategy

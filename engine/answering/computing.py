@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from configs.common.printable import plural
 from engine.serving.http.errors import ApiError
 
 _LINE_BYTES = 64 << 20
@@ -57,7 +58,7 @@ class Computing:
     async def ask(self, tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
         """Have a batch computed. Raises ApiError."""
         if self.waiting >= self._max_waiting:
-            raise ApiError(429, f"{self._max_waiting} requests wait already", retry_after=1)
+            raise ApiError(429, f"already waiting: {plural(self._max_waiting, 'request')}", retry_after=1)
         self.waiting += 1
         try:
             async with self._turn:

@@ -24,6 +24,7 @@ import torch
 from configs.common.base import write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import MIB, read_model, read_tail
+from configs.common.printable import plural
 from configs.common.system.proc import read_fields
 from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement, Progress
@@ -250,7 +251,7 @@ def _run(job: Job, paths: JobPaths) -> None:
             )
         except subprocess.TimeoutExpired:
             raise RuntimeError(
-                f"{job.ranks_per_node} ranks were not ready within {job.timeout_seconds:g} s; allow more "
+                f"not ready within {job.timeout_seconds:g} s: {plural(job.ranks_per_node, 'rank')}; allow more "
                 "with timeout_seconds, or use a smaller shape"
             ) from None
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.common.base import utc_now
+from configs.common.printable import plural
 from configs.load.arrivals import ClosedLoop, TraceArrivals
 from configs.load.job import LoadJob
 from configs.load.samples import LAG_EVERY_SECONDS, LoadFacts, RequestOutcome
@@ -176,7 +177,7 @@ class Generator:
         caps = self.job.caps
         if self._in_flight >= caps.max_in_flight:
             reply, sent = Reply(), None
-            reply.fail(RequestOutcome.DROPPED, f"not sent: {caps.max_in_flight:,} requests in flight")
+            reply.fail(RequestOutcome.DROPPED, f"not sent: {plural(caps.max_in_flight, 'request')} in flight")
         else:
             self._in_flight += 1
             try:

@@ -66,7 +66,7 @@ def _broken(reference: Embeddings, candidate: Embeddings) -> str:
     """What is wrong without any measure of noise."""
     missing = [prompt for prompt in reference.vectors if prompt not in candidate.vectors]
     if missing:
-        return f"{plural(len(missing), 'prompt')} of the reference were not answered"
+        return f"no answer to {plural(len(missing), 'prompt')} of the reference"
     for prompt, vector in reference.vectors.items():
         mine = candidate.vectors[prompt]
         if mine.shape != vector.shape:

@@ -142,7 +142,7 @@ def _broken(reference: Answers, candidate: Answers) -> str:
     missing = [prompt for prompt in reference.tokens if prompt not in candidate.tokens]
     missing += [prompt for prompt in reference.prefill.nll if prompt not in candidate.prefill.nll]
     if missing:
-        return f"{plural(len(set(missing)), 'prompt')} of the reference were not answered"
+        return f"no answer to {plural(len(set(missing)), 'prompt')} of the reference"
     if candidate.unequal:
         return f"ranks of a replica answer prompt {candidate.unequal[0]} with different tokens"
     for prompt, nll in reference.prefill.nll.items():

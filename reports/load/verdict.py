@@ -50,7 +50,7 @@ def judged(run: LoadRun, figures: LoadFigures) -> LoadVerdict:
     dropped = int((run.columns["outcome"] == RequestOutcome.DROPPED).sum())
     if dropped:
         known = (message for message in run.facts.errors if message.startswith(_NOT_SENT))
-        why = next(known, f"{_NOT_SENT}{run.facts.job.caps.max_in_flight:,} requests in flight")
+        why = next(known, f"{_NOT_SENT}{plural(run.facts.job.caps.max_in_flight, 'request')} in flight")
         unsent = f"{plural(dropped, 'request')} {why}"
         return LoadVerdict(Verdict.CLIENT_BOUND, unsent, notes)
     if not figures.completed:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 
+from configs.common.printable import plural
 from configs.targets.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostRefused, hosts_of
 from slurm.staging.packages import node_requirements
@@ -81,7 +82,7 @@ def _machine(target: SshTarget, facts: Facts, need: HostNeed) -> list[str]:
         )
     if need.cores > facts.data["cores"]:
         problems.append(
-            f"{need.cores} cores are needed, it has {facts.data['cores']}. Lower ranks_per_node or cores_per_rank"
+            f"{plural(need.cores, 'core')} needed, it has {facts.data['cores']}. Lower ranks_per_node or cores_per_rank"
         )
     if need.memory_bytes > facts.data["memory_bytes"]:
         there = facts.data["memory_bytes"] / _GIB
@@ -90,7 +91,7 @@ def _machine(target: SshTarget, facts: Facts, need: HostNeed) -> list[str]:
     if target.gpus_per_node is not None and len(gpus["names"]) < target.gpus_per_node:
         why = f": {gpus['error']}" if gpus.get("error") else ""
         problems.append(
-            f"{target.gpus_per_node} GPUs are needed, its driver shows {len(gpus['names'])}{why}. See that "
+            f"{plural(target.gpus_per_node, 'GPU')} needed, its driver shows {len(gpus['names'])}{why}. See that "
             "`nvidia-smi` works there, or lower gpus_per_node"
         )
     return problems

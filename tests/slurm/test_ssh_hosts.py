@@ -153,7 +153,7 @@ def test_python_disk_clock_driver_cores_and_libraries_are_checked(
 ) -> None:
     assert "does not start" in problems(lab(hosts, python="/nowhere/bin/python3"))[0]
     assert "GiB are needed. Make room" in problems(lab(hosts), model_bytes=1 << 50)[0]
-    assert "1024 cores are needed" in problems(lab(hosts), cores=1024)[0]
+    assert "1,024 cores needed" in problems(lab(hosts), cores=1024)[0]
     assert "of memory are needed" in problems(lab(hosts), memory_bytes=1 << 50)[0]
     assert "nvidia-smi is not installed" in problems(lab(hosts, gpus_per_node=1))[0]
     real = time.time

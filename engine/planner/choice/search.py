@@ -111,8 +111,9 @@ def ranked(
     if not found:
         fewer = (n for n in range(ranks - 1, 0, -1) if any(layouts(base, n, global_batch, limits, across_nodes=True)))
         raise ValueError(
-            f"no layout of {ranks} ranks is valid for {base.architecture.name} with a batch of {global_batch} over all "
-            f"ranks; use a batch that is a multiple of {ranks}, or {plural(next(fewer, 1), 'rank')}"
+            f"no layout of {plural(ranks, 'rank')} is valid for {base.architecture.name} with a batch of "
+            f"{global_batch} over all ranks; use a batch that is a multiple of {ranks}, "
+            f"or {plural(next(fewer, 1), 'rank')}"
         )
     return sorted(found, key=_order)
 

@@ -10,6 +10,7 @@ scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero
 
 from collections.abc import Sequence
 
+from configs.common.printable import plural
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.setup import InferenceSetup
 from engine.planner.stages import balanced_stages
@@ -55,7 +56,8 @@ def stored_stage_layers(setup: InferenceSetup) -> list[Sequence[int]]:
     architecture, stages = setup.architecture, setup.layout.pp
     if stages > architecture.most_stages:
         raise ValueError(
-            f"layout.pp: {stages} stages for {architecture.most_stages} layers of {architecture.name}; use at most that"
+            f"layout.pp: {stages} stages for {plural(architecture.most_stages, 'layer')} of {architecture.name}; use "
+            "at most that"
         )
     if stages == 1:
         return [range(architecture.layers)]

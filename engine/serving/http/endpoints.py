@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from configs.common.printable import plural
 from configs.serving.settings import ServingSettings
 from engine.serving.http.answers import ChoicePiece, GrowingChoice, TokenQueue
 from engine.serving.http.errors import ApiError, other_model
@@ -286,7 +287,10 @@ class Generation:
         room = limits.max_queue + self._settings.layout.dp * self._settings.max_sequences
         if self._router.answers + count > room:
             raise ApiError(
-                429, f"{limits.max_queue} requests wait already", code="queue_full", retry_after=_RETRY_SECONDS
+                429,
+                f"already waiting: {plural(limits.max_queue, 'request')}",
+                code="queue_full",
+                retry_after=_RETRY_SECONDS,
             )
 
     async def _encoded(self, text: str) -> list[int]:

@@ -123,7 +123,7 @@ class Checkpoints:
         history.evaluations = [(int(step), sums) for step, sums in history.evaluations]
         self._resumed_from = history.steps
         if self._context.rank == 0:
-            log_line(f"goes on from {found.folder}, {history.steps} steps done")
+            log_line(f"goes on from {found.folder}, {plural(history.steps, 'step')} done")
         return history
 
     def _agreed(self, folder: Path) -> FoundCheckpoint:

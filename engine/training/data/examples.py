@@ -19,6 +19,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from configs.common.base import sha256_of_file
+from configs.common.printable import plural
 from configs.inputs.examples import ExampleRow, read_examples
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
@@ -124,8 +125,8 @@ def parted(everything: Examples, held: Examples | None, workload: TrainWorkload,
     count = int(everything.count * workload.heldout_share)
     if not 0 < count < everything.count:
         raise ValueError(
-            f"workload.heldout_share: {workload.heldout_share:g} of {everything.count} rows leaves a part without any; "
-            "change the share or use more data"
+            f"workload.heldout_share: {workload.heldout_share:g} of {plural(everything.count, 'row')} leaves a part "
+            "without any; change the share or use more data"
         )
     drawn = np.random.default_rng([seed, everything.count]).permutation(everything.count)
     return everything.some(np.sort(drawn[count:])), everything.some(np.sort(drawn[:count]))

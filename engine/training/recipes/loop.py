@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from configs.common.printable import plural
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.rank.agreement import total
@@ -234,7 +235,7 @@ class Loop:
         if self.place.examples % size:  # another global batch: restart the step at its beginning
             self.place.examples -= self.place.examples % size
         self.saved = self.history.steps
-        self.say(f"goes on from {found}, {self.history.steps} steps done")
+        self.say(f"goes on from {found}, {plural(self.history.steps, 'step')} done")
 
 
 def newest_of_all(folder: Path, world_size: int) -> Path | None:

@@ -104,7 +104,7 @@ def check_cores_and_memory() -> list[DoctorCheck]:
     quota = _cgroup_cores()
     cores = DoctorCheck("cores", "ok", f"{allowed} of {whole} available")
     if quota is not None and quota < allowed:
-        detail = f"{cores.detail}, but the container's CPU quota is {quota:g} cores"
+        detail = f"{cores.detail}, but the container's CPU quota is {quota:g} core{'s' if quota != 1 else ''}"
         cores = DoctorCheck("cores", "warning", detail, "use no more ranks than that, or raise the container's limit")
     memory = psutil.virtual_memory()
     free = memory.available

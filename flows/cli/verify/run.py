@@ -75,20 +75,25 @@ def run_verify(request: VerificationRequest) -> int:
 
 
 def _run_folder(request: VerificationRequest) -> Path:
-    """Yield an empty working folder. Raises ValueError for unusable paths."""
+    """Return an empty working folder. Raises ValueError for unusable paths."""
     if request.save is not None and request.reference is not None:
         raise ValueError("--save-reference, --reference: mutually exclusive")
     if request.save is not None and (request.save.is_dir() or not request.save.absolute().parent.is_dir()):
         raise ValueError(f"--save-reference: got {request.save}, expected a file in an existing folder")
-    if request.keep is None:
+    return working_folder(request.keep)
+
+
+def working_folder(keep: Path | None) -> Path:
+    """Return the empty folder that the user named, or a temporary one. Raises ValueError for an unusable one."""
+    if keep is None:
         return Path(tempfile.mkdtemp(prefix="rankwise-verify-"))
     try:
-        request.keep.mkdir(exist_ok=True)
-        if any(request.keep.iterdir()):
-            raise ValueError(f"--keep: {request.keep} is not empty. Use a new folder")
+        keep.mkdir(exist_ok=True)
+        if any(keep.iterdir()):
+            raise ValueError(f"--keep: {keep} is not empty. Use a new folder")
     except OSError as error:
-        raise ValueError(f"--keep: {request.keep}: {error.strerror or error}") from error
-    return request.keep.absolute()
+        raise ValueError(f"--keep: {keep}: {error.strerror or error}") from error
+    return keep.absolute()
 
 
 def verified(

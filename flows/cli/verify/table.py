@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import sys
-import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from flows.cli.signals import sigterm_as_interrupt
-from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, verified
+from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, verified, working_folder
 from flows.cli.verify.text import AGREES, DEFECT, FAILED, NOT_JUDGED, NOT_SUPPORTED, VerificationOutcome
 from tasks.checks.verification import Verification, kind_of
 from tasks.checks.verification_inputs import VerificationSpec
@@ -69,15 +69,26 @@ def layout_of(written: str) -> Layout:
 def run_table(
     models: list[str], layouts: list[Layout], asked: VerificationSpec, keep: Path | None, as_json: bool
 ) -> int:
-    """Verify each model in each layout, print the table, and return the exit code of the worst outcome."""
-    folder = Path(tempfile.mkdtemp(prefix="rankwise-verify-")) if keep is None else keep.absolute()
-    rows: list[VerificationRow] = []
+    """Verify each model in each layout, print the table, and return the exit code of the worst outcome.
+
+    What is named twice is verified once. Rows that are known when an error or Ctrl-C ends it are printed.
+    """
     try:
-        folder.mkdir(exist_ok=True)
+        folder = working_folder(keep)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return EXIT_CODES[NOT_SUPPORTED]
+    rows: list[VerificationRow] = []
+    each_once = list(dict.fromkeys(layouts))
+    try:
         with sigterm_as_interrupt():
-            for model in models:
-                rows += _of_model(replace(asked, model=model), layouts, folder / f"{len(rows)}_{Path(model).name}")
+            for model in dict.fromkeys(models):
+                rows.extend(
+                    _of_model(replace(asked, model=model), each_once, folder / f"{len(rows)}_{Path(model).name}")
+                )
     except KeyboardInterrupt:
+        if rows:
+            _print(rows, as_json)
         print("interrupted: all launches ended", file=sys.stderr)
         return OTHER_ERROR
     except (TransientFetchError, OSError) as error:
@@ -95,8 +106,8 @@ def run_table(
     )
 
 
-def _of_model(asked: VerificationSpec, layouts: list[Layout], folder: Path) -> list[VerificationRow]:
-    rows, reference = [], folder / "reference.zip"
+def _of_model(asked: VerificationSpec, layouts: list[Layout], folder: Path) -> Iterator[VerificationRow]:
+    reference = folder / "reference.zip"
     for layout in layouts:
         run = RunPaths(folder / str(layout).replace(" ", "_"))
         run.folder.mkdir(parents=True)
@@ -106,8 +117,7 @@ def _of_model(asked: VerificationSpec, layouts: list[Layout], folder: Path) -> l
             replace(asked, layout=layout), save=None if there else reference, reference=reference if there else None
         )
         outcome, verification, _ = verified(request, run)
-        rows.append(_row(request.asked, outcome, verification))
-    return rows
+        yield _row(request.asked, outcome, verification)
 
 
 def _row(asked: VerificationSpec, outcome: VerificationOutcome, verification: Verification | None) -> VerificationRow:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from configs.common.printable import plural
 from configs.workloads.prompted import PromptedWorkload
 from reports.correctness.reach import Reach
 from reports.correctness.section import JudgedCell, ladder_lines
@@ -113,7 +114,7 @@ def _compared(verification: Verification, saved: SavedReference | None) -> list[
     lines = [
         f"{model.name} ({model.identity})",
         f"{asked.engine}, {asked.layout}, {asked.dtype}, against {by}",
-        f"{work.num_prompts} prompts in batches of {work.batch_size}{_made(work)}; "
+        f"{plural(work.num_prompts, 'prompt')} in batches of {work.batch_size}{_made(work)}; "
         f"noise from {orders} reduction orders",
     ]
     if saved is not None:
@@ -134,7 +135,7 @@ def _reached_json(judged: tuple[JudgedCell, ...]) -> dict[str, Any] | None:
 
 def _made(work: PromptedWorkload) -> str:
     new_tokens = getattr(work, "new_tokens", None)
-    return ", one embedding each" if new_tokens is None else f", {new_tokens} new tokens each"
+    return ", one embedding each" if new_tokens is None else f", {plural(new_tokens, 'new token')} each"
 
 
 def _figures(item: JudgedCell) -> list[str]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from configs.common.printable import plural
 from configs.targets.target import SlurmTarget
 from slurm.schedulers.commands.calls import SchedulerAnswer, run_slurm
 from slurm.schedulers.commands.details import JobDetails, details_command, read_details
@@ -105,8 +106,9 @@ def allocation_lacks(target: SlurmTarget, needs: Sequence[Need], held: Allocatio
     problems = []
     for need in dict.fromkeys(needs):
         large = [count for count in cores if count >= need.cores or not held.cores]
-        there = f"{len(held.nodes)} node{'s' * (len(held.nodes) != 1)}"
-        there += f" with {', '.join(map(str, held.cores))} cores" if held.cores else ""
+        there = plural(len(held.nodes), "node")
+        if held.cores:
+            there += f" with {', '.join([*map(str, held.cores[:-1]), plural(held.cores[-1], 'core')])}"
         if len(large) < need.nodes:
             problems.append(
                 f"allocation: job {held.job_id} is too small for {need}: it has {there}. Allocate more "
@@ -115,7 +117,7 @@ def allocation_lacks(target: SlurmTarget, needs: Sequence[Need], held: Allocatio
         gpus = need.nodes * (target.gpus_per_node or 0)
         if held.gpus < gpus:
             problems.append(
-                f"allocation: job {held.job_id} is too small for {gpus} GPUs on {need.nodes} nodes: it has "
-                f"{held.gpus}. Allocate more (salloc --gpus-per-node={target.gpus_per_node})"
+                f"allocation: job {held.job_id} is too small for {plural(gpus, 'GPU')} on {plural(need.nodes, 'node')}"
+                f": it has {held.gpus}. Allocate more (salloc --gpus-per-node={target.gpus_per_node})"
             )
     return problems

@@ -144,7 +144,7 @@ def test_more_noise_than_a_correct_program_may_have_is_a_defect() -> None:
 def test_what_is_broken_needs_no_noise() -> None:
     missing = noisy(REFERENCE, 1)
     del missing.vectors[4]
-    assert "1 prompt of the reference were not answered" in judge_embeddings(REFERENCE, missing, NOISE).reason
+    assert "no answer to 1 prompt of the reference" in judge_embeddings(REFERENCE, missing, NOISE).reason
     nan = noisy(REFERENCE, 1)
     nan.states[2][0, 0] = math.nan
     verdict = judge_embeddings(REFERENCE, nan, NOISE)

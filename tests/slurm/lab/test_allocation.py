@@ -148,7 +148,7 @@ def test_an_allocation_that_is_missing_or_too_small_is_told(
     assert partition_nodes(target) == found.nodes
     assert allocation_lacks(target, [Need(nodes=1, cores=1)], found) == []
     (problem,) = allocation_lacks(target, [Need(nodes=2, cores=1)], found)
-    assert f"job {held} is too small for 2 nodes with 1 core each: it has 1 node with 1 cores" in problem
+    assert f"job {held} is too small for 2 nodes with 1 core each: it has 1 node with 1 core" in problem
     monkeypatch.setenv("SLURM_JOB_ID", "999999999")
     with pytest.raises(ClusterError, match="slurmctld does not know it"):
         current_allocation()

@@ -13,6 +13,7 @@ from configs.hardware.architectures import ARCHITECTURES, one_of_each_family
 from flows.cli.main import app
 from flows.cli.verify import table as verify_table
 from flows.cli.verify.table import LAYOUTS, layout_of
+from flows.cli.verify.text import VerificationOutcome
 from tests.support.run_folders.studies import RANKWISE
 
 
@@ -81,6 +82,38 @@ def test_rows_before_a_model_that_cannot_be_fetched_are_printed_as_they_are_name
     assert verify_table.run_table(models, [Layout(tp=2)], VerificationSpec(""), tmp_path / "kept", as_json=False) == 1
     printed = capsys.readouterr()
     assert "/models/[old]/[/b]one  decoder  tp=2" in printed.out and "the hub does not answer" in printed.err
+
+
+def test_what_is_named_twice_is_verified_once_and_a_full_folder_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from tasks.checks.verification_inputs import VerificationSpec
+
+    def table(kept: Path) -> int:
+        twice = ["synthetic:bert-1m@0"] * 2, [Layout(tp=3), Layout(pp=9), Layout(tp=3)]
+        return verify_table.run_table(*twice, VerificationSpec(""), kept, as_json=True)
+
+    assert table(tmp_path / "kept") == 2
+    assert [row["layout"] for row in json.loads(capsys.readouterr().out)] == ["tp=3", "pp=9"]
+    assert table(tmp_path / "kept") == 2
+    assert capsys.readouterr() == ("", f"--keep: {tmp_path / 'kept'} is not empty. Use a new folder\n")
+
+
+def test_rows_before_an_interruption_are_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tasks.checks.verification_inputs import VerificationSpec
+
+    def verified(request: Any, *_: object) -> Any:
+        if request.asked.layout.pp > 1:
+            raise KeyboardInterrupt
+        return VerificationOutcome("not supported", "its reason"), None, None
+
+    monkeypatch.setattr(verify_table, "verified", verified)
+    layouts = [Layout(tp=2), Layout(pp=2)]
+    assert verify_table.run_table(["m"], layouts, VerificationSpec(""), tmp_path / "kept", as_json=False) == 1
+    printed = capsys.readouterr()
+    assert "m, tp=2: not supported: its reason" in printed.out and printed.err.endswith("all launches ended\n")
 
 
 @pytest.mark.parametrize(

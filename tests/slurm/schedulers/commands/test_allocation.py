@@ -81,7 +81,7 @@ def test_what_does_not_fit_names_the_allocation() -> None:
     target = SlurmTarget(allocation="current", gpus_per_node=2, ranks_per_node=2)
     assert allocation_lacks(target, [Need(nodes=1, cores=4)], held) == []
     cores, gpus = allocation_lacks(target, [Need(nodes=2, cores=4)], held)
-    assert "job 7 is too small for 2 nodes with 4 cores each: it has 2 nodes with 4, 1 cores" in cores
+    assert "job 7 is too small for 2 nodes with 4 cores each: it has 2 nodes with 4, 1 core" in cores
     assert "too small for 4 GPUs on 2 nodes: it has 2" in gpus
 
 
