@@ -4,7 +4,7 @@ A workload is a plain function `(measurement, context) -> RankResult`, listed in
 never writes a record: the worker does, when the function returns or raises.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,8 @@ class Context:
 
     `kept` lives as long as the launch: the loaded model, the tokenised prompts. `barrier` returns when all ranks have
     called it; on one rank it returns at once. `closing` ends what a workload started for the whole launch. `region` is
-    the context of a profiling pass around the recorded work.
+    the context of a profiling pass around the recorded work. `job_cores` are those of the whole job on this node, of
+    which this rank is bound to its own; empty where nothing was bound.
     """
 
     job: Job
@@ -47,6 +48,7 @@ class Context:
     kept: dict[str, Any] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
     region: Callable[[], AbstractContextManager[None]] = nullcontext
+    job_cores: Sequence[int] = ()
 
     @property
     def grid(self) -> Grid:

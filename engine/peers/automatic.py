@@ -19,6 +19,9 @@ from engine.rank.deepspeed_operators import compile_operator
 
 _OPERATOR = "deepspeed_shm_comm"
 _BUFFERS = "deepspeed_allreduce_buffer_{user}_{address}_{port}_{rank}"
+_SHARED_MEMORY = Path("/dev/shm")
+_BUFFER_BYTES = 69_206_016
+"""Of a rank: two small and two large messages, of 1 and 32 MiB (csrc/cpu/comm/shm.cpp, `allreduce_workspace`)."""
 
 
 def automatic_start(context: Context) -> Start:
@@ -37,13 +40,14 @@ def automatic_start(context: Context) -> Start:
             raise NotImplementedError(
                 "engine: deepspeed compiles its operator with ninja, and there is none; install it"
             )
+        _need_shared_memory(context.world_size)
 
     def before() -> None:
         os.environ["LOCAL_SIZE"] = str(min(context.world_size, context.job.ranks_per_node))
         if shares_memory:
             from deepspeed.ops.op_builder import ShareMemCommBuilder  # type: ignore[import-untyped]
 
-            compile_operator(ShareMemCommBuilder(), Path(context.job.cache) / "torch_extensions")
+            compile_operator(ShareMemCommBuilder(), Path(context.job.cache) / "torch_extensions", context.job_cores)
             _remove_buffer(context.rank)  # left by a killed run: its state would be taken for this run's
         elif context.device.type == "cpu":
             deepspeed.ops.__compatible_ops__[_OPERATOR] = False  # else it is compiled and called between hosts too
@@ -63,7 +67,17 @@ def automatic_start(context: Context) -> Start:
     return Start(load, before=before)
 
 
+def _need_shared_memory(ranks: int) -> None:
+    """Raise NotImplementedError where the buffers of all ranks do not fit: DeepSpeed crashes there (SIGSEGV)."""
+    needed, free = ranks * _BUFFER_BYTES, shutil.disk_usage(_SHARED_MEMORY).free
+    if free < needed:
+        raise NotImplementedError(
+            f"engine: deepspeed needs {needed / 1e6:.0f} MB of shared memory for {ranks} ranks, and {free / 1e6:.0f} "
+            f"MB are free in {_SHARED_MEMORY}; give a container more (docker run --shm-size)"
+        )
+
+
 def _remove_buffer(rank: int) -> None:
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     name = _BUFFERS.format(user=os.getuid(), address=address, port=port, rank=rank)
-    (Path("/dev/shm") / name).unlink(missing_ok=True)
+    (_SHARED_MEMORY / name).unlink(missing_ok=True)

@@ -164,6 +164,7 @@ def make_context(
         device=device,
         manifest=read_model_manifest(Path(job.manifest)) if job.manifest else None,
         barrier=barrier,
+        job_cores=place.allowed,
     )
     cell = job.cell
     if cell.engine == "rankwise" and descriptor_of(cell.workload).own_groups:

@@ -22,7 +22,7 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES
 
 from configs.common.files.project_files import project_file
 from configs.common.secrets import redacted, shown_url
@@ -37,6 +37,11 @@ WORK_POOL = "rankwise"
 
 class DeployError(ValueError):
     """The API cannot be reached, or refused something."""
+
+
+_RETRIES = 8
+"""Of each request, some 8 minutes with Prefect's doubled pauses: on SQLite a server that others started answers 503
+while others write, and on a busy machine the 5 of Prefect's default were not enough."""
 
 
 @dataclass
@@ -59,8 +64,7 @@ def deploy_flows(folder: Path, switch: dict[str, bool] | None = None) -> Registe
     folder.mkdir(parents=True, exist_ok=True)
     registered = Registered()
     try:
-        # A server that others started, on SQLite, may answer 503 while others register, too.
-        with quick_client(retries=5, answer_seconds=60) as client:
+        with quick_client(retries=_RETRIES, answer_seconds=60) as client:
             registered.lines += [_ensure_work_pool(client), *ensure_automations(client)]
             targets = [THIS_MACHINE, *(name for name in sorted(read_targets(client)) if name != THIS_MACHINE)]
             registered.lines.append(f"targets of the short form: {', '.join(targets)}")
@@ -102,6 +106,7 @@ def _prefect_deploy(folder: Path, prefect_file: Path) -> None:
         "PWD": str(folder.absolute()),
         "RANKWISE_VERSION": importlib.metadata.version("rankwise"),
         "PREFECT_CLI_COLORS": "false",
+        "PREFECT_CLIENT_MAX_RETRIES": str(max(_RETRIES, PREFECT_CLIENT_MAX_RETRIES.value())),
     }
     done = subprocess.run(
         command,

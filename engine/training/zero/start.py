@@ -111,7 +111,7 @@ def _need_async_io(context: Context) -> None:
         missing = ["the headers of libaio (Debian: libaio-dev)"]
     try:
         if not missing:
-            compile_operator(builder, Path(context.job.cache) / "torch_extensions")
+            compile_operator(builder, Path(context.job.cache) / "torch_extensions", context.job_cores)
     except RuntimeError as error:
         missing = [f"something ({str(error).splitlines()[0]})"]
     if missing:

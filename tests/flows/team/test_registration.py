@@ -1,6 +1,10 @@
 """What is registered beside the deployments, against an API that is a list in memory."""
 
+import threading
+from collections import Counter
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -10,6 +14,8 @@ from prefect.client.schemas.objects import BlockDocument, BlockSchema
 from prefect.events.actions import DoNothing, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore
 
+from configs.common.files.project_files import project_file
+from flows.registration import deployments
 from flows.registration.automations import NOTIFICATIONS_BLOCK, STUDY_FAILED, ensure_automations
 
 WEBHOOK, SLACK, SECRET = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -96,3 +102,30 @@ def test_doubles_of_an_older_version_are_removed_and_what_is_enabled_stays_so() 
     api.automations = [*disabled, *api.automations]
     lines = ensure_automations(api.client)
     assert sum(line.endswith(": exists, enabled") for line in lines) == len(api.automations) == 4
+
+
+def test_a_server_that_is_locked_for_long_is_asked_more_often_than_prefect_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[str] = Counter()
+
+    class Locked(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked[self.path] += 1
+            self.send_response(503)
+            self.send_header("Retry-After", "0")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Locked) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        with pytest.raises(deployments.DeployError, match="503"):
+            deployments._prefect_deploy(tmp_path, project_file("prefect.yaml"))
+        server.shutdown()
+    assert asked and max(asked.values()) == 9, asked

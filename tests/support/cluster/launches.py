@@ -114,6 +114,11 @@ def read_end(paths: JobPaths) -> JobEnd:
     return JobEnd.model_validate_json(paths.end.read_bytes())
 
 
+def told(paths: JobPaths) -> str:
+    """What the ranks wrote last: of one that hung, where it was."""
+    return "\n".join(f"{log.name}:\n{log.read_text()[-4000:]}" for log in sorted(paths.folder.glob("rank_*.log")))
+
+
 def read_progress(paths: JobPaths, rank: int = 0) -> Progress:
     """What the rank said last."""
     return Progress.model_validate_json(paths.progress(rank).read_bytes())

@@ -31,6 +31,7 @@ from tests.support.servers.migrated_database import put_database
 _CLONE_NEWNET = 0x40000000
 START_SECONDS = 120.0
 PREFECT = [sys.executable, "-m", "prefect"]
+PROGRAMS = [sys.executable, "-m", "flows.team.programs"]
 
 
 def free_port() -> int:
@@ -105,7 +106,7 @@ class OfflineTeam:
 
     def start_server(self) -> None:
         """Start the server and return when it answers."""
-        server = self.start("server", *PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(self.port))
+        server = self.start("server", *PROGRAMS, "server", "127.0.0.1", str(self.port))
 
         def answers() -> bool:
             assert server.poll() is None, (self.folder / "server.log").read_text()[-3000:]
