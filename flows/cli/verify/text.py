@@ -114,7 +114,7 @@ def _compared(verification: Verification, saved: SavedReference | None) -> list[
     lines = [
         f"{model.name} ({model.identity})",
         f"{asked.engine}, {asked.layout}, {asked.dtype}, against {by}",
-        f"{plural(work.num_prompts, 'prompt')} in batches of {work.batch_size}{_made(work)}; "
+        f"{plural(work.num_prompts or 1, 'prompt')} in batches of {work.batch_size}{_made(work)}; "
         f"noise from {orders} reduction orders",
     ]
     if saved is not None:
