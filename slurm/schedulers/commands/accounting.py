@@ -11,6 +11,7 @@ https://slurm.schedmd.com/sacct.html.
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -93,7 +94,7 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
         return None
     submitted, started = (seconds_since_epoch(job.get(field, "")) for field in ("Submit", "Start"))
     queued = None if submitted is None or started is None else _credible(max(0.0, started - submitted))
-    failed, nodes = (listed_hosts(job.get(field, "")) for field in ("FailedNode", "NodeList"))
+    failed, nodes = (_legible_hosts(job.get(field, "")) for field in ("FailedNode", "NodeList"))
     energy = max((joules for row in rows if (joules := _number(row.get("ConsumedEnergyRaw", "")))), default=None)
     accounting = Accounting(
         job_id=name,
@@ -148,5 +149,12 @@ def seconds_since_epoch(text: str) -> float | None:
 
 
 def listed_hosts(text: str) -> tuple[str, ...]:
-    """Of a host list; none where there is none."""
+    """Of a host list; none where there is none. Raises as `host_names`."""
     return () if text in _EMPTY else host_names(text)
+
+
+def _legible_hosts(text: str) -> tuple[str, ...]:
+    """The same of accounts, where one list that cannot be read keeps back neither its job's state nor other jobs."""
+    with suppress(ValueError):
+        return listed_hosts(text)
+    return ()

@@ -70,6 +70,12 @@ def test_a_line_that_is_cut_off_and_figures_that_are_none_are_left_out() -> None
     assert (accounting.elapsed_seconds, accounting.max_rss_bytes, accounting.queued_seconds) == (None, None, None)
 
 
+def test_nodes_that_cannot_be_read_keep_back_no_account() -> None:
+    accounts = read_accounts("JobID|State|NodeList\n7|FAILED|node[01-\n8|TIMEOUT|node[01-02]\n")
+    found = [(account.accounting.state, account.accounting.nodes) for account in accounts.values()]
+    assert found == [("FAILED", ()), ("TIMEOUT", ("node01", "node02"))]
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("00:08.131", 8.131), ("01:02:03", 3723), ("2-00:00:01", 172801), ("00:00:00", 0), ("", None), ("INVALID", None)],
