@@ -113,6 +113,14 @@ def test_a_share_of_each_output_goes_the_smallest_of_each_block(percent: int) ->
     assert best_size - 0.025 < kept_size <= best_size, "choosing among 32 loses little against choosing among all"
 
 
+@pytest.mark.parametrize("percent", (98, 99))
+def test_a_block_of_which_nothing_is_kept(percent: int) -> None:
+    weight = numbers(8, 3200, dtype=torch.float32)
+    done = pruned(f"prune_{percent}", weight)
+    assert ((done == 0).sum(1) == 32 * percent).all() and ((done == 0).view(8, -1, 32).sum(2) >= 31).all()
+    assert torch.equal(done[done != 0], weight[done != 0])
+
+
 @pytest.mark.parametrize("pruning", ("prune_2_4", "prune_30", "prune_75"))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 def test_shares_are_pruned_as_the_whole_is(pruning: str, dtype: torch.dtype) -> None:
