@@ -87,7 +87,7 @@ class Cell(Frozen):
             raise ValueError(f"compression: not supported by engine {self.engine}. Use `engine: rankwise`")
         if len(self.compression) > 1 and set(self.compression) & set(LEVELS):
             raise ValueError("compression: balanced and aggressive cannot be combined with other passes. Use one alone")
-        for kind in ("int", "prune"):
+        for kind in (("int", "float"), ("prune",)):
             chosen = [one for one in self.compression if one.startswith(kind)]
             if len(chosen) > 1:
                 raise ValueError(f"compression: {' and '.join(chosen)} are mutually exclusive. Use one of them")

@@ -164,7 +164,8 @@ class CompressionPasses(_Experiment):
                 try:
                     _PASS.validate_python(part)
                 except ValidationError as error:
-                    raise ValueError(f"unknown pass {part!r}; use one of: {', '.join(PASSES)}") from error
+                    known = f"{', '.join(PASSES)}, float8, prune_NN"
+                    raise ValueError(f"unknown pass {part!r}; use one of: {known}") from error
         return list(dict.fromkeys(passes))
 
     @property

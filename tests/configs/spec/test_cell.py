@@ -76,6 +76,8 @@ def test_training_on_several_ranks_is_ddp() -> None:
         ({"engine": "transformers", "layout": Layout(dp=2)}, "one rank"),
         ({"layout": Layout(dp=8)}, "fewer than replicas \\(dp=8\\)"),
         ({"workload": NoopWorkload(fault="kill", fault_rank=1)}, "fault_rank"),
+        ({"compression": "prune_50+float8+int8"}, "float8 and int8 are mutually exclusive"),
+        ({"compression": "int4+float8"}, "int4 and float8 are mutually exclusive"),
         ({"surprise": 1}, "Extra inputs"),
     ],
     ids=lambda value: str(value)[:40],

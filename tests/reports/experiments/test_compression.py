@@ -107,6 +107,7 @@ def test_each_pass_has_a_cell_for_its_speed_and_one_for_its_answers() -> None:
     ("experiment", "message"),
     [
         ("{kind: compression, passes: [int7]}", "unknown pass 'int7'; use one of: int8"),
+        ("{kind: compression, passes: [fp8]}", "balanced, aggressive, float8, prune_NN"),
         ("{kind: compression, passes: [int8+balanced]}", "no point"),
         (
             "{kind: compression, base: {workload: {kind: train}}}",
