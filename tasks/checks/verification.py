@@ -20,6 +20,7 @@ from configs.records.record import Record, Status, read_record
 from configs.spec.experiments import Correctness
 from configs.spec.measuring import Measuring
 from configs.spec.study import ModelSpec, StudyError, StudySpec, study_yaml
+from configs.workloads import descriptor_of
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
@@ -94,6 +95,7 @@ def prepare_verification(
         check_layout(asked.layout, manifest, model.name)
     notes = [note for note in [resolved_note(spec, model)] if note is not None]
     if saved is not None:
+        _check_kind(saved, manifest)
         tokenizer, prompts = saved_inputs(asked, saved, manifest, run, notes)
         num_prompts = saved.workload.num_prompts or NUM_PROMPTS
         new_tokens = getattr(saved.workload, "new_tokens", NEW_TOKENS)
@@ -208,6 +210,16 @@ def _workload_of(manifest: ModelManifest) -> type[GenerateWorkload | EncodeWorkl
         "encoder_decoder": Seq2SeqWorkload,
     }
     return kinds.get(kind_of(manifest), GenerateWorkload)
+
+
+def _check_kind(saved: SavedReference, manifest: ModelManifest) -> None:
+    """Raise ValueError for a saved reference of another kind of model, whose answers cannot be compared."""
+    expected = _workload_of(manifest)
+    if not isinstance(saved.workload, expected):
+        raise ValueError(
+            f"{saved.path}: answers of a {descriptor_of(saved.workload).kind} workload ({saved.about.model}), "
+            f"expected the model's {expected.model_fields['kind'].default}"
+        )
 
 
 def _plain(problem: str) -> str:
