@@ -24,6 +24,10 @@ def judge_embeddings(reference: Embeddings, candidate: Embeddings, noise: Embedd
     """Compare answers; `noise` is of the candidate's dtype."""
     if not reference.states or not reference.vectors:
         return CorrectnessVerdict("not judged", "the reference kept no hidden states")
+    for found in (reference.vectors, reference.states):
+        strange = next((prompt for prompt, rows in found.items() if not np.isfinite(rows).all()), None)
+        if strange is not None:
+            return CorrectnessVerdict("not judged", f"the reference's states of prompt {strange} are not finite")
     if noise is None or noise.orders < LEAST_ORDERS:
         return not_judged(None if noise is None else noise.orders)
     broken = _broken(reference, candidate)

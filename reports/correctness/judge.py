@@ -90,8 +90,13 @@ class CorrectnessVerdict:
 
 def judge_answers(reference: Answers, candidate: Answers, noise: ReductionNoise | None) -> CorrectnessVerdict:
     """Compare answers; `noise` is of the candidate's dtype."""
-    if not reference.prefill.logits or not reference.prefill.nll:
+    if not reference.prefill.logits:
         return CorrectnessVerdict("not judged", "the reference kept no logits")
+    if not reference.prefill.nll:
+        return CorrectnessVerdict("not judged", "every prompt is a single token, which has no likelihood")
+    strange = _not_finite(reference)
+    if strange is not None:
+        return CorrectnessVerdict("not judged", f"the reference's logits of prompt {strange} are not finite")
     if noise is None or noise.orders < LEAST_ORDERS:
         return not_judged(None if noise is None else noise.orders)
     broken = _broken(reference, candidate)
@@ -151,12 +156,18 @@ def _broken(reference: Answers, candidate: Answers) -> str:
     for prompt, tokens in reference.tokens.items():
         if len(candidate.tokens[prompt]) != len(tokens):
             return f"prompt {prompt} was answered with {len(candidate.tokens[prompt])} tokens, not {len(tokens)}"
-    for scored in (candidate.prefill, candidate.cached):
+    strange = _not_finite(candidate)
+    return "" if strange is None else f"prompt {strange} has logits that are not finite"
+
+
+def _not_finite(answers: Answers) -> int | None:
+    """The first prompt with logits or likelihoods that are NaN or infinite."""
+    for scored in (answers.prefill, answers.cached):
         for values in (scored.nll, scored.logits):
             for prompt, array in values.items():
                 if not np.isfinite(array).all():
-                    return f"prompt {prompt} has logits that are not finite"
-    return ""
+                    return prompt
+    return None
 
 
 def compared(own: Errors, orders: list[Errors], where: str, freedom: float, names: Names = LOGITS) -> list[Finding]:

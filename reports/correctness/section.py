@@ -200,7 +200,7 @@ def reference_sentence(base: CellResult) -> str:
 
 
 def correctness_table(judged: list[JudgedCell]) -> Table:
-    """One row for each candidate, the noise in brackets beside each figure."""
+    """One row for each candidate, the noise in parentheses beside each figure."""
     encodes = any(item.result.kind.answers == "vectors" for item in judged)
     figures = EMBEDDING_FIGURES if encodes else FIGURES
     rows = tuple(_row(item, len(figures)) for item in judged)

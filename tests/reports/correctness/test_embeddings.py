@@ -149,6 +149,8 @@ def test_what_is_broken_needs_no_noise() -> None:
     nan.states[2][0, 0] = math.nan
     verdict = judge_embeddings(REFERENCE, nan, NOISE)
     assert verdict.word == "defect" and "not finite" in verdict.reason
+    verdict = judge_embeddings(nan, nan, NOISE)
+    assert (verdict.word, verdict.reason) == ("not judged", "the reference's states of prompt 2 are not finite")
     short = noisy(REFERENCE, 1)
     short.vectors[0] = short.vectors[0][:5]
     assert "an embedding of 5 values, not 32" in judge_embeddings(REFERENCE, short, NOISE).reason

@@ -227,6 +227,21 @@ def test_values_that_are_not_numbers_are_a_defect(broken: float) -> None:
         assert judge_answers(REFERENCE, answers, NOISE).word == "defect"
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_reference_without_numbers_judges_nobody(broken: float) -> None:
+    """A damaged checkpoint is as broken in the reference as in the cell."""
+    reference = noisy(REFERENCE, 2)
+    reference.prefill.logits[3][0, 0] = broken
+    verdict = judge_answers(reference, reference, NOISE)
+    assert (verdict.word, verdict.reason) == ("not judged", "the reference's logits of prompt 3 are not finite")
+
+
+def test_prompts_of_one_token_are_not_called_a_reference_without_logits() -> None:
+    single = replace(REFERENCE, prefill=replace(REFERENCE.prefill, nll={}, nll_positions={}))
+    verdict = judge_answers(single, single, NOISE)
+    assert verdict.word == "not judged" and "every prompt is a single token" in verdict.reason
+
+
 def test_what_is_missing_or_unequal_is_a_defect() -> None:
     fewer = {prompt: tokens for prompt, tokens in REFERENCE.tokens.items() if prompt != 3}
     assert (
