@@ -22,7 +22,8 @@ that follow what the hardware can do (`engine.compression.passes`)."""
 LEVELS = ("balanced", "aggressive")
 
 
-Degree = Annotated[int, Field(gt=0, le=65_536)]
+MAX_DEGREE = 65_536
+Degree = Annotated[int, Field(gt=0, le=MAX_DEGREE)]
 """Of parallelism along one axis, or a number of ranks or nodes."""
 
 

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from configs.common.base import WrongArgument
+from configs.common.execution import MAX_DEGREE
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")]
@@ -16,6 +17,8 @@ Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="override a field: measuring.repeats=3")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+Tp = Annotated[int, typer.Option(min=1, max=MAX_DEGREE, help="tensor-parallel degree")]
+Pp = Annotated[int, typer.Option(min=1, max=MAX_DEGREE, help="pipeline stages")]
 
 
 def refuse_unused(context: typer.Context, unused: Mapping[str, str | None]) -> None:

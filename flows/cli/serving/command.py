@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from configs.common.execution import MAX_DEGREE
 from flows.cli.deploy.command import GroupTimeout
+from flows.cli.options import Pp, Tp
 
 if TYPE_CHECKING:
     from configs.common.execution import Compression
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
 ModelOption = Annotated[
     str, typer.Option("--model", metavar="DIR|ID", help="folder, owner/name@revision, or synthetic:ARCHITECTURE@SEED")
 ]
-Tp = Annotated[int, typer.Option(min=1, help="tensor-parallel degree")]
-Pp = Annotated[int, typer.Option(min=1, help="pipeline stages")]
 ServedDtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="type of the weights")]
 CompressionOption = Annotated[
     str | None, typer.Option("--compression", metavar="PASSES", help="passes over the weights: int8, prune_2_4+int8")
@@ -38,7 +38,7 @@ def serve(
     model: ModelOption,
     tp: Tp = 1,
     pp: Pp = 1,
-    dp: Annotated[int, typer.Option(min=1, help="replicas, behind one address")] = 1,
+    dp: Annotated[int, typer.Option(min=1, max=MAX_DEGREE, help="replicas, behind one address")] = 1,
     dtype: ServedDtype = "bfloat16",
     compression: CompressionOption = None,
     device: Device = None,

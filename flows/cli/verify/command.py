@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from configs.common.execution import MAX_DEGREE
+from flows.cli.options import Pp, Tp
+
 if TYPE_CHECKING:
     from configs.common.execution import Layout
 
@@ -35,9 +38,9 @@ def verify(
     layout: Annotated[
         list[str] | None, typer.Option(metavar="tp=2,pp=2", help="instead of --tp, --pp and --dp; several give a table")
     ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="tensor-parallel degree")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="pipeline stages")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="replicas")] = 1,
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Annotated[int, typer.Option(min=1, max=MAX_DEGREE, help="replicas")] = 1,
     engine: Annotated[
         Literal["rankwise", "transformers", "deepspeed", "onnxruntime"], typer.Option(help="engine to verify")
     ] = "rankwise",

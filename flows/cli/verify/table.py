@@ -59,11 +59,11 @@ def layout_of(written: str) -> Layout:
     try:
         parts = [part.split("=") for part in written.split(",")]
         degrees = {axis.strip(): int(degree) for axis, degree in parts}
-        if set(degrees) - {"dp", "tp", "pp"} or min(degrees.values()) < 1:
+        if set(degrees) - {"dp", "tp", "pp"} or len(degrees) < len(parts):
             raise ValueError(written)
+        return Layout(**degrees)
     except ValueError as error:
         raise ValueError(f"--layout: got {written}, expected a layout such as tp=2, pp=2 or dp=1,tp=2,pp=2") from error
-    return Layout(**degrees)
 
 
 def run_table(

@@ -102,6 +102,7 @@ def test_generate_prints_what_the_server_answers(tmp_path: Path) -> None:
         (["--model", "no-such-folder"], "no-such-folder"),
         ([*_MODEL, "--tp", "3"], "--tp 3"),
         ([*_MODEL, "--pp", "9"], "--pp 9"),
+        ([*_MODEL, "--dp", "65537"], "--dp"),
         ([*_MODEL, "--max-length", "4096"], "2048 positions"),
         ([*_MODEL, "--kv-cache-gib", "0.001"], "--kv-cache-gib"),
         ([*_MODEL, "--kv-cache-gib", "1000000"], "--kv-cache-gib 1e+06: "),

@@ -20,7 +20,7 @@ from tests.support.run_folders.studies import RANKWISE
 def test_layouts_are_written_by_their_degrees() -> None:
     assert layout_of("tp=2") == Layout(tp=2)
     assert layout_of("tp=2, pp=3,dp=1") == Layout(tp=2, pp=3)
-    for wrong in ("2", "tp=", "tp=0", "ep=2", "tp=2;pp=2", ""):
+    for wrong in ("2", "tp=", "tp=0", "ep=2", "tp=2;pp=2", "", "tp=2,tp=4", "tp=65537"):
         with pytest.raises(ValueError, match=r"expected a layout such as tp=2, pp=2 or dp=1,tp=2,pp=2"):
             layout_of(wrong)
 
@@ -30,6 +30,7 @@ def test_layouts_are_written_by_their_degrees() -> None:
     [
         ([], "expected a model"),
         (["--model", "a", "--layout", "tp2"], "expected a layout such as tp=2"),
+        (["--model", "a", "--tp", "65537"], "less than or equal to 65536"),
         (["--model", "a", "--layout", "tp=2", "--tp", "2"], "cannot be combined with --tp"),
         (["--model", "a", "--model", "b", "--save-reference", "x.zip"], "requires one model in one layout"),
     ],
