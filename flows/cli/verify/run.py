@@ -61,12 +61,14 @@ def run_verify(request: VerificationRequest) -> int:
         kept = outcome.verdict in (NOT_JUDGED, FAILED) or (request.keep is not None and outcome.measured)
         return _say(request, outcome, verification, saved, folder if kept else None)
     except KeyboardInterrupt:
+        kept = request.keep is not None
         print("interrupted: all launches ended", file=sys.stderr)
         return OTHER_ERROR
     except TransientFetchError as error:
         print(error, file=sys.stderr)
         return OTHER_ERROR
     except OSError as error:
+        kept = request.keep is not None
         print(f"{error.filename or folder}: {error.strerror or error}", file=sys.stderr)
         return OTHER_ERROR
     finally:
@@ -80,7 +82,18 @@ def _run_folder(request: VerificationRequest) -> Path:
         raise ValueError("--save-reference, --reference: mutually exclusive")
     if request.save is not None and (request.save.is_dir() or not request.save.absolute().parent.is_dir()):
         raise ValueError(f"--save-reference: got {request.save}, expected a file in an existing folder")
+    if request.save is not None:
+        _check_writable(request.save.absolute().parent)
     return working_folder(request.keep)
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise ValueError for a folder that takes no files: the reference is written when all is measured."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"--save-reference: {folder}: {error.strerror or error}") from error
 
 
 def working_folder(keep: Path | None) -> Path:

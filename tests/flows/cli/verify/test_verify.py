@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
@@ -220,6 +221,10 @@ def test_a_reference_of_another_vocabulary_or_damaged_or_newer(
     other = changed(model, tmp_path / "other", vocab_size=VOCABULARY + 1)
     said = verified(capsys, VerificationSpec(str(other)), reference=good.reference)
     assert said.code == 2 and "vocabulary of 128" in said.data["reason"]
+    encoder = changed(model, tmp_path / "encoder", model_type="bert", architectures=["BertModel"])
+    said = verified(capsys, VerificationSpec(str(encoder)), reference=good.reference)
+    assert said.code == 2 and "answers of a generate workload" in said.data["reason"], said.out
+    assert said.data["reason"].endswith("expected the model's encode") and "running" not in said.err
     content = good.reference.read_bytes()
     for name, damaged in (("half", content[: len(content) // 2]), ("none", b""), ("text", b"not a zip")):
         (tmp_path / name).write_bytes(damaged)
@@ -282,6 +287,7 @@ def test_places_that_cannot_be_written_are_refused(
         ({"keep": tmp_path / "full"}, "is not empty"),
         ({"keep": tmp_path / "no" / "such"}, "No such file"),
         ({"save": tmp_path / "no" / "such.zip"}, "expected a file in an existing folder"),
+        ({"save": Path("/proc/a.zip")}, "--save-reference: /proc: "),
         ({"save": tmp_path / "a.zip", "reference": good.reference}, "mutually exclusive"),
     ):
         said = verified(capsys, VerificationSpec(str(model)), **more)
@@ -381,6 +387,23 @@ def test_ending_the_command_ends_the_launch_and_leaves_nothing(model: Path, tmp_
     assert process.returncode == 1 and "all launches ended" in err and not out
     assert list(tmp_path.iterdir()) == []
     assert_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("ended", [KeyboardInterrupt, OSError(28, "No space left on device")])
+def test_the_folder_of_keep_stays_where_the_command_is_ended(
+    ended: BaseException | type[BaseException], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_until_ended(verification: Any, *_: object) -> None:
+        raise ended
+
+    monkeypatch.setattr("flows.cli.verify.run.run_verification", run_until_ended)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    asked = VerificationSpec(str(model))
+    assert run_verify(VerificationRequest(asked, keep=tmp_path / "kept")) == 1
+    assert (tmp_path / "kept" / "plan.json").is_file()
+    assert run_verify(VerificationRequest(asked)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_more_ranks_than_gpus_are_refused_before_anything_is_started(
