@@ -20,7 +20,6 @@ from configs.records.record import Record, Status, read_record
 from configs.spec.experiments import Correctness
 from configs.spec.measuring import Measuring
 from configs.spec.study import ModelSpec, StudyError, StudySpec, study_yaml
-from configs.workloads import descriptor_of
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
@@ -214,10 +213,10 @@ def _workload_of(manifest: ModelManifest) -> type[GenerateWorkload | EncodeWorkl
 
 def _check_kind(saved: SavedReference, manifest: ModelManifest) -> None:
     """Raise ValueError for a saved reference of another kind of model, whose answers cannot be compared."""
-    expected = _workload_of(manifest)
-    if not isinstance(saved.workload, expected):
+    expected, answered = _workload_of(manifest), saved.about.record.cell.workload
+    if not isinstance(answered, expected):
         raise ValueError(
-            f"{saved.path}: answers of a {descriptor_of(saved.workload).kind} workload ({saved.about.model}), "
+            f"{saved.path}: answers of a {answered.kind} workload ({saved.about.model}), "
             f"expected the model's {expected.model_fields['kind'].default}"
         )
 
