@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from datetime import UTC, datetime
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,13 @@ class Frozen(BaseModel):
     """An immutable value without unknown keys, infinities or NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+def plain_integer(value: Any) -> Any:
+    """Return an integer of numpy or pandas as Python's, which alone json and pydantic take; anything else as it is."""
+    if isinstance(value, int):
+        return value
+    return int(value) if isinstance(value, Integral) else value
 
 
 class WrongArgument(ValueError):

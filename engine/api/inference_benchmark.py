@@ -14,14 +14,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from configs.common.base import write_atomically
+from configs.common.base import plain_integer, write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import MIB, read_model, read_tail
 from configs.common.printable import plural
@@ -121,8 +121,8 @@ class DistributedInferenceBenchmark:
     """Run the benchmark. Raises ValueError for a configuration that cannot be measured on this machine."""
 
     def __init__(self, config: BenchmarkConfig) -> None:
-        self.config = config
-        _check(config)
+        self.config = replace(config, **{name: plain_integer(value) for name, value in vars(config).items()})
+        _check(self.config)
 
     def run_comprehensive_benchmark(self) -> BenchmarkResults:
         """Measure all launches. Raises RuntimeError, with the rank's output, if a launch fails."""

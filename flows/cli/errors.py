@@ -4,9 +4,11 @@ guarded(lambda: plainly(work), ...)       # "plan/plan.json: Permission denied",
 """
 
 import errno
+import os
 from collections.abc import Callable
+from pathlib import Path
 
-_NO_ARGUMENTS_FAULT = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 """A full disk or quota and a failing device: another path of the same disk would be no better."""
 
 
@@ -21,5 +23,13 @@ def plainly(work: Callable[[], int], kind: type[ValueError | OSError] = ValueErr
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        told = OSError if error.errno in _NO_ARGUMENTS_FAULT else kind
+        told = OSError if error.errno in DISK_FAULTS else kind
         raise told(f"{where}{error.strerror or error}") from error
+
+
+def resolved(path: Path) -> Path:
+    """Return the absolute path without links. A link that leads to itself stays, for the system to refuse by name.
+
+    `Path.resolve` raises RuntimeError there before Python 3.13.
+    """
+    return Path(os.path.realpath(path))

@@ -39,12 +39,34 @@ def _name_no_type_of_flags(parameters: Iterable[Any]) -> None:
             parameter.metavar = ""
 
 
+class _Folding:
+    """A highlighter of typer's whose text breaks a word that is too long for its column, where rich would cut it."""
+
+    def __init__(self, highlighter: Any) -> None:
+        self._highlighter = highlighter
+
+    def __call__(self, text: Any) -> Any:
+        found = self._highlighter(text)
+        found.overflow = "fold"
+        return found
+
+
+def _cut_no_names() -> None:
+    """Let `--help` on a terminal of 80 columns have `--max-step-tokens` on two lines, not `--max-step-tok...`."""
+    from typer import rich_utils
+
+    for name in ("highlighter", "negative_highlighter"):  # of names and descriptions; types are folded by typer
+        if not isinstance(highlighter := getattr(rich_utils, name), _Folding):
+            setattr(rich_utils, name, _Folding(highlighter))
+
+
 class Command(TyperCommand):
     """A command whose `--help` has no type behind flags."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print it."""
         _name_no_type_of_flags(self.get_params(ctx))
+        _cut_no_names()
         super().format_help(ctx, formatter)
 
 

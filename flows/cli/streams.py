@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from flows.cli.errors import DISK_FAULTS
+
 
 def open_missing_streams() -> None:
     """Open the null device for each standard stream that is closed, which Python has as None.
@@ -48,6 +50,13 @@ def whole_output() -> Iterator[None]:
     """
     try:
         yield
+    except OSError as error:
+        # Without a buffer (PYTHONUNBUFFERED, as in most containers) it is the printing itself that fails.
+        if error.errno not in DISK_FAULTS:
+            raise
+        discard_output()
+        print(error.strerror, file=sys.stderr)
+        raise SystemExit(1) from None
     finally:
         try:
             sys.stdout.flush()

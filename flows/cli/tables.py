@@ -20,6 +20,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int
         from rich.table import Table
         from rich.text import Text
 
+        from flows.cli.console import set_width
+
         table = Table(box=None, pad_edge=False, header_style="bold")
         for number, name in enumerate(header):
             table.add_column(name, justify="left" if left[number] else "right", no_wrap=True)
@@ -27,7 +29,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int
             table.add_row(*(Text(cell) for cell in row))
         # A table wider than the terminal is wrapped by it; rich would truncate figures.
         needed = sum(widths) + 2 * len(widths)
-        Console(width=max(needed, shutil.get_terminal_size().columns)).print(table)
+        set_width(Console(), max(needed, shutil.get_terminal_size().columns)).print(table)
         return
     for row in (header, *rows):
         cells = [

@@ -13,9 +13,11 @@ sequences served at once over all GPUs. GB is 10^9 bytes. Unknown prices stay No
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, get_args
 
+from configs.common.base import plain_integer
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Accelerator, AcceleratorKind, Machine
 from configs.hardware.prices import Market
@@ -46,6 +48,18 @@ from engine.planner.results import StepTime
 from engine.planner.setup import TrainingSetup
 
 _SHOWN = 5
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+
+def _with_plain_integers(method: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
+    """Let the method take integers of numpy and pandas, which its answer holds as Python's."""
+
+    @wraps(method)
+    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Answer:
+        return method(*map(plain_integer, args), **{name: plain_integer(value) for name, value in kwargs.items()})
+
+    return called
 
 
 class HardwareSelector:
@@ -58,6 +72,7 @@ class HardwareSelector:
         self.hardware = hardware or catalog()
         self._learned_times = learned_times
 
+    @_with_plain_integers
     def get_distributed_training_config(
         self,
         model_family: str,
@@ -99,6 +114,7 @@ class HardwareSelector:
             "assumptions": assumptions,
         }
 
+    @_with_plain_integers
     def get_inference_config(
         self,
         model_family: str,
@@ -153,6 +169,7 @@ class HardwareSelector:
             "smallest_change": None if chosen.fits else mended(chosen.setup, limit),
         }
 
+    @_with_plain_integers
     def select_hardware_for_task(
         self,
         model_family: str,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from flows.cli.errors import resolved
+
 if TYPE_CHECKING:
     from slurm.lab.plan import LabPlan
 
@@ -50,7 +52,7 @@ def up(
         from slurm.lab import cluster
         from slurm.lab.plan import requested
 
-        hidden = {*(cluster.default_hidden() if private_disks else ()), *(each.resolve() for each in hide or [])}
+        hidden = {*(cluster.default_hidden() if private_disks else ()), *(resolved(each) for each in hide or [])}
         request = requested(
             name=name,
             folder=_folder(name, folder),
@@ -180,7 +182,7 @@ def restart(
 def _folder(name: str, named: Path | None) -> Path:
     from slurm.lab.plan import BASE_FOLDER
 
-    return named.expanduser().resolve() if named else BASE_FOLDER / name
+    return resolved(named.expanduser()) if named else BASE_FOLDER / name
 
 
 def _plan(name: str, named: Path | None) -> "LabPlan":

@@ -88,7 +88,9 @@ def print_checks(checks: list[DoctorCheck]) -> None:
             if check.remedy:
                 print(f"        remedy: {check.remedy}")
         return
-    table = Table("", "check", "found", "remedy")
+    table = Table("", "check")
+    for column in ("found", "remedy"):  # with commands to type: rich would cut their long words
+        table.add_column(column, overflow="fold")
     for check in checks:
         state = Text(_shown(check), style=_COLOURS[_shown(check)])
         table.add_row(state, Text(check.name), Text(check.detail), Text(check.remedy or ""))

@@ -14,6 +14,7 @@ from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import brief
 from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
+from flows.cli.errors import resolved
 from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts
 
 Ask = Callable[[str, str], str]
@@ -38,7 +39,7 @@ def init_study(script: Path | None, output: Path, ranks: int, ask: Ask | None) -
         if not answer.isdecimal() or int(answer) < 1:
             raise WrongArgument(f"Largest number of ranks: got {brief(answer)}, expected a whole number of at least 1")
         ranks = int(answer)
-    where = script.resolve().relative_to(output.resolve().parent) if _below(script, output) else script.resolve()
+    where = script.resolve().relative_to(resolved(output).parent) if _below(script, output) else script.resolve()
     study = first_study(facts, str(where), ranks)
     parse_study(study)  # what is written can be run
     write_atomically(output, commented(study, facts))
@@ -127,7 +128,7 @@ def _shown(options: list[ScriptOption]) -> list[ScriptOption]:
 
 
 def _below(script: Path, output: Path) -> bool:
-    return script.resolve().is_relative_to(output.resolve().parent)
+    return script.resolve().is_relative_to(resolved(output).parent)
 
 
 def print_schema() -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.planner.choice.selector import HardwareSelector
 
 HARDWARE = ("cuda", "rocm", "cpu")
+_MIN_RATE, _MAX_RATE = 1e-6, 10**9  # one request in 12 days; beyond, counts and prices have hundreds of digits
 _EVERYWHERE = ("words", "as_json")
 # Options of each form of the command. Any other option would have no effect and is therefore refused.
 _HEEDED = {
@@ -116,6 +117,8 @@ def _without_engine(request: PlanRequest) -> str | None:
             return f"--{name}: has no effect without --serve. Add --serve"
         if value is not None and not 0 < value < float("inf"):
             return f"--{name}: expected {unit} above 0, got {value}"
+    if request.rate is not None and not _MIN_RATE <= request.rate <= _MAX_RATE:
+        return f"--rate: expected {_MIN_RATE:g} to {_MAX_RATE:,} requests per second, got {request.rate:g}"
     if request.rate is not None and request.gpus is not None:
         return "--gpus, --rate: mutually exclusive. --rate finds the number of machines"
     if request.serve and request.hardware and (request.accelerator is not None or request.gpus is not None):

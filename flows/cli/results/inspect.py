@@ -20,6 +20,7 @@ from configs.plans.job import Job, Launcher, Progress, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan, read_plan
 from configs.records.record import Status
+from flows.cli.console import set_width
 
 if TYPE_CHECKING:
     from tasks.campaign.ledger import Ledger
@@ -92,8 +93,7 @@ def _console_for(lines: Sequence[tuple[str, ...]]) -> Console:
     console = Console(highlight=False, markup=False, emoji=False)
     widths = [max(cell_len(text) for text in column) for column in zip(*lines, strict=True)]
     needed = sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _WHY_COLUMNS)
-    console.width = max(needed, console.width if console.is_terminal else _FILE_COLUMNS)
-    return console
+    return set_width(console, max(needed, console.width if console.is_terminal else _FILE_COLUMNS))
 
 
 def _ledger(run: RunPaths) -> "Ledger":

@@ -8,6 +8,7 @@ from pathlib import Path
 from configs.common.base import WrongArgument, utc_now, write_atomically
 from configs.common.printable import printable, shortened
 from configs.plans.paths import RunPaths
+from flows.cli.errors import resolved
 from reports.document.cells import cells_data
 from reports.document.html import report_page
 from reports.document.site import HOME, SiteRun, site_pages
@@ -58,7 +59,7 @@ def _run_folders(parent: Path, out: Path) -> Iterator[Path]:
         if "plan.json" in files:
             names.clear()
             yield folder
-        elif len(folder.parts) - depth >= MAX_DEPTH or folder.resolve() == out.resolve():
+        elif len(folder.parts) - depth >= MAX_DEPTH or resolved(folder) == resolved(out):
             names.clear()
 
 

@@ -22,6 +22,7 @@ from configs.common.execution import Layout
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
+from flows.cli.console import set_width
 from flows.cli.signals import sigterm_as_interrupt
 from flows.cli.verify.run import EXIT_CODES, OTHER_ERROR, VerificationRequest, verified, working_folder
 from flows.cli.verify.text import AGREES, DEFECT, FAILED, NOT_JUDGED, NOT_SUPPORTED, VerificationOutcome
@@ -168,7 +169,7 @@ def _print(rows: list[VerificationRow], as_json: bool) -> None:
     for row in rows:
         cells = (row.model, row.kind or _UNKNOWN, row.layout, row.verdict, _worst(row), _difference(row))
         table.add_row(*map(Text, cells))
-    Console(width=_WIDTH).print(table)
+    set_width(Console(), _WIDTH).print(table)
     for row in rows:
         if row.verdict != AGREES:
             print(f"{row.model}, {row.layout}: {row.verdict}: {row.reason}")

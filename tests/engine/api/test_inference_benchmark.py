@@ -1,8 +1,10 @@
 """The benchmark of the Python surface: what it measures, what it refuses, and a launch that fails."""
 
+import json
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.api.inference_benchmark import BenchmarkConfig, DistributedInferenceBenchmark
@@ -26,6 +28,13 @@ TINY = BenchmarkConfig(
 
 def changed(**changes: Any) -> BenchmarkConfig:
     return BenchmarkConfig(**{**TINY.__dict__, **changes})
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    config = DistributedInferenceBenchmark(
+        changed(batch_size=np.int64(2), hidden_size=np.int32(64), world_size=1)
+    ).config
+    assert config == changed(world_size=1) and json.dumps(config.__dict__)
 
 
 @pytest.mark.nightly

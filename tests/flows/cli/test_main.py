@@ -40,6 +40,23 @@ def test_help_names_no_type_behind_flags() -> None:
     assert [name for name, page in pages.items() if "<bool>" in page] == []
 
 
+@pytest.mark.parametrize("name", ["plan", "serve", "generate", "deploy"])
+def test_help_of_80_columns_cuts_no_word(name: str) -> None:
+    """`--max-step-tok…` and `h100-80gb.memory_bytes…` could not be typed."""
+    assert "…" not in CliRunner().invoke(app, [name, "--help"], terminal_width=80, env={"COLUMNS": "80"}).output
+
+
+@pytest.mark.parametrize(
+    "words", [["init", "--from", "train.py", "--output"], ["lab", "status", "--folder"], ["site", ".", "--out"]]
+)
+def test_a_link_to_itself_is_no_traceback(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('step 1 loss 2.0')\n")
+    (tmp_path / "loop").symlink_to("loop")
+    done = CliRunner().invoke(app, [*words, "loop"])
+    assert isinstance(done.exception, SystemExit | None), done.exception
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

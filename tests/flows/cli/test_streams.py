@@ -55,3 +55,14 @@ def test_what_takes_no_more_output_ends_a_command_without_words_of_the_interpret
             )  # fmt: skip
             assert done.returncode == 1, done.stderr
             assert {line.removeprefix("standard output: ") for line in done.stderr.splitlines()} == {said} - {""}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["doctor"]])
+def test_a_full_disk_without_a_buffer_is_one_line(words: list[str]) -> None:
+    """PYTHONUNBUFFERED is set in most containers: there a print fails, not the end, and that was a traceback."""
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", _RANKWISE, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=600,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()) == (1, ["No space left on device"])

@@ -8,13 +8,15 @@ import pytest
 from configs.common.printable import terminal_columns
 from flows.cli.tables import print_table
 
-ROWS = [("\u6a21\u578b" * 10, "2.6", "12345678"), ("opt", "13.1", "x")]
+ROWS = [("\u6a21\u578b" * 10, "2.6", "12345678"), ("opt" * 20, "13.1", "x")]
 
 
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
 def test_no_figure_is_cut_on_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: str
 ) -> None:
     """Behind a name of wide signs a column was gone, and `1234...` stood for a figure."""
+    monkeypatch.setenv("TERM", terminal)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((30, 24)))
     print_table(("name", "GB", "more"), ROWS)

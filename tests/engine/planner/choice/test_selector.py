@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.hardware.catalog import accelerator, catalog
@@ -24,6 +25,19 @@ SMALL = {"facebook/opt-6.7b": 16, "facebook/opt-1.3b": None}
 
 def config_of(model: str, gpus: int, batch: int, memory: float | None = None, **more: Any) -> dict[str, Any]:
     return SELECTOR.get_distributed_training_config("text_generation", model, gpus, batch, memory, **more)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    """A loop over an array, or a column of pandas; the answer is written as JSON."""
+    eight, four = np.int64(8), np.int32(4)
+    config = config_of("facebook/opt-1.3b", eight, four, sequence_length=np.int64(512))  # type: ignore[arg-type]
+    same = config_of("facebook/opt-1.3b", 8, 4, sequence_length=512)
+    del config["setup"], same["setup"]
+    assert json.dumps(config) == json.dumps(same)
+    chosen = SELECTOR.select_hardware_for_task("text_generation", "facebook/opt-1.3b", gpu_count=four)  # type: ignore[arg-type]
+    assert json.loads(json.dumps(chosen))["gpu_count"] == 4
+    with pytest.raises(ValueError, match="gpu_count: 0 is not a whole number above 0"):
+        config_of("facebook/opt-1.3b", np.int64(0), 4)  # type: ignore[arg-type]
 
 
 def test_what_a_script_prints_of_a_selection(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,18 +119,25 @@ def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
-def test_table_on_a_terminal() -> None:
-    code = (
-        "from flows.cli.doctor.command import DoctorCheck, print_checks\n"
-        "print_checks([DoctorCheck('master', 'missing', '[::1]:5 [red]x[/red]', 'open it')])"
-    )
+def table_on_a_terminal(check: str, columns: int) -> str:
+    code = f"from flows.cli.doctor.command import DoctorCheck, print_checks\nprint_checks([DoctorCheck({check})])"
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     subprocess.run([sys.executable, "-c", code], stdout=theirs, env=environment, check=True, timeout=600)
     os.close(theirs)
     shown = os.read(ours, 100_000).decode()
     os.close(ours)
+    return shown
+
+
+def test_table_on_a_terminal() -> None:
+    shown = table_on_a_terminal("'master', 'missing', '[::1]:5 [red]x[/red]', 'open it'", 100)
     assert "┃" in shown and "[::1]:5 [red]x[/red]" in shown and "open it" in shown
+
+
+def test_a_narrow_terminal_cuts_no_command() -> None:
+    shown = table_on_a_terminal("'socket buffers', 'warning', 'small', 'sysctl -w net.core.rmem_max=134217728'", 50)
+    assert "…" not in shown
 
 
 def test_a_check_that_hangs_or_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

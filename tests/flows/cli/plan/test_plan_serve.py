@@ -61,6 +61,8 @@ def test_machines_that_are_all_too_slow_are_answered_with_the_fastest() -> None:
     ("words", "said"),
     [
         (("--rate", "0"), "--rate: expected requests per second above 0"),
+        (("--rate", "1e-300"), "--rate: expected 1e-06 to 1,000,000,000 requests per second, got 1e-300"),
+        (("--rate", "1e300"), "--rate: expected 1e-06 to 1,000,000,000 requests per second, got 1e+300"),
         (("--rate", "5", "--gpus", "8"), "--gpus, --rate: mutually exclusive"),
         (("--hardware", "cpu"), "engines on CPUs are not predicted"),
         (("--hardware", "cuda", "--gpus", "8"), "--hardware: has no effect on --serve with a device"),
