@@ -16,6 +16,7 @@ from engine.serving import drawing
 from engine.serving.choosing import next_token
 from engine.serving.drawing import as_draws, count_unfiltered, draw_in_shares, draw_tokens
 from engine.serving.sampling import Sampling
+from tests.support.patience import patient
 
 _DEVICES = (
     "cpu",
@@ -103,7 +104,7 @@ class Pair:
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         self.drawn = int(tensor.count_nonzero())
         self.sent.put(tensor)
-        parts = [tensor, self.other.sent.get(timeout=10)]
+        parts = [tensor, self.other.sent.get(timeout=patient(10))]
         return torch.stack(parts if self.index == 0 else parts[::-1])
 
 

@@ -68,7 +68,7 @@ def scraped(address: str, until: str) -> str:
     ends = time.monotonic() + patient(20)
     wanted, value = until.split()
     while True:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=patient(5)) as answer:
             text: str = answer.read().decode()
         if any(line.startswith(METRIC_PREFIX + wanted) and line.endswith(value) for line in text.splitlines()):
             return text
@@ -172,7 +172,7 @@ def test_the_endpoint_ends_with_the_measurement(told: Told) -> None:
     folder, _, _, address = told
     assert not list(folder.glob("live/prometheus/*.json"))
     with pytest.raises(OSError):
-        urllib.request.urlopen(f"http://{address}/metrics", timeout=5)
+        urllib.request.urlopen(f"http://{address}/metrics", timeout=patient(5))
 
 
 def test_nothing_is_written_at_home(told: Told) -> None:
@@ -379,7 +379,7 @@ def answered(address: str, query: str) -> list[Any]:
     """What a Prometheus server answers to an instant query; nothing while it is not up."""
     asked = f"http://{address}/api/v1/query?" + urllib.parse.urlencode({"query": query})
     try:
-        with urllib.request.urlopen(asked, timeout=5) as answer:
+        with urllib.request.urlopen(asked, timeout=patient(5)) as answer:
             result: list[Any] = json.load(answer)["data"]["result"]
     except (urllib.error.URLError, ConnectionError):
         return []

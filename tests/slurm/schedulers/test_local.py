@@ -49,7 +49,7 @@ def start_submitter(folder: Path) -> "subprocess.Popen[str]":
 def kill(process: "subprocess.Popen[str]") -> str:
     """SIGKILL; returns the rest of the output, which ends only when nobody holds the pipe any more."""
     process.kill()
-    return process.communicate(timeout=5)[0]
+    return process.communicate(timeout=patient(5))[0]
 
 
 def test_adapter_is_chosen_by_its_name() -> None:
