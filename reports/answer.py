@@ -17,7 +17,7 @@ from reports.decisions.decision import Decision, decision_body, decision_lead, e
 from reports.decisions.scaling_end import ScalingEnd, scaling_lead
 from reports.experiments.compression import compression, compression_sentence
 from reports.experiments.engines import WORST_FIRST, engines, engines_sentence
-from reports.experiments.kernels import different_kernels
+from reports.experiments.kernels import different_kernels, without_kernels
 from reports.experiments.load.choice import server_choices
 from reports.experiments.load.choice_text import server_body, server_lead
 from reports.experiments.load.text import limit_sentences, load_sentence
@@ -188,6 +188,8 @@ def _apart(study: StudyResult) -> list[Sentence]:
     """What the figures of some points cannot be compared with."""
     lines = different_kernels(study)
     kernels = [Sentence("Points of one curve ran on different kernels:", f"{'; '.join(lines)}.")] if lines else []
+    if (slow := without_kernels(study)) is not None:
+        kernels.append(Sentence("Without compiled kernels:", f"{slow}. They computed with torch's, which are slower."))
     return [*_devices(study), *kernels]
 
 

@@ -29,7 +29,7 @@ from configs.common.system.proc import read_fields
 MODES = ("on", "off", "avx2")
 _COMPILE_SECONDS = 300
 _loaded: dict[tuple[Path, tuple[str, ...], str], ctypes.CDLL | None] = {}
-_reasons: dict[str, str] = {}
+_reasons: dict[tuple[str, str], str] = {}  # by mode and source
 
 
 class _BuildError(RuntimeError):
@@ -47,7 +47,7 @@ def load_library(source: Path, *flags: str) -> ctypes.CDLL | None:
         try:
             _loaded[key] = ctypes.CDLL(str(_compiled(source, flags, mode)))
         except (_BuildError, OSError) as error:
-            _reasons[mode] = f"{source.name}: {error}"
+            _reasons[mode, source.name] = f"{source.name}: {error}"
             _loaded[key] = None
     return _loaded[key]
 
@@ -78,9 +78,10 @@ def kernel_mode() -> str:
     return mode
 
 
-def unavailable_reason() -> str | None:
-    """Return why the last library is unavailable in the current mode; None if all are available."""
-    return _reasons.get(kernel_mode())
+def unavailable_reason(source: str | None = None) -> str | None:
+    """Return why the library of a source, `linear.c`, or the last one is unavailable in the current mode, if it is."""
+    found = [why for (mode, name), why in _reasons.items() if mode == kernel_mode() and source in (None, name)]
+    return found[-1] if found else None
 
 
 def _compiled(source: Path, flags: tuple[str, ...], mode: str) -> Path:
@@ -158,12 +159,22 @@ def processor_flags() -> frozenset[str]:
 def _cache_folder() -> Path:
     """Return a folder writable by this user only, because its contents are loaded into the process."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    shared_temporary = Path(tempfile.gettempdir()) / f"rankwise-kernels-{os.getuid()}"
-    for folder in (Path(home) / "rankwise" / "kernels", shared_temporary):
+    temporary = tempfile.gettempdir()
+    for folder in (Path(home) / "rankwise" / "kernels", Path(temporary) / f"rankwise-kernels-{os.getuid()}"):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             continue
-        if os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_uid == os.getuid():
+        if os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_uid == os.getuid() and not _is_noexec(folder):
             return folder
+    if _is_noexec(temporary):
+        raise _BuildError(
+            f"no code can be loaded from {home} or {temporary} (mounted noexec, or not writable); "
+            "set XDG_CACHE_HOME to a folder of another disk"
+        )
     return Path(tempfile.mkdtemp(prefix="rankwise-kernels-"))
+
+
+def _is_noexec(folder: str | Path) -> bool:
+    """Whether the disk forbids to map code from it, as temporary ones of containers and hardened machines do."""
+    return bool(os.statvfs(folder).f_flag & os.ST_NOEXEC)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.build import kernel_mode, load_library, parallel_address, processor_flags
+from engine.kernels.build import kernel_mode, load_library, parallel_address, processor_flags, unavailable_reason
 from engine.kernels.memory import aligned_bytes, into_huge_pages
 
 _SOURCE = Path(__file__).with_name("linear.c")
@@ -155,6 +155,11 @@ def _own_path(dtype: torch.dtype) -> str:
 def _mkldnn_has_bfloat16() -> bool:
     """Whether mkldnn packs bfloat16 here: it refuses processors without AVX-512 (or AVX-NE-CONVERT)."""
     return bool(torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def why_no_cpu_kernels() -> str | None:
+    """Return why layers on a CPU are computed by torch's products, which are slower; None where ours can be had."""
+    return None if _library() is not None else unavailable_reason(_SOURCE.name)
 
 
 @functools.cache

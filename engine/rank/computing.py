@@ -13,6 +13,7 @@ from configs.families.config import ModelConfig
 from configs.spec.cell import Cell
 from configs.workloads import descriptor_of
 from engine.kernels.gpu import has_gpu_attention, why_no_gpu_kernels
+from engine.kernels.linear import why_no_cpu_kernels
 from engine.parallel.transports import graph_obstacle
 from engine.rank.attention_rule import AttentionCall, Gpu, explain_attention
 
@@ -29,7 +30,8 @@ def computing_environment(
 
     attention_prefill, attention_decode, attention_training: the kernel that torch chooses for this model (of a decode
     step that its graph lets cover the cache's whole capacity, with a mask); None where the engine has its own kernel or
-    no such pass. gpu_kernels: whether it has its own there. transport: of the tensor-parallel group.
+    no such pass. gpu_kernels: whether it has its own there. cpu_kernels_why_not: only where compiled ones cannot be
+    had, as without a C compiler. transport: of the tensor-parallel group.
     """
     kind = descriptor_of(cell.workload)
     ours = cell.engine == "rankwise"
@@ -47,6 +49,8 @@ def computing_environment(
         "compiled": cell.engine_mode == "compiled" or bool(getattr(cell.workload, "compiled", False)),
         "tf32": torch.backends.cuda.matmul.allow_tf32 if on_gpu else None,
     }
+    if device.type == "cpu" and ours and config is not None and not kind.trains and (why := why_no_cpu_kernels()):
+        said["cpu_kernels_why_not"] = why
     if on_gpu and ours:
         why_no_kernels = why_no_gpu_kernels(device)
         said |= {"gpu_kernels": why_no_kernels is None, "gpu_kernels_why_not": why_no_kernels}

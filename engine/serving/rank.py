@@ -71,6 +71,7 @@ def serve(settings: "ServingSettings", place: RankPlace, context: "Context", soc
     import torch
 
     from engine.inference.weights import finalize_weights, load_shard
+    from engine.kernels.linear import why_no_cpu_kernels
     from engine.models.weights import DTYPES, check_kind
     from engine.rank.agreement import raise_on_all_ranks
     from engine.serving.step_message import StepMessage
@@ -97,6 +98,7 @@ def serve(settings: "ServingSettings", place: RankPlace, context: "Context", soc
         "cache_bytes": cache.nbytes,
         "batch_invariant": obstacle is None,
         "transport": context.communicators.tensor.transport,
+        "why_no_kernels": why_no_cpu_kernels() if context.device.type == "cpu" else None,
     }
     return _lead(settings, runner, message, context, socket_path, ready)
 

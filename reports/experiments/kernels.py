@@ -1,7 +1,10 @@
 """Whether the points of an experiment computed with different kernels: their ratio is of the kernels as well.
 
 lines = different_kernels(study)        # "strong: tiny: attention of prompts is flash_attention at ..., math at ..."
+told = without_kernels(study)           # "3 of 12 measurements (linear.c: no C compiler: cc: ...)"
 """
+
+from collections import Counter
 
 from reports.provenance import KERNEL_FACTS
 from reports.reading.load import CellResult, StudyResult
@@ -28,6 +31,16 @@ def different_kernels(study: StudyResult) -> list[str]:
                 told = joined([f"{value} at {_points(names)}" for value, names in groups.items()])
                 lines.append(f"{study.title(experiment)}: {words}: {told}")
     return lines
+
+
+def without_kernels(study: StudyResult) -> str | None:
+    """Say how many measurements of a CPU had no compiled kernels, and the commonest reason; None: all had."""
+    readings = [reading for result in study.cells.values() for reading in result.completed.values()]
+    known = [study.environments.get(reading.record.environment or "") or {} for reading in readings]
+    whys = Counter(str(why) for one in known if (why := one.get("cpu_kernels_why_not")))
+    if not whys:
+        return None
+    return f"{whys.total()} of {plural(len(readings), 'measurement')} ({whys.most_common(1)[0][0]})"
 
 
 def _values(study: StudyResult, result: CellResult, fact: str) -> set[str]:

@@ -31,7 +31,8 @@ def compose_of_server(served: ContainedServer) -> dict[str, Any]:
         "stop_grace_period": "45s",
         "shm_size": "1gb",
         "read_only": True,
-        "tmpfs": ["/tmp", "/home/rankwise"],
+        # Docker's are noexec; kernels are compiled for the processor, and loaded, below the home folder.
+        "tmpfs": ["/tmp", "/home/rankwise:exec"],
         "security_opt": ["no-new-privileges:true"],
         "cap_drop": ["ALL"],
     }

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reports.experiments.kernels import different_kernels
+from reports.experiments.kernels import different_kernels, without_kernels
 from reports.reading.devices import load_comparable
 from reports.render import render_report
 from tests.support.run_folders.made_studies import run_in_environments
@@ -35,3 +35,14 @@ def test_steps_with_and_without_graphs_are_named(tmp_path: Path) -> None:
     run, _ = run_in_environments(tmp_path, STRONG, [dict(one) for one in graphs])
     (line,) = different_kernels(load_comparable(run))
     assert "decode steps: CUDA graphs at" in line and "no CUDA graphs at" in line
+
+
+def test_measurements_without_compiled_kernels_are_counted_with_the_reason(tmp_path: Path) -> None:
+    why = "linear.c: no C compiler: cc: No such file or directory"
+    environments = [{"cpu_kernels_why_not": why}, {}, {"cpu_kernels_why_not": why}]
+    run, _ = run_in_environments(tmp_path, STRONG, [dict(one) for one in environments])
+    study = load_comparable(run)
+    number = sum(len(result.completed) for result in study.cells.values())
+    assert without_kernels(study) == f"{2 * number // 3} of {number} measurements ({why})"
+    render_report(run)
+    assert "Without compiled kernels:" in (run.folder / "report.md").read_text()

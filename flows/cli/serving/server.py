@@ -78,11 +78,12 @@ def run_generate(
         key = secrets.token_urlsafe(32)
         with ServerProcess(settings, key) as server:
             try:
-                url = server.wait_until_ready()["url"]
+                about = server.wait_until_ready()
             except ServerFailedError as error:
                 raise OSError(str(error)) from error
+            _warn_of_kernels(about)
             headers = {"Authorization": f"Bearer {key}"}
-            with httpx.Client(base_url=url, headers=headers, timeout=None, trust_env=False) as client:
+            with httpx.Client(base_url=about["url"], headers=headers, timeout=None, trust_env=False) as client:
                 path = "/v1/chat/completions" if chat else "/v1/completions"
                 try:
                     for number, body in enumerate(bodies, 1):
@@ -219,9 +220,16 @@ def _announce(about: dict[str, Any], cache_tokens: int, max_length: int, key: st
         _say(f"key-value cache of each replica: {cache_tokens} tokens, {size:.0f} MiB on its first rank")
     else:
         _say(said)
+    _warn_of_kernels(about)
     if key is not None and made:
         _say(f"requests need the header `Authorization: Bearer {key}`; {API_KEY_VARIABLE} sets another token")
     _say("Ctrl-C ends it; requests in progress are finished")
+
+
+def _warn_of_kernels(about: dict[str, Any]) -> None:
+    """Say that answers come more slowly, where nothing could be compiled."""
+    for why in {replica.get("why_no_kernels") for replica in about["replicas"]} - {None}:
+        _say(f"no compiled kernels, so torch's compute, which are slower: {why}")
 
 
 def _wait(server: ServerProcess) -> int:

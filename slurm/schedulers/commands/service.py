@@ -41,6 +41,7 @@ def submit_service(target: SlurmTarget, name: str, argv: Sequence[str], folder: 
         "job-name": name,
         "nodes": "1",
         "ntasks": "1",
+        "mem": "0",  # all of the node's: a partition's default (DefMemPerNode) may be a part
         "time": str(minutes),
         "output": str(folder / "job.log"),
         "open-mode": "append",

@@ -39,6 +39,17 @@ def test_a_cpu_says_torchs_choice_for_the_prompt() -> None:
     assert computing_environment(cell(), CPU, None)["attention_prefill"] is None
 
 
+def test_a_cpu_without_compiled_kernels_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing, "why_no_cpu_kernels", lambda: "linear.c: no C compiler: cc: No such file")
+    assert (
+        computing_environment(cell(), CPU, CONFIG)["cpu_kernels_why_not"] == "linear.c: no C compiler: cc: No such file"
+    )
+    for other in (cell("train"), cell(engine="transformers")):
+        assert "cpu_kernels_why_not" not in computing_environment(other, CPU, CONFIG)
+    monkeypatch.setattr(computing, "why_no_cpu_kernels", lambda: None)
+    assert "cpu_kernels_why_not" not in computing_environment(cell(), CPU, CONFIG)
+
+
 def test_a_gpu_is_asked_about_its_passes_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

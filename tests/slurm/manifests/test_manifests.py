@@ -104,6 +104,8 @@ def test_compose_files_follow_the_specification() -> None:
     assert problems_of_compose(compose_of_study("strong", 2, 1, gpus=1)["compose.yaml"]) == []
     mounted = [v.split(":")[0][2:] for v in files["compose.yaml"]["services"]["grafana"]["volumes"] if v[0] == "."]
     assert set(mounted) <= set(files)
+    # Docker mounts them noexec: neither compiled kernels nor Triton's can be loaded from there.
+    assert "/home/rankwise:exec" in files["compose.yaml"]["services"]["server"]["tmpfs"]
     queried = [t["expr"] for panel in files["grafana/serving.json"]["panels"] for t in panel["targets"]]
     assert len(queried) == len(set(queried)) > 10
 

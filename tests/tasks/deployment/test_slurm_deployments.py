@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from configs.serving.deployment import ServiceState
+from configs.targets.target import SlurmTarget
+from slurm.schedulers.commands.service import end_service, service_job, submit_service
 from tests.support.cluster.lab import Lab
 from tests.support.run_folders.studies import rankwise, wait_until
 
@@ -108,6 +111,19 @@ def test_a_partition_serves_until_it_is_taken_down(lab: Lab, access: Access, tmp
     down = rankwise("undeploy", "served", cwd=tmp_path, RANKWISE_DATA=str(tmp_path / "data"))
     assert down.returncode == 0, down.stdout + down.stderr
     nothing_left(lab, tmp_path)
+
+
+def test_a_server_has_the_memory_of_its_node_whatever_jobs_get_unless_they_ask(lab: Lab, tmp_path: Path) -> None:
+    target = SlurmTarget(partition="lab")
+    lab.slurm("scontrol", "update", "PartitionName=lab", "DefMemPerNode=64")
+    try:
+        submit_service(target, "rw-serve-memory", ["sleep", "600"], tmp_path, minutes=2)
+        wait_until(lambda: (job := service_job("rw-serve-memory", target)) and job.node, 60, "the job")
+        shown = lab.slurm("scontrol", "--oneliner", "show", "job", lab.queue()[0])
+    finally:
+        end_service("rw-serve-memory", target)
+        lab.slurm("scontrol", "update", "PartitionName=lab", "DefMemPerNode=UNLIMITED")
+    assert re.search(rf"TRES=\S*\bmem={lab.plan.memory_per_node_megabytes}M\b", shown), shown
 
 
 def test_a_partition_that_cannot_serve_is_named(lab: Lab, access: Access, tmp_path: Path) -> None:
