@@ -122,7 +122,8 @@ def test_a_server_has_the_memory_of_its_node_whatever_jobs_get_unless_they_ask(l
         shown = lab.slurm("scontrol", "--oneliner", "show", "job", lab.queue()[0])
     finally:
         end_service("rw-serve-memory", target)
-        lab.slurm("scontrol", "update", "PartitionName=lab", "DefMemPerNode=UNLIMITED")
+        each = lab.plan.memory_per_node_megabytes // lab.plan.cores_per_node  # as slurm.conf has it
+        lab.slurm("scontrol", "update", "PartitionName=lab", f"DefMemPerCPU={each}")
     assert re.search(rf"TRES=\S*\bmem={lab.plan.memory_per_node_megabytes}M\b", shown), shown
 
 
