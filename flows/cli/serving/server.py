@@ -229,7 +229,7 @@ def _announce(about: dict[str, Any], cache_tokens: int, max_length: int, key: st
 def _warn_of_kernels(about: dict[str, Any]) -> None:
     """Say that answers come more slowly, where nothing could be compiled."""
     for why in {replica.get("why_no_kernels") for replica in about["replicas"]} - {None}:
-        _say(f"no compiled kernels, so torch's compute, which are slower: {why}")
+        _say(f"no compiled kernels ({why}): torch's are used, which are slower")
 
 
 def _wait(server: ServerProcess) -> int:
