@@ -4,7 +4,9 @@ SshHost.model_validate("gpu-a")                                   # all else fro
 SshHost(host="203.0.113.7", port=2222, name="gpu-a", address="10.0.0.7", host_key="ssh-ed25519 AAAAC3...")
 """
 
+import ipaddress
 import re
+from contextlib import suppress
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -13,6 +15,11 @@ from configs.common.base import Frozen
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$"
 _HOST_KEY = re.compile(r"(ssh|ecdsa|sk)-[\w@.-]+ [A-Za-z0-9+/]+=*( .*)?")
+_JUMP = re.compile(
+    r"((?P<user>[^\s:@-][^\s:@]*)@)?"
+    r"(\[(?P<bracketed>[^\s\[\]]+)\]|(?P<host>[^\s:@,\[\]-][^\s:@,\[\]]*))"
+    r"(:(?P<port>[0-9]{1,5}))?"
+)
 
 
 class SshHost(Frozen):
@@ -51,6 +58,13 @@ class SshHost(Frozen):
             raise ValueError(f"got {name!r}, expected letters, digits and ._:-")
         return name
 
+    @field_validator("host")
+    @classmethod
+    def _without_port(cls, host: str) -> str:
+        if ":" in host and not _is_ipv6(host):
+            raise ValueError(f"got {host!r}, expected a name or an address alone. Set its port by `port`")
+        return host
+
     @field_validator("host_key")
     @classmethod
     def _public_key(cls, key: str | None) -> str | None:
@@ -59,3 +73,21 @@ class SshHost(Frozen):
                 "expected a public key as in known_hosts: its type and the key, such as ssh-ed25519 AAAA..."
             )
         return key
+
+
+def jump_host(written: str) -> tuple[str | None, str, int | None]:
+    """Return user, host and port of a jump host: `user@host:port`, `[2001:db8::1]:port` or less. Raises ValueError."""
+    parts = _JUMP.fullmatch(written)
+    user, at, host = written.rpartition("@")
+    if parts is None and _is_ipv6(host) and bool(user) is bool(at):
+        return user or None, host, None
+    port = int(parts["port"]) if parts and parts["port"] else None
+    if parts is None or (parts["bracketed"] and not _is_ipv6(parts["bracketed"])) or not 0 < (port or 1) < 65_536:
+        raise ValueError(f"got {written!r}, expected one host as in user@host:port or user@[2001:db8::1]:port")
+    return parts["user"], parts["bracketed"] or parts["host"], port
+
+
+def _is_ipv6(text: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.IPv6Address(text))
+    return False

@@ -18,7 +18,7 @@ from pydantic import (
 from configs.load.job import Endpoint
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget, Resources, ScheduledTarget
-from configs.targets.ssh_host import SshHost
+from configs.targets.ssh_host import SshHost, jump_host
 
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
 _GRES = r"^gpu(:[A-Za-z][\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"
@@ -232,9 +232,7 @@ class SshTarget(ClusterTarget):
     user: str | None = Field(None, pattern=r"^[^\s:@-][^\s:@]*$", description="on hosts that name none of their own")
     port: int | None = Field(None, ge=1, le=65_535, description="of hosts that name none of their own")
     key: str | None = Field(None, description="private key for hosts that name none of their own")
-    jump: str | None = Field(
-        None, pattern=r"^[^\s,-][^\s]*$", description="jump host, `user@host:port`; none: ProxyJump of ~/.ssh/config"
-    )
+    jump: str | None = Field(None, description="jump host, `user@host:port`; none: ProxyJump of ~/.ssh/config")
     known_hosts: str | None = Field(None, description="file of known host keys; none: ~/.ssh/known_hosts")
     nodes: int = Field(0, ge=0, le=65_536, description="maximum number of hosts of a job; not set: all of them")
     python: str | None = Field(
@@ -259,6 +257,13 @@ class SshTarget(ClusterTarget):
     def _all_hosts(cls, data: Any) -> Any:
         hosts = data.get("hosts") if isinstance(data, dict) else None
         return {"nodes": len(hosts)} | data if isinstance(hosts, list | tuple) else data
+
+    @field_validator("jump")
+    @classmethod
+    def _one_host(cls, jump: str | None) -> str | None:
+        if jump is not None:
+            jump_host(jump)
+        return jump
 
     @model_validator(mode="after")
     def _known_apart(self) -> "SshTarget":

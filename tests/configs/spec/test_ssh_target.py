@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.spec.study import StudyError, load_study, study_yaml
+from configs.targets.ssh_host import jump_host
 from configs.targets.target import SshTarget
 from tests.support.run_folders.studies import write_study
 
@@ -46,6 +47,10 @@ def test_a_target_survives_its_study_file(tmp_path: Path, nodes: int) -> None:
         ({"hosts": ["a", "a"]}, "targets[0].hosts: a named twice"),
         ({"hosts": ["-oProxyCommand=x"]}, "targets[0].hosts[0].host: got '-oProxyCommand=x', expected the form "),
         ({"hosts": ["a b"]}, "targets[0].hosts[0].host: got 'a b', expected the form [A-Za-z0-9]"),
+        ({"hosts": ["gpu-a:2222"]}, "targets[0].hosts[0].host: got 'gpu-a:2222', expected a name or an address alone"),
+        ({"jump": "gateway:ssh"}, "targets[0].jump: got 'gateway:ssh', expected one host as in user@host:port"),
+        ({"jump": "first,second"}, "targets[0].jump: got 'first,second', expected one host as in user@host:port"),
+        ({"jump": "-oProxyCommand=x"}, "targets[0].jump: got '-oProxyCommand=x', expected one host"),
         ({"hosts": [{"host": "a", "prot": 1}]}, "targets[0].hosts[0].prot: unknown key (did you mean port?)"),
         ({"hosts": [{"host": "a", "port": 0}]}, "targets[0].hosts[0].port: input should be greater than or equal to 1"),
         ({"hosts": [{"host": "a", "host_key": "AAAA"}]}, "targets[0].hosts[0].host_key: expected a public key"),
@@ -62,3 +67,24 @@ def test_what_is_wrong_is_told_by_its_field(tmp_path: Path, changes: dict[str, o
     with pytest.raises(StudyError) as caught:
         load_study(write_study(tmp_path, targets=[LAB | changes]))
     assert any(said.startswith(problem) for said in caught.value.problems), caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("gateway", (None, "gateway", None)),
+        ("ops@gateway:2222", ("ops", "gateway", 2222)),
+        ("ops@[2001:db8::1]:2222", ("ops", "2001:db8::1", 2222)),
+        ("[2001:db8::1]", (None, "2001:db8::1", None)),
+        ("ops@2001:db8::1", ("ops", "2001:db8::1", None)),
+    ],
+    ids=str,
+)
+def test_a_jump_host_is_read_as_openssh_reads_it(written: str, told: tuple[str | None, str, int | None]) -> None:
+    assert SshTarget.model_validate(LAB | {"jump": written}).jump == written
+    assert jump_host(written) == told
+
+
+def test_an_address_of_ipv6_is_no_host_with_a_port() -> None:
+    [host] = SshTarget.model_validate({"hosts": ["2001:db8::5"]}).hosts
+    assert (host.host, host.port) == ("2001:db8::5", None)
