@@ -13,6 +13,7 @@ import asyncio
 import json
 import shlex
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,14 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.common.files.reading import read_text
 from configs.common.secrets import excerpt
-from configs.targets.ssh_host import SshHost
+from configs.targets.ssh_host import SshHost, jump_host
 from configs.targets.target import SshTarget
 from slurm.ssh.line import Line
+from slurm.staging.packages import WHOLE_PYTHON
 
 if TYPE_CHECKING:
     import asyncssh  # at run time in the functions that use it: every run imports this module, few have SSH hosts
 
-OLDEST_PYTHON = (3, 11)
+OLDEST_PYTHON, DEFAULT_PYTHON = (3, 11), "python3"
 CONNECT_SECONDS = 20.0
 ANSWER_SECONDS = 30.0
 _BEAT_SECONDS, _BEATS = 5.0, 3
@@ -42,6 +44,8 @@ _BOOT = (
     "[(sys.modules.__setitem__(n,types.ModuleType(n)),exec(compile(s,n,'exec'),sys.modules[n].__dict__))"
     " for n,s in json.loads(i.readline())];sys.modules['slurm.ssh.node_program'].serve(i,o)"
 )
+_START = f'python=$1; {WHOLE_PYTHON}; exec "$python" -u -c "$2"'
+"""By sh, whatever the login shell is."""
 _PARTS = ("slurm.staging.file_list", "slurm.ssh.node_files", "slurm.ssh.node_program")
 """Modules of the program, which the host is sent under their own names, and their packages, which are empty there."""
 
@@ -74,6 +78,10 @@ class Facts(NamedTuple):
         """The same for everyone who connects to this host, by whatever name; and another for every other host."""
         return f"{self.data['boot']} {self.data['place']}"
 
+    def address_of(self, given: SshHost) -> str:
+        """By which the other hosts of a job reach it: as the target says, else where it was connected to."""
+        return given.address or str(self.data["address"] or self.data["hostname"])
+
 
 @dataclass(frozen=True)
 class Address:
@@ -102,7 +110,7 @@ def host_of(target: SshTarget, host: SshHost) -> "Host":
         host_key=host.host_key,
         jump=target.jump,
         known_hosts=target.known_hosts,
-        python=_interpreter(target.python),
+        python=target.python or DEFAULT_PYTHON,
         folder=target.folder,
     )
     return _hosts.setdefault(address, Host(address))
@@ -111,13 +119,6 @@ def host_of(target: SshTarget, host: SshHost) -> "Host":
 def hosts_of(target: SshTarget) -> "list[Host]":
     """The connections to all hosts of a target, in its order."""
     return [host_of(target, host) for host in target.hosts]
-
-
-def _interpreter(python: str | None) -> str:
-    """Which Python answers on the host; of a virtual environment its own."""
-    if python is None:
-        return "python3"
-    return python if Path(python).name.startswith("python") else f"{python.rstrip('/')}/bin/python"
 
 
 class Host:
@@ -202,7 +203,7 @@ class Host:
         self.away_since = self.away_since or time.monotonic()
         pause = min(_FIRST_PAUSE_SECONDS * 2**self._failures, _LONGEST_PAUSE_SECONDS)
         self._failures, self._next_try = min(self._failures + 1, 10), time.monotonic() + pause
-        self._why = "no answer in time" if isinstance(error, TimeoutError) else _one_line(error)
+        self._why = _one_line(error)
         return HostAway(None, f"{self.name}: not reached: {self._why}")
 
 
@@ -218,31 +219,50 @@ async def connect(address: Address) -> Line:
     if _gate is None:
         _gate = asyncio.Semaphore(_AT_ONCE)
     async with _gate:
-        connection = jump = None
+        opened: list[asyncssh.SSHClientConnection] = []
         try:
             if address.jump is not None:
-                jump = await asyncssh.connect(**_jump_options(address))
-            connection = await asyncssh.connect(address.host, **_options(address), **({"tunnel": jump} if jump else {}))
-        except asyncssh.HostKeyNotVerifiable as error:
-            raise HostRefused(f"{address.name}: {_key_refused(address, error)}") from error
-        except asyncssh.PermissionDenied as error:
-            who = f" for user {address.user}" if address.user else ""
-            raise HostRefused(
-                f"{address.name}: no key is accepted{who}: {_one_line(error)}. Name one by `key`, or load one"
-            ) from error
-        except HostRefused:
-            raise
-        except (asyncssh.KeyImportError, asyncssh.ConfigParseError, ValueError) as error:
-            raise HostRefused(f"{address.name}: {_one_line(error)}") from error
-        finally:
-            if jump is not None and connection is None:
-                jump.abort()
-        try:
-            return await asyncio.wait_for(_begin(address, connection, jump), CONNECT_SECONDS)
+                opened.append(await _jump_connection(address, address.jump))
+            opened.append(await _connection(address, *opened))
+            return await asyncio.wait_for(_begin(address, opened), CONNECT_SECONDS)
         except BaseException:
-            for each in filter(None, (connection, jump)):
+            for each in opened:
                 each.abort()
             raise
+
+
+async def _jump_connection(address: Address, jump: str) -> "asyncssh.SSHClientConnection":
+    """Connect to the jump host, by the same key and file of known hosts, where the target names them."""
+    import asyncssh
+
+    user, host, port = jump_host(jump)
+    name = f"{address.name}: jump host {host}"
+    try:
+        return await _connection(replace(address, name=name, host=host, port=port, user=user, host_key=None))
+    except (OSError, TimeoutError, asyncssh.Error) as error:
+        raise ConnectionError(f"jump host {host}: {_one_line(error)}") from error
+
+
+async def _connection(
+    address: Address, tunnel: "asyncssh.SSHClientConnection | None" = None
+) -> "asyncssh.SSHClientConnection":
+    """Connect to one host, by another where one is given. Raises as `connect`."""
+    import asyncssh
+
+    try:
+        through = {} if tunnel is None else {"tunnel": tunnel}
+        return await asyncssh.connect(address.host, **_options(address), **through)
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise HostRefused(f"{address.name}: {_key_refused(address, error)}") from error
+    except asyncssh.PermissionDenied as error:
+        who = f" for user {address.user}" if address.user else ""
+        raise HostRefused(
+            f"{address.name}: no key is accepted{who}: {_one_line(error)}. Name one by `key`, or load one"
+        ) from error
+    except HostRefused:
+        raise
+    except (asyncssh.KeyImportError, asyncssh.ConfigParseError, ValueError) as error:
+        raise HostRefused(f"{address.name}: {_one_line(error)}") from error
 
 
 def _options(address: Address) -> dict[str, Any]:
@@ -272,17 +292,10 @@ def _options(address: Address) -> dict[str, Any]:
     }
 
 
-def _jump_options(address: Address) -> dict[str, Any]:
-    """The same for the jump host: by the same key and file of known hosts, where the target names them."""
-    who, _, where = (address.jump or "").rpartition("@")
-    host, _, port = where.rpartition(":") if where.count(":") == 1 else (where, "", "")
-    options = _options(replace(address, port=int(port) if port else None, user=who or None, host_key=None))
-    return options | {"host": host}
-
-
 def _key_refused(address: Address, error: Exception) -> str:
     if address.host_key is not None:
-        return "its host key is not the one that `host_key` names. Find out why before anything else"
+        said = _one_line(error)
+        return f"its host key is not the one that `host_key` names ({said}). Find out why before anything else"
     port = f" -p {address.port}" if address.port and address.port != 22 else ""
     where = address.known_hosts or "~/.ssh/known_hosts"
     return (
@@ -292,22 +305,24 @@ def _key_refused(address: Address, error: Exception) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
     return excerpt(" ".join((str(error) or type(error).__name__).split()), 300)
 
 
-async def _begin(
-    address: Address, connection: "asyncssh.SSHClientConnection", jump: "asyncssh.SSHClientConnection | None"
-) -> Line:
-    """Start the program on a host that was connected to. Raises HostRefused."""
-    command = f"exec {shlex.quote(address.python)} -u -c {shlex.quote(_BOOT)}"
-    process = await connection.create_process(command, encoding=None)
-    told = b""
+async def _begin(address: Address, opened: "Sequence[asyncssh.SSHClientConnection]") -> Line:
+    """Start the program on a host that was connected to, the last of `opened`. Raises HostRefused."""
+    command = f"exec sh -c {shlex.quote(_START)} sh {shlex.quote(address.python)} {shlex.quote(_BOOT)}"
+    process = await opened[-1].create_process(command, encoding=None)
+    told = last = b""
     while not told.startswith(_GREETING):  # what a login script says comes first
+        last = told.strip() or last
         told = await process.stdout.readline()
         if not told:
-            said = (await process.stderr.read(2000)).decode(errors="replace").strip()
+            lines = (await process.stderr.read(-1)).strip().splitlines()
+            said = excerpt((lines[-1] if lines else last).decode(errors="replace"), 300)
             raise HostRefused(
-                f"{address.name}: {address.python} does not start: {said or 'no message'}. Install Python "
+                f"{address.name}: {address.python} does not start: {said.rstrip('.') or 'no message'}. Install Python "
                 f"{OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]} or newer there, or name one by `python`"
             )
     version = told.removeprefix(_GREETING).decode().strip()
@@ -319,4 +334,4 @@ async def _begin(
     sources = [(name, read_text(_ROOT / f"{name.replace('.', '/')}.py")) for name in _PARTS]
     packages = [(name, "") for name in ("slurm", "slurm.staging", "slurm.ssh")]
     process.stdin.write(json.dumps([*packages, *sources]).encode() + b"\n")
-    return Line([each for each in (connection, jump) if each is not None], process)
+    return Line(opened[::-1], process)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 
 from configs.common.printable import plural
+from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
-from slurm.ssh.connection import Facts, Host, HostRefused, hosts_of
+from slurm.ssh.connection import Facts, Host, HostError, HostRefused, hosts_of
+from slurm.ssh.staging import libraries_name
 from slurm.staging.packages import node_requirements
 
 _GIB = 1 << 30
@@ -27,6 +29,7 @@ LIBRARIES_BYTES = 8 * _GIB
 class HostNeed:
     """What the cells of a target need of each of its hosts, at most."""
 
+    nodes: int = 1
     cores: int = 1
     memory_bytes: int = 0
     model_bytes: int = 0
@@ -35,7 +38,7 @@ class HostNeed:
 async def lacking(target: SshTarget, need: HostNeed) -> list[str]:
     """What is wrong with hosts, each named and with its remedy, as `field: what is wrong`."""
     hosts = hosts_of(target)
-    answers = await asyncio.gather(*(_of_host(target, host, need) for host in hosts))
+    answers = await asyncio.gather(*(_of_host(target, *each, need) for each in zip(target.hosts, hosts, strict=True)))
     problems = [f"hosts: {problem}" for _, found in answers for problem in found]
     places: dict[str, list[str]] = {}
     for host, (facts, _) in zip(hosts, answers, strict=True):
@@ -47,16 +50,22 @@ async def lacking(target: SshTarget, need: HostNeed) -> list[str]:
     ]
 
 
-async def _of_host(target: SshTarget, host: Host, need: HostNeed) -> tuple[Facts | None, list[str]]:
+async def _of_host(target: SshTarget, given: SshHost, host: Host, need: HostNeed) -> tuple[Facts | None, list[str]]:
     try:
         facts = await host.facts(fresh=True)
         missing = await _missing_libraries(host) if target.python is not None else []
         installs = target.python is None and not await _has_libraries(host, facts)
+    except HostError as error:
+        return None, [f"{error.strerror or error}. Set `folder` to one that can be made and read there"]
     except OSError as error:
         return None, [f"{error.strerror or error}. Check that it is up and that `ssh {host.address.host}` works"]
     except HostRefused as error:
         return None, [str(error)]
     problems = [*_disk(facts, need, installs), *_machine(target, facts, need)]
+    if need.nodes > 1 and ":" in (address := facts.address_of(given)):
+        problems.append(
+            f"the other hosts of a job would reach it by {address}, and need IPv4. Set its `address` to one of IPv4"
+        )
     if missing:
         what = f"{host.address.python} lacks {', '.join(missing)}"
         problems.append(f"{what}. Install them there, or leave `python` out to have them installed")
@@ -104,7 +113,8 @@ async def _missing_libraries(host: Host) -> list[str]:
 
 
 async def _has_libraries(host: Host, facts: Facts) -> bool:
-    return (await host.ask("sizes", paths=[f"{facts.folder}/rankwise/libraries"]))[0]["sizes"][0] is not None
+    folder = f"{facts.folder}/rankwise/{libraries_name(facts)}"
+    return (await host.ask("sizes", paths=[folder]))[0]["sizes"][0] is not None
 
 
 async def hosts_identity(target: SshTarget) -> str:

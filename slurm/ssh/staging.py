@@ -100,8 +100,7 @@ async def members_of(target: SshTarget) -> list[Member]:
     hosts = [host_of(target, host) for host in target.hosts]
     facts = await asyncio.gather(*(host.facts() for host in hosts))
     return [
-        Member(host, told, given.address or str(told.data["address"] or told.data["hostname"]))
-        for host, told, given in zip(hosts, facts, target.hosts, strict=True)
+        Member(host, told, told.address_of(given)) for host, told, given in zip(hosts, facts, target.hosts, strict=True)
     ]
 
 
@@ -143,17 +142,17 @@ async def _stage_interpreters(target: SshTarget, members: Sequence[Member], noti
     async def make(member: Member) -> None:
         python = str(member.facts.data["executable"])
         if target.python is None:
-            python = f"{member.rankwise}/{_libraries_of(member)}/bin/python"
+            python = f"{member.rankwise}/{libraries_name(member.facts)}/bin/python"
         script = interpreter_script(f"{member.rankwise}/{code}", python)
         await send(member.host, script.encode(), f"{member.facts.folder}/{name}", mode=0o755)
 
     await asyncio.gather(*(make(member) for member in lacking))
 
 
-def _libraries_of(member: Member) -> str:
+def libraries_name(facts: Facts) -> str:
     """Where a host has libraries in the versions that were tested, below `rankwise`."""
     constraints, requirements = node_requirements()
-    version = ".".join(map(str, member.facts.data["python"]))
+    version = ".".join(map(str, facts.data["python"]))
     made_of = {"libraries": requirements, "constraints": sha256_of_file(constraints), "python": version}
     return f"libraries/{content_hash(made_of)}"
 
@@ -164,13 +163,13 @@ async def _stage_libraries(members: Sequence[Member], notice: Notice) -> None:
     for member in members:
         # An environment names its folder and its interpreter, and its libraries are compiled for a platform.
         told = member.facts.data
-        kind = (member.rankwise, _libraries_of(member), told["executable"], *told["platform"])
+        kind = (member.rankwise, libraries_name(member.facts), told["executable"], *told["platform"])
         alike.setdefault(kind, []).append(member)
     await asyncio.gather(*(_stage_alike(group, notice) for group in alike.values()))
 
 
 async def _stage_alike(members: Sequence[Member], notice: Notice) -> None:
-    name = _libraries_of(members[0])
+    name = libraries_name(members[0].facts)
     lacking = await _incomplete(members, name)
     first = next((member for member in members if member not in lacking), None)
     if first is None:
@@ -194,7 +193,7 @@ async def _stage_alike(members: Sequence[Member], notice: Notice) -> None:
 async def _install(member: Member) -> None:
     """By the host's own pip."""
     constraints, requirements = node_requirements()
-    folder = f"{member.rankwise}/{_libraries_of(member)}"
+    folder = f"{member.rankwise}/{libraries_name(member.facts)}"
     await send(member.host, read_bytes(constraints), f"{folder}.constraints.txt")
     await member.host.ask(
         "install", limit_seconds=_INSTALL_LIMIT_SECONDS + 600, folder=folder, requirements=requirements,

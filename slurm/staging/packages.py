@@ -63,6 +63,12 @@ NODE_LIBRARIES = (
 )
 """What launcher, ranks and a server's HTTP process import; Prefect and the reports stay where studies are run from."""
 
+WHOLE_PYTHON = (
+    'case $python in "~/"*) python=$HOME/${python#"~/"};; esac; '
+    'case $python in python|python3*) ;; *) test -d "$python" && python=$python/bin/python;; esac'
+)
+"""Lines of sh: `python`, an interpreter or an environment as a node finds it, becomes the interpreter."""
+
 Notice = Callable[[str], None]
 _PIECE_BYTES = 16 << 20
 _INSTALL_LIMIT_SECONDS = 3600.0  # gigabytes over a slow network
@@ -166,7 +172,7 @@ def interpreter_script(code: str, python: str) -> str:
     return (
         "#!/bin/sh\n# Rankwise as it was where the study was started, before what this interpreter has.\n"
         f'PYTHONPATH={shlex.quote(code)}"${{PYTHONPATH:+:$PYTHONPATH}}"\nexport PYTHONPATH\n'
-        f'exec {shlex.quote(python)} "$@"\n'
+        f'python={shlex.quote(python)}\n{WHOLE_PYTHON}\nexec "$python" "$@"\n'
     )
 
 

@@ -116,6 +116,7 @@ def _host_need(plan: Plan, target: SshTarget) -> HostNeed:
     manifests = [Path(model.manifest) for model in plan.models if model.manifest and model.identity in models]
     files = [file for path in manifests for file in read_model(path, ModelManifest, PLAN_BYTES).files.values()]
     return HostNeed(
+        nodes=max(need.nodes for need in needs),
         cores=max(need.cores for need in needs),
         memory_bytes=max(need.memory_mb for need in needs) << 20,
         model_bytes=sum(file.size_bytes for file in files),

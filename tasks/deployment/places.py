@@ -19,7 +19,7 @@ from configs.common.files.reading import parse_model
 from configs.serving.deployment import ServiceState
 from configs.targets.target import SshTarget
 from slurm.ssh import node_files, node_program
-from slurm.ssh.connection import HostAway, HostError, HostRefused, host_of
+from slurm.ssh.connection import Facts, HostAway, HostError, HostRefused, host_of
 from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import interpreter_name
 
@@ -120,7 +120,7 @@ class SshPlace:
         self.target, self.number = target, number
         self._host = host_of(target, target.hosts[number])
         self.name = self._host.name
-        self._facts = self._wait(self._host.facts())
+        self._facts: Facts = self._wait(self._host.facts())
         self.root = f"{self._facts.folder}/{folder}"
         self.python = f"{self._facts.folder}/{interpreter_name(target)}"
         self.models = f"{self._facts.folder}/rankwise/models"
@@ -151,8 +151,7 @@ class SshPlace:
     @property
     def address(self) -> str:
         """The address by which the target's other hosts reach this one."""
-        given = self.target.hosts[self.number].address
-        return given or str(self._facts.data["address"] or self._facts.data["hostname"])
+        return self._facts.address_of(self.target.hosts[self.number])
 
     def _wait(self, work: Any) -> Any:
         try:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -107,6 +108,25 @@ def test_a_jump_host_of_the_target_is_gone_through(hosts: SshTestHosts) -> None:
         hosts["a"].start_sshd()
 
 
+def test_a_jump_host_that_refuses_or_is_away_is_named_itself(hosts: SshTestHosts, tmp_path: Path) -> None:
+    """Its unknown key was told as a wrong key of the host behind it."""
+    address, port = hosts["a"].address, hosts["a"].port
+    empty = tmp_path / "known_hosts"
+    empty.write_text("")
+    far = {"host": hosts["b"].address, "port": hosts["b"].port, "name": "gpu-b", "host_key": hosts["b"].host_key}
+    for jump, known_hosts, told in (
+        (f"{address}:{port}", str(empty), f"gpu-b: jump host {address}: host key not accepted"),
+        (
+            f"nobody-here@{address}:{port}",
+            str(hosts.known_hosts),
+            f"gpu-b: jump host {address}: no key is accepted for",
+        ),
+        (f"{address}:9", str(hosts.known_hosts), f"gpu-b: not reached: jump host {address}: "),
+    ):
+        (said,) = problems(lab(hosts, hosts=[far], jump=jump, known_hosts=known_hosts))
+        assert said.startswith(f"hosts: {told}"), said
+
+
 def test_an_unknown_a_changed_and_a_given_host_key(hosts: SshTestHosts, tmp_path: Path) -> None:
     empty = tmp_path / "known_hosts"
     empty.write_text("")
@@ -160,6 +180,54 @@ def test_python_disk_clock_driver_cores_and_libraries_are_checked(
     monkeypatch.setattr(time, "time", lambda: real() - 86_400)
     (said, *_) = problems(lab(hosts))
     assert said.startswith("hosts: gpu-a: its clock is 86,400 s ahead of this machine's. Set it"), said
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_its_remedy(hosts: SshTestHosts) -> None:
+    """It was told to be a host that is down."""
+    (hosts["a"].disk / "file").write_text("")
+    (said,) = problems(lab(hosts, folder=f"{hosts.base}/node/file/below", hosts=hosts.target()["hosts"][:1]))
+    assert "Not a directory" in said and said.endswith("Set `folder` to one that can be made and read there"), said
+
+
+def test_a_login_without_a_shell_says_so(hosts: SshTestHosts) -> None:
+    """Its words come on standard output, and were not told; what a login script says before is not the reason."""
+    key = hosts.base / "key.pub"
+    plain = key.read_text()
+    key.write_text(f'command="echo Welcome; echo This account is currently not available.; exit 1" {plain}')
+    try:
+        (said,) = problems(lab(hosts, hosts=hosts.target()["hosts"][:1]))
+    finally:
+        key.write_text(plain)
+    assert "python does not start: This account is currently not available. Install" in said, said
+
+
+def test_an_environment_is_named_by_its_folder_from_home_too(hosts: SshTestHosts) -> None:
+    home = pwd.getpwuid(0).pw_dir
+    (hosts["a"].disk / "python-bench").symlink_to(sys.prefix)
+    for named in (f"{hosts.base}/node/python-bench", f"~/{os.path.relpath(sys.prefix, home)}"):
+        assert problems(lab(hosts, python=named, hosts=hosts.target()["hosts"][:1])) == []
+
+
+def test_hosts_of_one_job_that_would_meet_by_ipv6_are_told(hosts: SshTestHosts) -> None:
+    """Their job failed after minutes: a node did not register."""
+    one = hosts.target()["hosts"][0]
+    target = lab(hosts, hosts=[one | {"address": "2001:db8::7"}])
+    (said,) = problems(target, nodes=2)
+    assert said.startswith("hosts: gpu-a: the other hosts of a job would reach it by 2001:db8::7, and need IPv4"), said
+    assert problems(target) == [] == problems(lab(hosts, hosts=[one]), nodes=2)
+
+
+def test_room_for_libraries_is_asked_for_until_those_of_this_version_are_there(hosts: SshTestHosts) -> None:
+    """Those of another version, or what a failed installation left, were taken for them."""
+    left = hosts["a"].disk / "rankwise" / "libraries" / "of-before"
+    left.mkdir(parents=True)
+    target = lab(hosts, python=None, hosts=hosts.target()["hosts"][:1])
+    told = wait_for(hosts_of(target)[0].facts(), LIMIT_SECONDS)
+    room = told.data["free_bytes"] - (4 << 30)  # not for the libraries besides
+    assert "GiB are needed. Make room" in problems(target, model_bytes=room)[0]
+    (hosts["a"].disk / "rankwise" / staging.libraries_name(told)).mkdir()
+    assert problems(target, model_bytes=room) == []
+    shutil.rmtree(left.parent)
 
 
 def test_an_old_python_is_told_by_its_version(hosts: SshTestHosts) -> None:
@@ -278,7 +346,7 @@ def test_libraries_are_installed_by_the_hosts_own_pip(
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("")
     python = sys._base_executable  # type: ignore[attr-defined]
-    monkeypatch.setattr(connection, "_interpreter", lambda _: python)
+    monkeypatch.setattr(connection, "DEFAULT_PYTHON", python)
     target = lab(hosts, python=None, hosts=hosts.target()["hosts"][:1])
 
     def require(name: str) -> None:
@@ -304,7 +372,7 @@ def own_wheel(hosts: SshTestHosts, names: Sequence[str], folder: Path, monkeypat
     constraints.write_text(f"# {folder.name}\n")  # of this test: what others have installed is another
     wanted = f"tinything @ file://{hosts.base}/node/{TINY_WHEEL}"
     monkeypatch.setattr(staging, "node_requirements", lambda: (constraints, [wanted]))
-    monkeypatch.setattr(connection, "_interpreter", lambda _: sys._base_executable)  # type: ignore[attr-defined]
+    monkeypatch.setattr(connection, "DEFAULT_PYTHON", sys._base_executable)  # type: ignore[attr-defined]
 
 
 def values_of_tinything(hosts: SshTestHosts, target: SshTarget) -> list[str]:

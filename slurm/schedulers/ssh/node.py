@@ -63,8 +63,7 @@ class NodeJob:
 
     def rendezvous_address(self, facts: Facts) -> str:
         """By which the other hosts reach this one: as the target says, else where it was connected to."""
-        given = {host.name: host.address for host in self._target.hosts}[self.host.name]
-        return given or str(facts.data["address"] or facts.data["hostname"])
+        return facts.address_of({host.name: host for host in self._target.hosts}[self.host.name])
 
     async def _place(self) -> tuple[str, Facts]:
         facts = await self.host.facts()

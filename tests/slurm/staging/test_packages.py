@@ -24,6 +24,7 @@ from slurm.staging import packages as staging
 from slurm.staging.packages import (
     NODE_LIBRARIES,
     common_folder,
+    interpreter_script,
     run_digest,
     stage_inputs,
     stage_interpreter,
@@ -108,6 +109,21 @@ def test_an_interpreter_runs_our_code_from_the_shared_folder(staged: tuple[Path,
     assert argument == "a b" and version == str(code_version()) and release == metadata.version("rankwise")
     assert stage_interpreter(shared, sys.executable, said.append) == program and len(said) == 1
     assert stage_interpreter(shared, "/opt/other/python3", said.append) != program and len(said) == 1
+
+
+def test_an_interpreter_may_be_named_by_its_environment_and_from_the_home_folder(tmp_path: Path) -> None:
+    """Both were started as they were written: a folder cannot be, and no shell had replaced `~`."""
+    environment = tmp_path / "my envs" / "python-bench"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "bin" / "python").symlink_to(sys.executable)
+    program = tmp_path / "python"
+    for named in (str(environment), f"{environment}/bin/python", "~/my envs/python-bench", "python3"):
+        program.write_text(interpreter_script("/code", named))
+        done = subprocess.run(
+            ["sh", str(program), "-c", "import os; print(os.environ['PYTHONPATH'])"], capture_output=True, text=True,
+            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]}, timeout=600,
+        )  # fmt: skip
+        assert done.stdout == "/code\n", (named, done.stderr)
 
 
 def test_code_that_a_cluster_has_cleared_in_part_is_brought_again(shared: Path) -> None:
