@@ -200,8 +200,10 @@ class Deploying:
         hosts, rental, price = self._hosts(ledger, expires_at)
         local = LocalTarget(device="cpu" if wanted.target.device == "cpu" else None)
         partition, measuring = wanted.partition, self._folder / "measuring"
+        # Hosts may have one login for several people, whose deployments of one model have one name.
+        hosts_folder = None if hosts is None else f"deployments/{wanted.name}-{secrets.token_hex(4)}"
         if wanted.ssh is not None:
-            ledger.write("hosts", hosts=wanted.ssh.model_dump_json())
+            ledger.write("hosts", hosts=wanted.ssh.model_dump_json(), folder=hosts_folder)
         if hosts is not None:
             stage_on_hosts(hosts, [Path(model.manifest)], self.say)
         elif partition is not None:
@@ -217,7 +219,7 @@ class Deploying:
         write_atomically(self._folder / "key", self._key + "\n", mode=0o600)
         placer = Placer(self.store, wanted.name, hosts, wanted.target.device, self._key, expires_at, self.say, price,
                         sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1,
-                        partition=partition)  # fmt: skip
+                        partition=partition, hosts_folder=hosts_folder)  # fmt: skip
         servers: list[PlacedServer] = []
         for number in range(wanted.replicas):
             self._check()
@@ -239,6 +241,7 @@ class Deploying:
             servers=tuple(servers),
             rental=rental,
             hosts=None if hosts is None else hosts.model_dump_json(),
+            hosts_folder=hosts_folder,
             partition=None if partition is None else partition.model_dump_json(),
             usd_per_hour=price,
             began_at=began,
@@ -363,15 +366,16 @@ def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
     deployment = None
     with suppress(ValueError):  # there is none, or its file is damaged
         deployment = store.read(name)
-    named = [entry["hosts"] for entry in ledger.entries if entry["event"] == "hosts"]
-    written = named[-1] if deployment is None and named else None if deployment is None else deployment.hosts
+    named = [(entry["hosts"], entry.get("folder")) for entry in ledger.entries if entry["event"] == "hosts"]
+    noted = (None, None) if deployment is None else (deployment.hosts, deployment.hosts_folder)
+    written, folder = named[-1] if deployment is None and named else noted
     numbers = _placed_numbers(ledger, deployment)
     if written is None or not numbers:
         return []
     target, problems = parse_model(written.encode(), SshTarget, name), []
     for node in range(len(target.hosts)):
         try:
-            place = SshPlace(target, node, f"deployments/{name}")
+            place = SshPlace(target, node, folder or f"deployments/{name}")
             for number in numbers:
                 stop(place, f"{place.root}/servers/{number}")
             place.ask("remove", paths=[place.root])

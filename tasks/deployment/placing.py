@@ -111,10 +111,11 @@ class Placer:
         price: float | None = None,
         sharded: bool = False,
         partition: SlurmPartition | None = None,
+        hosts_folder: str | None = None,
     ) -> None:
         self.hosts, self._device, self._key, self._expires_at, self._say = hosts, device, key, expires_at, say
         self._price, self._name, self.sharded = price, name, sharded
-        self.partition = partition
+        self.partition, self._hosts_folder = partition, hosts_folder or f"deployments/{name}"
         self.here = LocalPlace(store.folder(name), store.cache)
         self._places: dict[int, Place] = {}
 
@@ -124,7 +125,7 @@ class Placer:
             if self.partition is not None:
                 self._places[node] = partition_place(self.partition, Path(self.here.root), self._expires_at, self._say)
             elif self.hosts is not None:
-                self._places[node] = SshPlace(self.hosts, node, f"deployments/{self._name}")
+                self._places[node] = SshPlace(self.hosts, node, self._hosts_folder)
             else:
                 return self.here
         return self._places[node]
@@ -250,4 +251,5 @@ def placer_of(store: Store, deployment: Deployment, say: Say) -> Placer:
     device = "cpu" if deployment.target == "local:cpu" else None
     key = read_text(Path(deployment.key_file), 4096).strip()
     return Placer(store, deployment.name, hosts, device, key, deployment.expires_at, say, deployment.usd_per_hour,
-                  sharded=any(server.peers for server in deployment.servers), partition=partition)  # fmt: skip
+                  sharded=any(server.peers for server in deployment.servers), partition=partition,
+                  hosts_folder=deployment.hosts_folder)  # fmt: skip

@@ -1,5 +1,6 @@
 """What the folders of deployments say: names that are no paths, deployments that were interrupted."""
 
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +12,10 @@ import httpx
 import pytest
 
 from configs.common.execution import Layout
-from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer
+from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer, ServingBundle
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
-from tasks.deployment import deploying, fronts, rollouts
+from tasks.deployment import deploying, fronts, placing, rollouts
 from tasks.deployment.bundles import WantedBundle
 from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
 from tasks.deployment.places import LocalPlace, PlaceError
@@ -140,12 +141,12 @@ def test_servers_of_a_killed_deployment_are_ended_on_its_hosts(store: Store, mon
     hosts = SshTarget.model_validate({"kind": "ssh", "name": "lab", "hosts": ["gpu-a", "gpu-b"]})
     with open_ledger(store.folder("killed")) as ledger:
         ledger.write("deploying")
-        ledger.write("hosts", hosts=hosts.model_dump_json())
+        ledger.write("hosts", hosts=hosts.model_dump_json(), folder="deployments/killed-5e1f")
         ledger.write("placing", generation=1, number=0)
     monkeypatch.setattr(RemoteHost, "asked", [])
     monkeypatch.setattr(deploying, "SshPlace", RemoteHost)
     assert take_down(store, "killed", print) == 0.0
-    root = "/home/me/deployments/killed"
+    root = "/home/me/deployments/killed-5e1f"
     assert RemoteHost.asked == [
         f"{host}: {what}" for host in ("gpu-a", "gpu-b") for what in (f"end_job {root}/servers/1", f"remove {root}")
     ]
@@ -526,9 +527,46 @@ def test_a_failed_deployment_is_remembered_while_its_host_is_away(
     if away:
         monkeypatch.setattr(deploying, "SshPlace", RemoteHost)
         take_down(store, "gone", print)
-    root = "/home/me/deployments/gone"
+    root = RemoteHost.asked[-1].partition("remove ")[2]
+    assert re.fullmatch("/home/me/deployments/gone-[0-9a-f]{8}", root)
     assert RemoteHost.asked == [f"gpu-a: end_job {root}/servers/1", f"gpu-a: remove {root}"]
     assert not store.folder("gone").exists()
+
+
+def test_two_people_with_one_login_on_a_host_do_not_share_a_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a data folder. The second deployment of a name failed, and ended and removed the first."""
+    bundle = ServingBundle(id="b", model="m", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={})
+    changed: dict[str, Any] = {
+        "resolved_model": lambda *_: SimpleNamespace(manifest="m"),
+        "stage_on_hosts": lambda *_: None,
+        "make_bundle": lambda *_, **__: bundle,
+        "save_bundle": lambda *_: None,
+        "SshPlace": RemoteHost,
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(deploying, name, value)
+    monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    monkeypatch.setattr(placing, "SshPlace", RemoteHost)
+    placed: list[str] = []
+
+    def place_server(place: RemoteHost, *_: Any) -> None:
+        placed.append(place.root)
+        raise ServerNotReady(None, "gpu-a: not ready within 1 s")
+
+    monkeypatch.setattr(placing, "place_server", place_server)
+    hosts = SshTarget.model_validate({"kind": "ssh", "name": "lab", "hosts": ["gpu-a"]})
+    wanted = WantedDeployment(
+        name="tiny", target=parse_target("ssh:gpu-a"), bundle=WantedBundle(model="./nothing"), ssh=hosts
+    )
+    for person in ("anna", "ben"):
+        store = Store(data=tmp_path / person, rented=tmp_path / person / "rented", cache=tmp_path / person / "cache")
+        monkeypatch.setattr(RemoteHost, "asked", [])
+        with pytest.raises(ServerNotReady):
+            Deploying(store, wanted, print, None).deploy()
+        assert all(placed[-1] in asked for asked in RemoteHost.asked)
+    assert len(set(placed)) == 2
 
 
 def test_a_new_server_that_answers_late_is_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
