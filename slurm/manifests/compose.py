@@ -106,7 +106,9 @@ def compose_of_study(study: str, nodes: int, ranks_per_node: int, gpus: int = 0)
             "networks": ["ranks"],
         }
         if gpus:
-            device = {"driver": "nvidia", "count": gpus, "capabilities": ["gpu"]}
+            # By number: a count is the first GPUs of the machine, for every container the same.
+            mine = [str(gpu) for gpu in range(rank * gpus, (rank + 1) * gpus)]
+            device = {"driver": "nvidia", "device_ids": mine, "capabilities": ["gpu"]}
             told["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
         return told
 

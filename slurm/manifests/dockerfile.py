@@ -45,7 +45,9 @@ def dockerfile(served: ContainedServer | None, base: Base) -> str:
         lines.append(f"COPY --chown={USER_ID}:{USER_ID} model /bundle/model")
     lines += [f"USER {USER_ID}:{USER_ID}", "WORKDIR /home/rankwise"]
     if served is None:
-        lines += ["VOLUME /home/rankwise/runs", 'ENTRYPOINT ["rankwise"]', 'CMD ["--help"]']
+        # A folder that the image lacks is made for root, who alone could write there.
+        lines += ["RUN mkdir /home/rankwise/runs", "VOLUME /home/rankwise/runs"]
+        lines += ['ENTRYPOINT ["rankwise"]', 'CMD ["--help"]']
         return "\n".join(lines) + "\n"
     check = f"import urllib.request as r; r.urlopen('http://127.0.0.1:{PORT}/readyz', timeout=3)"
     lines += [

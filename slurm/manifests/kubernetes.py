@@ -181,7 +181,7 @@ def _resources(weights_bytes: int) -> dict[str, Any]:
 
 
 def _job(name: str, labels: dict[str, str], container: dict[str, Any], volumes: list[Any]) -> dict[str, Any]:
-    """Return a Job that is not tried again: a study resumes where it left off when it is applied again."""
+    """Return a Job that is not tried again: a study resumes when the Job is deleted and applied again."""
     spec = {"restartPolicy": "Never", "securityContext": _SECURITY, "containers": [container], "volumes": volumes}
     return {
         "apiVersion": "batch/v1",

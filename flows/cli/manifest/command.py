@@ -4,6 +4,7 @@ BUNDLE is a name of `rankwise deployments`, or its file bundle.json. Of a bundle
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +37,7 @@ def dockerfile(context: typer.Context, what: What, out: OutFolder, gpus: Gpus = 
         folder = _new(out)
         write_atomically(folder / "Dockerfile", text_of(served, "cuda" if gpus else "cpu"))
         _write_context(folder, bundle)
-        return _said(folder, f"docker build -t rankwise {folder}")
+        return _said(folder, shlex.join(["docker", "build", "-t", "rankwise", str(folder)]))
 
     _exit(context, work)
 
@@ -73,7 +74,7 @@ def compose(
         write_files(folder, files)
         write_atomically(folder / "Dockerfile", text_of(served, "cuda" if gpus else "cpu"))
         _write_context(folder, bundle)
-        return _said(folder, f"docker compose --project-directory {folder} up --build")
+        return _said(folder, shlex.join(["docker", "compose", "--project-directory", str(folder), "up", "--build"]))
 
     _exit(context, work)
 
@@ -97,19 +98,19 @@ def k8s(
         if bundle is not None:
             served = _served(bundle, gpus)
             files = kubernetes_of_server(served, image, replicas)
-            needed = f"secret generic {served.slug}-key --from-file=key=TOKEN_FILE"
+            needed = ["secret", "generic", f"{served.slug}-key", "--from-file=key=TOKEN_FILE"]
         else:
             assert study is not None
             name = dns_name(study.study, "study")
             if nodes > 1:
                 files = kubernetes_of_script(name, image, nodes, max(1, gpus)) | {"train.py": multi_node_example()}
-                needed = f"configmap {name}-script --from-file={folder}/train.py"
+                needed = ["configmap", f"{name}-script", f"--from-file={folder}/train.py"]
             else:
                 files = kubernetes_of_study(name, image, max(1, gpus))
-                needed = f"configmap {name}-study --from-file=study.yaml={what}"
+                needed = ["configmap", f"{name}-study", f"--from-file=study.yaml={what}"]
         write_files(folder, files)
-        apply = f"kubectl apply -k {folder}/overlays/{'gpu' if gpus else 'cpu'}"
-        return _said(folder, f"kubectl create {needed}", apply)
+        apply = ["kubectl", "apply", "-k", f"{folder}/overlays/{'gpu' if gpus else 'cpu'}"]
+        return _said(folder, shlex.join(["kubectl", "create", *needed]), shlex.join(apply))
 
     _exit(context, work)
 
@@ -121,7 +122,7 @@ def apptainer(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="[default: standard output]")] = None,
     gpus: Gpus = 0,
 ) -> None:
-    """Write the Apptainer definition file of the engine, or of a server."""
+    """Write the Apptainer definition file of the engine, or of a server with the model's files beside it."""
 
     def work() -> int:
         from slurm.manifests.apptainer import bundle_definition
@@ -133,6 +134,8 @@ def apptainer(
         if out is None:
             print(text, end="")
         else:
+            if bundle is not None:
+                _write_model(out.parent, bundle)
             write_atomically(out, text)
         return 0
 
@@ -183,19 +186,27 @@ def _read(what: str) -> "tuple[ServingBundle | None, StudySpec | None]":
 
 
 def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
-    """Bring wheel, constraints and, of a real model, its files."""
+    """Bring wheel, constraints and the model."""
     from slurm.staging.packages import node_requirements
     from slurm.staging.wheel import pack_wheel
-    from tasks.models.sources import load_manifest
 
     pack_wheel(folder)
     shutil.copyfile(node_requirements()[0], folder / "constraints.txt")
-    if bundle is not None and not bundle.identity.startswith("synthetic:"):
-        manifest = load_manifest(Path(bundle.manifest))
-        for name in bundle.files:
-            target = folder / "model" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(Path(manifest.folder) / name, target)
+    if bundle is not None:
+        _write_model(folder, bundle)
+
+
+def _write_model(folder: Path, bundle: "ServingBundle") -> None:
+    """Bring the files of a real model into `model`; a synthetic one is made where it is served."""
+    from tasks.models.sources import load_manifest
+
+    if bundle.identity.startswith("synthetic:"):
+        return
+    manifest, model = load_manifest(Path(bundle.manifest)), _new(folder / "model")
+    for name in bundle.files:
+        target = model / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(manifest.folder) / name, target)
 
 
 def _refuse(context: typer.Context, name: str, why: str) -> None:

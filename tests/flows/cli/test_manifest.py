@@ -1,6 +1,7 @@
 """`rankwise manifest` of a study: names that Compose and Kubernetes take, and the GPUs that were asked for."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.serving.deployment import ServingBundle
 from flows.cli.main import app
 from slurm.manifests.serving import ContainedServer
@@ -118,3 +120,39 @@ def test_what_the_pods_wait_for_is_told(words: tuple[str, ...], needed: str, tmp
     for name, content in {path.name: path.read_text() for path in out.glob("base/*.yaml")}.items():
         wanted = needed.split()[2 if needed.startswith("secret") else 1]
         assert name not in ("deployment.yaml", "job.yaml") or wanted in content
+
+
+def test_commands_to_copy_hold_in_folders_with_spaces(tmp_path: Path) -> None:
+    """A shell took `my study.yaml` for two words."""
+    folder = tmp_path / "my work"
+    folder.mkdir()
+    experiments = {"one": {"kind": "sweep", "over": {"dtype": ["float32"]}}}
+    told = {"study": "s", "workload": {"kind": "noop"}, "experiments": experiments}
+    (folder / "my study.yaml").write_text(yaml.safe_dump(told))
+    for kind, options in (("dockerfile", ()), ("compose", ()), ("k8s", ()), ("k8s", ("--nodes", "2"))):
+        out = folder / f"{kind}{len(options)}"
+        words = ["manifest", kind, str(folder / "my study.yaml"), "--out", str(out), *options]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        commands = [line.removeprefix("  next: ") for line in done.output.splitlines() if line.startswith("  next: ")]
+        assert commands and all(any("/my work/" in word for word in shlex.split(command)) for command in commands)
+
+
+def test_an_apptainer_definition_has_the_model_beside_it(tmp_path: Path) -> None:
+    """The definition copies a folder `model`, which nobody had written."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.safetensors").write_bytes(b"weights")
+    files = {"model.safetensors": ModelFile(sha256="0", size_bytes=7)}
+    manifest = ModelManifest(
+        identity="folder:1", source="folder", folder=str(tmp_path / "weights"), files=files, config={}
+    )
+    (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
+    bundle = ServingBundle(
+        id="b", model="m", identity="folder:1", manifest=str(tmp_path / "manifest.json"), kind="decoder", files=files
+    )
+    (tmp_path / "bundle.json").write_text(bundle.model_dump_json())
+    out = tmp_path / "clone" / "server.def"
+    done = CliRunner().invoke(app, ["manifest", "apptainer", str(tmp_path / "bundle.json"), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "    model /bundle/model\n" in out.read_text()
+    assert (out.parent / "model" / "model.safetensors").read_bytes() == b"weights"

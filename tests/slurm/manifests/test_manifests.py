@@ -110,6 +110,24 @@ def test_compose_files_follow_the_specification() -> None:
     assert len(queried) == len(set(queried)) > 10
 
 
+def test_containers_of_a_study_have_gpus_of_their_own() -> None:
+    """A count gave every container the first ones of the machine, so that two ranks shared one."""
+    services = compose_of_study("strong", 2, 2, gpus=2)["compose.yaml"]["services"]
+    devices = [each["deploy"]["resources"]["reservations"]["devices"][0] for each in services.values()]
+    assert [each["device_ids"] for each in devices] == [["0", "1"], ["2", "3"]]
+    assert not any("count" in each for each in devices)  # the specification takes one of the two
+
+
+def test_the_user_of_an_image_may_write_the_run_folders() -> None:
+    """A volume over a folder that the image lacks is root's."""
+    lines = dockerfile(None, "cpu").splitlines()
+    user, made, volume = (
+        lines.index(line)
+        for line in ("USER 10001:10001", "RUN mkdir /home/rankwise/runs", "VOLUME /home/rankwise/runs")
+    )
+    assert user < made < volume
+
+
 def test_the_dashboard_asks_for_figures_that_the_server_has() -> None:
     import re
 
