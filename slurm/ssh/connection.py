@@ -44,8 +44,8 @@ _BOOT = (
     "[(sys.modules.__setitem__(n,types.ModuleType(n)),exec(compile(s,n,'exec'),sys.modules[n].__dict__))"
     " for n,s in json.loads(i.readline())];sys.modules['slurm.ssh.node_program'].serve(i,o)"
 )
-_START = f'python=$1; {WHOLE_PYTHON}; exec "$python" -u -c "$2"'
-"""By sh, whatever the login shell is."""
+_START = f'python=$1; {WHOLE_PYTHON}; export PYTHONSAFEPATH=1; exec "$python" -u -c "$2"'
+"""By sh, whatever the login shell is; a `secrets.py` in the home folder is not imported."""
 _PARTS = ("slurm.staging.file_list", "slurm.ssh.node_files", "slurm.ssh.node_program")
 """Modules of the program, which the host is sent under their own names, and their packages, which are empty there."""
 
@@ -132,6 +132,7 @@ class Host:
         """Jobs, by folder and rank, that were given up while the host was away: ended when it is back."""
         self._line: Line | None = None
         self._facts: Facts | None = None
+        self._was_reached = False
         self._connecting: asyncio.Lock | None = None
         self._failures, self._next_try, self._why = 0, 0.0, ""
 
@@ -190,9 +191,14 @@ class Host:
                 raise HostAway(None, f"{self.name}: {self._why}")
             try:
                 self._line = await connect(self.address)
+            except HostRefused as error:
+                if not self._was_reached:
+                    raise
+                # Its jobs go on, and an agent that is locked or a home folder that is not mounted may come back.
+                raise self._is_away(error) from error
             except (OSError, TimeoutError, asyncssh.Error) as error:
                 raise self._is_away(error) from error
-            self._facts = None
+            self._facts, self._was_reached = None, True
             for folder, rank in list(self.to_end):
                 with suppress(OSError, TimeoutError, asyncssh.Error):
                     await asyncio.wait_for(self._line.ask("end_job", b"", {"folder": folder, "rank": rank}), 20.0)
@@ -203,7 +209,7 @@ class Host:
         self.away_since = self.away_since or time.monotonic()
         pause = min(_FIRST_PAUSE_SECONDS * 2**self._failures, _LONGEST_PAUSE_SECONDS)
         self._failures, self._next_try = min(self._failures + 1, 10), time.monotonic() + pause
-        self._why = _one_line(error)
+        self._why = _one_line(error).removeprefix(f"{self.name}: ")
         return HostAway(None, f"{self.name}: not reached: {self._why}")
 
 

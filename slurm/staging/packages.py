@@ -222,8 +222,9 @@ def _stage_libraries(shared: Path, notice: Notice) -> Path:
         gone = " again, since files of it were removed" if (cleared := folder.exists()) else ""
         notice(f"libraries: installing into {folder}{gone} (once, takes minutes)")
         with _made_whole(folder, instead=cleared) as work:
-            _run([str(base), "-m", "venv", "--without-pip", str(work)])
-            pip = [sys.executable, "-m", "pip", "--python", str(work / "bin" / "python"), "install", "--quiet"]
+            # -P: a file of the working directory, such as secrets.py, is not imported.
+            _run([str(base), "-P", "-m", "venv", "--without-pip", str(work)])
+            pip = [sys.executable, "-P", "-m", "pip", "--python", str(work / "bin" / "python"), "install", "--quiet"]
             _run([*pip, "--disable-pip-version-check", "--constraint", str(constraints), *libraries])
             shutil.copy(constraints, work)
             write_list(str(work))

@@ -9,6 +9,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,41 @@ def test_a_key_that_is_not_accepted_is_told_with_its_remedy(hosts: SshTestHosts,
     shutil.copy(hosts["c"].folder / "host_key", tmp_path / "key")
     (said, *_) = problems(lab(hosts, key=str(tmp_path / "key")))
     assert said.startswith("hosts: gpu-a: no key is accepted for user root") and "`key`" in said
+
+
+def test_a_host_that_refuses_the_next_connection_is_away(hosts: SshTestHosts) -> None:
+    """As with an agent that is locked meanwhile: its jobs go on, and were given up at once."""
+    host = hosts_of(lab(hosts))[0]
+    facts(host)
+    key = hosts.base / "key.pub"
+    plain = key.read_text()
+    key.write_text("")
+    try:
+        hosts["a"].kill_sshd()
+        hosts["a"].start_sshd()
+        with pytest.raises(HostAway):
+            wait_for(host.ask("sizes", paths=[]), LIMIT_SECONDS)
+        assert comes_to(host, "no key is accepted for user root").count("gpu-a: ") == 1
+    finally:
+        key.write_text(plain)
+    deadline = time.monotonic() + patient(20)
+    while host.away_seconds > 0:
+        with suppress(HostAway):
+            wait_for(host.ask("sizes", paths=[]), LIMIT_SECONDS)
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def comes_to(host: Host, wanted: str) -> str:
+    """What is told of a host that is away, when it has these words."""
+    deadline = time.monotonic() + patient(20)
+    while True:
+        with pytest.raises(HostAway) as caught:
+            wait_for(host.ask("sizes", paths=[]), LIMIT_SECONDS)
+        if wanted in caught.value.strerror:
+            return str(caught.value.strerror)
+        assert time.monotonic() < deadline, caught.value
+        time.sleep(0.1)
 
 
 def test_a_broken_connection_is_made_again_and_a_dead_one_is_told(hosts: SshTestHosts) -> None:

@@ -89,9 +89,10 @@ def _remove(before: Path) -> None:
 
 def _install(name: str, folder: Path) -> None:
     python = str(folder / "bin" / "python")
-    steps = [[sys.executable, "-m", "venv", str(folder)], [python, "-m", "pip", "install", *PINNED[name]]]
+    # -P: a file of the working directory, such as secrets.py, is not imported.
+    steps = [[sys.executable, "-P", "-m", "venv", str(folder)], [python, "-P", "-m", "pip", "install", *PINNED[name]]]
     if name in UNWANTED:
-        steps.append([python, "-m", "pip", "uninstall", "-q", "-y", *UNWANTED[name]])
+        steps.append([python, "-P", "-m", "pip", "uninstall", "-q", "-y", *UNWANTED[name]])
     print(f"installing {' '.join(PINNED[name])} into {folder}", file=sys.stderr)
     for step in steps:
         if subprocess.run(step, check=False, stdin=subprocess.DEVNULL).returncode != 0:
