@@ -56,8 +56,8 @@ def compose(
         bundle, study = _read(what)
         if bundle is not None:
             _refuse(context, "nodes", "only for a study")
-        folder = _new(out)
         served = None if bundle is None else _served(bundle, gpus)
+        folder = _new(out)
         if served is not None:
             files = compose_of_server(served)
             import secrets
@@ -94,9 +94,9 @@ def k8s(
 
         bundle, study = _read(what)
         _refuse(context, *(("nodes", "only for a study") if bundle is not None else ("replicas", "only for a bundle")))
+        served = None if bundle is None else _served(bundle, gpus)
         folder = _new(out)
-        if bundle is not None:
-            served = _served(bundle, gpus)
+        if served is not None:
             files = kubernetes_of_server(served, image, replicas)
             needed = ["secret", "generic", f"{served.slug}-key", "--from-file=key=TOKEN_FILE"]
         else:
@@ -160,7 +160,11 @@ def _served(bundle: "ServingBundle", gpus: int) -> Any:
 
     if bundle.kind != "decoder":
         raise ValueError(f"{bundle.model}: containers serve decoders; `rankwise deploy` serves this model on a host")
-    return ContainedServer.of_bundle(bundle, gpus)
+    served = ContainedServer.of_bundle(bundle, gpus)
+    ranks = served.tp * served.pp * served.dp
+    if 0 < gpus < ranks:
+        raise ValueError(f"--gpus: got {gpus}, but {bundle.model} has {ranks} ranks, each on a GPU. Use --gpus {ranks}")
+    return served
 
 
 def _read(what: str) -> "tuple[ServingBundle | None, StudySpec | None]":

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from configs.common.execution import Layout
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.serving.deployment import ServingBundle
 from flows.cli.main import app
@@ -156,3 +157,18 @@ def test_an_apptainer_definition_has_the_model_beside_it(tmp_path: Path) -> None
     assert done.exit_code == 0, done.output
     assert "    model /bundle/model\n" in out.read_text()
     assert (out.parent / "model" / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_a_server_with_more_ranks_than_gpus_is_refused(tmp_path: Path) -> None:
+    """Its container ended with an error, again and again."""
+    bundle = ServingBundle(
+        id="b", model="m", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={}, layout=Layout(tp=2)
+    )
+    (tmp_path / "bundle.json").write_text(bundle.model_dump_json())
+    for gpus, code in (("1", 2), ("2", 0), ("0", 0)):
+        out = tmp_path / gpus
+        words = ["manifest", "k8s", str(tmp_path / "bundle.json"), "--out", str(out), "--gpus", gpus]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == code, done.output
+        assert ("--gpus: got 1, but m has 2 ranks, each on a GPU" in done.output) is (code == 2)
+        assert out.exists() is (code == 0)
