@@ -266,8 +266,8 @@ def _processes(folder: str) -> list[int]:
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until there are no more. What may take long is done in a thread."""
     neighbours, writing = Neighbours(), threading.Lock()
-    quick = (versions, put, get, sizes, rename, make, neighbours.offer, start_job, look)
-    long = (hello, hashes, whole, remove, unpack, install, pack, unpack_beside, fetch, end_job)
+    quick = (versions, put, get, sizes, make, neighbours.offer, start_job, look)
+    long = (hello, hashes, whole, rename, remove, unpack, install, pack, unpack_beside, fetch, end_job)
     operations: dict[str, Callable[..., dict[str, Any] | None]] = {each.__name__: each for each in (*quick, *long)}
 
     def answer(number: int, operation: Callable[..., dict[str, Any] | None], arguments: dict[str, Any]) -> None:

@@ -220,7 +220,7 @@ async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, th
     async def name_files(member: Member, work: str) -> None:
         there = manifest.model_copy(update={"folder": "files"})
         await send(member.host, (there.model_dump_json(indent=1) + "\n").encode(), f"{work}/manifest.json")
-        await member.host.ask("remove", paths=[f"{member.rankwise}/{name}"])
+        await member.host.ask("remove", limit_seconds=_WALK_LIMIT_SECONDS, paths=[f"{member.rankwise}/{name}"])
 
     await _bring(lacking, name, items, name_files)
 
@@ -292,7 +292,7 @@ async def _work_folders(members: Sequence[Member], name: str) -> AsyncIterator[d
 
     async def clear(member: Member) -> None:
         with suppress(HostAway, HostError):
-            await member.host.ask("remove", paths=[folders[member.host]])
+            await member.host.ask("remove", limit_seconds=_WALK_LIMIT_SECONDS, paths=[folders[member.host]])
 
     try:
         yield folders
@@ -305,7 +305,8 @@ async def _work_folders(members: Sequence[Member], name: str) -> AsyncIterator[d
 async def _finish(members: Sequence[Member], folders: dict[Host, str], name: str, finish: FinishMember) -> None:
     async def end(member: Member) -> None:
         await finish(member, folders[member.host])
-        await member.host.ask("rename", path=folders[member.host], to=f"{member.rankwise}/{name}")
+        to = f"{member.rankwise}/{name}"
+        await member.host.ask("rename", limit_seconds=_WALK_LIMIT_SECONDS, path=folders[member.host], to=to)
 
     await asyncio.gather(*map(end, members))
 

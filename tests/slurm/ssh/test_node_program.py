@@ -1,13 +1,15 @@
 """The program on a host, started here as a login shell starts it there."""
 
+import io
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from slurm.ssh import connection
+from slurm.ssh import connection, node_program
 
 
 @pytest.mark.parametrize("module", ["secrets", "types", "platform"])
@@ -22,3 +24,27 @@ def test_files_of_the_home_folder_are_not_imported(module: str, tmp_path: Path) 
         text=True, input=f"{json.dumps([*packages, *sources])}\n{json.dumps(asked)}\n", timeout=600,
     )  # fmt: skip
     assert json.loads(done.stdout.splitlines()[-1]) == {"id": 1, "body_bytes": 0, "sizes": [0]}, done.stderr
+
+
+def test_a_folder_that_is_named_keeps_no_other_request_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are listed meanwhile, which takes long on a slow disk."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def rename() -> None:
+        asked.wait(10)
+
+    def sizes() -> None:
+        asked.set()
+
+    class Answers(io.BytesIO):
+        def flush(self) -> None:
+            if self.getvalue().count(b"\n") == 2:
+                answered.set()
+
+    monkeypatch.setattr(node_program, "rename", rename)
+    monkeypatch.setattr(node_program, "sizes", sizes)
+    requests = [{"id": number, "op": name, "body_bytes": 0} for number, name in enumerate(("rename", "sizes"))]
+    answers = Answers()
+    node_program.serve(io.BytesIO(b"".join(json.dumps(each).encode() + b"\n" for each in requests)), answers)
+    assert answered.wait(60)
+    assert [json.loads(line)["id"] for line in answers.getvalue().splitlines()] == [1, 0]

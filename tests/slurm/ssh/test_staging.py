@@ -31,10 +31,13 @@ class HostHere:
         self.first: asyncio.Event | None = None
         """What it waits for before it unpacks anything."""
         self.named = asyncio.Event()
+        self.limits: dict[str, float | None] = {}
+        """How long the answer to each operation was waited for."""
 
     async def ask(
         self, operation: str, body: bytes = b"", limit_seconds: float | None = None, **arguments: Any
     ) -> tuple[dict[str, Any], bytes]:
+        self.limits[operation] = limit_seconds
         if operation == "offer":
             raise HostError(None, f"{self.name}: nobody can connect")
         if operation == "unpack" and self.first is not None:
@@ -114,3 +117,11 @@ def test_hosts_that_share_a_home_folder_do_not_meet(tmp_path: Path) -> None:
     staged(scenario())
     [folder] = (tmp_path / "rankwise" / "code").iterdir()
     assert (folder / "code" / "slurm" / "launch.py").exists()
+
+
+def test_walks_over_a_folder_have_the_time_that_a_slow_disk_takes(tmp_path: Path) -> None:
+    """To name the libraries' folder lists its files: over NFS that took longer than an answer is waited for."""
+    host = member("a", tmp_path)
+    staged(staging._stage_code([host], lambda _: None))
+    limits = cast(HostHere, host.host).limits
+    assert limits["rename"] == limits["remove"] == limits["whole"] == staging._WALK_LIMIT_SECONDS
