@@ -45,12 +45,16 @@ class PlaceAway(PlaceError):
 
 
 class Place(Protocol):
-    """One machine on which services run. root: folder of this deployment there."""
+    """One machine on which services run. root: folder of this deployment there.
+
+    clock_seconds: by how much its clock is ahead of this machine's.
+    """
 
     name: str
     root: str
     python: str
     models: str
+    clock_seconds: float
 
     def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
         """Have it done there. Raises PlaceError."""
@@ -79,6 +83,7 @@ class LocalPlace:
     def __init__(self, root: Path, cache: Path) -> None:
         self.name, self.root, self.python = "local", str(root), sys.executable
         self.models = str(cache / "models")
+        self.clock_seconds = 0.0
 
     def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
         """Do it here."""
@@ -124,6 +129,7 @@ class SshPlace:
         self.root = f"{self._facts.folder}/{folder}"
         self.python = f"{self._facts.folder}/{interpreter_name(target)}"
         self.models = f"{self._facts.folder}/rankwise/models"
+        self.clock_seconds = self._facts.clock_seconds
 
     def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:
         """Have the host do it."""

@@ -73,7 +73,7 @@ def place_server(place: Place, bundle: ServingBundle, spec: ServerSpec, local: b
         key_file="key" if first else None,
         settings="settings.json" if first else None,
         port=spec.port,
-        expires_at=spec.expires_at,
+        expires_at=spec.expires_at + place.clock_seconds,  # its supervisor looks at the clock there
         own_address=spec.own_address,
         add_pid=True,
     )

@@ -83,6 +83,7 @@ class SlurmPlace:
         self.name, self.root = self._target.name, self._files.root
         self.python = partition.interpreter or "python3"
         self.models = str(shared / "rankwise" / "models")
+        self.clock_seconds = 0.0
         self._looked: dict[str, tuple[float, bool]] = {}
 
     def ask(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[dict[str, Any], bytes]:

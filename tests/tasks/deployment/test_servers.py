@@ -14,8 +14,8 @@ from engine.planner.serving import block_bytes
 from slurm.ssh.node_program import hello
 from tasks.deployment import servers
 from tasks.deployment.deploying import _memory_of_rank
-from tasks.deployment.places import SshPlace
-from tasks.deployment.servers import ServerSpec, settings_of
+from tasks.deployment.places import LocalPlace, SshPlace
+from tasks.deployment.servers import ServerSpec, place_server, settings_of
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
@@ -95,3 +95,13 @@ def test_a_server_waits_for_long_steps_as_its_bundle_says(monkeypatch: pytest.Mo
     slow = BUNDLE.model_copy(update={"group_timeout_seconds": 90.0})
     made = [settings_of(place(64 * GIB, None), each, ServerSpec("folder", "key", 4e9), "m") for each in (BUNDLE, slow)]
     assert [settings.group_timeout_seconds for settings in made] == [20.0, 90.0]
+
+
+def test_a_host_whose_clock_is_wrong_serves_for_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is hours ahead, as by its time zone, had expired when it began."""
+    monkeypatch.setattr(servers, "load_manifest", lambda _: SimpleNamespace(config=CONFIG, identity="llama-8b"))
+    monkeypatch.setattr(servers, "start_supervisor", lambda *_: None)
+    ahead = LocalPlace(tmp_path, tmp_path)
+    ahead.clock_seconds = 9 * 3600.0
+    place_server(ahead, BUNDLE, ServerSpec(str(tmp_path / "server"), "key", 1e9, device="cpu"), local=True)
+    assert json.loads((tmp_path / "server" / "service.json").read_text())["expires_at"] == 1e9 + 9 * 3600
