@@ -34,8 +34,8 @@ CONNECT_SECONDS = 20.0
 ANSWER_SECONDS = 30.0
 _BEAT_SECONDS, _BEATS = 5.0, 3
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
-_AT_ONCE = 32
-"""Connections that are being made at the same time."""
+_AT_ONCE, _AT_ONCE_BY_JUMP = 32, 8
+"""Connections that are being made at the same time. Of ten a server drops some (MaxStartups of sshd_config)."""
 _GREETING = b"rankwise-node "
 _ROOT = Path(__file__).parents[2]
 _BOOT = (
@@ -214,17 +214,16 @@ class Host:
 
 
 _hosts: dict[Address, Host] = {}
-_gate: asyncio.Semaphore | None = None
+_gates: dict[str | None, asyncio.Semaphore] = {}
+"""By jump host."""
 
 
 async def connect(address: Address) -> Line:
     """Connect and start the program. Raises HostRefused, OSError, TimeoutError and what asyncssh raises."""
     import asyncssh
 
-    global _gate
-    if _gate is None:
-        _gate = asyncio.Semaphore(_AT_ONCE)
-    async with _gate:
+    by = address.jump or _jump_of_config(address.host)
+    async with _gates.setdefault(by, asyncio.Semaphore(_AT_ONCE_BY_JUMP if by else _AT_ONCE)):
         opened: list[asyncssh.SSHClientConnection] = []
         try:
             if address.jump is not None:
@@ -235,6 +234,19 @@ async def connect(address: Address) -> Line:
             for each in opened:
                 each.abort()
             raise
+
+
+def _jump_of_config(host: str) -> str | None:
+    """The jump host that ~/.ssh/config names for a host."""
+    import asyncssh
+
+    try:
+        options = asyncssh.SSHClientConnectionOptions(
+            config=(), host=host, client_keys=None, known_hosts=None, agent_path=None
+        )
+    except (OSError, ValueError):  # told when the connection is made
+        return None
+    return options.tunnel if isinstance(options.tunnel, str) else None
 
 
 async def _jump_connection(address: Address, jump: str) -> "asyncssh.SSHClientConnection":

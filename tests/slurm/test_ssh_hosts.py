@@ -1,5 +1,6 @@
 """Real SSH servers on networks of their own: how hosts are reached, refused and checked; what is carried to them."""
 
+import asyncio
 import hashlib
 import os
 import pwd
@@ -18,7 +19,7 @@ import pytest
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.targets.target import SshTarget
 from slurm.ssh import connection, staging
-from slurm.ssh.connection import Host, HostAway, HostError, HostRefused, hosts_of
+from slurm.ssh.connection import Facts, Host, HostAway, HostError, HostRefused, hosts_of
 from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.loop import wait_for
 from slurm.ssh.staging import members_of, stage_hosts
@@ -106,6 +107,37 @@ def test_a_jump_host_of_the_target_is_gone_through(hosts: SshTestHosts) -> None:
         with pytest.raises(HostAway):
             wait_for(far.ask("sizes", paths=[]), LIMIT_SECONDS)
     finally:
+        hosts["a"].start_sshd()
+
+
+@pytest.mark.parametrize("by_config", [False, True])
+def test_many_hosts_behind_one_jump_host_are_reached(
+    hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_config: bool
+) -> None:
+    """A server drops those who are ten or more at once before they have logged in, by default some, here all."""
+    monkeypatch.setattr(connection, "_gates", {})
+    jump = f"root@{hosts['a'].address}:{hosts['a'].port}"
+    far = {"host": hosts["b"].address, "port": hosts["b"].port}
+    target = lab(hosts, hosts=[far | {"name": f"far-{number}"} for number in range(13)])
+    if by_config:
+        (tmp_path / ".ssh").mkdir(mode=0o700)
+        lines = f"Host *\n  IdentityFile {hosts.base}/key\n  UserKnownHostsFile {hosts.known_hosts}\n"
+        (tmp_path / ".ssh" / "config").write_text(f"{lines}Host {hosts['b'].address}\n  ProxyJump {jump}\n")
+        monkeypatch.setenv("HOME", str(tmp_path))
+    else:
+        target = target.model_copy(update={"jump": jump})
+
+    async def all_of_them() -> list[Facts]:
+        return await asyncio.gather(*(host.facts() for host in hosts_of(target)))
+
+    hosts["a"].max_startups = "10:100:10"
+    hosts["a"].kill_sshd()
+    hosts["a"].start_sshd()
+    try:
+        assert {told.data["hostname"] for told in wait_for(all_of_them(), LIMIT_SECONDS)} == {"gpu-b"}
+    finally:
+        hosts["a"].max_startups = "100"
+        hosts["a"].kill_sshd()
         hosts["a"].start_sshd()
 
 

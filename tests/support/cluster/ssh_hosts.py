@@ -60,6 +60,8 @@ class SshTestHost:
         self.folder.mkdir()
         self.disk.mkdir()
         self.disk_bytes: int | None = None
+        self.max_startups = "100"
+        """sshd's MaxStartups; taken when it starts."""
         self.environment: dict[str, str] = {}
         """What its SSH server sets for whoever connects; taken when it starts."""
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "host_key")
@@ -71,8 +73,8 @@ class SshTestHost:
         (self.folder / "sshd_config").write_text(
             f"Port {self.port}\nListenAddress {self.address}\nHostKey {self.folder}/host_key\nPidFile none\nUsePAM no\n"
             f"AuthorizedKeysFile {self.base}/key.pub\nStrictModes no\nPermitRootLogin prohibit-password\n"
-            "PasswordAuthentication no\nAcceptEnv HF_*\nMaxStartups 100\nMaxSessions 100\nLogLevel ERROR\n"
-            + (f"SetEnv {variables}\n" if variables else "")
+            f"PasswordAuthentication no\nAcceptEnv HF_*\nMaxStartups {self.max_startups}\nMaxSessions 100\n"
+            "LogLevel ERROR\n" + (f"SetEnv {variables}\n" if variables else "")
         )
 
     @property
