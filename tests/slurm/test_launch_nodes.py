@@ -140,7 +140,7 @@ def test_an_exception_on_one_node_ends_the_other(hosts: TwoHosts, tmp_path: Path
     assert leftovers(paths.folder) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hanging_rank_is_named_by_both(hosts: TwoHosts, tmp_path: Path) -> None:
     measurement = spread(noop_measurement("hangs", ranks=2, fault="hang", fault_rank=1))
     paths = write_spread_job(tmp_path, [measurement], group_timeout_seconds=10)

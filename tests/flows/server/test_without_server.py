@@ -207,13 +207,8 @@ def test_a_data_folder_that_cannot_be_written(folder: Path) -> None:
     assert_measured_alone(done, folder)
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        pytest.param(signal.SIGKILL, marks=pytest.mark.nightly, id="dies"),
-        pytest.param(signal.SIGSTOP, marks=pytest.mark.slow, id="hangs"),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("order", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
 def test_a_server_that_dies_or_hangs_in_the_middle(order: signal.Signals, folder: Path) -> None:
     write_study(folder, workload={"kind": "noop", "seconds": 3.0}, pack=False)
     with lease_server() as lease:  # on a busy machine a server may need longer than a run waits for it

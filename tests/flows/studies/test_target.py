@@ -17,7 +17,7 @@ def plan_of(run: Path) -> dict[str, object]:
     return plan
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_target_that_is_met_at_once_costs_nothing_more(tmp_path: Path) -> None:
     """Six repeats of a sleep lie within half of their median, two more confirm it; a rerun measures nothing again."""
     study = write_study(tmp_path, measuring=STUDY | {"repeats": 6, "target_interval": 0.5})

@@ -221,7 +221,7 @@ def test_transient_faults_are_retried_and_secrets_stay_secret(team: OfflineTeam,
     assert not leaks
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_studies_on_one_machine_do_not_overlap(team: OfflineTeam) -> None:
     """One through the worker, one from the command line, each with launches of its own."""
     # Long enough for the command line to start beside it, on a busy machine too.

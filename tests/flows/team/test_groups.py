@@ -144,7 +144,7 @@ def graphs_in_full(client: SyncPrefectClient, api: ApiLease, command: list[str],
     raise AssertionError(f"{stages} expected, recorded are {found}; the server said:\n{log[-4000:]}")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_blocks_are_groups_of_the_graph(tmp_path: Path, patient: None) -> None:
     study = long_study(tmp_path, "long")
     with prefect_api() as api, SyncPrefectClient(api.url) as client:

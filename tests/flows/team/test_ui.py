@@ -158,6 +158,7 @@ def test_a_form_that_makes_no_study_fails_with_the_field(ui: Ui, team: OfflineTe
     assert not (team.work / "runs" / "nowhere-to-grow" / "jobs").exists()
 
 
+@pytest.mark.nightly
 def test_the_short_form_is_refused_at_a_field_mended_and_run(ui: Ui, team: OfflineTeam) -> None:
     """As a person does it: fill it in, read what is wrong, mend that, run, open the graph and the report."""
     form = ui.form(team.client.read_deployment_by_name("study in short/short").id)

@@ -201,6 +201,7 @@ def test_a_deployment_needs_its_token(store: Store, deployed: tuple[Deployment, 
     assert key not in " ".join(arguments)
 
 
+@pytest.mark.nightly
 def test_a_port_that_is_taken_meanwhile_is_named_and_nothing_is_left(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
