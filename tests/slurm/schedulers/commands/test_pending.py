@@ -78,6 +78,15 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
             )
         ),
         ("sbatch: error: Batch job submission failed: MaxJobCount limit reached", Limited, "MaxJobCount"),
+        *(
+            (f"sbatch: error: Batch job submission failed: {words}", Refused, "target.partition of c: sbatch")
+            for words in (
+                "User's group not permitted to use this partition",
+                "Required partition not available (inactive or drain)",
+                "No partition specified or system default partition",
+            )
+        ),
+        ("sbatch: error: Invalid accounting frequency requested", Refused, "target c: sbatch: Invalid accounting"),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", Refused, "target.qos"),
         (f"sbatch: error: invalid partition specified: standby\n{PARTITION}", Refused, "target.partition of c: sbatch"),
         (f"sbatch: error: invalid partition specified: interconnect\n{PARTITION}", Refused, "target.partition of c"),
