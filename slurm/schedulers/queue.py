@@ -231,7 +231,7 @@ class Queue(JobQueue):
 
     def pending_note(self, job_id: str, reason: str) -> str:
         """One line on a job that waits."""
-        return pending.pending_note(job_id, reason)
+        return pending.pending_note(job_id, reason, self.cluster)
 
     def field_to_correct(self, reason: str) -> str | None:
         """The target's field to blame for a reason that will not pass."""

@@ -50,6 +50,7 @@ def test_what_will_never_pass_names_a_field_of_the_target(reason: str, field: st
 def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
     assert is_held(reason) and not is_ordinary(reason)
     assert pending_note("12_3", reason) == f"job 12_3 held: {reason}. `scontrol release 12_3` lets it start"
+    assert "`scontrol --clusters=b release 12` lets" in pending_note("12", reason, "b")  # there is another job 12
     assert pending_note("12", "Resources") == "job 12 pending: Resources"
     assert pending_note("12", "None") == "job 12 pending"
 
