@@ -45,7 +45,7 @@ class ClusterNode:
 
     def gpus_of(self, kind: str | None) -> int:
         """GPUs of a type; of all types for None."""
-        return _gpus(self.resources, kind)
+        return count_gpus(self.resources, kind)
 
     @property
     def usable(self) -> bool:
@@ -259,7 +259,7 @@ def _whole(text: str) -> int:
     return int(digits.group()) if digits else 0
 
 
-def _gpus(resources: str, kind: str | None) -> int:
+def count_gpus(resources: str, kind: str | None) -> int:
     """Of `gpu:h100:4(S:0-1),gpu:a100:2,lustre:1`: 6, and of kind h100: 4."""
     found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]{1,9})", resources)
     return sum(int(count) for each, count in found if kind is None or each.lower() == kind.lower())

@@ -59,6 +59,24 @@ def test_gpus_are_read_as_later_versions_of_slurm_write_them(tmp_path: Path, tre
 
 
 @pytest.mark.parametrize(
+    ("gres", "gpus"), [("gpu:h100:4", 4), ("gpu:4", 4), ("gpu:a100:1,gpu:1g.10gb:2,lustre:1", 3), ("(null)", 0)]
+)
+def test_gpus_are_read_where_the_cluster_does_not_account_for_them(tmp_path: Path, gres: str, gpus: int) -> None:
+    """AccountingStorageTRES names none by default; the line is Slurm 22.05's, asked for details."""
+    tres = f"TRES=cpu=2,mem=18078M,node=2,billing=2 Socks/Node=* CoreSpec=* JOB_GRES={gres}   "
+    tres += "Nodes=hpc[1-2] CPU_IDs=0 Mem=9039 GRES=gpu:h100:2(IDX:0-1)"
+    text = HELD.format(state="RUNNING").replace("TRES=cpu=2,mem=18078M,node=2,billing=2,gres/gpu=8", tres)
+    told, plain = tmp_path / "details", tmp_path / "plain"
+    told.write_text(text)
+    plain.write_text(text.replace(f"JOB_GRES={gres}", ""))
+    environment = scontrol(tmp_path, "")
+    shown = f'case " $* " in *" --details "*) cat {told} ;; *) cat {plain} ;; esac'
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{shown}\n")
+    held = current_allocation(environment)
+    assert (held.gpus, held.nodes) == (gpus, ("hpc1", "hpc2"))
+
+
+@pytest.mark.parametrize(
     ("text", "code", "why"),
     [
         (HELD.format(state="TIMEOUT"), 0, r"has ended \(TIMEOUT\)"),
