@@ -268,7 +268,9 @@ def squeue_command(job_ids: Sequence[str]) -> list[str]:
 
 def named_command(name: str) -> list[str]:
     """The call for jobs of a name in whatever state."""
-    return ["squeue", "--noheader", "--array", "--states=all", f"--format={_IDENTITY}", f"--name={name}"]
+    # Without --all it shows jobs of hidden partitions only by their ids.
+    options = ["--all", "--noheader", "--array", "--states=all", f"--format={_IDENTITY}"]
+    return ["squeue", *options, f"--name={name}"]
 
 
 def read_squeue(output: str, asked_at: float = 0.0) -> dict[str, Sight]:

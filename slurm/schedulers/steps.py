@@ -218,7 +218,7 @@ def _signal(paths: JobPaths, number: signal.Signals) -> None:
 def _step_of(paths: JobPaths) -> tuple[str | None, bool]:
     """`123.4`, the step of the job's name that Slurm has now, None without one; and whether Slurm answered."""
     held, name = read_model(paths.submission, Submission).job_id, read_model(paths.submitting, Submitting).name
-    command = ["squeue", "--steps", "--noheader", f"--jobs={held}", "--format=%i|%j"]
+    command = ["squeue", "--all", "--steps", "--noheader", f"--jobs={held}", "--format=%i|%j"]
     answer = run_slurm(command, os.environ, _CALL_SECONDS)
     lines = [line.strip().split("|") for line in answer.text.splitlines()]
     return next((line[0] for line in lines if len(line) == 2 and line[1] == name), None), not answer.failed

@@ -192,6 +192,17 @@ def test_a_step_of_another_host_is_not_lost_while_slurm_does_not_answer(
     assert steps.poll(tmp_path) == "running" and not paths.end.exists()
 
 
+def test_a_step_in_a_hidden_partition_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """squeue shows steps there only where it is asked for all, even of a job that is named."""
+    paths = made(tmp_path / "run")
+    paths.submission.write_text(Submission(job_id="7", submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    stand_in_cluster(tmp_path)
+    (tmp_path / "squeue").write_text('#!/bin/sh\ncase " $* " in *" --all "*) echo "7.0|rw-1" ;; esac\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert steps._step_of(paths) == ("7.0", True)
+
+
 def test_a_step_of_another_host_is_not_lost_where_one_look_does_not_show_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
