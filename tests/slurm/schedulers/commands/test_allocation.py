@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.common.base import write_atomically
-from configs.plans.job import SrunProcess, Submission, Submitting
+from configs.plans.job import Launcher, SrunProcess, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.target import SlurmTarget
@@ -190,6 +190,24 @@ def test_a_step_of_another_host_is_not_lost_while_slurm_does_not_answer(
     paths.node_launcher(0).write_text("{}")
     monkeypatch.setenv("PATH", str(tmp_path))  # no squeue
     assert steps.poll(tmp_path) == "running" and not paths.end.exists()
+
+
+@pytest.mark.parametrize(("held", "step"), [("29594044", "29594043_5.0"), ("29594043", "29594043_6.0")])
+def test_accounts_of_a_step_in_a_task_of_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str, step: str
+) -> None:
+    """SLURM_JOB_ID is the task's own number, the last task's that of the array; sacct's lines are Slurm 22.05's."""
+    stand_in_cluster(tmp_path).says(
+        "sacct",
+        "JobID|State|NodeList|ElapsedRaw|JobIDRaw\n"
+        "29594043_6|RUNNING|n2|9|29594043\n29594043_6.0|COMPLETED|n2|7|29594043.0\n"
+        "29594043_5|RUNNING|n1|9|29594044\n29594043_5.0|COMPLETED|n1|6|29594044.0\n",
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher = Launcher(node_rank=0, pid=1, pid_started=1, host="n1", started_at="2026-11-01T12:00:00Z", step_id="0")
+    found = steps._accounting(held, [launcher])
+    assert found is not None and (found.job_id, found.elapsed_seconds) == (step, {"n1": 6, "n2": 7}[found.nodes[0]])
+    assert "JobIDRaw" in (tmp_path / "sacct.calls").read_text()
 
 
 def test_a_step_in_a_hidden_partition_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
