@@ -21,7 +21,7 @@ from configs.targets.resources import ClusterTarget, Resources, ScheduledTarget
 from configs.targets.ssh_host import SshHost, jump_host
 
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
-_GRES = r"^gpu(:[A-Za-z][\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"
+_GRES = r"^gpu(:\w[\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"  # a type may be 2080ti, 3090 or 1g.10gb
 _SRUN_OURS = (
     "--nodes",
     "--ntasks",

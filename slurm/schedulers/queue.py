@@ -231,7 +231,7 @@ class Queue(JobQueue):
 
     def pending_note(self, job_id: str, reason: str) -> str:
         """One line on a job that waits."""
-        return pending.pending_note(job_id, reason)
+        return pending.pending_note(job_id, reason, self.cluster)
 
     def field_to_correct(self, reason: str) -> str | None:
         """The target's field to blame for a reason that will not pass."""
@@ -268,7 +268,9 @@ def squeue_command(job_ids: Sequence[str]) -> list[str]:
 
 def named_command(name: str) -> list[str]:
     """The call for jobs of a name in whatever state."""
-    return ["squeue", "--noheader", "--array", "--states=all", f"--format={_IDENTITY}", f"--name={name}"]
+    # Without --all it shows jobs of hidden partitions only by their ids.
+    options = ["--all", "--noheader", "--array", "--states=all", f"--format={_IDENTITY}"]
+    return ["squeue", *options, f"--name={name}"]
 
 
 def read_squeue(output: str, asked_at: float = 0.0) -> dict[str, Sight]:

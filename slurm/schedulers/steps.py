@@ -26,7 +26,7 @@ from configs.plans.paths import JobPaths
 from configs.records.record import Accounting, Status
 from slurm.launcher import processes
 from slurm.launcher.job_files import measurement_under_way, reserve_end, write_end, write_unlaunched_end
-from slurm.schedulers.commands.accounting import SACCT_ARGUMENTS, read_step
+from slurm.schedulers.commands.accounting import SACCT_STEP_ARGUMENTS, read_step
 from slurm.schedulers.commands.allocation import Allocation, current_allocation, read_allocation
 from slurm.schedulers.commands.calls import run_slurm
 from slurm.schedulers.commands.partitions import ClusterError
@@ -218,7 +218,7 @@ def _signal(paths: JobPaths, number: signal.Signals) -> None:
 def _step_of(paths: JobPaths) -> tuple[str | None, bool]:
     """`123.4`, the step of the job's name that Slurm has now, None without one; and whether Slurm answered."""
     held, name = read_model(paths.submission, Submission).job_id, read_model(paths.submitting, Submitting).name
-    command = ["squeue", "--steps", "--noheader", f"--jobs={held}", "--format=%i|%j"]
+    command = ["squeue", "--all", "--steps", "--noheader", f"--jobs={held}", "--format=%i|%j"]
     answer = run_slurm(command, os.environ, _CALL_SECONDS)
     lines = [line.strip().split("|") for line in answer.text.splitlines()]
     return next((line[0] for line in lines if len(line) == 2 and line[1] == name), None), not answer.failed
@@ -261,7 +261,7 @@ def _accounting(held_id: str, launchers: Sequence[Launcher | None]) -> Accountin
     step = next((launcher.step_id for launcher in launchers if launcher and launcher.step_id), None)
     if step is None:
         return None
-    answer = run_slurm(["sacct", *SACCT_ARGUMENTS, f"--jobs={held_id}"], os.environ, _CALL_SECONDS)
+    answer = run_slurm(["sacct", *SACCT_STEP_ARGUMENTS, f"--jobs={held_id}"], os.environ, _CALL_SECONDS)
     with suppress(ValueError):
         account = read_step(answer.text, f"{held_id}.{step}")
         return account.accounting if account else None

@@ -34,6 +34,8 @@ SACCT_FIELDS = (
 )
 SACCT_FORMAT = ",".join(SACCT_FIELDS)
 SACCT_ARGUMENTS = ("--parsable2", "--noconvert", f"--format={SACCT_FORMAT}")
+SACCT_STEP_ARGUMENTS = ("--parsable2", "--noconvert", f"--format={SACCT_FORMAT},JobIDRaw")
+"""For steps of a job that is known by SLURM_JOB_ID: JobID has a task of an array as `<array>_<task>`."""
 
 _MULTIPLES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$")
@@ -75,7 +77,8 @@ def read_accounts(text: str) -> dict[str, Account]:
 
 def read_step(text: str, step: str) -> Account | None:
     """One step by itself, `77.3`: a launch of a manifest, of whose job it is a part. Raises as `read_accounts`."""
-    return _account(step, [row for row in _rows(text) if row["JobID"] == step])
+    rows = [row for row in _rows(text) if step in (row["JobID"], row.get("JobIDRaw"))]
+    return _account(rows[0]["JobID"], rows) if rows else None
 
 
 def _rows(text: str) -> list[dict[str, str]]:

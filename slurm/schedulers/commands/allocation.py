@@ -17,12 +17,14 @@ from configs.common.printable import plural
 from configs.targets.target import SlurmTarget
 from slurm.schedulers.commands.calls import SchedulerAnswer, run_slurm
 from slurm.schedulers.commands.details import JobDetails, details_command, read_details
-from slurm.schedulers.commands.partitions import ClusterError, Need
+from slurm.schedulers.commands.partitions import ClusterError, Need, count_gpus
 from slurm.schedulers.commands.states import bare, standing
 
 _CALL_SECONDS = 10.0
 _TRES = re.compile(r" (?:Alloc)?TRES=(\S+)")
 """Of Slurm up to 22.05, and of later ones, which say `ReqTRES` and `AllocTRES`."""
+_JOB_GRES = re.compile(r" JOB_GRES=(\S+)")
+"""Of `--details` (Slurm 22.05). TRES has GPUs only where AccountingStorageTRES names them."""
 _GPUS = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=([0-9]{1,9})")
 _CORES = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,6})\))?")
 
@@ -72,7 +74,7 @@ def read_allocation(
 ) -> tuple[Allocation | None, SchedulerAnswer]:
     """An allocation as slurmctld has it, and its answer; None where it says nothing of the job."""
     environment = os.environ if environment is None else environment
-    answer = run_slurm(details_command(job_id), environment, _CALL_SECONDS)
+    answer = run_slurm(["scontrol", "--details", *details_command(job_id)[1:]], environment, _CALL_SECONDS)
     shown: dict[str, JobDetails] = read_details(answer.text)
     if not shown:
         return None, answer
@@ -84,7 +86,9 @@ def read_allocation(
 
 
 def read_gpus(text: str) -> int:
-    """GPUs that a job has, of `scontrol show job`; where they are counted by type alone, of all types."""
+    """GPUs that a job has, of `scontrol --details show job`; where they are counted by type alone, of all types."""
+    if (gres := _JOB_GRES.search(text)) and (count := count_gpus(gres[1], None)):
+        return count
     tres = _TRES.search(text)
     counts = _GPUS.findall(tres[1]) if tres else []
     whole = [int(count) for kind, count in counts if not kind]

@@ -4,9 +4,10 @@
     lacks(target, [Need(nodes=2, cores=1)], cluster)      # problems, each naming what would have worked
     partition_nodes(target)                           # names of nodes that can take a job
 
-Two commands are asked, `scontrol show config` for the cluster's name and `sinfo` for all nodes of all partitions (its
---format is documented in sinfo(1): %R partition, %P the same with `*` for the default one, %N node, %c CPUs, %m MB of
-memory, %G generic resources, %l time limit as days-hours:minutes:seconds, %T state, %a availability, %f features).
+Two commands are asked, `scontrol show config` for the cluster's name and `sinfo` for all nodes of all partitions, also
+of those with Hidden=YES, which take jobs like others (its --format is documented in sinfo(1): %R partition, %P the same
+with `*` for the default one, %N node, %c CPUs, %m MB of memory, %G generic resources, %l time limit as
+days-hours:minutes:seconds, %T state, %a availability, %f features).
 A node's state may end in a sign: `*` does not respond, `$` under maintenance, `~` powered down until a job needs it.
 """
 
@@ -45,7 +46,7 @@ class ClusterNode:
 
     def gpus_of(self, kind: str | None) -> int:
         """GPUs of a type; of all types for None."""
-        return _gpus(self.resources, kind)
+        return count_gpus(self.resources, kind)
 
     @property
     def usable(self) -> bool:
@@ -130,7 +131,7 @@ class Clusters:
         return self._known[target.cluster]
 
 
-_SINFO = ["sinfo", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
+_SINFO = ["sinfo", "--all", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
 
 
 def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
@@ -259,7 +260,7 @@ def _whole(text: str) -> int:
     return int(digits.group()) if digits else 0
 
 
-def _gpus(resources: str, kind: str | None) -> int:
+def count_gpus(resources: str, kind: str | None) -> int:
     """Of `gpu:h100:4(S:0-1),gpu:a100:2,lustre:1`: 6, and of kind h100: 4."""
     found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]{1,9})", resources)
     return sum(int(count) for each, count in found if kind is None or each.lower() == kind.lower())

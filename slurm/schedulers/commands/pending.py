@@ -11,6 +11,8 @@ DenyOnLimit, which looks at the job by itself (sacctmgr(1)).
 
 import re
 
+from slurm.schedulers.commands.calls import on_cluster
+
 _NEVER = {
     "PartitionTimeLimit": "time_limit_minutes",
     "PartitionNodeLimit": "nodes",
@@ -69,12 +71,13 @@ def waits_for_own_jobs(reason: str) -> bool:
     return reason == "JobArrayTaskLimit"
 
 
-def pending_note(job_id: str, reason: str) -> str:
-    """One line on a job that waits: `job 12 pending: JobHeldUser. Release it with ...`."""
+def pending_note(job_id: str, reason: str, cluster: str | None = None) -> str:
+    """One line on a job that waits; of another cluster than the user's own where one is named."""
     if not reason or reason == "None":
         return f"job {job_id} pending"
     if is_held(reason):
-        return f"job {job_id} held: {reason}. `scontrol release {job_id}` lets it start"
+        release = " ".join(on_cluster(["scontrol", "release", job_id], cluster))
+        return f"job {job_id} held: {reason}. `{release}` lets it start"
     return f"job {job_id} pending: {reason}"
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from configs.common.base import Frozen
 from configs.targets.target import SlurmTarget
 from slurm.schedulers.commands.calls import called, on_cluster, run_slurm
+from slurm.schedulers.commands.states import standing
 from slurm.schedulers.commands.submission import check_path, sbatch_refusal, submission_environment
 from slurm.schedulers.refusals import Unavailable
 
 _LIMIT_SECONDS, _END_SECONDS, _LOOK_SECONDS = 60.0, 60.0, 0.5
 _AGREEING_LOOKS = 2
-_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
 class ServiceJob(Frozen):
@@ -73,7 +73,7 @@ def service_job(name: str, target: SlurmTarget) -> ServiceJob | None:
 
 
 def _shown_job(name: str, target: SlurmTarget) -> ServiceJob | None:
-    command = ["squeue", "--noheader", f"--name={name}", f"--user={os.getuid()}", "--format=%T|%N|%r"]
+    command = ["squeue", "--all", "--noheader", f"--name={name}", f"--user={os.getuid()}", "--format=%T|%N|%r"]
     answer = run_slurm(command, os.environ, _LIMIT_SECONDS, target.cluster)
     if answer.failed:
         raise Unavailable("squeue: no answer")
@@ -82,7 +82,7 @@ def _shown_job(name: str, target: SlurmTarget) -> ServiceJob | None:
         if len(fields) < 3:
             continue  # `CLUSTER: a`, which some versions print of a named one
         state, node, reason = fields
-        if state and state not in _ENDED:
+        if state and standing(state).place != "ended":
             return ServiceJob(state=state, node=node or None, reason="" if reason == "None" else reason)
     return None
 

@@ -55,9 +55,9 @@ _FROM_USER = {name: f"SBATCH_{name.upper()}" for name in ("account", "partition"
 
 # sbatch's words (slurm_strerror of src/common/slurm_errno.c) and the field of the target that they are about.
 _REFUSALS = (
-    (r"invalid partition|partition name", "partition"),
+    (r"invalid partition|partition name|use this partition|no partition|partition not available", "partition"),
     (r"cluster name|No cluster '|slurmdbd", "cluster"),
-    (r"invalid account", "account"),
+    (r"invalid account\b", "account"),
     (r"invalid qos", "qos"),
     (r"invalid feature|constraint", "constraint"),
     (r"reservation", "reservation"),

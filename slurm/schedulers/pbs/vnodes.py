@@ -69,8 +69,13 @@ class PbsCluster:
         return f"server {self.server}, {target.where}, nodes of {kinds}"
 
     def _of(self, target: PbsTarget) -> tuple[ClusterNode, ...]:
-        """Nodes that a target's jobs may get."""
-        return tuple(each.node for each in self.nodes if each.queue is None or each.queue == target.queue)
+        """Nodes that a target's jobs may get.
+
+        Where each is kept for a queue, the default queue and one that routes jobs to others may get any.
+        """
+        own = tuple(each.node for each in self.nodes if each.queue is None or each.queue == target.queue)
+        takes_jobs = self.queues.get(target.queue or "", {}).get("queue_type") == "Execution"
+        return own if own or takes_jobs else tuple(each.node for each in self.nodes)
 
 
 def read_pbs_cluster(server: str | None = None) -> PbsCluster:

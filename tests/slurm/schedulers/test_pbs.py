@@ -380,6 +380,17 @@ def test_what_a_queue_and_its_nodes_lack() -> None:
     assert found.identity(PbsTarget()) == "server head, default queue, nodes of 4 CPUs, 8 GiB, 1 GPU"
 
 
+@pytest.mark.parametrize("queue", [None, "route"])
+def test_nodes_that_are_all_kept_for_queues_are_those_of_the_default_queue_too(queue: str | None) -> None:
+    nodes = {"a": vnode(host="a") | {"queue": "workq"}, "b": vnode(host="b") | {"queue": "workq"}}
+    queues = {name: {"queue_type": "Execution"} for name in ("workq", "debug")} | {"route": {"queue_type": "Route"}}
+    found = read_nodes({"pbs_server": "head", "nodes": nodes}, {"Queue": queues})
+    assert found.lacks(PbsTarget(queue=queue, nodes=2), [Need(2, 4)]) == []
+    assert found.identity(PbsTarget(queue=queue)).endswith("nodes of 4 CPUs, 8 GiB, 1 GPU")
+    (none,) = found.lacks(PbsTarget(queue="debug"), [Need(1, 4)])
+    assert none.endswith("it has no nodes")
+
+
 def test_a_node_knows_its_place() -> None:
     variables = {"PBS_JOBID": JOB, "PBS_NODENUM": "1", PBS_NODES: "n1,n2"}
     assert rank_under("pbs", variables) == 1 and rank_under("slurm", variables) is None

@@ -1,6 +1,7 @@
 """The shared look at the queue. Slurm's programs are stand-ins that print what a file says and count their calls."""
 
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,14 @@ def test_a_job_that_two_looks_do_not_show_is_asked_for_by_itself(cluster: Cluste
     cluster.away("scontrol", "Unable to contact slurm controller (connect failure)")
     looks(cluster, "7", 3)
     assert cluster.queue.seen("7") == Sight("RUNNING", ("n1",), ""), "who does not answer denies nothing"
+
+
+def test_a_job_in_a_hidden_partition_is_found_by_its_name(cluster: Cluster) -> None:
+    """squeue shows it only where it is asked for all, and nobody may keep accounts."""
+    shown = 'case " $* " in *" --all "*) echo "7|RUNNING|n1|None" ;; esac'
+    (cluster.folder / "squeue").write_text(f"#!/bin/sh\n{shown}\n")
+    cluster.away("sacct", "Slurm accounting storage is disabled")
+    assert cluster.queue.find("rw-1", datetime(2026, 11, 1)) == {"7"}
 
 
 def test_tasks_of_an_array_are_asked_for_together(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.common.base import write_atomically
-from configs.plans.job import SrunProcess, Submission, Submitting
+from configs.plans.job import Launcher, SrunProcess, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.target import SlurmTarget
@@ -56,6 +56,24 @@ def test_the_allocation_is_read(tmp_path: Path) -> None:
 def test_gpus_are_read_as_later_versions_of_slurm_write_them(tmp_path: Path, tres: str, gpus: int) -> None:
     text = HELD.format(state="RUNNING").replace("TRES=cpu=2,mem=18078M,node=2,billing=2,gres/gpu=8", tres)
     assert current_allocation(scontrol(tmp_path, text)).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"), [("gpu:h100:4", 4), ("gpu:4", 4), ("gpu:a100:1,gpu:1g.10gb:2,lustre:1", 3), ("(null)", 0)]
+)
+def test_gpus_are_read_where_the_cluster_does_not_account_for_them(tmp_path: Path, gres: str, gpus: int) -> None:
+    """AccountingStorageTRES names none by default; the line is Slurm 22.05's, asked for details."""
+    tres = f"TRES=cpu=2,mem=18078M,node=2,billing=2 Socks/Node=* CoreSpec=* JOB_GRES={gres}   "
+    tres += "Nodes=hpc[1-2] CPU_IDs=0 Mem=9039 GRES=gpu:h100:2(IDX:0-1)"
+    text = HELD.format(state="RUNNING").replace("TRES=cpu=2,mem=18078M,node=2,billing=2,gres/gpu=8", tres)
+    told, plain = tmp_path / "details", tmp_path / "plain"
+    told.write_text(text)
+    plain.write_text(text.replace(f"JOB_GRES={gres}", ""))
+    environment = scontrol(tmp_path, "")
+    shown = f'case " $* " in *" --details "*) cat {told} ;; *) cat {plain} ;; esac'
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{shown}\n")
+    held = current_allocation(environment)
+    assert (held.gpus, held.nodes) == (gpus, ("hpc1", "hpc2"))
 
 
 @pytest.mark.parametrize(
@@ -172,6 +190,35 @@ def test_a_step_of_another_host_is_not_lost_while_slurm_does_not_answer(
     paths.node_launcher(0).write_text("{}")
     monkeypatch.setenv("PATH", str(tmp_path))  # no squeue
     assert steps.poll(tmp_path) == "running" and not paths.end.exists()
+
+
+@pytest.mark.parametrize(("held", "step"), [("29594044", "29594043_5.0"), ("29594043", "29594043_6.0")])
+def test_accounts_of_a_step_in_a_task_of_an_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str, step: str
+) -> None:
+    """SLURM_JOB_ID is the task's own number, the last task's that of the array; sacct's lines are Slurm 22.05's."""
+    stand_in_cluster(tmp_path).says(
+        "sacct",
+        "JobID|State|NodeList|ElapsedRaw|JobIDRaw\n"
+        "29594043_6|RUNNING|n2|9|29594043\n29594043_6.0|COMPLETED|n2|7|29594043.0\n"
+        "29594043_5|RUNNING|n1|9|29594044\n29594043_5.0|COMPLETED|n1|6|29594044.0\n",
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    launcher = Launcher(node_rank=0, pid=1, pid_started=1, host="n1", started_at="2026-11-01T12:00:00Z", step_id="0")
+    found = steps._accounting(held, [launcher])
+    assert found is not None and (found.job_id, found.elapsed_seconds) == (step, {"n1": 6, "n2": 7}[found.nodes[0]])
+    assert "JobIDRaw" in (tmp_path / "sacct.calls").read_text()
+
+
+def test_a_step_in_a_hidden_partition_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """squeue shows steps there only where it is asked for all, even of a job that is named."""
+    paths = made(tmp_path / "run")
+    paths.submission.write_text(Submission(job_id="7", submitted_at="2026-11-01T12:00:00Z").model_dump_json())
+    paths.submitting.write_text(Submitting(name="rw-1").model_dump_json())
+    stand_in_cluster(tmp_path)
+    (tmp_path / "squeue").write_text('#!/bin/sh\ncase " $* " in *" --all "*) echo "7.0|rw-1" ;; esac\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert steps._step_of(paths) == ("7.0", True)
 
 
 def test_a_step_of_another_host_is_not_lost_where_one_look_does_not_show_it(

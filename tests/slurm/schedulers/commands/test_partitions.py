@@ -146,6 +146,16 @@ def test_a_scheduler_that_is_away_is_said_with_its_configuration(
         read_cluster()
 
 
+def test_a_hidden_partition_takes_jobs_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sinfo shows one with Hidden=YES only where it is asked for all; sbatch takes jobs for it."""
+    secret = "secret|secret|s1|64|257000|(null)|infinite|idle|up|(null)"
+    program = tmp_path / "sinfo"
+    program.write_text(f'#!/bin/sh\ncase " $* " in *" --all "*) echo "{secret}" ;; esac\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target(partition="secret")) == ("s1",)
+
+
 def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
     """The node has four h100 and two a100: six GPUs, but not six of a type."""
     for gres, problem in (

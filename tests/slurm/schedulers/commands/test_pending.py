@@ -50,6 +50,7 @@ def test_what_will_never_pass_names_a_field_of_the_target(reason: str, field: st
 def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
     assert is_held(reason) and not is_ordinary(reason)
     assert pending_note("12_3", reason) == f"job 12_3 held: {reason}. `scontrol release 12_3` lets it start"
+    assert "`scontrol --clusters=b release 12` lets" in pending_note("12", reason, "b")  # there is another job 12
     assert pending_note("12", "Resources") == "job 12 pending: Resources"
     assert pending_note("12", "None") == "job 12 pending"
 
@@ -78,6 +79,15 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
             )
         ),
         ("sbatch: error: Batch job submission failed: MaxJobCount limit reached", Limited, "MaxJobCount"),
+        *(
+            (f"sbatch: error: Batch job submission failed: {words}", Refused, "target.partition of c: sbatch")
+            for words in (
+                "User's group not permitted to use this partition",
+                "Required partition not available (inactive or drain)",
+                "No partition specified or system default partition",
+            )
+        ),
+        ("sbatch: error: Invalid accounting frequency requested", Refused, "target c: sbatch: Invalid accounting"),
         ("sbatch: error: Batch job submission failed: Invalid qos specification", Refused, "target.qos"),
         (f"sbatch: error: invalid partition specified: standby\n{PARTITION}", Refused, "target.partition of c: sbatch"),
         (f"sbatch: error: invalid partition specified: interconnect\n{PARTITION}", Refused, "target.partition of c"),

@@ -51,6 +51,27 @@ def test_jobs_are_looked_for_by_the_users_number_whatever_name_the_environment_h
         assert f"--user={os.getuid()}" in cluster.calls(program)[0].split()
 
 
+HIDDEN = """#!/bin/sh
+case " $* " in *" --all "*) {shown} ;; esac
+"""
+
+
+def test_a_job_in_a_hidden_partition_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """squeue shows jobs of a partition with Hidden=YES by their ids, and else only where it is asked for all."""
+    stand_in_cluster(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "squeue").write_text(HIDDEN.format(shown="echo 'RUNNING|n1|None'"))
+    assert service_job("rw-1", SlurmTarget()) == ServiceJob(state="RUNNING", node="n1")
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "REVOKED", "TIMEOUT"])
+def test_a_job_that_ended_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    cluster = stand_in_cluster(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    cluster.says("squeue", f"{state}||None\n")
+    assert service_job("rw-1", SlurmTarget()) is None
+
+
 def test_the_line_that_names_a_cluster_is_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = stand_in_cluster(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")

@@ -13,7 +13,7 @@ from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.launcher.containers import srun_container, wrapped
 from slurm.schedulers.commands.calls import run_slurm
-from slurm.schedulers.commands.partitions import _asked
+from slurm.schedulers.commands.partitions import ClusterNode, _asked
 from slurm.schedulers.commands.submission import _run_sbatch, parameters
 from slurm.schedulers.commands.trial import trial
 
@@ -63,6 +63,23 @@ def test_a_comment_takes_the_place_of_the_run_folder() -> None:
 def test_what_cannot_be_asked_for_is_named(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace("[", r"\[")):
         SlurmTarget.model_validate(fields)
+
+
+@pytest.mark.parametrize(
+    ("gres", "kind"),
+    [
+        ("gpu:4", None),
+        ("gpu:h100:4", "h100"),
+        ("gpu:2080ti:4", "2080ti"),
+        ("gpu:3090:4", "3090"),
+        ("gpu:1g.10gb:4,lustre:1", "1g.10gb"),
+    ],
+)
+def test_gpus_are_named_by_any_type_that_slurm_takes(gres: str, kind: str | None) -> None:
+    target = SlurmTarget(gres=gres, gpus_per_node=4)
+    assert target.gpu_type == kind
+    node = ClusterNode("n1", 8, 1000, "idle", (), f"{gres.partition(',')[0]}(S:0-1)")
+    assert node.gpus_of(kind) == 4
 
 
 def test_pyxis_has_srun_start_the_tasks_in_the_image() -> None:

@@ -45,6 +45,13 @@ def test_what_is_no_refusal_says_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert trial(SlurmTarget(), nodes=1, cores=1) is None
 
 
+def test_a_partition_that_is_not_for_the_user_s_group_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "User's group not permitted to use this partition"
+    stand_in(tmp_path, monkeypatch, f"allocation failure: {words}", 1)  # Slurm 22.05
+    told = trial(SlurmTarget(name="c", partition="staff"), nodes=1, cores=1)
+    assert told == f"target.partition 'staff' of c: sbatch: allocation failure: {words}"
+
+
 def test_an_option_that_rankwise_sets_is_named_without_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     told = trial(SlurmTarget(extra={"requeue": True}), nodes=1, cores=1)
