@@ -56,6 +56,7 @@ def diagnose(master: str | None = None, runs: Path = Path("runs"), cache: Path |
         "tools": machine.check_tools,
         "profilers": machine.check_profilers,
         "deepspeed": optional.check_deepspeed,
+        "kernels": optional.check_kernels,
         "onnx": optional.check_onnx,
         "live": optional.check_live,
         "rocm": optional.check_rocm,

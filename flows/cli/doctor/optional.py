@@ -1,4 +1,4 @@
-"""Checks of what only some studies need: DeepSpeed, ONNX, live streams, ROCm, InfiniBand and network buffers.
+"""Checks of what only some studies need: DeepSpeed, kernels, ONNX, live streams, ROCm, InfiniBand, network buffers.
 
 Like `flows.cli.doctor.checks`: nothing large is imported, and every problem has a remedy. `system`: the root of /sys,
 /proc and /dev, other than / in tests.
@@ -7,11 +7,12 @@ Like `flows.cli.doctor.checks`: nothing large is imported, and every problem has
 import importlib.metadata
 import os
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from configs.spec.measuring import LIVE_LIBRARIES
-from flows.cli.doctor.checks import DoctorCheck
+from flows.cli.doctor.checks import DoctorCheck, run_command
 
 ROOT = Path("/")
 WANTED_BUFFER_BYTES = 16 << 20
@@ -19,6 +20,14 @@ WANTED_BUFFER_BYTES = 16 << 20
 advises 16 MiB or more for 10 Gbit/s and above.
 """
 _DEFAULT_NCCL_BUFFER_BYTES = 4 << 20  # NCCL's user guide, NCCL_BUFFSIZE
+_KERNELS_SECONDS = 25.0
+"""To compile takes 2 s, and several times as long on a busy machine."""
+_ASK_KERNELS = """
+from pathlib import Path
+import engine.kernels.build as build
+if build.load_library(Path(build.__file__).with_name("linear.c")) is None:
+    print(build.unavailable_reason())
+"""
 
 
 def check_deepspeed() -> list[DoctorCheck]:
@@ -33,6 +42,17 @@ def check_deepspeed() -> list[DoctorCheck]:
         remedy = "apt-get install build-essential; pip install ninja (offload nvme also needs libaio-dev)"
         return [DoctorCheck("deepspeed", "warning", detail, remedy)]
     return [DoctorCheck("deepspeed", "ok", f"{version}, with a compiler for its operators")]
+
+
+def check_kernels() -> list[DoctorCheck]:
+    """Compile the engine's kernels for CPUs, where they are not yet, and load them, as a rank does."""
+    reason, problem = run_command([sys.executable, "-P", "-W", "ignore", "-c", _ASK_KERNELS], _KERNELS_SECONDS)
+    if not reason and not problem:
+        return [DoctorCheck("CPU kernels", "ok", "compiled for this processor")]
+    why = problem or reason
+    remedies = {"RANKWISE_KERNELS": "unset it", "XDG_CACHE_HOME": "export XDG_CACHE_HOME=FOLDER", "x86-64": "none here"}
+    remedy = next((known for word, known in remedies.items() if word in why), "apt-get install gcc, or set CC")
+    return [DoctorCheck("CPU kernels", "warning", f"{why}: torch computes instead, more slowly", remedy)]
 
 
 def check_onnx() -> list[DoctorCheck]:

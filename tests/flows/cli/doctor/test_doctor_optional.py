@@ -30,7 +30,7 @@ def put(root: Path, name: str, text: str) -> Path:
 
 def test_all_are_part_of_the_diagnosis_and_none_is_without_remedy(tmp_path: Path) -> None:
     found = {check.name: check for check in diagnose(None, tmp_path, tmp_path)}
-    wanted = {"deepspeed", "onnx", "rocm", "infiniband", "socket buffers", "NCCL_BUFFSIZE"}
+    wanted = {"deepspeed", "CPU kernels", "onnx", "rocm", "infiniband", "socket buffers", "NCCL_BUFFSIZE"}
     assert wanted | {f"live {sink}" for sink in LIVE_LIBRARIES} <= found.keys()
     assert all(check.remedy for check in found.values() if check.state != "ok")
 
@@ -51,6 +51,22 @@ def test_deepspeed_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path:
     (found,) = optional.check_deepspeed()
     assert found.state == "warning" and "c++ and ninja not on PATH" in found.detail
     assert "build-essential" in str(found.remedy)
+
+
+def test_kernels_are_compiled_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (found,) = optional.check_kernels()
+    assert (found.state, found.detail) == ("ok", "compiled for this processor"), found
+    assert list((tmp_path / "cache" / "rankwise" / "kernels").glob("linear-*.so")), "as a rank finds it"
+    monkeypatch.setenv("RANKWISE_KERNELS", "off")
+    (found,) = optional.check_kernels()
+    assert found.state == "warning" and found.remedy == "unset it"
+    assert found.detail == "linear.c: RANKWISE_KERNELS=off: torch computes instead, more slowly"
+    monkeypatch.delenv("RANKWISE_KERNELS")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = optional.check_kernels()
+    assert found.state == "warning" and "no C compiler: cc" in found.detail
+    assert found.remedy == "apt-get install gcc, or set CC"
 
 
 def test_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
