@@ -17,6 +17,8 @@ _UNKNOWN_JOB = "Invalid job id"
 _NO_ACCOUNTS = "accounting storage is disabled"
 # Filters, formats and clusters that somebody set for himself; jobs go where the target says.
 _USERS_DEFAULTS = ("SQUEUE_", "SACCT_", "SCONTROL_", "SCANCEL_", "SINFO_", "SLURM_CLUSTERS")
+# Times in seconds since the epoch; the tasks of an array in full, of which Slurm else writes 64 characters.
+_ASKED = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def called(
 def run_slurm(
     command: Sequence[str], environment: Mapping[str, str], limit_seconds: float, cluster: str | None = None
 ) -> SchedulerAnswer:
-    """Run a program of Slurm; times in what it says are seconds since the epoch. Raises nothing."""
-    own = without_defaults(environment) | {"SLURM_TIME_FORMAT": "%s"}
+    """Run a program of Slurm; it writes times as seconds since the epoch, and all tasks of an array. Raises nothing."""
+    own = without_defaults(environment) | _ASKED
     done = called(on_cluster(command, cluster), own, limit_seconds)
     if done is None:
         missing = shutil.which(command[0], path=environment.get("PATH")) is None

@@ -12,6 +12,8 @@ from configs.plans.job import Job
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from slurm.schedulers import cluster
+from slurm.schedulers.commands.calls import run_slurm
+from slurm.schedulers.commands.details import details_command, read_details
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import Limited, Refused
 from slurm.schedulers.waiting import read_waiting
@@ -55,6 +57,19 @@ def test_a_squeue_that_says_nothing_in_half_of_its_calls_loses_no_job(
     cluster.submit_many([paths.folder for paths in jobs])
     assert [end.status for end in finished(jobs, 240)] == [Status.COMPLETED] * 4
     assert len((told / "calls").read_text().split()) > 5, "some of them were silent"
+
+
+def test_all_tasks_of_a_long_irregular_array_are_seen(lab: Lab) -> None:
+    """Slurm shortens what such an array is called to 64 characters, `0,1,4,9,...`, unless it is asked not to."""
+    tasks = [number * number for number in range(30)]
+    array = f"--array={','.join(map(str, tasks))}"
+    job = lab.slurm("sbatch", "--parsable", "--hold", array, "--output=/dev/null", "--wrap=true").strip()
+    try:
+        seen = read_details(run_slurm(details_command(job), os.environ, 60).text)
+    finally:
+        lab.slurm("scancel", job)
+    assert set(seen) == {f"{job}_{task}" for task in tasks}
+    assert {details.state for details in seen.values()} == {"PENDING"}
 
 
 def test_without_accounts_the_controller_and_the_launchers_decide(
