@@ -160,7 +160,7 @@ def test_every_sample_and_figure_is_there(make: MakeContext) -> None:
 
 
 def test_measuring_goes_on_until_the_least_time(make: MakeContext) -> None:
-    measurement, context = make(measuring={"min_seconds": 0.2, "warmup": 0})
+    measurement, context = make(measuring={"min_seconds": 0.2, "min_passes": 1, "warmup": 0})
     outcome = generate.run(measurement, context)
     passes = outcome.samples["pass_seconds"]
     assert passes.sum() >= 0.2 > passes[:-1].sum()

@@ -91,7 +91,7 @@ def test_the_code_goes_into_a_container_too(run: RunPaths, shared: Path) -> None
     job = placed_job(job_of(run, target), run)
     assert isinstance(job.target, SlurmTarget) and job.target.container
     script = Path(job.target.container.python)
-    assert script.is_relative_to(shared) and "exec /usr/bin/python3 " in script.read_text()
+    assert script.is_relative_to(shared) and "\npython=/usr/bin/python3\n" in script.read_text()
 
 
 def test_an_image_under_pbs_runs_our_code_too(run: RunPaths, shared: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_image_under_pbs_runs_our_code_too(run: RunPaths, shared: Path) -> No
     job = placed_job(job_of(run, PbsTarget.model_validate(fields)), run)
     assert isinstance(job.target, PbsTarget) and job.target.container
     script = Path(job.target.container.python)
-    assert script.is_relative_to(shared) and f"exec {sys.executable} " in script.read_text()
+    assert script.is_relative_to(shared) and f"\npython={sys.executable}\n" in script.read_text()
 
 
 def test_a_folder_of_an_earlier_run_at_the_same_path_is_left_alone(run: RunPaths, shared: Path) -> None:
