@@ -138,7 +138,8 @@ def test_cancelled_from_the_ui(team: OfflineTeam, way: str, seen: Callable[..., 
     assert run.statuses() == ["cancelled"]
 
 
-@pytest.mark.parametrize("way", ["worker", pytest.param("python", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("way", WAYS)
 def test_terminated(team: OfflineTeam, way: str, seen: Callable[..., None]) -> None:
     run = begin(team, way, f"terminate-{way}", [600.0])
     began = time.monotonic()
