@@ -50,9 +50,13 @@ def check_kernels() -> list[DoctorCheck]:
     if not reason and not problem:
         return [DoctorCheck("CPU kernels", "ok", "compiled for this processor")]
     why = problem or reason
-    remedies = {"RANKWISE_KERNELS": "unset it", "XDG_CACHE_HOME": "export XDG_CACHE_HOME=FOLDER", "x86-64": "none here"}
+    remedies = {
+        "RANKWISE_KERNELS": "unset it",
+        "XDG_CACHE_HOME": "export XDG_CACHE_HOME=FOLDER",
+        "written for": "none here",
+    }
     remedy = next((known for word, known in remedies.items() if word in why), "apt-get install gcc, or set CC")
-    return [DoctorCheck("CPU kernels", "warning", f"{why}: torch computes instead, more slowly", remedy)]
+    return [DoctorCheck("CPU kernels", "warning", f"torch computes instead, more slowly: {why}", remedy)]
 
 
 def check_onnx() -> list[DoctorCheck]:

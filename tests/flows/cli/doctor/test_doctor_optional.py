@@ -61,12 +61,19 @@ def test_kernels_are_compiled_or_the_reason_is_told(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANKWISE_KERNELS", "off")
     (found,) = optional.check_kernels()
     assert found.state == "warning" and found.remedy == "unset it"
-    assert found.detail == "linear.c: RANKWISE_KERNELS=off: torch computes instead, more slowly"
+    assert found.detail == "torch computes instead, more slowly: linear.c: RANKWISE_KERNELS=off"
     monkeypatch.delenv("RANKWISE_KERNELS")
     monkeypatch.setenv("PATH", str(tmp_path))
     (found,) = optional.check_kernels()
     assert found.state == "warning" and "no C compiler: cc" in found.detail
     assert found.remedy == "apt-get install gcc, or set CC"
+    failing = tmp_path / "cc"
+    failing.write_text("#!/bin/sh\n[ $1 = --version ]\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("CC", str(failing))
+    monkeypatch.setenv("RANKWISE_KERNELS", "avx2")
+    (found,) = optional.check_kernels()
+    assert "-march=x86-64-v3" in found.detail and found.remedy == "apt-get install gcc, or set CC"
 
 
 def test_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
