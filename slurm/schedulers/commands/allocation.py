@@ -74,7 +74,7 @@ def read_allocation(
 ) -> tuple[Allocation | None, SchedulerAnswer]:
     """An allocation as slurmctld has it, and its answer; None where it says nothing of the job."""
     environment = os.environ if environment is None else environment
-    answer = run_slurm(["scontrol", "--details", *details_command(job_id)[1:]], environment, _CALL_SECONDS)
+    answer = run_slurm(details_command(job_id, "--details"), environment, _CALL_SECONDS)
     shown: dict[str, JobDetails] = read_details(answer.text)
     if not shown:
         return None, answer

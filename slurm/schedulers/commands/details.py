@@ -30,9 +30,9 @@ class JobDetails:
     accounting: Accounting
 
 
-def details_command(job_id: str) -> list[str]:
-    """The call for a job, or for all tasks of an array."""
-    return ["scontrol", "--oneliner", "show", "job", job_id]
+def details_command(job_id: str, *options: str) -> list[str]:
+    """The call for a job, or for all tasks of an array; with further options of scontrol."""
+    return ["scontrol", *options, "--oneliner", "show", "job", job_id]
 
 
 def read_details(text: str) -> dict[str, JobDetails]:
