@@ -15,6 +15,8 @@ from configs.plans.plan import read_plan
 from tasks.prefect_api.api import api_error_text, await_api, tag_run, tags_of
 from tasks.publish import publish
 
+_ANSWER_SECONDS = 60.0
+
 
 def _flow_run_name() -> str:
     return Path(str(flow_run.parameters.get("folder"))).name
@@ -30,8 +32,12 @@ def publish_study(folder: Path) -> None:
 
 
 def publish_run(folder: Path, wait_seconds: float = 0.0) -> str | None:
-    """Publish the run folder. Returns why the API did not take it; None where it did."""
-    why = await_api(wait_seconds)
+    """Publish the run folder. Returns why the API did not take it; None where it did.
+
+    wait_seconds: how long an API that cannot be reached is tried again. One that is reached has longer to answer: on a
+    busy machine a server that has just started takes more than ten seconds for its first question.
+    """
+    why = await_api(wait_seconds, _ANSWER_SECONDS)
     if why is None:
         try:
             publish_study(folder)

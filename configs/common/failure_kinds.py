@@ -17,3 +17,6 @@ NODE_LOST = "NodeLost"
 
 HEAD_LOST = "HeadLost"
 """A node no longer reaches the head node."""
+
+SUSPENDED = "Suspended"
+"""The scheduler stopped the job in a measurement, and let it go on: its times contain the pause."""

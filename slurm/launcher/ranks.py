@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from configs.common.failure_kinds import NODE_LOST, OTHER_NODE, PEER_LOST, PROCESS_DIED
+from configs.common.failure_kinds import NODE_LOST, OTHER_NODE, PEER_LOST, PROCESS_DIED, SUSPENDED
 from configs.common.files.reading import read_json
 from configs.common.system.forking import Forked
 from configs.common.system.proc import is_alive
@@ -64,6 +64,8 @@ class RankSupervisor:
     _measuring: dict[int, tuple[tuple[str | None, float], float]] = field(default_factory=dict)
     """By rank: which measurement it began when by its clock, and when by ours that was first seen."""
     _looked_at: float | None = None
+    _under_way: str | None = None
+    """The measurement that some rank was making at the last look."""
 
     @property
     def node_rank(self) -> int:
@@ -109,14 +111,18 @@ class RankSupervisor:
         finished_at: float | None = None
         while True:
             age = time.monotonic() - self.began
+            ended = False
             with suppress(subprocess.TimeoutExpired):
                 self.agent.wait(0.05 if age < YOUNG_SECONDS else 0.2)
-                return None
-            if self.cancelled:
+                ended = True
+            if self.cancelled and not ended:
                 return self.cancellation()
             ranks = self.progress()
             if (pause := self.pause_seconds()) and (verdict := self.suspended(ranks, pause)):
                 return verdict
+            self._under_way = _measurement_of(ranks)
+            if ended:
+                return None
             news = self.peer_monitor.exchange(
                 all(progress and progress.phase == "finished" for progress in ranks.values())
             )
@@ -200,16 +206,16 @@ class RankSupervisor:
     def suspended(self, ranks: dict[int, Progress | None], pause: float) -> JobVerdict | None:
         """Return the verdict on a measurement with a pause in it; None where there is none: no limit counts the pause.
 
-        Slurm and PBS suspend a job for another one, and let it go on later.
+        Slurm and PBS suspend a job for another one, and let it go on later. A rank that slept may have finished its
+        measurement before this look, which came later than the rank's first instant.
         """
-        if self.node is None or not _in_measurement(ranks):
+        paused = self._under_way or _measurement_of(ranks)
+        if self.node is None or paused is None:
             self.began += pause
             self._measuring = {rank: (said, seen_at + pause) for rank, (said, seen_at) in self._measuring.items()}
             return None
         message = f"the job was suspended for {pause:.0f} s during the measurement, whose times would contain the pause"
-        return JobVerdict(
-            status=Status.PREEMPTED, kind="Suspended", measurement=measurement_under_way(self.paths), message=message
-        )
+        return JobVerdict(status=Status.PREEMPTED, kind=SUSPENDED, measurement=paused, message=message)
 
     def overdue(self, ranks: dict[int, Progress | None], age: float) -> JobVerdict | None:
         """The time limit that is exceeded: of the job, of a measurement, or of the start."""
@@ -341,6 +347,11 @@ def _signal_name(number: int) -> str:
 
 def _in_measurement(ranks: dict[int, Progress | None]) -> tuple[int, ...]:
     return tuple(rank for rank, progress in ranks.items() if progress and progress.phase == "measurement")
+
+
+def _measurement_of(ranks: dict[int, Progress | None]) -> str | None:
+    """The measurement that a rank of this node makes; None between two."""
+    return next((said.measurement for said in ranks.values() if said and said.phase == "measurement"), None)
 
 
 def _is_well(progress: Progress) -> bool:

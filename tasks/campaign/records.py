@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from configs.common.base import canonical_json, content_hash, utc_now, write_atomically
-from configs.common.failure_kinds import PEER_LOST
+from configs.common.failure_kinds import PEER_LOST, SUSPENDED
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.secrets import excerpt
 from configs.plans.job import Job, JobEnd, Measurement, Progress
@@ -152,7 +152,7 @@ def _samples(
 
 def _merged(run: RunPaths, job: Job, position: int, parts: list[RankPart], end: JobEnd, damaged: list[str]) -> Record:
     measurement, paths = job.measurements[position], run.job(job.name)
-    status, failure = _verdict(parts, end, _ranks(job), damaged)
+    status, failure = _verdict(measurement.name, parts, end, _ranks(job), damaged)
     if status is Status.COMPLETED and job.measuring_pass == "nsys":
         status, failure = _nsys_verdict(paths, measurement, _ranks(job))
     return Record(
@@ -180,8 +180,14 @@ def _identity(job: Job, position: int, measurement: Measurement) -> dict[str, An
     }
 
 
-def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str]) -> tuple[Status, Failure | None]:
-    """How the measurement ended: the ranks' own word first, then the launcher's."""
+def _verdict(
+    measurement: str, parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str]
+) -> tuple[Status, Failure | None]:
+    """How the measurement ended: the ranks' own word first, then the launcher's; of a pause they know nothing."""
+    message = end.message or f"the launch ended: {end.status}"
+    told = end.status, Failure(message=excerpt(message, _MAX_MESSAGE_CHARACTERS), rank=end.rank, kind=end.kind)
+    if (end.kind, end.measurement) == (SUSPENDED, measurement):
+        return told
     failures = [part for part in parts if part.status is not Status.COMPLETED]
     if not failures and len(parts) == ranks:
         return Status.COMPLETED, None
@@ -193,8 +199,7 @@ def _verdict(parts: list[RankPart], end: JobEnd, ranks: int, damaged: list[str])
         return Status.LOST, Failure(message=excerpt(damaged[0], _MAX_MESSAGE_CHARACTERS))
     if end.status is Status.COMPLETED:
         return Status.LOST, Failure(message="the ranks exited without an error and without a result")
-    message = end.message or f"the launch ended: {end.status}"
-    return end.status, Failure(message=excerpt(message, _MAX_MESSAGE_CHARACTERS), rank=end.rank, kind=end.kind)
+    return told
 
 
 def _nsys_verdict(paths: JobPaths, measurement: Measurement, ranks: int) -> tuple[Status, Failure | None]:

@@ -29,14 +29,15 @@ _LOOK_SECONDS = 1.0
 def quick_client(retries: int = 1, answer_seconds: float = _ANSWER_SECONDS) -> Iterator[SyncPrefectClient]:
     """A client that says soon that the API is away, instead of trying again for a minute."""
     quick = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries})
-    with quick, get_client(httpx_settings={"timeout": answer_seconds}, sync_client=True) as client:
+    timeout = httpx.Timeout(answer_seconds, connect=min(answer_seconds, _ANSWER_SECONDS))
+    with quick, get_client(httpx_settings={"timeout": timeout}, sync_client=True) as client:
         yield client
 
 
-def why_unavailable() -> str | None:
+def why_unavailable(answer_seconds: float = _ANSWER_SECONDS) -> str | None:
     """Why the API records no run now, in one line; None if it answers a query of its database."""
     try:
-        with quick_client(retries=0) as client:
+        with quick_client(retries=0, answer_seconds=answer_seconds) as client:
             client.read_flows(limit=1)
     except Exception as error:  # whatever answers there need not be an API
         return api_error_text(error)
@@ -60,13 +61,14 @@ def _waited(error: httpx.TimeoutException) -> str:
     return "no answer in time" if seconds is None else f"no answer within {seconds:g} s"
 
 
-def await_api(seconds: float) -> str | None:
+def await_api(seconds: float, answer_seconds: float = _ANSWER_SECONDS) -> str | None:
     """Wait until the API responds; return why it does not after the time-out.
 
     Before the end of a run: Prefect tries for about a minute to say how a run ended, and then raises.
+    answer_seconds: how long one that has taken the question may think about it.
     """
     deadline = time.monotonic() + seconds
-    while (why := why_unavailable()) is not None and time.monotonic() < deadline:
+    while (why := why_unavailable(answer_seconds)) is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
     return why
 

@@ -343,10 +343,11 @@ def test_a_clock_that_is_set_during_a_measurement_ends_nothing(tmp_path: Path, m
     assert verdict is not None and (verdict.kind, verdict.measurement) == ("CellTimeout", "m2")
 
 
-def test_a_measurement_with_a_pause_in_it_is_preempted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [30, 2.2], ids=["it-goes-on", "it-is-over-at-once"])
+def test_a_measurement_with_a_pause_in_it_is_preempted(tmp_path: Path, seconds: float) -> None:
     """Slurm suspends a job by SIGSTOP to all its processes: the clock went on, and its limit called it a time-out."""
-    measurement = noop_measurement("paused", seconds=30)
-    paths = write_job(tmp_path, [measurement], cell_timeout_seconds=2)
+    measurement = noop_measurement("paused", seconds=seconds)
+    paths = write_job(tmp_path, [measurement], cell_timeout_seconds=2 if seconds > 2.5 else 30)
     job = read_job(paths.folder).model_copy(update={"target": SlurmTarget(nodes=1)})
     paths.job.write_text(job.model_dump_json())
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "1"}
@@ -381,6 +382,34 @@ def test_a_pause_before_the_measurements_counts_towards_no_limit(
         if pause:
             assert supervisor.suspended({1: starting}, pause) is None
     assert now[0] - supervisor.began == 901
+
+
+def test_a_rank_that_finished_before_the_first_look_after_a_pause_was_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Awake at once, it ends its measurement, and torchrun ends too, before the launcher has its turn."""
+    said = Progress(rank=0, pid=os.getpid(), pid_started=1, phase="measurement", measurement="m1", since=1.0)
+    finished = said.model_copy(update={"phase": "finished", "measurement": None})
+    supervisor = RankSupervisor(spread_job(tmp_path), JobPaths(tmp_path), JobNode(1, ("n1", "n2"), "7"))
+    looks = iter([said, finished])
+    monkeypatch.setattr(supervisor, "progress", lambda: {0: next(looks)})
+
+    class Agent:
+        waits = 0
+
+        def wait(self, timeout: float) -> int:
+            self.waits += 1
+            if self.waits == 1:
+                raise subprocess.TimeoutExpired("torchrun", timeout)
+            supervisor.continued = True
+            assert supervisor._looked_at is not None
+            supervisor._looked_at -= 16
+            return 0
+
+    supervisor.agent = Agent()  # type: ignore[assignment]
+    verdict = supervisor.watch()
+    assert verdict is not None
+    assert (verdict.status, verdict.kind, verdict.measurement) == (Status.PREEMPTED, "Suspended", "m1")
 
 
 def test_a_rank_that_a_signal_without_a_name_ended_is_told(tmp_path: Path) -> None:

@@ -223,12 +223,12 @@ def test_a_measurement_that_a_node_lost_is_made_on_another(lab: "Lab", tmp_path:
 
 
 def test_a_measurement_that_was_suspended_is_made_again(lab: "Lab", tmp_path: Path) -> None:
-    """Slurm stops a job for longer than a measurement may take, and lets it go on."""
+    """Slurm stops a job for longer than its measurement takes, and may take; the rank that wakes finishes at once."""
     study = lab_study(
         tmp_path,
         experiments={"grid": {"kind": "sweep", "over": {"label": ["a"]}}},
-        workload={"kind": "noop", "seconds": 6.0},
-        measuring={"cell_timeout_seconds": 12},
+        workload={"kind": "noop", "seconds": 10.0},  # squeue and scontrol may take seconds of it
+        measuring={"cell_timeout_seconds": 14},
     )
     run = tmp_path / "runs" / "s"
     process = start("run", study, cwd=tmp_path)

@@ -11,6 +11,7 @@ import pytest
 
 from configs.common.base import SCHEMA_VERSION
 from configs.common.execution import Layout
+from configs.common.failure_kinds import SUSPENDED
 from configs.common.files import reading
 from configs.plans.job import Job, JobEnd, Measurement, Progress
 from configs.plans.paths import JobPaths, RunPaths
@@ -160,6 +161,27 @@ def test_whoever_ended_the_launch_has_a_record_and_the_others_are_given_back(run
     assert (failure.rank, failure.kind, failure.log) == (1, "SIGKILL", f"jobs/{NAME}/rank_1.log")
     assert [measurement.cell for measurement in collected.unreached] == [CELLS[2]]
     assert collected.start_failure is None
+
+
+def test_a_measurement_with_a_pause_in_it_is_none_whatever_its_ranks_say(run: RunPaths) -> None:
+    """They wake with their sleep over, and finish before the launcher has looked."""
+    paths = run.job(NAME)
+    for measurement in MEASUREMENTS[:2]:
+        for rank in range(2):
+            leave_part(paths, measurement, rank)
+    end = JobEnd(
+        status=Status.PREEMPTED,
+        return_code=0,
+        measurement=MEASUREMENTS[1].name,
+        kind=SUSPENDED,
+        message="the job was suspended for 16 s",
+        finished_at="2026-01-01T00:00:09+00:00",
+    )
+    paths.end.write_text(end.model_dump_json())
+    whole, paused = collect_job(run, NAME).records
+    assert (whole.status, whole.failure) == (Status.COMPLETED, None)
+    assert paused.status is Status.PREEMPTED
+    assert paused.failure and paused.failure.message == "the job was suspended for 16 s"
 
 
 def test_progress_tells_which_measurement_had_begun(run: RunPaths) -> None:

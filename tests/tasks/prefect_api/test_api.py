@@ -2,8 +2,10 @@
 
 import logging
 import socket
-from contextlib import nullcontext
-from functools import partial
+import threading
+import time
+from contextlib import nullcontext, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -94,11 +96,36 @@ def test_groups_of_a_lost_run_do_not_stay_running(monkeypatch: pytest.MonkeyPatc
     assert told == [(under_way, "Crashed")]
 
 
-def test_an_api_that_does_not_answer_in_time_is_told_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_that_does_not_answer_in_time_is_told_with_the_time() -> None:
     """httpx has no words for it: a run was measured without Prefect because of `ReadTimeout`."""
-    monkeypatch.setattr(api, "quick_client", partial(api.quick_client, answer_seconds=0.2))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/api"
         with temporary_settings({PREFECT_API_URL: url}):
-            assert api.why_unavailable() == "no answer within 0.2 s"
+            assert api.why_unavailable(0.2) == "no answer within 0.2 s"
     assert api.api_error_text(httpx.ReadTimeout("")) == "no answer in time"
+
+
+def test_one_that_answers_late_is_there_for_whoever_has_the_time() -> None:
+    """A server that had just started on a busy machine: `publish` gave it up after ten seconds."""
+
+    class Late(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(422, "CSRF protection is disabled.")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(1.0)
+            with suppress(OSError):
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api"}):
+            assert api.await_api(0, answer_seconds=0.2) == "no answer within 0.2 s"
+            assert api.await_api(0, answer_seconds=60) is None
+        server.shutdown()
