@@ -52,10 +52,8 @@ def waits_for_heartbeat(team: OfflineTeam, flow_run: UUID) -> bool:
         return bool(found.fetchone()[0])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "others", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["one-study", "two-studies"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("others", [False, True], ids=["one-study", "two-studies"])
 def test_the_newest_stands_for_all_that_were_missed(others: bool, tmp_path: Path) -> None:
     team = OfflineTeam(tmp_path / "team")
     try:

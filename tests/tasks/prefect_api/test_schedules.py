@@ -1,0 +1,105 @@
+"""Which of the missed runs of a schedule goes on, asked of a real server."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Completed, Running, Scheduled
+
+from flows.server.local import lease_server
+from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+class Schedule:
+    """A deployment, and the runs that the server's scheduler would have made of it."""
+
+    def __init__(self, client: SyncPrefectClient, database: str) -> None:
+        self.client, self._database = client, database
+        flow_id = client.create_flow_from_name("a sweep")
+        self._deployment = client.create_deployment(flow_id, f"nightly-{uuid4()}")
+
+    def run(self, minutes: float, study: str = "s", made_by_scheduler: bool = True) -> UUID:
+        """A run that became due so many minutes ago."""
+        at = NOW - timedelta(minutes=minutes)
+        run = self.client.create_flow_run_from_deployment(
+            self._deployment,
+            parameters={"study": study},
+            state=Scheduled(scheduled_time=at),
+            idempotency_key=f"scheduled {self._deployment} {uuid4()} {at}",
+        )
+        if made_by_scheduler:  # no client may say so
+            with closing(sqlite3.connect(self._database, timeout=600)) as database, database:
+                changed = database.execute("UPDATE flow_run SET auto_scheduled = 1 WHERE id = ?", (str(run.id),))
+                assert changed.rowcount == 1
+        return run.id
+
+    def put(self, run: UUID, state: State) -> None:
+        self.client.set_flow_run_state(run, state, force=True)
+
+    def state(self, run: UUID) -> tuple[str, str]:
+        state = self.client.read_flow_run(run).state
+        assert state is not None
+        return state.type.value, state.message or ""
+
+
+@pytest.fixture
+def schedule() -> Iterator[Schedule]:
+    with lease_server() as lease:
+        lease.wait_until_healthy()
+        assert lease.home is not None
+        with temporary_settings({PREFECT_API_URL: lease.url}), get_client(sync_client=True) as client:
+            yield Schedule(client, str(lease.home / "prefect.db"))
+
+
+def test_the_newest_goes_on_and_stands_for_the_others(schedule: Schedule) -> None:
+    oldest, older, newest = (schedule.run(minutes) for minutes in (30, 20, 10))
+    schedule.put(oldest, Running())
+    told = cancel_missed(oldest)
+    at = NOW - timedelta(minutes=10)
+    assert told == f"superseded by the run scheduled for {at}"
+    assert own_scheduled_time(newest) == at
+    assert schedule.state(older) == ("CANCELLED", told)
+    assert schedule.state(oldest)[0] == "RUNNING", "who asked ends by itself"
+    assert schedule.state(newest)[0] == "SCHEDULED"
+    schedule.put(newest, Running())
+    assert cancel_missed(newest) is None
+
+
+def test_one_that_others_were_cancelled_for_goes_on_whatever_becomes_due(schedule: Schedule) -> None:
+    """A schedule that is faster than the start of a process would supersede each run by the next, for ever."""
+    older, newest = schedule.run(20), schedule.run(10)
+    schedule.put(older, Running())
+    told = cancel_missed(older)
+    assert told is not None
+    schedule.put(older, Cancelled(message=told))  # as its flow does
+    schedule.put(newest, Running())
+    later = schedule.run(5)
+    assert cancel_missed(newest) is None
+    assert schedule.state(later)[0] == "SCHEDULED"
+    schedule.put(later, Running())
+    assert cancel_missed(later) is None
+
+
+def test_runs_of_others_and_of_persons_are_left_alone(schedule: Schedule) -> None:
+    another = schedule.run(30, study="another")
+    by_hand = schedule.run(30, made_by_scheduler=False)
+    again = schedule.run(30)
+    schedule.put(again, Completed())
+    schedule.put(again, Scheduled())  # as a person does in the UI
+    future = schedule.run(-30)
+    missed, mine = schedule.run(20), schedule.run(10)
+    schedule.put(mine, Running())
+    assert cancel_missed(mine) is None
+    assert schedule.state(missed)[0] == "CANCELLED"
+    assert [schedule.state(run)[0] for run in (another, by_hand, again, future)] == ["SCHEDULED"] * 4
+    assert cancel_missed(by_hand) is None and cancel_missed(None) is None
+    schedule.put(again, Running())
+    assert cancel_missed(again) is None, "one that was tried again is wanted, however old"
