@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -38,6 +38,29 @@ collect_seldom()
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_OF_ONE_TEAM = (
+    "tests/flows/interruptions/test_crashes.py",
+    "tests/flows/team/test_automations.py",
+    "tests/flows/team/test_deployed.py",
+    "tests/flows/team/test_ui.py",
+)
+"""Files that share the fixture `team`: its server, its worker and its deployments cost a core a minute to start, and a
+tenth of a core while they wait."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file, but those of one team go to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileOrTeam(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "of one team" if file in _OF_ONE_TEAM else file
+
+    return ByFileOrTeam(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 _COLLECTED_BY_NAME = {"slow", "slurm", "nightly"}
