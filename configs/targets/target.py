@@ -125,6 +125,16 @@ class SlurmTarget(ScheduledTarget):
                 )
         return extra
 
+    @field_validator("partition")
+    @classmethod
+    def _one_partition(cls, partition: str | None) -> str | None:
+        """sbatch takes several: figures of whichever starts a job first are those of no one machine."""
+        if partition is not None and "," in partition:
+            raise ValueError(
+                f"got {partition}, expected one partition. Write a target for each: their figures are kept apart"
+            )
+        return partition
+
     @field_validator("srun_args")
     @classmethod
     def _long_options(cls, options: list[str]) -> list[str]:

@@ -201,6 +201,7 @@ def test_a_layout_of_a_ranking_may_have_no_place() -> None:
             [{"kind": "slurm", "memory_per_node": "16 gigs"}],
             "targets[0].memory_per_node: got '16 gigs', expected the form [0-9]+[KMGT]? (value of --mem: 16G)",
         ),
+        ([{"kind": "slurm", "partition": "a,b"}], "targets[0].partition: got a,b, expected one partition. Write a"),
         (
             [{"kind": "slurm", "extra": {"--licenses": "x"}}],
             "targets[0].extra: '--licenses' is not a long option of sbatch",

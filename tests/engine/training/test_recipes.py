@@ -382,7 +382,7 @@ def test_torchrun_begins_anew_after_a_lost_rank(tmp_path: Path, rank: int, step:
     follows(seen, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 def test_two_hosts_train_by_the_setup_script(tmp_path: Path) -> None:
     script, out = tmp_path / "setup_multi_node.sh", tmp_path / "out.json"

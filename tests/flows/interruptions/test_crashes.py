@@ -230,6 +230,7 @@ def test_the_server_is_away_for_a_minute(team: OfflineTeam, seen: Callable[..., 
     end_both(runs, {way: after[way] - before[way] for way in WAYS}, "server away for a minute", seen)
 
 
+@pytest.mark.nightly
 def test_the_server_is_away_at_the_start(team: OfflineTeam, seen: Callable[..., None]) -> None:
     """From the command line; a Prefect worker gets no runs from a server that is away."""
     write_study(team.work, "alone")
@@ -240,7 +241,7 @@ def test_the_server_is_away_at_the_start(team: OfflineTeam, seen: Callable[..., 
     seen("server away at the start", "command line", "all measured at once without Prefect, published later")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["worker", pytest.param("python", marks=pytest.mark.nightly)])
 def test_zombies_are_marked_and_taken_up(
     team: OfflineTeam, victims: dict[str, Started], way: str, seen: Callable[..., None]
 ) -> None:

@@ -61,7 +61,7 @@ def measured(tmp_path: Path, profiler: str) -> tuple[RunPaths, StudyResult]:
     return run, load_run(run)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(why_not("perf") is not None, reason=f"no perf: {why_not('perf')}")
 def test_perf_counts_one_pass_of_each_rank(tmp_path: Path) -> None:
     run, study = measured(tmp_path, "perf")

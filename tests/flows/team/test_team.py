@@ -315,7 +315,7 @@ def a_second_worker_elsewhere(team: Team) -> None:
     assert team.say("status").returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_postgresql_and_without_supervisord_nothing_goes_on(team: Team, postgres: Postgres) -> None:
     team.environment = {DATABASE_VARIABLE: postgres.url("prefect")}
     with team.foreground("--port", str(team.port)) as process:
