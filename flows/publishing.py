@@ -12,10 +12,8 @@ from prefect.runtime import flow_run
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import read_plan
-from tasks.prefect_api.api import api_error_text, await_api, tag_run, tags_of
+from tasks.prefect_api.api import NEEDED_SECONDS, api_error_text, await_api, tag_run, tags_of
 from tasks.publish import publish
-
-_ANSWER_SECONDS = 60.0
 
 
 def _flow_run_name() -> str:
@@ -37,7 +35,7 @@ def publish_run(folder: Path, wait_seconds: float = 0.0) -> str | None:
     wait_seconds: how long an API that cannot be reached is tried again. One that is reached has longer to answer: on a
     busy machine a server that has just started takes more than ten seconds for its first question.
     """
-    why = await_api(wait_seconds, _ANSWER_SECONDS)
+    why = await_api(wait_seconds, NEEDED_SECONDS)
     if why is None:
         try:
             publish_study(folder)

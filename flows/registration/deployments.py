@@ -29,7 +29,7 @@ from configs.common.secrets import redacted, shown_url
 from configs.spec.short_form import THIS_MACHINE, ShortStudy
 from configs.spec.study import StudyError
 from flows.registration.automations import ensure_automations
-from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.api import NEEDED_SECONDS, api_error_text, quick_client
 from tasks.prefect_api.targets import read_targets
 
 WORK_POOL = "rankwise"
@@ -64,7 +64,7 @@ def deploy_flows(folder: Path, switch: dict[str, bool] | None = None) -> Registe
     folder.mkdir(parents=True, exist_ok=True)
     registered = Registered()
     try:
-        with quick_client(retries=_RETRIES, answer_seconds=60) as client:
+        with quick_client(retries=_RETRIES, answer_seconds=NEEDED_SECONDS) as client:
             registered.lines += [_ensure_work_pool(client), *ensure_automations(client)]
             targets = [THIS_MACHINE, *(name for name in sorted(read_targets(client)) if name != THIS_MACHINE)]
             registered.lines.append(f"targets of the short form: {', '.join(targets)}")

@@ -21,6 +21,9 @@ from prefect.states import Crashed
 from configs.common.secrets import redacted
 from tasks.prefect_api.stages import run_logger
 
+NEEDED_SECONDS = 60.0
+"""For an answer without which a run would go wrong, not only be shown less well: beside two busy processes a server has
+taken 20 s for one."""
 _ANSWER_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 

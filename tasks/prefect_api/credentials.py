@@ -19,7 +19,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 
-from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.api import NEEDED_SECONDS, api_error_text, quick_client
 
 ENVIRONMENT_VARIABLE = "rankwise_environment"
 CREDENTIALS_BLOCK = "rankwise-credentials"
@@ -32,7 +32,7 @@ def api_environment() -> Iterator[None]:
     Raises ValueError, naming the variable or block, for one that is no mapping of names to text.
     """
     try:
-        with quick_client() as client:
+        with quick_client(answer_seconds=NEEDED_SECONDS) as client:
             found = _variable(client) | _secret(client)
     except httpx.HTTPError as error:
         get_run_logger().warning("settings and credentials of the Prefect API not read: %s", api_error_text(error))

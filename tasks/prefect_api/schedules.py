@@ -29,7 +29,7 @@ from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled
 
-from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.api import NEEDED_SECONDS, api_error_text, quick_client
 from tasks.prefect_api.stages import run_logger
 
 _PAGE = 200
@@ -87,7 +87,7 @@ def own_scheduled_time(flow_run_id: UUID | None) -> datetime | None:
     if flow_run_id is None:
         return None
     try:
-        with quick_client() as client:
+        with quick_client(answer_seconds=NEEDED_SECONDS) as client:
             return scheduled_time(client.read_flow_run(flow_run_id))
     except (ObjectNotFound, httpx.HTTPError):
         return None
@@ -102,7 +102,7 @@ def cancel_missed(flow_run_id: UUID | None) -> str | None:
     if flow_run_id is None:
         return None
     try:
-        with quick_client() as client:
+        with quick_client(answer_seconds=NEEDED_SECONDS) as client:
             run = client.read_flow_run(flow_run_id)
             mine = scheduled_time(run)
             if mine is None or _was_tried(client, run):

@@ -12,7 +12,7 @@ from prefect.client.orchestration import SyncPrefectClient
 
 from configs.spec.short_form import checked_targets
 from configs.spec.study import StudyError
-from tasks.prefect_api.api import api_error_text, quick_client
+from tasks.prefect_api.api import NEEDED_SECONDS, api_error_text, quick_client
 
 TARGETS_VARIABLE = "rankwise_targets"
 _WHERE = f"Prefect variable {TARGETS_VARIABLE}"
@@ -21,7 +21,7 @@ _WHERE = f"Prefect variable {TARGETS_VARIABLE}"
 def stored_targets() -> dict[str, dict[str, Any]]:
     """Fields of each target by its name. Raises StudyError for a list that is not sound, and where it is not read."""
     try:
-        with quick_client() as client:
+        with quick_client(answer_seconds=NEEDED_SECONDS) as client:
             return read_targets(client)
     except httpx.HTTPError as error:
         raise StudyError([f"{_WHERE}: not read: {api_error_text(error)}. Run it again when the API answers"]) from error

@@ -100,7 +100,7 @@ def test_a_scheduled_run_that_ends_or_is_tried_again_is_not_lost(
     run = FlowRun(flow_id=uuid4(), auto_scheduled=True, idempotency_key=key)
     states = SimpleNamespace(read_flow_run_states=lambda _: [Pending(timestamp=began + timedelta(seconds=1)), first])
     sent: list[ReceivedEvent] = []
-    monkeypatch.setattr(schedules, "quick_client", lambda: nullcontext(states))
+    monkeypatch.setattr(schedules, "quick_client", lambda **_: nullcontext(states))
     monkeypatch.setattr(
         schedules, "emit_event", lambda **told: sent.append(ReceivedEvent(received=datetime.now(UTC), **told))
     )

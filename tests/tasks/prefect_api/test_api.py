@@ -4,10 +4,11 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
 import httpx
@@ -17,7 +18,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import AwaitingRetry, Cancelling, Completed, Crashed, Pending, Running, Suspended
 
-from tasks.prefect_api import api
+from configs.spec.study import StudyError
+from tasks.prefect_api import api, credentials, schedules, targets
 from tasks.prefect_api.api import end_lost_groups, end_lost_run, tag_run
 
 
@@ -129,3 +131,30 @@ def test_one_that_answers_late_is_there_for_whoever_has_the_time() -> None:
             assert api.await_api(0, answer_seconds=0.2) == "no answer within 0.2 s"
             assert api.await_api(0, answer_seconds=60) is None
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("module", "asks"),
+    [
+        (credentials, lambda: credentials.api_environment().__enter__()),
+        (targets, targets.stored_targets),
+        (schedules, lambda: schedules.own_scheduled_time(uuid4())),
+        (schedules, lambda: schedules.cancel_missed(uuid4())),
+    ],
+    ids=["credentials", "targets", "scheduled-time", "missed"],
+)
+def test_what_a_run_would_go_wrong_without_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, asks: Callable[[], object]
+) -> None:
+    """Beside two busy processes a server took 20 s for an answer, and the run went on without it."""
+    waited = []
+
+    def late(**given: float) -> NoReturn:
+        waited.append(given["answer_seconds"])
+        raise httpx.ReadTimeout("")
+
+    monkeypatch.setattr(module, "quick_client", late)
+    monkeypatch.setattr(credentials, "get_run_logger", lambda: logging.getLogger(__name__))
+    with suppress(StudyError):
+        asks()
+    assert waited == [api.NEEDED_SECONDS] and api.NEEDED_SECONDS > 20

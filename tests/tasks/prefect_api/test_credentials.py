@@ -19,7 +19,7 @@ def stored(monkeypatch: pytest.MonkeyPatch, variable: Any, secret: Any) -> None:
         read_variable_by_name=lambda name: SimpleNamespace(value=variable) if variable is not None else None,
         read_block_document_by_name=lambda name, kind: SimpleNamespace(data={"value": secret}),
     )
-    monkeypatch.setattr(credentials, "quick_client", lambda: nullcontext(client))
+    monkeypatch.setattr(credentials, "quick_client", lambda **_: nullcontext(client))
     monkeypatch.setattr(credentials, "get_run_logger", lambda: SimpleNamespace(info=lambda *_: None))
 
 
