@@ -55,7 +55,7 @@ def run_plan(request: PlanRequest) -> int:
         return _refused("expected one of: STUDY.yaml, --model NAME, --list-models, --guide")
     wrong = [kind for kind in kinds if kind not in HARDWARE]
     if wrong:
-        return _refused(f"--hardware {wrong[0]}: use one or more of: {' '.join(HARDWARE)}")
+        return _refused(_no_kind(wrong[0]))
     form = "a study" if others else "--list-models" if request.list_models else "--guide" if request.guide else None
     form = form or ("--benchmark-out" if request.benchmark_out is not None else None)
     if form is None and (request.serve or request.engine is not None):
@@ -128,6 +128,17 @@ def _without_engine(request: PlanRequest) -> str | None:
     return None
 
 
+def _no_kind(word: str) -> str:
+    """Return a message for what is no kind of hardware, perhaps the name of an accelerator or an instance."""
+    from configs.hardware.catalog import accelerator, instance
+
+    message = f"--hardware {word}: use one or more of: {' '.join(HARDWARE)}"
+    with suppress(ValueError):
+        name = instance(word).name if "/" in word else accelerator(word).name
+        return f"{message}. For this one: --accelerator {name}"
+    return message
+
+
 def _misplaced(request: PlanRequest, others: Sequence[str]) -> str | None:
     """Return a message for a word that is neither a study nor a kind of hardware; None if there is none."""
     from engine.planner.catalog import find_model
@@ -136,7 +147,7 @@ def _misplaced(request: PlanRequest, others: Sequence[str]) -> str | None:
     missing = [word for word in others if not Path(word).exists()]
     stray = [word for word in missing if "." not in word]
     if request.hardware and stray:
-        return f"--hardware {stray[0]}: use one or more of: {' '.join(HARDWARE)}"
+        return _no_kind(stray[0])
     if request.model is not None or not missing:
         return None
     with suppress(ValueError):

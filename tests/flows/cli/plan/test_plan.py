@@ -109,6 +109,7 @@ def test_a_study_goes_to_the_study_planner(monkeypatch: pytest.MonkeyPatch) -> N
         (["a.yaml", "b.yaml"], 2, "expected one of"),
         (["study.yaml", "--model", "gpt2"], 2, "expected one of"),
         (["--model", "gpt2", "--hardware", "cuda", "tpu"], 2, "--hardware tpu: use one or more of: cuda rocm cpu"),
+        (["--model", "gpt2", "--hardware", "h100"], 2, "cuda rocm cpu. For this one: --accelerator h100-80gb"),
         (["--model", "gpt2", "--hardware", "gpu"], 2, "--hardware gpu"),
         (["--model", "gpt2", "--mode", "serving"], 2, "--mode"),
         (["--model", "gpt2", "--gpus", "0"], 2, "--gpus"),
