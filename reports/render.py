@@ -70,7 +70,7 @@ class ReportSummary:
 def preload_reports() -> None:
     """Import what rendering will need: a caller that waits for something else can have it done meanwhile."""
     drawing = ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-    for name in (*drawing, "pandas", "pyarrow.parquet", "scipy.stats"):
+    for name in (*drawing, "pandas", "pyarrow.parquet", "scipy.special"):
         importlib.import_module(name)
     _environment().get_template("report.md.j2")
 

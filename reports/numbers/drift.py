@@ -106,13 +106,13 @@ class RepeatNoise:
         binomial's tail, solved for d. Supposes normal noise; between two depths it is interpolated like
         the interval.
         """
-        from scipy.stats import beta, norm
+        from scipy.special import betaincinv, ndtri
 
         weights = order_weights(repeats, corrected(CONFIDENCE, comparisons))
         if weights is None:
             return None
         depth, share = weights
-        outer, inner = (float(-norm.ppf(beta.ppf(1 - POWER, k, repeats - k + 1))) for k in (depth, depth + 1))
+        outer, inner = (float(-ndtri(betaincinv(k, repeats - k + 1, 1 - POWER))) for k in (depth, depth + 1))
         return exp(self.deviation * ((1 - share) * outer + share * inner)) - 1
 
 

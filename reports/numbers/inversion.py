@@ -101,7 +101,7 @@ def concordance(count: int) -> Null:
 
 def _normal(candidates: int, variance: float) -> Null:
     """The limit for many candidates, corrected for continuity."""
-    from scipy.stats import norm
+    from scipy.special import ndtr
 
     counts = np.arange(candidates // 2 + 1)
-    return Null(candidates, norm.cdf((counts + 0.5 - candidates / 2) / np.sqrt(variance)))
+    return Null(candidates, ndtr((counts + 0.5 - candidates / 2) / np.sqrt(variance)))

@@ -68,11 +68,11 @@ def _noise(medians: "pd.DataFrame") -> BetweenRuns | None:
     freedom = _degrees_of_freedom(set(runs) for _, runs in cells["run"])
     if freedom < LEAST_RUNS - 1:
         return None
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
     squares = float(((medians["log"] - cells["log"].transform("mean")) ** 2).sum())
     deviation = sqrt(squares / (len(medians) - cells.ngroups))
-    quantile = float(t.ppf(1 - (1 - CONFIDENCE) / 2, freedom))
+    quantile = float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / 2))
     return BetweenRuns(exp(quantile * deviation * sqrt(2)), medians["run"].nunique(), cells.ngroups)
 
 
