@@ -55,6 +55,11 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` and `~user` replaced. That of a user whom this machine does not have stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Write under a temporary name in the same folder, flush to disk, then rename.
 

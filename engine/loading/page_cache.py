@@ -12,6 +12,7 @@ import mmap
 import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -60,7 +61,8 @@ def evict(files: Iterable[Path]) -> float | None:
     files = list(files)
     for path in files:
         with path.open("rb") as file:
-            os.fsync(file.fileno())  # dirty pages cannot be dropped
+            with suppress(OSError):  # dirty pages cannot be dropped; squashfs has none, and refuses the call
+                os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return cached_share(files)
 

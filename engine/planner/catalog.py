@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import configs
+from configs.common.base import expanded
 from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_json_object
 from configs.common.printable import printable
 from configs.hardware.architectures import ARCHITECTURES
@@ -87,7 +88,7 @@ def find_model(name_or_path: str | Path, cache: Path | None = None) -> Architect
         raise ValueError(f"no model is named; {_ASK}")
     if len(text) > _MAX_NAME or "\0" in text:
         raise ValueError(f"model {brief(text)}: {len(text):,} characters are no name or path; {_ASK}")
-    path = Path(text).expanduser()
+    path = expanded(text)
     if path.is_dir() and (path / "config.json").is_file():
         return _from_file(path / "config.json")
     if path.is_file() and path.suffix == ".json":
@@ -182,7 +183,7 @@ def _from_file(path: Path) -> Architecture:
 
 def _from_cache(text: str, cache: Path) -> Architecture | None:
     """Find a model fetched by a run: by identity (`owner/name@commit`) or by repository."""
-    for path in sorted(cache.expanduser().glob("models/*/manifest.json")):
+    for path in sorted(expanded(cache).glob("models/*/manifest.json")):
         try:
             manifest = read_json(path, PLAN_BYTES)
             identity, config = str(manifest["identity"]), dict(manifest["config"])

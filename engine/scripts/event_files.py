@@ -10,7 +10,7 @@ TensorBoard on the node and has no bounds.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -26,10 +26,13 @@ _FLOAT_TENSOR, _DOUBLE_TENSOR = 1, 2
 LoggedScalar = tuple[int, float, float]
 
 
-def scalars(folder: Path, tag: str) -> list[LoggedScalar]:
-    """(step, seconds since the epoch, value) of a tag in all event files below a folder, in order of step."""
+def scalars(folder: Path, tag: str, earlier: Collection[Path] = ()) -> list[LoggedScalar]:
+    """(step, seconds since the epoch, value) of a tag in all event files below a folder, in order of step.
+
+    earlier: files that are left out.
+    """
     found: dict[int, LoggedScalar] = {}
-    for path in _event_files(folder):
+    for path in _event_files(folder, earlier):
         with suppress(OSError, ValueError, struct.error, IndexError):
             for _, written in _events(path):
                 for step, at, name, value in written:
@@ -39,32 +42,40 @@ def scalars(folder: Path, tag: str) -> list[LoggedScalar]:
 
 
 class LastStep:
-    """The last step of a tag in event files that are being written. Each look reads on where the one before ended."""
+    """Count the steps of a tag in event files that are being written. Each look reads on where the one before ended.
+
+    Files that are there at the beginning, `earlier`, are of another run and left out.
+    """
 
     def __init__(self, folder: Path, tag: str) -> None:
-        self._folder, self._tag = folder, tag
+        self._folder, self._tag, self.earlier = folder, tag, frozenset(_all_files(folder))
         self._read: dict[Path, int] = {}
-        self._last = 0
+        self._steps: tuple[int, int] | None = None
 
     def look(self) -> int:
-        """Return the last step so far; 0: none."""
-        for path in _event_files(self._folder):
+        """Return the steps from the first scalar to the last so far, whatever the number that the script began at."""
+        for path in _event_files(self._folder, self.earlier):
             with suppress(OSError, ValueError, struct.error, IndexError):
                 for end, written in _events(path, self._read.get(path, 0)):
                     self._read[path] = end
-                    self._last = max([self._last, *(step for step, _, name, _ in written if name == self._tag)])
-        return self._last
+                    steps = [*(self._steps or ()), *(step for step, _, name, _ in written if name == self._tag)]
+                    self._steps = (min(steps), max(steps)) if steps else None
+        return 0 if self._steps is None else self._steps[1] - self._steps[0]
 
 
-def _event_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*tfevents*") if not path.is_symlink())[:_MAX_FILES]
+def _all_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*tfevents*") if not path.is_symlink())
 
 
-def series_of_events(folder: Path, tag: str, loss_tag: str | None) -> StepSeries:
+def _event_files(folder: Path, earlier: Collection[Path]) -> list[Path]:
+    return [path for path in _all_files(folder) if path not in earlier][:_MAX_FILES]
+
+
+def series_of_events(folder: Path, tag: str, loss_tag: str | None, earlier: Collection[Path] = ()) -> StepSeries:
     """Steps between the scalars: each lasts from the one before, divided by the steps between."""
     series = StepSeries()
-    points = scalars(folder, tag)
-    loss_of = {step: value for step, _, value in (scalars(folder, loss_tag) if loss_tag else [])}
+    points = scalars(folder, tag, earlier)
+    loss_of = {step: value for step, _, value in (scalars(folder, loss_tag, earlier) if loss_tag else [])}
     if loss_tag is None and tag.lower().endswith("loss"):
         loss_of = {step: value for step, _, value in points}
     for (before, began, _), (step, ended, _) in pairwise(points):

@@ -5,6 +5,7 @@ series_of_json(work.json_figures, folder, standard_output, wall_seconds)
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,22 @@ from engine.scripts.series import NoFiguresError, StepSeries
 _MAX_BYTES = 16 * MIB
 
 
-def series_of_json(asked: JsonFigures, folder: Path, standard: bytes, wall_seconds: float) -> StepSeries:
+FileState = tuple[int, int, int]
+
+
+def series_of_json(
+    asked: JsonFigures, folder: Path, standard: bytes, wall_seconds: float, earlier: FileState | None = None
+) -> StepSeries:
     """One step for the whole run: its seconds, where the document has none, are those of the process.
 
-    Raises NoFiguresError naming the path that is not in the document.
+    earlier: state of the file before the run. Raises NoFiguresError naming the path that is not in the document, and
+    for a file that the run did not write.
     """
+    if earlier is not None and earlier == state_of_file(asked, folder):
+        raise NoFiguresError(
+            f"workload.json_figures.file: {asked.file} was there before the script, which did not write it. "
+            "Let the script write it, or correct the name"
+        )
     where = f"workload.json_figures.{'file' if asked.file else 'figures'}"
     try:
         document = read_json(folder / asked.file, _MAX_BYTES, finite=False) if asked.file else last_document(standard)
@@ -39,6 +51,16 @@ def series_of_json(asked: JsonFigures, folder: Path, standard: bytes, wall_secon
     series = StepSeries(figures={name: value for name, value in figures.items() if name not in (SECONDS, UNITS)})
     series.add(seconds, units)
     return series
+
+
+def state_of_file(asked: JsonFigures | None, folder: Path) -> FileState | None:
+    """What changes when the file of the figures is written; None where there is no file."""
+    if asked is None or asked.file is None:
+        return None
+    with suppress(OSError):
+        status = (folder / asked.file).stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return None
 
 
 def last_document(standard: bytes) -> Any:

@@ -14,14 +14,15 @@ from engine.scripts.outputs import Line
 from engine.scripts.series import StepSeries
 
 _SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+_DECIMAL_COMMA = re.compile(r",(?!\d{3}(?!\d))\d|^[-+]?0[\d_]*,\d")
 # No two parts beside each other take the same characters: a line of 64 KiB is tried in no square of ways.
 _NUMBER = re.compile(r"([-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*([kmgb]?)", re.I)
 
 
 def number(text: str) -> float:
-    """The number that a line shows: 8,123 or 8.1k or 3e-4 or nan. Raises ValueError."""
+    """The number that a line shows: 8,123 or 8.1k or 3e-4 or nan. Raises ValueError, for a decimal comma (0,52) too."""
     found = _NUMBER.fullmatch(text.strip())
-    if found is None:
+    if found is None or _DECIMAL_COMMA.search(found[1]):
         raise ValueError(f"not a number: {text[:40]!r}")
     return float(found[1].replace(",", "").replace("_", "")) * _SUFFIXES.get(found[2].lower(), 1.0)
 
@@ -42,6 +43,8 @@ class LineReader:
         self._series = StepSeries()
         self.seen = 0
         self.broken = 0
+        self.why_broken = ""
+        """Of the last broken line."""
         self.steps = 0
 
     @property
@@ -49,6 +52,12 @@ class LineReader:
         """The steps of all lines so far."""
         self._share_time()
         return self._series
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last step as the script printed it; where it prints none, as it was counted."""
+        shown = self._before[0] if self._before is not None else None
+        return int(shown) if shown is not None and math.isfinite(shown) else self.steps
 
     def see(self, line: Line) -> None:
         """Take one line."""
@@ -59,18 +68,20 @@ class LineReader:
         if found is None:
             return
         if not line.whole:
-            self.broken += 1
+            self._break("not UTF-8 text, or too long")
             return
-        try:
-            values = {
-                name: number(text) * self._units.get(name, 1.0)
-                for name, text in found.groupdict().items()
-                if text is not None
-            }
-        except ValueError:
-            self.broken += 1
-            return
+        values: dict[str, float] = {}
+        for name, text in found.groupdict().items():
+            try:
+                values |= {} if text is None else {name: number(text) * self._units.get(name, 1.0)}
+            except ValueError as error:
+                self._break(f"{name}: {error}")
+                return
         self._take(values, line.at)
+
+    def _break(self, why: str) -> None:
+        self.broken += 1
+        self.why_broken = why
 
     def fill_single(self, wall_seconds: float) -> None:
         """Give the wall time of the whole run to the only line of a command that prints one, and no time."""
@@ -114,7 +125,7 @@ class LineReader:
                 self._before = (step, at)
                 return
         if any(told is not None and not (math.isfinite(told) and told >= 0) for told in (seconds, units, rate)):
-            self.broken += 1
+            self._break("a time, a number of units or a rate that is negative or not finite")
             return
         arrived = seconds is None and self._before is not None and self._read_with(at, between)
         if seconds is None and not arrived and rate and units is not None:
@@ -123,7 +134,7 @@ class LineReader:
         if units is None and rate is not None and seconds is not None:
             units = rate * seconds
         self._before = (step, at)
-        self.steps = max(self.steps + between, int(step) if step is not None and math.isfinite(step) else 0)
+        self.steps += between  # a script that resumes begins at a high number
         first = len(self._series)
         for _ in range(min(between, 100_000)):
             self._series.add(seconds, units, loss)

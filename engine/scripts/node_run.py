@@ -87,23 +87,30 @@ class NodeRun:
         self.lines = LineReader(work.pattern, place.nodes * place.ranks_per_node) if work.pattern else None
         self.outputs = Outputs(self.folder, self.ranks, paths.rank_log, by_line=self.lines is not None)
         self.process: subprocess.Popen[bytes] | None = None
+        self._events: event_files.LastStep | None = None
         self.peaks: dict[int, int] = {}
         self.processor: dict[int, float] = {}
         self.aborted: set[int] = set()
-        self._last_event = event_files.LastStep(self.workdir / work.tensorboard.folder, work.tensorboard.tag)
         self._stepped_at = time.monotonic()
         self._steps = 0
         self._first_step_at: float | None = None
         self._enough_at: float | None = None
         self._failed_at: float | None = None
         self.began = time.monotonic()
-        cell = measurement.cell
-        planned = planned_contents(work, cell.layout, cell.dtype, cell.nodes, on_cpu=not place.gpus)
-        fill_workdir(work, Path(job.inputs), self.workdir, self.values, planned)
-        self._start(measurement)
+        try:
+            self._start(measurement, job)
+        except BaseException:
+            self.close()
+            raise
 
-    def _start(self, measurement: Measurement) -> None:
-        work = self.work
+    def _start(self, measurement: Measurement, job: Job) -> None:
+        work, cell = self.work, measurement.cell
+        planned = planned_contents(work, cell.layout, cell.dtype, cell.nodes, on_cpu=not self.place.gpus)
+        fill_workdir(work, Path(job.inputs), self.workdir, self.values, planned)
+        # Files of figures that are there before the script are of another run of it.
+        self._earlier_json = json_output.state_of_file(work.json_figures, self.workdir)
+        if work.measure == "tensorboard":
+            self._events = event_files.LastStep(self.workdir / work.tensorboard.folder, work.tensorboard.tag)
         agent, environment = os.getpid(), self.environment(measurement)
         words = work.argv(self.values)
         command = node_command(work, words, self.place, self.folder)
@@ -178,8 +185,8 @@ class NodeRun:
             return min(probe_samples.steps_so_far(self.samples, rank) for rank in self.ranks)
         if self.lines is not None:
             return self.lines.steps
-        if self.work.measure == "tensorboard":
-            return self._last_event.look()
+        if self._events is not None:
+            return self._events.look()
         return 0
 
     def _count(self) -> None:
@@ -224,7 +231,8 @@ class NodeRun:
 
     def _hung(self) -> NodeEnd:
         """Keep the stacks of every rank, then end it."""
-        after = f"after step {self._steps}" if self._steps else "and no output"
+        last = self._steps if self.lines is None else self.lines.last_step
+        after = f"after step {last}" if self._steps else "and no output"
         limit = self.work.hang_seconds or 0.0
         message = f"no step for {limit if self._steps else max(limit, _START_SECONDS):g} s {after}"
         end = NodeEnd(wall_seconds=time.monotonic() - self.began)
@@ -327,14 +335,15 @@ class NodeRun:
             self.lines.fill_single(wall_seconds)
             self.lines.series.figures |= {"broken_lines": self.lines.broken, "lines": self.lines.seen}
             return self.lines.series
-        if work.measure == "tensorboard":
-            asked = work.tensorboard
-            return event_files.series_of_events(self.workdir / asked.folder, asked.tag, asked.loss_tag)
+        if self._events is not None:
+            folder, asked = self.workdir / work.tensorboard.folder, work.tensorboard
+            return event_files.series_of_events(folder, asked.tag, asked.loss_tag, self._events.earlier)
         if work.measure == "json":
             if work.json_figures is None:
                 raise NoFiguresError("workload.json_figures: missing")
+            printed = bytes(self.outputs.standard[rank])
             return json_output.series_of_json(
-                work.json_figures, self.workdir, bytes(self.outputs.standard[rank]), wall_seconds
+                work.json_figures, self.workdir, printed, wall_seconds, self._earlier_json
             )
         series = StepSeries()
         series.add(wall_seconds)

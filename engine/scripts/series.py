@@ -84,10 +84,15 @@ class StepSeries:
         return columns
 
 
-def missing_figures(work: ScriptWorkload, lines_seen: int) -> str:
-    """Why no step was found, and what to do."""
+def missing_figures(work: ScriptWorkload, lines_seen: int, broken: int = 0, why_broken: str = "") -> str:
+    """Why no step was found, and what to do. broken: lines that matched, without the figures that were expected."""
     if work.measure == "probe":
         return "no step was seen. Call rankwise_probe.step() in the script, or set workload.measure to what it prints"
+    if work.measure == "lines" and broken:
+        return (
+            f"workload.lines.pattern matched {broken:,} of {lines_seen:,} lines, none with figures that can be read "
+            f"({why_broken}). Let each group match a number alone"
+        )
     if work.measure == "lines":
         return (
             f"workload.lines.pattern matched none of {lines_seen:,} lines. Compare it with the rank's log "

@@ -69,7 +69,7 @@ def _render(folder: Path, name: str, values: dict[str, ParameterValue | None]) -
         (folder / name.removesuffix(".j2")).write_text(engine.from_string(text).render(template_values(values)))
     except FileNotFoundError as error:
         raise ValueError(f"workload.templates: {name} is not among the inputs. Add it to workload.inputs") from error
-    except TemplateError as error:
+    except (TemplateError, TypeError, ArithmeticError) as error:  # a field that is not set is None
         raise ValueError(f"workload.templates: {name}: {error}") from error
 
 

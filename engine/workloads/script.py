@@ -126,7 +126,9 @@ def _all_series(running: NodeRun, end: NodeEnd, job: Job) -> tuple[dict[int, Ste
         try:
             series = running.series(rank, end.wall_seconds)
             if not len(series):
-                raise NoFiguresError(missing_figures(work, running.lines.seen if running.lines else 0))
+                lines = running.lines
+                told = (lines.seen, lines.broken, lines.why_broken) if lines else (0,)
+                raise NoFiguresError(missing_figures(work, *told))
         except NoFiguresError as error:
             failures.setdefault(rank, RankEnd(Status.FAILED, "NoFigures", str(error)))
             continue

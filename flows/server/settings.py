@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from configs.common.base import expanded
 from configs.common.files.reading import read_text
 from configs.common.secrets import holds_secret, shown_url
 
@@ -39,7 +40,7 @@ def data_folder() -> Path:
     RANKWISE_DATA names the data folder; else it is `rankwise` under XDG_DATA_HOME, ~/.local/share.
     """
     if base := os.environ.get("RANKWISE_DATA"):
-        return Path(base).expanduser().absolute() / "prefect"
+        return expanded(base).absolute() / "prefect"
     xdg = os.environ.get("XDG_DATA_HOME", "")
     # A relative path there is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
     share = Path(xdg) if Path(xdg).is_absolute() else Path.home() / ".local" / "share"

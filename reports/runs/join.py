@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.common.base import content_hash
+from configs.common.base import content_hash, expanded
 from configs.common.files.reading import PLAN_BYTES, read_json_object
 from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
@@ -67,7 +67,7 @@ def find_runs(patterns: Sequence[str]) -> FoundRuns:
 
 def _matches(pattern: str) -> list[str]:
     """The paths that a pattern names, or the one of this very name. Raises ValueError where it names none."""
-    path = Path(pattern).expanduser()
+    path = expanded(pattern)
     found = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)
     if not found:
         raise ValueError(f"--results {pattern}: matches nothing; give run folders, such as --results 'runs/*'")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from configs.common.base import expanded
 from configs.common.files.reading import read_text
 from configs.common.secrets import excerpt
 from configs.targets.ssh_host import SshHost, jump_host
@@ -290,16 +291,16 @@ def _options(address: Address) -> dict[str, Any]:
     given: dict[str, Any] = {
         "port": address.port,
         "username": address.user,
-        "client_keys": [str(Path(address.key).expanduser())] if address.key else None,
+        "client_keys": [str(expanded(address.key))] if address.key else None,
     }
     options = {name: value for name, value in given.items() if value is not None}
     for field, path in (("key", address.key), ("known_hosts", address.known_hosts)):
-        if path is not None and not Path(path).expanduser().is_file():
+        if path is not None and not expanded(path).is_file():
             raise HostRefused(f"{address.name}: {field}: no such file: {path}")
     if address.host_key is not None:
         options["known_hosts"] = ([asyncssh.import_public_key(address.host_key)], [], [])
     elif address.known_hosts is not None:
-        options["known_hosts"] = str(Path(address.known_hosts).expanduser())
+        options["known_hosts"] = str(expanded(address.known_hosts))
     return options | {
         "connect_timeout": CONNECT_SECONDS,
         "keepalive_interval": _BEAT_SECONDS,

@@ -67,9 +67,10 @@ def _loaded(written: str, base: Path) -> Any:
         if (folder / "state.json").is_file():
             return datasets.load_from_disk(str(folder))
         return datasets.load_dataset(str(folder) if folder.is_dir() else name, configuration, split=split)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        reason = error.__cause__ or error if isinstance(error, datasets.exceptions.DatasetBuildError) else error
         raise ValueError(
-            f"{written}: cannot be loaded ({error}); use a folder (looked for {folder}) or a repository of the hub, "
+            f"{written}: cannot be loaded ({reason}); use a folder (looked for {folder}) or a repository of the hub, "
             "and an existing split"
         ) from error
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from configs.common.base import SCHEMA_VERSION, content_hash, write_atomically
+from configs.common.base import SCHEMA_VERSION, content_hash, expanded, write_atomically
 from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_model, read_text
 from configs.common.printable import printable
 from configs.hardware.architectures import ARCHITECTURES
@@ -69,7 +69,7 @@ def resolve_model(identifier: str, revision: str | None, cache: Path, base: Path
     which the identity pins to its commit. Raises ValueError for what the user must
     change (the message says what would work) and TransientFetchError for what may pass by itself.
     """
-    cache, base = cache.expanduser().absolute(), base.expanduser().absolute()
+    cache, base = expanded(cache).absolute(), expanded(base).absolute()
     try:
         (cache / "models").mkdir(parents=True, exist_ok=True)
         name = full_name(identifier, base)
@@ -116,9 +116,7 @@ def hub_repository(identifier: str, revision: str | None, base: Path) -> str | N
 
 def manifest_path(identity: str, cache: Path) -> Path:
     """Where the manifest of a resolved model lies."""
-    return (
-        cache.expanduser().absolute() / "models" / hashlib.sha256(identity.encode()).hexdigest()[:16] / "manifest.json"
-    )
+    return expanded(cache).absolute() / "models" / hashlib.sha256(identity.encode()).hexdigest()[:16] / "manifest.json"
 
 
 def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
@@ -188,7 +186,7 @@ def _synthetic(name: str, cache: Path) -> ModelManifest:
 
 
 def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
-    path = base / Path(identifier).expanduser()
+    path = base / expanded(identifier)
     if not path.exists():
         hub = "; for a Hugging Face repository of that name set `revision`" if _REPOSITORY.fullmatch(identifier) else ""
         raise ValueError(f"{identifier}: no such folder{similar_folder(identifier, base)}{hub}; {_FORMS}")
@@ -234,13 +232,17 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
     identity = f"{snapshot.repository}@{snapshot.commit}"
     place = manifest_path(identity, cache).parent
     folder = place / "files"
+    # Without the lock: a cache that is whole may be read-only.
+    manifest = _cached(identity, cache)
+    if manifest is not None:
+        return manifest
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(place / "lock", identity):
         manifest = _cached(identity, cache)
         if manifest is not None:
             return manifest
         # The client names parts anew each time, so those of a killed process serve no one.
-        for part in folder.glob(".cache/huggingface/download/*.incomplete"):
+        for part in place.glob("*/.cache/huggingface/download/*.incomplete"):
             part.unlink()
         hashes = _hashes(cache)
         if pickled := pickled_in(snapshot.files):

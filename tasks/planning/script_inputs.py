@@ -4,7 +4,7 @@
     problems = unreached(study, template_variables(study, inputs, run.inputs))
 
 An archive holds names, contents and whether a file may be executed; times and owners are left out, so that equal files
-have equal hashes.
+have equal hashes. Run folders below an input are left out too: they change while the study runs.
 """
 
 import hashlib
@@ -19,6 +19,7 @@ from typing import Any
 
 from configs.common.files.reading import open_regular, read_text
 from configs.common.printable import printable
+from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
 from configs.spec.experiments import Optimization, StrongScaling, Sweep, WeakScaling
 from configs.spec.study import StudySpec
@@ -42,11 +43,12 @@ def pack_input(base: Path, written: str, folder: Path) -> str:
     handle, name = tempfile.mkstemp(dir=folder)
     try:
         with os.fdopen(handle, "wb") as file:
-            digest = _write(source, _stored_name(written), file, shown)
+            digest = _write(_files(source, _stored_name(written), folder), file, shown)
         os.chmod(name, 0o644)
         os.replace(name, folder / f"{digest}.tar")
     except OSError as error:
-        raise ValueError(f"{shown}: {error.strerror or error}") from error
+        where = f"{printable(str(error.filename), 400)}: " if error.filename not in (None, str(source)) else ""
+        raise ValueError(f"{shown}: {where}{error.strerror or error}") from error
     finally:
         Path(name).unlink(missing_ok=True)
     return digest
@@ -58,12 +60,12 @@ def _stored_name(written: str) -> str:
     return path.name if path.is_absolute() or ".." in path.parts else str(path)
 
 
-def _write(source: Path, name: str, file: Any, shown: str) -> str:
+def _write(files: Iterable[tuple[Path, str]], file: Any, shown: str) -> str:
     """Write the archive; the hash is of the archive itself, which holds nothing that changes by itself."""
     hashed = _Hashed(file)
     total = count = 0
     with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for path, inside in _files(source, name):
+        for path, inside in files:
             with open_regular(path) as content:
                 info = tarfile.TarInfo(inside)
                 info.size = os.fstat(content.fileno()).st_size
@@ -80,16 +82,18 @@ def _write(source: Path, name: str, file: Any, shown: str) -> str:
     return hashed.sum.hexdigest()
 
 
-def _files(source: Path, name: str) -> Iterator[tuple[Path, str]]:
+def _files(source: Path, name: str, into: Path) -> Iterator[tuple[Path, str]]:
     """(path, name in the archive) of every regular file, in order of name. Links are followed, as the script would.
 
-    Raises ValueError for a link to a folder that it lies in.
+    into: where archives are written, which is left out. Raises ValueError for a link to a folder that it lies in.
     """
     if not source.is_dir():
         yield source, name
         return
     for folder, folders, files in os.walk(source, followlinks=True):
-        folders[:] = sorted(each for each in folders if each not in _SKIPPED)
+        folders[:] = sorted(
+            each for each in folders if each not in _SKIPPED and not _of_a_run(Path(folder) / each, into)
+        )
         for path in (Path(folder) / each for each in folders):
             if path.is_symlink() and path.resolve() in _around(Path(folder), source):
                 inside = PurePosixPath(name) / path.relative_to(source).as_posix()
@@ -98,6 +102,13 @@ def _files(source: Path, name: str) -> Iterator[tuple[Path, str]]:
             path = Path(folder) / each
             inside = PurePosixPath(name) / path.relative_to(source).as_posix()
             yield path, str(inside)
+
+
+def _of_a_run(folder: Path, into: Path) -> bool:
+    """Whether this is a run folder, a bundle, or the folder that archives are written to."""
+    run = RunPaths(folder)
+    written_to = not folder.is_symlink() and folder.resolve() == into.resolve()
+    return written_to or run.lock.exists() or (run.plan.exists() and run.study.exists())
 
 
 def _around(folder: Path, source: Path) -> set[Path]:

@@ -180,9 +180,10 @@ def restart(
 
 
 def _folder(name: str, named: Path | None) -> Path:
+    from configs.common.base import expanded
     from slurm.lab.plan import BASE_FOLDER
 
-    return resolved(named.expanduser()) if named else BASE_FOLDER / name
+    return resolved(expanded(named)) if named else BASE_FOLDER / name
 
 
 def _plan(name: str, named: Path | None) -> "LabPlan":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from configs.common.files.reading import read_text
+from configs.common.files.reading import read_bytes
 
 _MAX_BYTES = 4 << 20
 _ROLES = {
@@ -29,6 +29,8 @@ _NUMBER = r"[-+0-9.,eE]+"
 _LOSS = _NUMBER + r"|[-+]?(?:nan|inf)"
 _SUFFIX = re.compile(r"[kKMG](?![A-Za-z0-9])")
 """Written right behind an inserted number: 8.1k. It belongs to the number."""
+_SINCE_THE_START = re.compile(r"\b(total|elapsed)\b(?!.*\bper\b)")
+"""Before a time: it is of no single step."""
 _MAX_LINE = 200
 
 
@@ -67,7 +69,7 @@ class ScriptFacts:
 def script_facts(path: Path) -> ScriptFacts:
     """Look through a script. Raises OSError, and ValueError for a file that is no Python."""
     try:
-        tree = ast.parse(read_text(path, _MAX_BYTES))
+        tree = ast.parse(read_bytes(path, _MAX_BYTES))  # in the encoding that its first lines name
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{path}: not a Python script ({getattr(error, 'msg', 'too deeply nested')})") from error
     imported = set(_imports(tree))
@@ -136,7 +138,12 @@ def _role(flag: str) -> str | None:
 
 
 def _printed(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """(line as written, pattern, unit of its time) of each printed or logged f-string with a step, a time or a rate."""
+    """(line as written, pattern, unit of its time) of each printed or logged f-string with a step, a time or a rate.
+
+    Lines with the number of a step come first, then those in a loop: what is printed once is a summary.
+    """
+    looped = {each for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.While) for each in ast.walk(loop)}
+    found = []
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.JoinedStr):
             continue
@@ -146,7 +153,9 @@ def _printed(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
         pattern, groups = _pattern(call.args[0])
         if {"step", "step_seconds", "units_per_second"} & groups.keys():
             unit = "ms" if re.match(r"\s*ms\b", groups.get("step_seconds", "")) else "s"
-            yield ast.unparse(call.args[0])[2:-1][:_MAX_LINE], pattern, unit
+            line = ast.unparse(call.args[0])[2:-1][:_MAX_LINE]
+            found.append(("step" not in groups, call not in looped, (line, pattern, unit)))
+    yield from (line for _, _, line in sorted(found, key=lambda each: each[:2]))
 
 
 def _pattern(text: ast.JoinedStr) -> tuple[str, dict[str, str]]:
@@ -188,6 +197,8 @@ def _meaning(before: str, after: str, expression: str) -> str | None:
         return "step"
     if re.search(r"tok(en)?s?/s|samples?/s|it/s|tps|per_?sec", word) or re.match(r"(tok(en)?s?|samples?)/s", unit):
         return "units_per_second"
+    if _SINCE_THE_START.search(before.lower()):
+        return None
     if re.match(r"m?s\b(?!/)|sec", unit) and re.search(r"time|took|dt|elapsed|iter", word + expression.lower()):
         return "step_seconds"
     return None

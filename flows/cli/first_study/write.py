@@ -105,7 +105,7 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
             "# The whole run is timed. To time steps, add to the script:  from rankwise_probe import step",
             "# and in its loop:  step(tokens=..., loss=loss)    then set measure: probe",
         ]
-    others = [option.flag for option in facts.options if option.role is None]
+    others = [option.flag for option in facts.options if option.flag not in study["workload"]["command"]]
     if others:
         head += [f"# Further options of the script: {' '.join(others)[:300]}"]
     return "\n".join(head) + "\n" + yaml_text(study)

@@ -57,9 +57,10 @@ def down(context: typer.Context, folder: TeamFolder = None) -> None:
 
 
 def _folder(named: Path | None) -> Path:
+    from configs.common.base import expanded
     from flows.team.setup import default_folder
 
-    return named.expanduser().absolute() if named else default_folder()
+    return expanded(named).absolute() if named else default_folder()
 
 
 def _exit(context: typer.Context, work: Callable[[], int], subject: Path) -> None:

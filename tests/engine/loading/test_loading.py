@@ -309,6 +309,13 @@ def test_states_of_the_page_cache_are_made_and_seen(large: Path) -> None:
     assert cached_share([]) == 1.0
 
 
+def test_a_file_system_that_has_nothing_to_write_back_is_evicted_too() -> None:
+    """fsync fails on squashfs, as on /proc: nothing of an image could be measured cold."""
+    with Path("/proc/version").open("rb") as file, pytest.raises(OSError, match="Invalid argument"):
+        os.fsync(file.fileno())
+    assert evict([Path("/proc/version")]) == 1.0  # of no pages
+
+
 def test_what_the_kernel_hides_is_unknown(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.loading.page_cache.os.geteuid", lambda: 12345)
     monkeypatch.setattr("engine.loading.page_cache.os.access", lambda path, mode: False)

@@ -1,6 +1,7 @@
 """Scripts that end badly: each is classified right, and nothing of it is left."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def run_script(
 ) -> tuple[JobPaths, Measurement, list[RankPart]]:
     """Run a script through the node's launcher; returns the parts that there are."""
     inputs = folder / "inputs"
-    inputs.mkdir()
+    inputs.mkdir(exist_ok=True)
     (folder / "fault.py").write_text(source)
     work = {
         "command": ("fault.py",),
@@ -179,11 +180,54 @@ def test_a_script_that_goes_on_is_ended_and_complete(tmp_path: Path) -> None:
     assert_nothing_left(tmp_path)
 
 
+RESUMED = r"""
+import json, struct, sys, time
+def event(step):
+    value = b"\x0a\x04loss" + b"\x15" + struct.pack("<f", float(sys.argv[3]))
+    summary = b"\x0a" + bytes([len(value)]) + value
+    number = bytes([step & 127 | 128, step >> 7 & 127 | 128, step >> 14])
+    data = b"\x09" + struct.pack("<d", time.time()) + b"\x10" + number + b"\x2a" + bytes([len(summary)]) + summary
+    return struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4)
+with open(sys.argv[1], "wb", buffering=0) as file:
+    for step in range(20000, 20000 + int(sys.argv[2])):
+        file.write(event(step))
+        print("step", step, flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("measure", ["lines", "tensorboard"])
+def test_a_script_that_resumes_beside_event_files_of_its_first_run(measure: str, tmp_path: Path) -> None:
+    """It was ended after its first step, whose number is high, or measured by the files that came with the inputs."""
+    old, inputs = tmp_path / "data" / "old.tfevents.1", tmp_path / "inputs"
+    old.parent.mkdir()
+    inputs.mkdir()
+    (tmp_path / "fault.py").write_text(RESUMED)
+    first_run = [sys.executable, str(tmp_path / "fault.py"), str(old), "50", "nan"]
+    subprocess.run(first_run, check=True, capture_output=True)
+    fields: dict[str, object] = {"lines": {"pattern": r"step (?P<step>\d+)"}} if measure == "lines" else {}
+    _, _, parts = run_script(
+        tmp_path,
+        RESUMED,
+        ranks=1,
+        inputs=tuple(pack_input(tmp_path, name, inputs) for name in ("data", "fault.py")),
+        measure=measure,
+        command=("fault.py", "new.tfevents.2", "100000", "1"),
+        stop_after={"steps": 20},
+        items_per_step=1,
+        unit="sample",
+        **fields,
+    )
+    assert [(part.status, part.figures["stopped_early"]) for part in parts] == [(Status.COMPLETED, True)]
+    assert parts[0].figures["steps"] == 19
+
+
 def test_a_missing_interpreter_is_named(tmp_path: Path) -> None:
     paths, _, _ = run_script(tmp_path, "", python="/no/such/python")
     end = read_end(paths)
     assert end.status is Status.FAILED
     assert end.message is not None and "/no/such/python: No such file or directory" in end.message
+    assert list(paths.folder.glob(".script_*")) == []
 
 
 def test_secrets_of_the_environment_do_not_reach_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

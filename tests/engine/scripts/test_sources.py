@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from configs.workloads.script import ScriptWorkload
 from configs.workloads.script_figures import PRESETS, JsonFigures, LinePattern
 from engine.scripts import event_files, json_output, probe_samples
 from engine.scripts.line_figures import LineReader, number
 from engine.scripts.outputs import Line
-from engine.scripts.series import NoFiguresError
+from engine.scripts.series import NoFiguresError, missing_figures
 from engine.scripts.signs import rank_end
 
 PROBE = Path(probe_samples.__file__).parents[1] / "probe"
@@ -97,13 +98,29 @@ def seen(pattern: LinePattern, lines: list[str], ranks: int = 2, rank: int = 0) 
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("8,123", 8123), ("8.1k", 8100), ("3e-4", 3e-4), (" -1 ", -1), ("2M", 2e6), ("inf", float("inf"))],
+    [
+        ("8,123", 8123),
+        ("-1,234,567.5", -1234567.5),
+        ("8,", 8),
+        ("8.1k", 8100),
+        ("3e-4", 3e-4),
+        (" -1 ", -1),
+        ("2M", 2e6),
+        ("inf", float("inf")),
+    ],
 )
 def test_numbers_of_lines(text: str, value: float) -> None:
     assert number(text) == value
 
 
-@pytest.mark.parametrize("part", ["1", "1_", " "])
+@pytest.mark.parametrize("text", ["0,52", "1,5", "0,512", "12,3456", "1,5e3"])
+def test_a_decimal_comma_is_no_thousands_separator(text: str) -> None:
+    """A step of 0,52 s was one of 52 s."""
+    with pytest.raises(ValueError, match="not a number"):
+        number(text)
+
+
+@pytest.mark.parametrize("part", ["1", "1_", " ", ",111"])
 def test_a_long_line_that_is_no_number_takes_no_time_to_speak_of(part: str) -> None:
     """Hours, where two parts of a number take the same characters."""
     with pytest.raises(ValueError, match="not a number"):
@@ -152,6 +169,23 @@ def test_a_rate_that_is_no_number_is_a_broken_line(rate: str) -> None:
     pattern = LinePattern(pattern=r"it (?P<step>\d+) (?P<units_per_second>\S+) (?P<step_seconds>\S+)")
     reader = seen(pattern, [f"it 1 {rate} 0.5", "it 2 10 0.5"])
     assert reader.broken == 1 and reader.series.units == [5.0]
+
+
+def test_a_script_that_resumes_is_counted_from_its_first_step() -> None:
+    """It was ended after its first line, which showed more steps than stop_after asks for."""
+    reader = seen(LinePattern(pattern=r"it (?P<step>\d+)"), ["it 10000", "it 10001", "it 10002"])
+    assert (reader.steps, len(reader.series), reader.last_step) == (3, 3, 10002)
+
+
+def test_lines_that_match_and_cannot_be_read_are_told_from_those_that_do_not_match() -> None:
+    pattern = LinePattern(pattern=r"took (?P<step_seconds>\S+)", units={"step_seconds": "ms"})
+    reader = seen(pattern, ["begin", "took 12.5ms", "took 12.7ms"])
+    work = ScriptWorkload(command=("t.py",), measure="lines", lines=pattern)
+    assert missing_figures(work, reader.seen, reader.broken, reader.why_broken) == (
+        "workload.lines.pattern matched 2 of 3 lines, none with figures that can be read (step_seconds: not a number: "
+        "'12.7ms'). Let each group match a number alone"
+    )
+    assert "matched none of 3 lines" in missing_figures(work, 3)
 
 
 def test_lines_of_other_ranks_do_not_count() -> None:
@@ -206,6 +240,9 @@ writer.close()
     assert [value for _, _, value in event_files.scalars(tmp_path, "new")] == [0, 10, 20, 30, 40]
     series = event_files.series_of_events(tmp_path, "train/loss", None)
     assert series.seconds == [0.5] * 40 and series.losses[0] == 4.0
+    # Of another run, such as those that came with the inputs.
+    earlier = event_files.LastStep(tmp_path, "train/loss")
+    assert earlier.look() == len(event_files.series_of_events(tmp_path, "train/loss", None, earlier.earlier)) == 0
     whole = next(tmp_path.glob("*tfevents*"))
     growing = tmp_path / "growing"
     growing.mkdir()
@@ -251,6 +288,13 @@ def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
     with pytest.raises(NoFiguresError, match="no JSON document"):
         json_output.series_of_json(asked, tmp_path, b"[[[[ {\n{", 1.0)
     in_file = asked.model_copy(update={"file": "out.json"})
+    (tmp_path / "out.json").write_text(json.dumps(document))
+    before = json_output.state_of_file(in_file, tmp_path)
+    with pytest.raises(NoFiguresError, match=r"out\.json was there before the script, which did not write it"):
+        json_output.series_of_json(in_file, tmp_path, b"", 4.0, before)
+    (tmp_path / "out.json").write_text(json.dumps(document) + "\n")
+    assert json_output.series_of_json(in_file, tmp_path, b"", 4.0, before).units == [200.0]
+    (tmp_path / "out.json").unlink()
     os.mkfifo(tmp_path / "out.json")
     with pytest.raises(NoFiguresError, match="named pipe"):
         json_output.series_of_json(in_file, tmp_path, b"", 1.0)

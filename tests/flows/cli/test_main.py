@@ -58,6 +58,19 @@ def test_a_link_to_itself_is_no_traceback(words: list[str], tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["lab", "status", "--folder", "~no-such-user/lab"],
+        ["plan", "--gpus", "1", "--model", "~no-such-user/model"],
+        ["report", "--results", "~no-such-user/runs"],
+    ],
+)
+def test_the_home_of_nobody_is_no_traceback(words: list[str]) -> None:
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, SystemExit) and done.exit_code != 0, done.exception
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["deploy", "--model", "/nosuch", "--target", "local:cpu"], "--model: /nosuch: no such folder"),

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from engine.tools import convert
-from tasks.models.sources import manifest_path, resolve_model
-from tests.support.servers.hub_server import HubServer, Repository
+from tasks.models.sources import TransientFetchError, manifest_path, resolve_model
+from tests.support.servers.hub_server import Fault, HubServer, Repository
 from tests.support.servers.openllama_model import make_openllama
 
 NAME = "openlm-research/open_llama_3b"
@@ -65,6 +65,20 @@ def test_an_interrupted_conversion_begins_again(tmp_path: Path, served: Path, hu
     (left / "model.safetensors").write_bytes(b"half")
     (left / "config.json").write_text("{}")
     assert "model.safetensors" in resolve_model(NAME, None, cache, tmp_path).files
+
+
+def test_parts_that_a_killed_download_of_pickles_left_are_removed(tmp_path: Path, served: Path, hub: HubServer) -> None:
+    """The client never takes one up again, and each killed attempt left gigabytes until one succeeded."""
+    make_openllama(served)
+    cache = tmp_path / "cache"
+    place = manifest_path(f"{NAME}@{Repository(served).commit}", cache).parent
+    part = place / "original" / ".cache" / "huggingface" / "download" / "left-by-a-killed-process.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x" * 100)
+    hub.add_fault(Fault("GET .*pytorch_model", 1, status=500))
+    with pytest.raises(TransientFetchError, match="HTTP 500"):
+        resolve_model(NAME, None, cache, tmp_path)
+    assert list(cache.rglob("*.incomplete")) == []
 
 
 class Malicious:

@@ -114,6 +114,18 @@ def test_repository_is_fetched_once(
     assert hub.requests == [] and watched == []
 
 
+def test_nothing_is_written_to_a_cache_that_is_whole(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer]
+) -> None:
+    """A cache that others may only read could not be used by the name of a branch: its lock was opened for writing."""
+    serve(make_model(tmp_path / "served"))
+    manifest = resolve_model("acme/tiny", "main", cache, base)
+    next(cache.rglob("lock")).unlink()
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+    assert resolve_model("acme/tiny", "main", cache, base) == manifest
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
+
+
 def test_cache_that_was_moved(cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer]) -> None:
     folder = make_model(tmp_path / "served")
     hub = serve(folder)

@@ -136,6 +136,8 @@ def test_folder_that_is_not_there(cache: Path, base: Path) -> None:
         resolve_model("./models/llama-7b/config.json", None, cache, base)
     with pytest.raises(ValueError, match="`revision` applies to Hugging Face repositories only"):
         resolve_model("./models/llama-7b", "main", cache, base)
+    with pytest.raises(ValueError, match="~no-such-user/llama-7b: no such folder"):
+        resolve_model("~no-such-user/llama-7b", None, cache, base)
 
 
 def test_what_is_a_repository(base: Path) -> None:

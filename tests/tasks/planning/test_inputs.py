@@ -124,6 +124,7 @@ def test_a_text_stays_a_text_whatever_it_is_called(tmp_path: Path) -> None:
         ("blank.jsonl", "empty file, expected one object per line"),
         ("broken.npz", "workload.data: broken.npz: not an .npz file"),
         ("broken.parquet", "workload.data: broken.parquet: cannot be loaded"),
+        ("hf:torn", "workload.data: hf:torn: cannot be loaded (JSON parse error"),
         ("absent.jsonl", "workload.data: no such file: absent.jsonl"),
     ],
 )
@@ -133,6 +134,8 @@ def test_data_that_do_not_do_are_refused_before_anything_starts(tmp_path: Path, 
     (tmp_path / "blank.jsonl").write_text("\n\n")
     (tmp_path / "broken.npz").write_text("no zip")
     (tmp_path / "broken.parquet").write_text("no parquet")
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "train.jsonl").write_text('{"text": "fine"}\n{"text": ')
     if data == "hf:saved:other":
         datasets.DatasetDict(train=reviews()).save_to_disk(str(tmp_path / "saved"))
     if data == "hf:columns":

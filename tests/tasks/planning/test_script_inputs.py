@@ -1,5 +1,6 @@
 """Studies of scripts that would measure nothing, or something else than is asked for, are refused before they start."""
 
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,29 @@ def test_linked_folders_are_packed_with_what_lies_in_them(tmp_path: Path) -> Non
     digest = pack_input(tmp_path, "data", tmp_path)
     with tarfile.open(tmp_path / f"{digest}.tar") as archive:
         assert archive.getnames() == ["data/again/part/a.txt", "data/linked/part/a.txt"]
+
+
+@pytest.mark.parametrize("marks", [["run.lock"], ["plan.json", "study.yaml"]])
+def test_run_folders_are_no_part_of_an_input(marks: list[str], tmp_path: Path) -> None:
+    """Every run of a study with `inputs: [.]` was of other cells than the one before, and its archives held others."""
+    (tmp_path / "train.py").write_text("a")
+    inputs = tmp_path / "runs" / "mine" / "inputs"
+    inputs.mkdir(parents=True)
+    first = pack_input(tmp_path, ".", inputs)
+    for name in marks:
+        (tmp_path / "runs" / "mine" / name).touch()
+    (tmp_path / "runs" / "mine" / "jobs").mkdir()
+    os.mkfifo(tmp_path / "runs" / "mine" / "jobs" / "out_0")
+    assert pack_input(tmp_path, ".", inputs) == first
+    with tarfile.open(inputs / f"{first}.tar") as archive:
+        assert archive.getnames() == ["train.py"]
+
+
+def test_a_file_that_cannot_be_packed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "latest").symlink_to("gone")
+    with pytest.raises(ValueError, match=r"^data: .*/data/latest: No such file or directory$"):
+        pack_input(tmp_path, "data", tmp_path)
 
 
 @pytest.mark.parametrize("to", [".", "data", "elsewhere"])

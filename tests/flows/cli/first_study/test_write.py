@@ -70,6 +70,28 @@ def test_numbers_of_lines_are_read_as_they_are_printed(
     assert lines["units"].get("step_seconds") == unit
 
 
+SUMMARISED = """# -*- coding: latin-1 -*-
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--seq-len", type=int, required=True)
+for step in range(10):
+    if step % 5 == 0:
+        print(f"step {step} für {loss:.2f} elapsed {now - begin:.1f} s")
+print(f"total time {now - begin:.1f} s")
+"""
+
+
+def test_a_line_of_each_step_comes_before_a_summary(tmp_path: Path) -> None:
+    """The time of the whole run was that of a step; so was the time since the start, in a line of each step."""
+    (tmp_path / "train.py").write_bytes(SUMMARISED.encode("latin-1"))
+    init_study(tmp_path / "train.py", tmp_path / "study.yaml", 2, None)
+    found = load_study(tmp_path / "study.yaml").workload.model_dump()["lines"]["pattern"]
+    matched = re.search(found, "step 5 für 0.31 elapsed 12.5 s")
+    assert matched and matched["step"] == "5" and "step_seconds" not in matched.groupdict()
+    assert "# Further options of the script: --seq-len\n" in (tmp_path / "study.yaml").read_text()
+
+
 @pytest.mark.parametrize("answer", ["two", "0", "-1", ""])
 def test_an_answer_that_is_no_number_of_ranks_is_named(answer: str, tmp_path: Path) -> None:
     script = written(tmp_path, PLAIN)
