@@ -30,7 +30,6 @@ from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget, SshTarget, Target
-from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, device_text, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
@@ -273,10 +272,12 @@ def _sizes(plan: Plan) -> dict[str, int | None]:
 
 
 def _weight_bytes(cell: Cell, sizes: dict[str, int | None]) -> int | None:
-    """What all ranks of a cell hold at least; None where the model's size is not known."""
+    """What all ranks of a cell hold at least; None where the model's size, or what they hold of it, is not known."""
     parameters = sizes.get(cell.model or "")
-    per_parameter = descriptor_of(cell.workload).bytes_per_parameter or _DTYPE_BYTES[cell.dtype]
-    return None if parameters is None else parameters * per_parameter * cell.layout.dp
+    if cell.compression:  # product by product, while the weights are loaded
+        return None
+    per_parameter = cell.workload.bytes_per_parameter(cell.layout, _DTYPE_BYTES[cell.dtype])
+    return None if parameters is None or per_parameter is None else parameters * per_parameter
 
 
 def _parameters(manifest: Path) -> int | None:
