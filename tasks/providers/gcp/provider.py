@@ -84,10 +84,10 @@ class Gcp:
     def zones(self, instance: str, region: str) -> list[str]:
         """Return the zones of a region that offer the machine type, and the accelerator attached to it."""
         machine, accelerator = instance.partition("+")[0], accelerator_of(instance)
-        found = self._offered(compute.MachineTypesClient, "machine_types", machine)
+        found = self._offered(compute.MachineTypesClient, "machine_types", region, machine)
         if accelerator is not None:
-            found &= self._offered(compute.AcceleratorTypesClient, "accelerator_types", accelerator[0])
-        return sorted(zone for zone in found if _region(zone) == region)
+            found &= self._offered(compute.AcceleratorTypesClient, "accelerator_types", region, accelerator[0])
+        return sorted(found)
 
     def prepare(self, lease: RentalLease, region: str) -> None:
         """Make the firewall rules, and the placement policy of several nodes."""
@@ -121,22 +121,22 @@ class Gcp:
 
     def nodes(self, run: str, region: str) -> list[Node]:
         """Describe the instances of a run; deleted ones are not among them."""
-        found = self._listed(compute.InstancesClient, "instances", run)
-        return [_node(entry, zone) for zone, entry in found if _region(zone) == region]
+        found = self._listed(compute.InstancesClient, "instances", [region], run)
+        return [_node(entry, zone) for zone, entry in found]
 
     def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
         """List instances, disks, addresses, firewall rules and placement policies."""
         found = [
             _resource(kind, entry, dict(entry.labels), _region(place), place)
             for kind, client, field in _LABELLED
-            for place, entry in self._listed(client, field, run)
+            for place, entry in self._listed(client, field, regions, run)
         ]
         with translated():
             rules = list(self._call(compute.FirewallsClient, "list"))
         for kind, entry in (
             *(("security_group", rule) for rule in rules),
             *(("placement", policy) for _, policy in self._aggregated(
-                compute.ResourcePoliciesClient, "resource_policies")),
+                compute.ResourcePoliciesClient, "resource_policies", regions)),
         ):  # fmt: skip
             tags, place = tags_in(entry.description)
             if TAG_RUN in tags and run in (None, tags[TAG_RUN]):
@@ -202,25 +202,30 @@ class Gcp:
             if resource.kind == "instance" and resource.id in names:
                 self.delete(resource)
 
-    def _offered(self, kind: type, field: str, name: str) -> set[str]:
-        return {zone for zone, _ in self._aggregated(kind, field, f'name = "{name}"')}
+    def _offered(self, kind: type, field: str, region: str, name: str) -> set[str]:
+        return {zone for zone, _ in self._aggregated(kind, field, [region], f'name = "{name}"')}
 
-    def _listed(self, kind: type, field: str, run: str | None) -> Iterator[tuple[str, Any]]:
+    def _listed(self, kind: type, field: str, regions: Sequence[str], run: str | None) -> Iterator[tuple[str, Any]]:
         wanted = f"labels.{TAG_RUN}:*" if run is None else f'labels.{TAG_RUN} = "{run}"'
-        return self._aggregated(kind, field, wanted)
+        return self._aggregated(kind, field, regions, wanted)
 
-    def _aggregated(self, kind: type, field: str, wanted: str = "") -> Iterator[tuple[str, Any]]:
-        """List a kind in all zones and regions, all pages. Raises ProviderError where a place did not answer."""
+    def _aggregated(
+        self, kind: type, field: str, regions: Sequence[str], wanted: str = ""
+    ) -> Iterator[tuple[str, Any]]:
+        """List a kind in the zones of these regions, all pages. Raises ProviderError where one did not answer.
+
+        The answer is about the whole world: a zone that is out elsewhere must not keep nodes from being given back.
+        """
         with translated():
             pages = list(self._call(kind, "aggregated_list", filter=wanted).pages)
         for page in pages:
             silent = [*page.unreachables]
             silent += [scope for scope, part in page.items.items() if part.warning.code == "UNREACHABLE"]
-            if silent:
-                raise ProviderError("transient", "UNREACHABLE", f"no answer from {', '.join(silent)}")
+            if here := [scope for scope in silent if _region(_place(scope)) in regions]:
+                raise ProviderError("transient", "UNREACHABLE", f"no answer from {', '.join(here)}")
             for scope, part in page.items.items():
-                for entry in getattr(part, field):
-                    yield scope.rpartition("/")[2], entry
+                if _region(_place(scope)) in regions:
+                    yield from ((_place(scope), entry) for entry in getattr(part, field))
 
     def _begin_unless_there(self, kind: type, method: str, **wanted: Any) -> Any:
         try:
@@ -285,6 +290,11 @@ def _failure(operation: Any) -> ProviderError | None:
     status = int(operation.http_error_status_code)
     errors = [(each.code, each.message) for each in operation.error.errors]
     return operation_failed(errors, status) if errors or status >= 400 else None
+
+
+def _place(scope: str) -> str:
+    """Return the zone or region of `zones/us-central1-a`, whatever stands before it."""
+    return scope.rpartition("/")[2]
 
 
 def _region(place: str) -> str:
