@@ -12,6 +12,7 @@ https://cloud.google.com/compute/docs/instances/limit-vm-runtime (maxRunDuration
 
 import os
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal, cast
@@ -71,6 +72,8 @@ class Gcp:
     def __init__(self) -> None:
         self._clients: dict[type, Any] = {}
         self._signed_in: tuple[Any, str] | None = None
+        self._failed: dict[str, int] = {}
+        """How many operations of a token have failed."""
 
     def identity(self) -> str:
         """Return the project."""
@@ -103,9 +106,14 @@ class Gcp:
                 self._finish(operation)
 
     def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
-        """Create all nodes or none, with one bulk request. What a failed one has made is deleted."""
-        resource = gang(lease, user_data, rung, token, self._project)
-        wanted: dict[str, Any] = {"bulk_insert_instance_resource_resource": resource, "request_id": token}
+        """Create all nodes or none, with one bulk request. What a failed one has made is deleted.
+
+        Google answers a request id with its operation for good, also one that failed: the next try has another.
+        """
+        failed = self._failed.get(token, 0)
+        request = str(uuid.uuid5(uuid.UUID(token), str(failed))) if failed else token
+        resource = gang(lease, user_data, rung, request, self._project)
+        wanted: dict[str, Any] = {"bulk_insert_instance_resource_resource": resource, "request_id": request}
         if rung.zone is None:
             kind: type = compute.RegionInstancesClient
             wanted["region"] = rung.region
@@ -114,10 +122,11 @@ class Gcp:
             wanted["zone"] = rung.zone
         failure = _failure(self._wait(self._call(kind, "bulk_insert_unary", **wanted)))
         if failure is not None:
-            self._roll_back(lease, rung.region, set(node_names(lease, token)))
+            self._roll_back(lease, rung.region, set(node_names(lease, request)))
+            self._failed[token] = failed + 1
             raise failure
         place = {"region": rung.region, "zone": rung.zone, "market": rung.market}
-        return [Node(id=name, state="pending", **place) for name in node_names(lease, token)]
+        return [Node(id=name, state="pending", **place) for name in node_names(lease, request)]
 
     def nodes(self, run: str, region: str) -> list[Node]:
         """Describe the instances of a run; deleted ones are not among them."""
