@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -288,27 +289,26 @@ def _parameters(manifest: Path) -> int | None:
 
 
 def check_environment(run: RunPaths, accept: bool, targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
-    """Compare today's environment with the one that the run folder was begun in; keep today's.
+    """Compare today's environment with the one that the run folder was begun in; keep today's, and other targets'.
 
     Raises EnvironmentChanged, and ClusterError where a cluster of the targets cannot be asked.
     """
     today = machine_fingerprint(targets)
     path = run.folder / "environment.json"
+    before: dict[str, Any] = {}
     if path.exists():
-        try:
+        with suppress(ValueError):
             before = read_json_object(path)
-        except ValueError:
-            before = today
-        changed = [name for name in today if before.get(name) != today[name]]
+        # Of a target that the study has since, nothing was measured elsewhere.
+        changed = [name for name in today if name in before and before[name] != today[name]]
         if changed and not accept:
-            lines = "\n".join(f"  {name}: was {before.get(name)}, now {today[name]}" for name in changed)
+            lines = "\n".join(f"  {name}: was {before[name]}, now {today[name]}" for name in changed)
             raise EnvironmentChanged(
                 f"{run.folder}: measured in a different environment:\n{lines}\n"
                 "Use --accept-environment to resume in this environment, or --runs for another folder"
             )
-        if not changed:
-            return today
-    write_atomically(path, canonical_json(today))
+    if before | today != before:
+        write_atomically(path, canonical_json(before | today))
     return today
 
 

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from configs.common.files.reading import read_json_object
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError, parse_study
+from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SlurmTarget
 from engine.planner.accelerators import LocalAccelerator
 from slurm.schedulers.commands.partitions import ClusterError, Need
@@ -315,3 +317,20 @@ def test_what_a_strategy_shards_is_counted_once(
         return check_resources(plan, tmp_path)
     with pytest.raises(StudyError, match=f"the weights require {needed} GiB, available are 640.0 GiB"):
         check_resources(plan, tmp_path)
+
+
+def test_a_target_that_a_study_has_since_is_no_other_environment(tmp_path: Path) -> None:
+    """It was `target g5: was None, now ...`, and to accept it was to accept every other difference."""
+    run, here = RunPaths(tmp_path), LocalTarget()
+    g5 = RentedTarget.model_validate({"kind": "aws", "name": "g5", "instance": "g5.xlarge", "regions": ["us-east-1"]})
+    other = g5.model_copy(update={"instance": "g5.2xlarge"})
+    check_environment(run, accept=False, targets=[here])
+    check_environment(run, accept=False, targets=[here, g5])
+    check_environment(run, accept=False, targets=[here])
+    with pytest.raises(EnvironmentChanged, match=r"g5: was .*aws/g5.xlarge.*, now .*aws/g5.2xlarge"):
+        check_environment(run, accept=False, targets=[other])
+    check_environment(run, accept=True, targets=[other])
+    check_environment(run, accept=False, targets=[here, other])
+    (tmp_path / "environment.json").write_text("{")  # damaged: written anew
+    facts = check_environment(run, accept=False, targets=[here])
+    assert read_json_object(tmp_path / "environment.json") == facts
