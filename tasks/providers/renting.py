@@ -29,7 +29,7 @@ from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderE
 Returned = TypeVar("Returned")
 _THROTTLED_TRIES, _TRANSIENT_TRIES = 6, 3
 _PROBES_AT_ONCE = 16
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """A price times a number of nodes may miss the product by its last bit: 3 x 0.1 is above 0.3."""
 
 
@@ -98,7 +98,7 @@ def plan_rental(
         if max_usd_per_hour is not None and price is None:
             reason = f"price unknown, so the cap of {max_usd_per_hour:g} USD/h cannot be checked"
             _count(beyond, rung, reason)
-        elif max_usd_per_hour is not None and price is not None and price > max_usd_per_hour * (1 + _ROUNDING):
+        elif max_usd_per_hour is not None and price is not None and price > max_usd_per_hour * (1 + ROUNDING):
             told = f"{price:.2f}" if round(price, 2) > max_usd_per_hour else f"{price:.9g}"
             _count(beyond, rung, f"{told} USD/h exceeds the cap of {max_usd_per_hour:.9g} USD/h")
         else:

@@ -567,3 +567,46 @@ def test_a_cloud_that_cannot_be_asked_any_more_is_not_said_to_have_nothing_left(
     with pytest.raises(ValueError, match="azure: its clients are missing"):
         rented(cloud, folder, [Rung(region=REGION)])
     assert [entry["event"] for entry in read_entries(folder / "ledger.jsonl")] == ["prepare"] and cloud.there == []
+
+
+@pytest.mark.parametrize(
+    ("cap", "refusal", "again"),
+    [
+        (None, None, True),
+        (4.0, None, True),
+        (3.9, None, False),  # lowered since
+        (None, "Google deletes it at 12:00:00 UTC; rent anew for longer", False),  # the run ended with this error
+    ],
+)
+def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: float | None, refusal: str | None, again: bool
+) -> None:
+    class Limited(Cloud):
+        def nodes(self, run: str, region: str) -> list[Node]:
+            return NODES
+
+        def extend(self, resource: Resource, expires_at: int) -> None:
+            if refusal is not None:
+                raise ProviderError("invalid", "", refusal)
+
+    cloud, said = Limited(), list[str]()
+    clouds(monkeypatch, cloud)
+    monkeypatch.setattr(renting, "prolong", lambda *_: True)
+    monkeypatch.setattr(study_nodes, "probe", lambda *_: "ready")
+    wanted = {
+        "kind": "aws",
+        "instance": REQUEST.instance,
+        "nodes": 2,
+        "regions": [REGION],
+        "ssh_from": REQUEST.ssh_from,
+    }
+    target = RentedTarget.model_validate(wanted | {"max_usd_per_hour": cap})
+    nodes = StudyNodes(target, "s", tmp_path, tmp_path, said.append, lambda: None)
+    rental(nodes._folder, int(time.time()) + 3600)
+    with open_ledger(nodes._folder) as ledger:
+        ledger.write("create", token="t", provider="aws", region=REGION, market="on_demand", usd_per_hour=2.0)
+        ledger.write("created", token="t", region=REGION, ids=[f"instance-{nodes.name}"])
+    cloud.there = [resource("instance", nodes.name)]
+    assert nodes._taken_over(None) == (NODES if again else [])
+    assert bool(cloud.there) == again
+    assert refusal is None or refusal in said[0]
