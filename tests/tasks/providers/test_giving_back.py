@@ -453,6 +453,22 @@ def test_a_machine_that_appears_late_is_removed_where_nodes_are_found_at_another
     assert [(each.id, each.region) for each in left] == [(node.id, other.region) for node in nodes]
 
 
+def test_nodes_end_with_their_lease_however_long_other_places_took(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lived, and cost money, for so much longer than was said and than their tags say."""
+    cloud, ends, lives = late_cloud(("transient",) * 3), list[float](), list[int]()
+
+    def planted(folder: Path, lives_seconds: int) -> str:
+        lives.append(lives_seconds)
+        ends.append(cloud.now + lives_seconds)
+        return ""
+
+    monkeypatch.setattr(renting, "user_data", planted)
+    rented(cloud, tmp_path / "r", [Rung(region="us-west-2"), Rung(region=REGION)])
+    assert ends == [leases.read_lease(tmp_path / "r").expires_at] * 2 and lives[0] - lives[1] >= 90
+
+
 def test_nodes_of_another_machine_outlive_a_run_of_their_name_that_has_ended_here(tmp_path: Path) -> None:
     rental(tmp_path / "r", int(time.time()) + 60)
     with open_ledger(tmp_path / "r") as ledger:
