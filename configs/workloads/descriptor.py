@@ -94,6 +94,10 @@ class BaseWorkload(Frozen):
         """
         return None
 
+    def bytes_per_parameter(self, layout: Layout, width: int) -> int | None:
+        """What all ranks together hold at least for each parameter, whose weight has `width` bytes; None: unknown."""
+        return width * layout.dp
+
     def most_replicas(self) -> tuple[int, str] | None:
         """The most replicas that a strong scaling experiment feeds, and why no more; None where nothing limits it."""
         return None
@@ -223,8 +227,6 @@ class Descriptor:
     """Whether the launch is one process that starts a server, whose ranks are the layout's, and a load generator."""
     marks_work: bool = False
     """Whether it marks what a profiler is to record."""
-    bytes_per_parameter: int | None = None
-    """Of weights and states; None: of the weights alone, as the precision says."""
 
     # How a study and a report treat it.
     in_studies: bool = True

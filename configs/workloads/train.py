@@ -160,6 +160,15 @@ class TrainWorkload(BaseWorkload):
     def size_of_pass(self, dp: int) -> tuple[int, int | None, int] | None:
         return max(1, self.global_batch_size // dp), self.sequence_length, 1
 
+    def bytes_per_parameter(self, layout: Layout, width: int) -> int | None:
+        if self.offload != "none":
+            return None  # on the host or its disk
+        states = 16 if self.optimizer == "adamw" else 8  # weights, gradients and AdamW's two moments in float32
+        if layout.strategy in ("none", "ddp"):
+            return states * layout.dp
+        replicated = width if layout.strategy in ("zero1", "zero2") else 0
+        return states + replicated * (layout.dp - 1)
+
     def most_replicas(self) -> tuple[int, str] | None:
         return self.global_batch_size, f"a batch of {plural(self.global_batch_size, 'sequence')} feeds no more ranks"
 
@@ -226,7 +235,6 @@ DESCRIPTOR = Descriptor(
     input_fields=("data", "validation_data", "tokenizer"),
     trains=True,
     marks_work=True,
-    bytes_per_parameter=16,  # weights, gradients and two AdamW moments in float32
     verb="Train",
     form_title="Train",
 )

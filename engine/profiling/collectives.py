@@ -50,7 +50,7 @@ def collectives(events: Sequence[ProfilerEvent], reported: Sequence[RecordedColl
     """Return all collectives of the region in order of their start."""
     blocking = [item for item in reported if not item.on_device]
     of_device = sorted((event for event in events if event.on_device and event.is_communication), key=_began)
-    seen = [event for event in events if event.is_communication and not event.on_device and not event.is_waiting]
+    seen = [event for event in events if (event.is_requested or event.is_executed) and not event.on_device]
     seen = _unreported(sorted(seen, key=_began), blocking)
     if any(event.on_device for event in events):
         seen = [event for event in seen if event.is_executed]  # submission to a GPU does not block
@@ -95,25 +95,27 @@ def _unreported(seen: list[ProfilerEvent], reported: Sequence[RecordedCollective
 
 
 def _paired(seen: list[ProfilerEvent]) -> list[RecordedCollective]:
-    """Join requested with executed collectives: by name in order, and the rest in order.
+    """Join executed collectives with their requests, which gloo's threads begin in order.
 
-    Their names differ in underscores; gloo's threads begin work in the order of the requests.
+    Each with the first request before it that it may be of, else with none: gloo has no event for some.
     """
-    asked: dict[str, list[ProfilerEvent]] = defaultdict(list)
-    done: dict[str, list[ProfilerEvent]] = defaultdict(list)
-    for event in seen:
-        (done if event.is_executed else asked)[_operation(event)].append(event)
+    waiting = [event for event in seen if not event.is_executed]
     pairs: list[tuple[ProfilerEvent | None, ProfilerEvent | None]] = []
-    for name in asked.keys() & done.keys():
-        both = min(len(asked[name]), len(done[name]))
-        pairs += zip(asked[name][:both], done[name][:both], strict=True)
-        asked[name], done[name] = asked[name][both:], done[name][both:]
-    left_asked = sorted((event for events in asked.values() for event in events), key=_began)
-    left_done = sorted((event for events in done.values() for event in events), key=_began)
-    both = min(len(left_asked), len(left_done))
-    pairs += zip(left_asked[:both], left_done[:both], strict=True)
-    pairs += [(event, None) for event in left_asked[both:]] + [(None, event) for event in left_done[both:]]
-    return [_joined(*pair) for pair in pairs]
+    for done in (event for event in seen if event.is_executed):
+        asked = next((event for event in waiting if event.began <= done.began and _may_be_of(done, event)), None)
+        if asked is not None:
+            waiting.remove(asked)
+        pairs.append((asked, done))
+    return [_joined(*pair) for pair in [*pairs, *((event, None) for event in waiting)]]
+
+
+def _may_be_of(done: ProfilerEvent, asked: ProfilerEvent) -> bool:
+    """Whether an executed collective may be of a request: `allgather` of `allgatherbase`.
+
+    gloo sums whole tensors where parts were asked for (torch 2.13, ProcessGroupGloo's reduce_scatter).
+    """
+    executed, requested = _operation(done), _operation(asked)
+    return requested.startswith(executed) or (executed == "allreduce" and requested.startswith("reducescatter"))
 
 
 def _joined(asked: ProfilerEvent | None, done: ProfilerEvent | None) -> RecordedCollective:

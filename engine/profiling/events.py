@@ -20,6 +20,8 @@ NATIVE = "rankwise::"
 _COMMUNICATION = ("c10d::", "gloo:", "mpi:", "_c10d_functional::", "deepspeed::inference_all_reduce")
 _EXECUTED = ("gloo:", "mpi:")
 _WAITING = ("wait_tensor",)
+_WRAPPED = "_c10d_functional::"
+"""Operators around the requests of `c10d::`: of functional collectives, which DTensors use."""
 _DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 _DTYPE_BYTES = {
     "double": 8,
@@ -66,6 +68,11 @@ class ProfilerEvent:
     def is_executed(self) -> bool:
         """Whether a backend executed it, on its own thread or on the device; else it is a request."""
         return self.is_communication and (self.on_device or self.name.startswith(_EXECUTED))
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a thread asks for a collective: not an operator around such a request."""
+        return self.is_communication and not self.is_executed and not self.name.startswith(_WRAPPED)
 
     @property
     def is_waiting(self) -> bool:

@@ -45,6 +45,8 @@ _HOTTEST = 25
 _MILLISECOND = 1e-3
 _PLAIN = {"LC_ALL": "C"}
 """perf writes numbers as the user's locale does, which may have a decimal comma."""
+_EVENT = re.compile(r"(?:[\w-]+/)?([\w-]+)")
+"""`cycles`, `cycles:u`, and `cpu_atom/cycles/` of one kind of cores among two."""
 _BUILD = re.compile(r"-[0-9a-f]{32}\.so$")
 """Suffix of a library's name added by `engine.kernels.build`."""
 
@@ -155,16 +157,21 @@ class _Perf:
 
 
 def read_counters(csv: str) -> dict[str, Figure]:
-    """Parse `perf stat -x ;`: value;unit;event;... a line (perf-stat(1), CSV FORMAT). Not counted: None."""
+    """Parse `perf stat -x ;`: value;unit;event;... a line (perf-stat(1), CSV FORMAT). Not counted: None.
+
+    On a processor with two kinds of cores each kind has a line, which are added.
+    """
     figures: dict[str, Figure] = dict.fromkeys(_EVENTS.values())
     for line in csv.splitlines():
         fields = line.split(";")
-        name = _EVENTS.get(fields[2].partition(":")[0]) if len(fields) > 2 else None
+        event = _EVENT.match(fields[2]) if len(fields) > 2 else None
+        name = _EVENTS.get(event[1]) if event else None
         if name is None:
             continue
         with suppress(ValueError):  # "<not supported>", "<not counted>"
-            value = float(fields[0])
-            figures[name] = value * _MILLISECOND if fields[1] == "msec" else int(value)
+            value = float(fields[0]) * _MILLISECOND if fields[1] == "msec" else int(float(fields[0]))
+            before = figures[name]
+            figures[name] = value + before if isinstance(before, int | float) else value
     return figures
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget, SshTarget, Target
-from configs.workloads import descriptor_of
 from engine.planner.accelerators import LocalAccelerator, device_text, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
@@ -273,10 +273,12 @@ def _sizes(plan: Plan) -> dict[str, int | None]:
 
 
 def _weight_bytes(cell: Cell, sizes: dict[str, int | None]) -> int | None:
-    """What all ranks of a cell hold at least; None where the model's size is not known."""
+    """What all ranks of a cell hold at least; None where the model's size, or what they hold of it, is not known."""
     parameters = sizes.get(cell.model or "")
-    per_parameter = descriptor_of(cell.workload).bytes_per_parameter or _DTYPE_BYTES[cell.dtype]
-    return None if parameters is None else parameters * per_parameter * cell.layout.dp
+    if cell.compression:  # product by product, while the weights are loaded
+        return None
+    per_parameter = cell.workload.bytes_per_parameter(cell.layout, _DTYPE_BYTES[cell.dtype])
+    return None if parameters is None or per_parameter is None else parameters * per_parameter
 
 
 def _parameters(manifest: Path) -> int | None:
@@ -287,27 +289,26 @@ def _parameters(manifest: Path) -> int | None:
 
 
 def check_environment(run: RunPaths, accept: bool, targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
-    """Compare today's environment with the one that the run folder was begun in; keep today's.
+    """Compare today's environment with the one that the run folder was begun in; keep today's, and other targets'.
 
     Raises EnvironmentChanged, and ClusterError where a cluster of the targets cannot be asked.
     """
     today = machine_fingerprint(targets)
     path = run.folder / "environment.json"
+    before: dict[str, Any] = {}
     if path.exists():
-        try:
+        with suppress(ValueError):
             before = read_json_object(path)
-        except ValueError:
-            before = today
-        changed = [name for name in today if before.get(name) != today[name]]
+        # Of a target that the study has since, nothing was measured elsewhere.
+        changed = [name for name in today if name in before and before[name] != today[name]]
         if changed and not accept:
-            lines = "\n".join(f"  {name}: was {before.get(name)}, now {today[name]}" for name in changed)
+            lines = "\n".join(f"  {name}: was {before[name]}, now {today[name]}" for name in changed)
             raise EnvironmentChanged(
                 f"{run.folder}: measured in a different environment:\n{lines}\n"
                 "Use --accept-environment to resume in this environment, or --runs for another folder"
             )
-        if not changed:
-            return today
-    write_atomically(path, canonical_json(today))
+    if before | today != before:
+        write_atomically(path, canonical_json(before | today))
     return today
 
 

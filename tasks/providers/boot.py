@@ -16,6 +16,7 @@ import subprocess
 from pathlib import Path
 
 from configs.common.files.reading import read_text
+from configs.common.printable import printable
 
 STATE = "/var/lib/rankwise"
 _PROGRAMS = "/opt/rankwise"
@@ -85,18 +86,23 @@ systemctl restart ssh 2>/dev/null || systemctl restart sshd 2>/dev/null || kill 
 
 
 def make_keys(folder: Path) -> None:
-    """Make the pair that logs in and the hosts' pair, unless they are there. Raises ValueError without ssh-keygen."""
+    """Make the pair that logs in and the hosts' pair, unless they are there. Raises ValueError: ssh-keygen failed."""
     for name in ("id_ed25519", "host_ed25519"):
         path = folder / name
         if path.exists():
             continue
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"rankwise-{folder.name}", "-f", str(path)]
         try:
-            subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL
+            )
         except FileNotFoundError:
             raise ValueError("ssh-keygen: not found. Install the OpenSSH client: apt-get install openssh-client") from (
                 None
             )
+        except subprocess.CalledProcessError as error:  # such as for a user whom no file of a container names
+            said = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
+            raise ValueError(f"ssh-keygen: {printable(said, 200)}. Nothing was rented") from None
 
 
 def remove_keys(folder: Path) -> None:

@@ -29,7 +29,7 @@ from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderE
 Returned = TypeVar("Returned")
 _THROTTLED_TRIES, _TRANSIENT_TRIES = 6, 3
 _PROBES_AT_ONCE = 16
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 """A price times a number of nodes may miss the product by its last bit: 3 x 0.1 is above 0.3."""
 
 
@@ -98,7 +98,7 @@ def plan_rental(
         if max_usd_per_hour is not None and price is None:
             reason = f"price unknown, so the cap of {max_usd_per_hour:g} USD/h cannot be checked"
             _count(beyond, rung, reason)
-        elif max_usd_per_hour is not None and price is not None and price > max_usd_per_hour * (1 + _ROUNDING):
+        elif max_usd_per_hour is not None and price is not None and price > max_usd_per_hour * (1 + ROUNDING):
             told = f"{price:.2f}" if round(price, 2) > max_usd_per_hour else f"{price:.9g}"
             _count(beyond, rung, f"{told} USD/h exceeds the cap of {max_usd_per_hour:.9g} USD/h")
         else:
@@ -180,13 +180,16 @@ class _Renting:
 
     def climb(self, rungs: list[Rung]) -> list[Node]:
         """Ask rung after rung. Raises RentalFailed when none is left, ProviderError that no other rung can mend."""
-        boot = user_data(self.folder, max(60, self.lease.expires_at - int(time.time())))
+        up = self.limits.running_seconds + self.limits.reachable_seconds
+        lives = max(60, self.lease.expires_at - int(time.time()))
         tried: list[str] = []
         left = list(rungs)
         while left:
             rung = left[0]
+            # What earlier places took is off the lease; a study extends its nodes once they are up.
+            lives = max(self.lease.expires_at - int(time.time()), int(min(lives, up)))
             try:
-                nodes = self._one_rung(rung, boot)
+                nodes = self._one_rung(rung, user_data(self.folder, lives))
                 nodes = self._wait_until_running(rung, nodes)
                 self._wait_until_reachable(rung, nodes)
                 self._remove_others(rung, nodes)
@@ -369,10 +372,9 @@ def extend_run(
     event: Literal["extended", "kept"] = "extended",
     unused_seconds: float = 0.0,
 ) -> int:
-    """Move the end of a rental on the nodes, then in the tags. Raises ValueError naming a node that did not take it,
+    """Move the end of a rental on the nodes, then in the tags.
 
-    after all the others have: one that was taken back must not end them.
-
+    Raises ValueError naming a node that did not take it, after all the others have: it must not end them.
     event: what the ledger calls it; `kept` nodes are in nobody's use until then, and `reap` leaves them alone.
     unused_seconds: how long no run had used the nodes when this one took them over.
     """

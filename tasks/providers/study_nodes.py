@@ -36,6 +36,7 @@ from tasks.providers.labels import label, owner
 from tasks.providers.leases import in_use, last_used, mark_used, read_entries, read_lease
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest
 from tasks.providers.renting import (
+    ROUNDING,
     Limits,
     RentalFailed,
     RentalOffer,
@@ -222,16 +223,30 @@ class StudyNodes:
         if not nodes:
             return []
         lease = read_lease(self._folder)
-        if lease.request.model_dump(exclude={"hours", "ssh_from"}) == request_of(self.target).model_dump(
-            exclude={"hours", "ssh_from"}
-        ) and self._all_answer(lease, nodes):
+        if self._is_wanted(lease) and self._all_answer(lease, nodes) and self._are_extended(lease, used):
             self._say(f"nodes of an earlier run are used again: {', '.join(node.id for node in nodes)}")
-            unused = 0.0 if used is None else max(0.0, time.time() - used)
-            extend_run(self._provider, lease, self._folder, self._next_end(), unused_seconds=unused)
             return nodes
         self._say("nodes of an earlier run are gone, or others are wanted now: giving back what is left")
         self._end_rental(lease)
         return []
+
+    def _is_wanted(self, lease: RentalLease) -> bool:
+        """Whether the target asks for these nodes still, within its cap."""
+        apart = {"hours", "ssh_from"}
+        if lease.request.model_dump(exclude=apart) != request_of(self.target).model_dump(exclude=apart):
+            return False
+        cap, price = self.target.max_usd_per_hour, self._usd_per_hour()
+        return cap is None or (price is not None and price <= cap * (1 + ROUNDING))
+
+    def _are_extended(self, lease: RentalLease, used: float | None) -> bool:
+        """Extend the nodes of an earlier run; False: they cannot be, such as beyond the end that Google has set."""
+        unused = 0.0 if used is None else max(0.0, time.time() - used)
+        try:
+            extend_run(self._provider, lease, self._folder, self._next_end(), unused_seconds=unused)
+        except ProviderError as error:
+            self._say(f"nodes of an earlier run were not extended: {redacted(str(error))}")
+            return False
+        return True
 
     def _end_rental(self, lease: RentalLease) -> None:
         """Give back what a lease is for, by its own cloud: the target may name another one by now."""

@@ -167,6 +167,42 @@ def test_collectives_are_paired_by_name_and_numbered_by_operation() -> None:
     assert all(column.ndim == 1 for column in made.values())
 
 
+def gloo(began: float, ended: float, name: str, size: int | None = None) -> ProfilerEvent:
+    return ProfilerEvent(f"gloo:{name}", "user_annotation", 2, began, ended, size)
+
+
+def test_a_functional_collective_is_one() -> None:
+    """As torch 2.13 records those of DTensors: three operators on the thread, one execution by gloo."""
+    events = [
+        operator(0, 2, "_c10d_functional::all_reduce", size_bytes=8),
+        operator(0.5, 1.9, "c10d::allreduce_"),
+        gloo(1, 4, "all_reduce", 8),
+        operator(2, 2.2, "_c10d_functional::_wrap_tensor_autograd", size_bytes=8),
+        operator(3, 4, "_c10d_functional::wait_tensor", size_bytes=8),
+        operator(6, 7, "_c10d_functional::all_gather_into_tensor", size_bytes=8),
+        operator(6.1, 6.9, "c10d::allgather_into_tensor_coalesced_"),
+        gloo(6.2, 7.5, "all_gather", 8),
+    ]
+    found = [(item.operation, item.began, item.ended, item.size_bytes) for item in collectives(events, [])]
+    assert found == [("allreduce", 0.5, 4, 8), ("allgather", 6.1, 7.5, 8)]
+
+
+def test_an_execution_is_of_a_request_before_it() -> None:
+    """Of FSDP and the norm of its gradients: gloo sums where parts were asked for. Each lasted until the next one."""
+    events = [
+        operator(0, 0.2, "c10d::_reduce_scatter_base_", size_bytes=12),
+        gloo(0.1, 1, "all_reduce", 8),
+        operator(4, 4.2, "c10d::_reduce_scatter_base_", size_bytes=12),
+        gloo(4.1, 5, "all_reduce", 8),
+        operator(8, 8.2, "c10d::allreduce_"),
+        gloo(8.1, 9, "all_reduce", 4),
+        operator(10, 10.1, "c10d::monitored_barrier_"),  # has no event of gloo's
+        gloo(10.5, 10.6, "broadcast", 4),  # asked for before the region
+    ]
+    found = [(item.began, item.ended, item.size_bytes) for item in collectives(events, [])]
+    assert found == [(0, 1, 8), (4, 5, 8), (8, 9, 4), (10, 10.1, None), (10.5, 10.6, 4)]
+
+
 def test_waiting_for_what_was_asked_for_is_communication() -> None:
     events = [operator(0, 4), operator(4, 9, "_c10d_functional::wait_tensor")]
     assert shares(10, events) == (0.4, 0.5, 0.5, 0.1)

@@ -152,7 +152,7 @@ class Azure:
             except ProviderError as error:
                 refused = refused or error
         if refused is not None:
-            if refused.problem != "transient":  # that is tried again with the same names
+            if refused.problem not in ("transient", "throttled"):  # these are tried again with the same names
                 with suppress(ProviderError):  # else before the next place is asked, or with the run's group
                     self._delete_machines(group, names[: len(pollers)])
             raise refused

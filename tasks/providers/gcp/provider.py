@@ -12,6 +12,7 @@ https://cloud.google.com/compute/docs/instances/limit-vm-runtime (maxRunDuration
 
 import os
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Literal, cast
@@ -71,6 +72,8 @@ class Gcp:
     def __init__(self) -> None:
         self._clients: dict[type, Any] = {}
         self._signed_in: tuple[Any, str] | None = None
+        self._failed: dict[str, int] = {}
+        """How many operations of a token have failed."""
 
     def identity(self) -> str:
         """Return the project."""
@@ -84,10 +87,10 @@ class Gcp:
     def zones(self, instance: str, region: str) -> list[str]:
         """Return the zones of a region that offer the machine type, and the accelerator attached to it."""
         machine, accelerator = instance.partition("+")[0], accelerator_of(instance)
-        found = self._offered(compute.MachineTypesClient, "machine_types", machine)
+        found = self._offered(compute.MachineTypesClient, "machine_types", region, machine)
         if accelerator is not None:
-            found &= self._offered(compute.AcceleratorTypesClient, "accelerator_types", accelerator[0])
-        return sorted(zone for zone in found if _region(zone) == region)
+            found &= self._offered(compute.AcceleratorTypesClient, "accelerator_types", region, accelerator[0])
+        return sorted(found)
 
     def prepare(self, lease: RentalLease, region: str) -> None:
         """Make the firewall rules, and the placement policy of several nodes."""
@@ -103,9 +106,14 @@ class Gcp:
                 self._finish(operation)
 
     def create(self, lease: RentalLease, user_data: str, rung: Rung, token: str) -> list[Node]:
-        """Create all nodes or none, with one bulk request. What a failed one has made is deleted."""
-        resource = gang(lease, user_data, rung, token, self._project)
-        wanted: dict[str, Any] = {"bulk_insert_instance_resource_resource": resource, "request_id": token}
+        """Create all nodes or none, with one bulk request. What a failed one has made is deleted.
+
+        Google answers a request id with its operation for good, also one that failed: the next try has another.
+        """
+        failed = self._failed.get(token, 0)
+        request = str(uuid.uuid5(uuid.UUID(token), str(failed))) if failed else token
+        resource = gang(lease, user_data, rung, request, self._project)
+        wanted: dict[str, Any] = {"bulk_insert_instance_resource_resource": resource, "request_id": request}
         if rung.zone is None:
             kind: type = compute.RegionInstancesClient
             wanted["region"] = rung.region
@@ -114,29 +122,30 @@ class Gcp:
             wanted["zone"] = rung.zone
         failure = _failure(self._wait(self._call(kind, "bulk_insert_unary", **wanted)))
         if failure is not None:
-            self._roll_back(lease, rung.region, set(node_names(lease, token)))
+            self._roll_back(lease, rung.region, set(node_names(lease, request)))
+            self._failed[token] = failed + 1
             raise failure
         place = {"region": rung.region, "zone": rung.zone, "market": rung.market}
-        return [Node(id=name, state="pending", **place) for name in node_names(lease, token)]
+        return [Node(id=name, state="pending", **place) for name in node_names(lease, request)]
 
     def nodes(self, run: str, region: str) -> list[Node]:
         """Describe the instances of a run; deleted ones are not among them."""
-        found = self._listed(compute.InstancesClient, "instances", run)
-        return [_node(entry, zone) for zone, entry in found if _region(zone) == region]
+        found = self._listed(compute.InstancesClient, "instances", [region], run)
+        return [_node(entry, zone) for zone, entry in found]
 
     def tagged(self, regions: Sequence[str], run: str | None = None) -> list[Resource]:
         """List instances, disks, addresses, firewall rules and placement policies."""
         found = [
             _resource(kind, entry, dict(entry.labels), _region(place), place)
             for kind, client, field in _LABELLED
-            for place, entry in self._listed(client, field, run)
+            for place, entry in self._listed(client, field, regions, run)
         ]
         with translated():
             rules = list(self._call(compute.FirewallsClient, "list"))
         for kind, entry in (
             *(("security_group", rule) for rule in rules),
             *(("placement", policy) for _, policy in self._aggregated(
-                compute.ResourcePoliciesClient, "resource_policies")),
+                compute.ResourcePoliciesClient, "resource_policies", regions)),
         ):  # fmt: skip
             tags, place = tags_in(entry.description)
             if TAG_RUN in tags and run in (None, tags[TAG_RUN]):
@@ -202,25 +211,30 @@ class Gcp:
             if resource.kind == "instance" and resource.id in names:
                 self.delete(resource)
 
-    def _offered(self, kind: type, field: str, name: str) -> set[str]:
-        return {zone for zone, _ in self._aggregated(kind, field, f'name = "{name}"')}
+    def _offered(self, kind: type, field: str, region: str, name: str) -> set[str]:
+        return {zone for zone, _ in self._aggregated(kind, field, [region], f'name = "{name}"')}
 
-    def _listed(self, kind: type, field: str, run: str | None) -> Iterator[tuple[str, Any]]:
+    def _listed(self, kind: type, field: str, regions: Sequence[str], run: str | None) -> Iterator[tuple[str, Any]]:
         wanted = f"labels.{TAG_RUN}:*" if run is None else f'labels.{TAG_RUN} = "{run}"'
-        return self._aggregated(kind, field, wanted)
+        return self._aggregated(kind, field, regions, wanted)
 
-    def _aggregated(self, kind: type, field: str, wanted: str = "") -> Iterator[tuple[str, Any]]:
-        """List a kind in all zones and regions, all pages. Raises ProviderError where a place did not answer."""
+    def _aggregated(
+        self, kind: type, field: str, regions: Sequence[str], wanted: str = ""
+    ) -> Iterator[tuple[str, Any]]:
+        """List a kind in the zones of these regions, all pages. Raises ProviderError where one did not answer.
+
+        The answer is about the whole world: a zone that is out elsewhere must not keep nodes from being given back.
+        """
         with translated():
             pages = list(self._call(kind, "aggregated_list", filter=wanted).pages)
         for page in pages:
             silent = [*page.unreachables]
             silent += [scope for scope, part in page.items.items() if part.warning.code == "UNREACHABLE"]
-            if silent:
-                raise ProviderError("transient", "UNREACHABLE", f"no answer from {', '.join(silent)}")
+            if here := [scope for scope in silent if _region(_place(scope)) in regions]:
+                raise ProviderError("transient", "UNREACHABLE", f"no answer from {', '.join(here)}")
             for scope, part in page.items.items():
-                for entry in getattr(part, field):
-                    yield scope.rpartition("/")[2], entry
+                if _region(_place(scope)) in regions:
+                    yield from ((_place(scope), entry) for entry in getattr(part, field))
 
     def _begin_unless_there(self, kind: type, method: str, **wanted: Any) -> Any:
         try:
@@ -285,6 +299,11 @@ def _failure(operation: Any) -> ProviderError | None:
     status = int(operation.http_error_status_code)
     errors = [(each.code, each.message) for each in operation.error.errors]
     return operation_failed(errors, status) if errors or status >= 400 else None
+
+
+def _place(scope: str) -> str:
+    """Return the zone or region of `zones/us-central1-a`, whatever stands before it."""
+    return scope.rpartition("/")[2]
 
 
 def _region(place: str) -> str:

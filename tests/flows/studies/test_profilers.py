@@ -153,6 +153,17 @@ def test_counters_that_the_machine_does_not_give_are_unknown() -> None:
     )
 
 
+def test_counters_of_both_kinds_of_cores_are_added() -> None:
+    """Intel's hybrid processors: they were called unknown."""
+    csv = (
+        "851129;;cpu_atom/cycles/;120;40.00;;\n2788555;;cpu_core/cycles/;180;60.00;;\n"
+        "<not counted>;;cpu_atom/instructions/u;0;0.00;;\n2974030;;cpu_core/instructions/u;300;100.00;;\n"
+    )
+    figures = read_counters(csv)
+    assert (figures["perf_cycles"], figures["perf_instructions"]) == (3_639_684, 2_974_030)
+    assert figures["perf_page_faults"] is None
+
+
 def test_a_launch_under_nsys_makes_one_measurement() -> None:
     draft = {"model": "synthetic:llama-1m@0", "target": "local"}
     cells = [Cell(workload=GenerateWorkload(batch_size=size), **draft) for size in (1, 2)]

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from configs.common.files.reading import read_json_object
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError, parse_study
+from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SlurmTarget
 from engine.planner.accelerators import LocalAccelerator
 from slurm.schedulers.commands.partitions import ClusterError, Need
@@ -214,13 +216,13 @@ def local_layouts(folder: Path, target: dict[str, Any]) -> Plan:
     return with_predictions(make_plan(study, models, {}, folder, cache), folder, cache)
 
 
-def sized(monkeypatch: pytest.MonkeyPatch, parameters: int, target: dict[str, Any]) -> Plan:
+def sized(monkeypatch: pytest.MonkeyPatch, parameters: int, target: dict[str, Any], **over: Any) -> Plan:
     """A plan of a model with so many parameters, in float32, on one and two ranks."""
     monkeypatch.setattr("tasks.checks.machine._sizes", lambda plan: {"m": parameters})
     work = {"kind": "generate", "num_prompts": 4, "batch_size": 4, "new_tokens": 4}
     study = parse_study(
         {"study": "s", "models": [{"id": "synthetic:llama-1m@0", "name": "m"}], "workload": work, "targets": [target],
-         "experiments": {"grid": {"kind": "sweep", "over": {"tp": [1, 2]}}}}
+         "experiments": {"grid": {"kind": "sweep", "over": {"tp": [1, 2]} | over}}}
     )  # fmt: skip
     return expand(study, [PlannedModel(name="m", identity="m", manifest="unused")], {}, lambda workload: 1)
 
@@ -232,6 +234,8 @@ def test_weights_are_held_against_the_memory_of_the_devices(tmp_path: Path, monk
         check_resources(sized(monkeypatch, 30 * 10**9, {"kind": "local", "name": "here"}), tmp_path)
     problem = "model m on 1 rank: the weights require 111.8 GiB, available are 80.0 GiB on 1 x NVIDIA H100 80GB HBM3"
     assert caught.value.problems == [problem]
+    compressed = sized(monkeypatch, 30 * 10**9, {"kind": "local", "name": "here"}, compression=[["int8"]])
+    check_resources(compressed, tmp_path)  # 28 GiB, and never more: made smaller while they are loaded
 
 
 @pytest.mark.parametrize(
@@ -271,3 +275,62 @@ def test_the_catalog_does_not_predict_the_cpus_of_a_machine_with_gpus(tmp_path: 
     given = {"kind": "slurm", "name": "c", "device": "cpu", "ranks_per_node": 2, "machine": "aws/p4d.24xlarge"}
     with pytest.raises(StudyError, match="no predictions for `device: cpu`, because the catalog has the GPUs"):
         local_layouts(tmp_path, given)
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, parameters: int, strategy: str, **work: Any) -> Plan:
+    """A plan that trains a model with so many parameters on eight replicas."""
+    monkeypatch.setattr("tasks.checks.machine._sizes", lambda plan: {"m": parameters})
+    study = parse_study(
+        {"study": "s", "models": [{"id": "synthetic:llama-1m@0", "name": "m"}],
+         "workload": {"kind": "train", "global_batch_size": 8, "steps": 10} | work,
+         "targets": [{"kind": "local", "name": "here"}],
+         "experiments": {"grid": {"kind": "sweep", "over": {"dp": [8], "layout.strategy": [strategy]}}}}
+    )  # fmt: skip
+    return expand(study, [PlannedModel(name="m", identity="m", manifest="unused")], {}, lambda workload: 1)
+
+
+@pytest.mark.usefixtures("eight_gpus")
+@pytest.mark.parametrize(
+    ("strategy", "billions", "needed", "work"),
+    [
+        ("ddp", 13, "1549.7", {}),
+        ("ddp", 13, "774.9", {"optimizer": "sgd"}),
+        ("zero1", 30, "1229.3", {}),  # each replica has the weights
+        ("zero2", 13, None, {}),
+        ("fsdp", 30, None, {}),
+        ("zero3", 30, None, {}),
+        ("fsdp", 60, "894.1", {}),
+        ("fsdp", 60, None, {"offload": "cpu"}),
+    ],
+)
+def test_what_a_strategy_shards_is_counted_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    billions: int,
+    needed: str | None,
+    work: dict[str, Any],
+) -> None:
+    """16 bytes a parameter, of which 640 GiB hold 43e9: they were counted for each replica."""
+    plan = trained(monkeypatch, billions * 10**9, strategy, **work)
+    if needed is None:
+        return check_resources(plan, tmp_path)
+    with pytest.raises(StudyError, match=f"the weights require {needed} GiB, available are 640.0 GiB"):
+        check_resources(plan, tmp_path)
+
+
+def test_a_target_that_a_study_has_since_is_no_other_environment(tmp_path: Path) -> None:
+    """It was `target g5: was None, now ...`, and to accept it was to accept every other difference."""
+    run, here = RunPaths(tmp_path), LocalTarget()
+    g5 = RentedTarget.model_validate({"kind": "aws", "name": "g5", "instance": "g5.xlarge", "regions": ["us-east-1"]})
+    other = g5.model_copy(update={"instance": "g5.2xlarge"})
+    check_environment(run, accept=False, targets=[here])
+    check_environment(run, accept=False, targets=[here, g5])
+    check_environment(run, accept=False, targets=[here])
+    with pytest.raises(EnvironmentChanged, match=r"g5: was .*aws/g5.xlarge.*, now .*aws/g5.2xlarge"):
+        check_environment(run, accept=False, targets=[other])
+    check_environment(run, accept=True, targets=[other])
+    check_environment(run, accept=False, targets=[here, other])
+    (tmp_path / "environment.json").write_text("{")  # damaged: written anew
+    facts = check_environment(run, accept=False, targets=[here])
+    assert read_json_object(tmp_path / "environment.json") == facts

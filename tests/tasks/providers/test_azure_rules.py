@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from azure.core.exceptions import HttpResponseError
@@ -103,3 +105,37 @@ def test_refusals_by_code(code: str, message: str, status: int, problem: str) ->
     with pytest.raises(ProviderError) as caught:
         call_azure(refuse)
     assert caught.value.problem == problem and caught.value.code == code
+
+
+class Response:
+    """A refusal for too many requests."""
+
+    status_code, reason, request, headers = 429, "", None, dict[str, str]()
+
+    def text(self, encoding: str | None = None) -> str:
+        return json.dumps({"error": {"code": "TooManyRequests", "message": "wait"}})
+
+    body = text
+
+
+def test_what_was_made_before_a_throttled_request_is_kept_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was deleted and made again, which takes minutes, more requests, and is throttled anew."""
+    asked: list[str] = []
+    throttled = [True]
+
+    def put(group: str, name: str, wanted: Any) -> Any:
+        if asked and throttled:
+            throttled.clear()
+            raise HttpResponseError(response=Response())  # type: ignore[arg-type]
+        asked.append(name)
+        return SimpleNamespace(wait=lambda seconds: None, done=lambda: True, result=lambda: None)
+
+    machines = SimpleNamespace(list=lambda group: [], begin_create_or_update=put)
+    monkeypatch.setenv("AZURE_SUBSCRIPTION_ID", "s")
+    monkeypatch.setattr(Azure, "_compute", SimpleNamespace(virtual_machines=machines))
+    monkeypatch.setattr(Azure, "nodes", lambda *_: [])
+    azure, rung = Azure(), Rung(region="eastus")
+    with pytest.raises(ProviderError, match="TooManyRequests"):
+        azure.create(LEASE, BOOT, rung, "token-of-8")
+    assert len(azure.create(LEASE, BOOT, rung, "token-of-8")) == 2
+    assert asked == ["node-token-of-0", "node-token-of-0", "node-token-of-1"], "and none was deleted"

@@ -453,6 +453,22 @@ def test_a_machine_that_appears_late_is_removed_where_nodes_are_found_at_another
     assert [(each.id, each.region) for each in left] == [(node.id, other.region) for node in nodes]
 
 
+def test_nodes_end_with_their_lease_however_long_other_places_took(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lived, and cost money, for so much longer than was said and than their tags say."""
+    cloud, ends, lives = late_cloud(("transient",) * 3), list[float](), list[int]()
+
+    def planted(folder: Path, lives_seconds: int) -> str:
+        lives.append(lives_seconds)
+        ends.append(cloud.now + lives_seconds)
+        return ""
+
+    monkeypatch.setattr(renting, "user_data", planted)
+    rented(cloud, tmp_path / "r", [Rung(region="us-west-2"), Rung(region=REGION)])
+    assert ends == [leases.read_lease(tmp_path / "r").expires_at] * 2 and lives[0] - lives[1] >= 90
+
+
 def test_nodes_of_another_machine_outlive_a_run_of_their_name_that_has_ended_here(tmp_path: Path) -> None:
     rental(tmp_path / "r", int(time.time()) + 60)
     with open_ledger(tmp_path / "r") as ledger:
@@ -567,3 +583,46 @@ def test_a_cloud_that_cannot_be_asked_any_more_is_not_said_to_have_nothing_left(
     with pytest.raises(ValueError, match="azure: its clients are missing"):
         rented(cloud, folder, [Rung(region=REGION)])
     assert [entry["event"] for entry in read_entries(folder / "ledger.jsonl")] == ["prepare"] and cloud.there == []
+
+
+@pytest.mark.parametrize(
+    ("cap", "refusal", "again"),
+    [
+        (None, None, True),
+        (4.0, None, True),
+        (3.9, None, False),  # lowered since
+        (None, "Google deletes it at 12:00:00 UTC; rent anew for longer", False),  # the run ended with this error
+    ],
+)
+def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: float | None, refusal: str | None, again: bool
+) -> None:
+    class Limited(Cloud):
+        def nodes(self, run: str, region: str) -> list[Node]:
+            return NODES
+
+        def extend(self, resource: Resource, expires_at: int) -> None:
+            if refusal is not None:
+                raise ProviderError("invalid", "", refusal)
+
+    cloud, said = Limited(), list[str]()
+    clouds(monkeypatch, cloud)
+    monkeypatch.setattr(renting, "prolong", lambda *_: True)
+    monkeypatch.setattr(study_nodes, "probe", lambda *_: "ready")
+    wanted = {
+        "kind": "aws",
+        "instance": REQUEST.instance,
+        "nodes": 2,
+        "regions": [REGION],
+        "ssh_from": REQUEST.ssh_from,
+    }
+    target = RentedTarget.model_validate(wanted | {"max_usd_per_hour": cap})
+    nodes = StudyNodes(target, "s", tmp_path, tmp_path, said.append, lambda: None)
+    rental(nodes._folder, int(time.time()) + 3600)
+    with open_ledger(nodes._folder) as ledger:
+        ledger.write("create", token="t", provider="aws", region=REGION, market="on_demand", usd_per_hour=2.0)
+        ledger.write("created", token="t", region=REGION, ids=[f"instance-{nodes.name}"])
+    cloud.there = [resource("instance", nodes.name)]
+    assert nodes._taken_over(None) == (NODES if again else [])
+    assert bool(cloud.there) == again
+    assert refusal is None or refusal in said[0]

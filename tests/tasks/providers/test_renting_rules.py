@@ -353,6 +353,12 @@ def test_user_data_plants_the_host_key_and_the_switch(tmp_path: Path) -> None:
     assert not (tmp_path / "id_ed25519").exists()
 
 
+def test_why_no_keys_could_be_made_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """As `No user exists for uid 4242` in a container whose user no file names: it was a traceback."""
+    with pytest.raises(ValueError, match=r"^ssh-keygen: .*No such file or directory\. Nothing was rented$"):
+        make_keys(tmp_path / "missing")
+
+
 def test_other_clouds_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="oracle: nodes cannot be rented there"):
         provider_named("oracle")  # type: ignore[arg-type]
