@@ -14,7 +14,7 @@ def test_a_local_server_is_asked_again(
     local: bool, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = iter(["timed out", None])
-    monkeypatch.setattr(api, "why_unavailable", lambda: next(answers))
+    monkeypatch.setattr(api, "why_unavailable", lambda *_: next(answers))
     monkeypatch.setattr(api, "_LOOK_SECONDS", 0.0)
     lease = ApiLease("http://127.0.0.1:1/api", tmp_path if local else None)
     assert run._why_away(lease) == said
