@@ -41,6 +41,9 @@ CONFIG: dict[str, Any] = {
 LENGTH = 16
 
 
+LATE_SECONDS = 1.2
+
+
 @dataclass(frozen=True)
 class Training:
     """A training run: the cell's choices, on how many ranks, and what is looked at."""
@@ -57,7 +60,7 @@ class Training:
     first: int = 0  # number of the first step
     share: float = 1.0  # a mistake: what shares are multiplied by
     scale: float | None = None  # the loss scale to begin with
-    late_rank: int | None = None  # comes to each loss 0.5 seconds late
+    late_rank: int | None = None  # comes to each loss LATE_SECONDS late
     load: str | None = None  # folder of a checkpoint to begin with
     save: str | None = None  # folder that takes a checkpoint at the end
 
@@ -220,7 +223,7 @@ def late(loss: Any) -> Any:
     """The same loss, later."""
 
     def waited(*arguments: Any) -> Tensor:
-        time.sleep(0.5)
+        time.sleep(LATE_SECONDS)
         return loss(*arguments)  # type: ignore[no-any-return]
 
     return waited
