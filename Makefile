@@ -25,7 +25,7 @@ team: $(VENV)/.installed  ## Prefect server, worker, form and schedules, until C
 test: $(VENV)/.installed-dev  ## every test that this machine can run, but the slow ones
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 20 -m "not slow and not slurm and not nightly"
 
-test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser, a team's whole life, PostgreSQL, two hosts
+test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser, a team's whole life, crashes, two hosts
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --durations 20 -m "slow and not slurm and not nightly" $(call marked,slow)
 
 test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md

@@ -314,7 +314,7 @@ def profiled_training(
 
 
 def test_two_ranks_that_train(tmp_path: Path) -> None:
-    late = 2.0  # on a busy machine the other rank is late too, by tenths of a second
+    late = 3.0  # on a busy machine the other rank is late too, by tenths of a second
     measurement, figures, samples = profiled_training(tmp_path / "job", late)
     with torch.device("meta"):
         gradient_bytes = sum(4 * parameter.numel() for parameter in Llama(ModelConfig.parse(CONFIG)).parameters())
@@ -327,12 +327,12 @@ def test_two_ranks_that_train(tmp_path: Path) -> None:
         assert figure["communication_bytes"] == gradient_bytes
         assert figure["profile_wall_seconds"] > late
         assert columns_of_rank["collective_seconds"].sum() <= figure["collectives"] * figure["profile_wall_seconds"]
-    # The same collectives on both; the early rank was in its first one while the other slept.
+    # The same collectives on both; the early rank was in its first one for as long as the other slept.
     for name in ("collective_operation", "collective_group", "collective_sequence", "collective_bytes"):
         assert samples[0][name].tolist() == samples[1][name].tolist()
     first = [float(part["collective_seconds"][0]) for part in samples]
-    assert late / 2 < first[0] - first[1] < figures[0]["profile_wall_seconds"]
-    assert figures[0]["exposed_communication_share"] * figures[0]["profile_wall_seconds"] > late / 2
+    assert first[0] - first[1] == pytest.approx(late, rel=0.4)
+    assert figures[0]["exposed_communication_share"] * figures[0]["profile_wall_seconds"] > 0.8 * late
     assert figures[1]["idle_share"] * figures[1]["profile_wall_seconds"] > 0.8 * late
     for rank in (0, 1):
         trace = json.loads(

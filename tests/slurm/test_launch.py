@@ -343,11 +343,15 @@ def test_a_clock_that_is_set_during_a_measurement_ends_nothing(tmp_path: Path, m
     assert verdict is not None and (verdict.kind, verdict.measurement) == ("CellTimeout", "m2")
 
 
-@pytest.mark.parametrize("seconds", [30, 2.2], ids=["it-goes-on", "it-is-over-at-once"])
-def test_a_measurement_with_a_pause_in_it_is_preempted(tmp_path: Path, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "pause", "limit"), [(30, 2.5, 2), (6, 6.5, 60)], ids=["it-goes-on", "it-is-over-at-once"]
+)
+def test_a_measurement_with_a_pause_in_it_is_preempted(
+    tmp_path: Path, seconds: float, pause: float, limit: float
+) -> None:
     """Slurm suspends a job by SIGSTOP to all its processes: the clock went on, and its limit called it a time-out."""
     measurement = noop_measurement("paused", seconds=seconds)
-    paths = write_job(tmp_path, [measurement], cell_timeout_seconds=2 if seconds > 2.5 else 30)
+    paths = write_job(tmp_path, [measurement], cell_timeout_seconds=limit)
     job = read_job(paths.folder).model_copy(update={"target": SlurmTarget(nodes=1)})
     paths.job.write_text(job.model_dump_json())
     slurm = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "1"}
@@ -357,7 +361,7 @@ def test_a_measurement_with_a_pause_in_it_is_preempted(tmp_path: Path, seconds: 
     all_of_it = [psutil.Process(launcher.pid), *psutil.Process(launcher.pid).children(recursive=True)]
     for process in all_of_it:
         process.suspend()
-    time.sleep(2.5)
+    time.sleep(pause)
     for process in all_of_it:
         process.resume()
     launcher.wait(600)

@@ -124,7 +124,7 @@ def test_exposed_communication_is_what_a_rank_waits_for(two: RankPool) -> None:
         first, second = two.run(train, Training(strategy=strategy, dp=2, steps=3, late_rank=1))
         # Rank 1 comes LATE_SECONDS late to each of 3 steps; on a busy machine rank 0 is late too, by tenths of one.
         late = 3 * LATE_SECONDS
-        assert first["known"] and sum(first["exposed"]) > max(late / 2, sum(second["exposed"]) + late / 4)
+        assert first["known"] and sum(first["exposed"]) > max(late / 2, sum(second["exposed"]) + 0.27 * late)
         assert first["bytes"] == second["bytes"]
         if strategy == "ddp":
             assert first["bytes"] == 3 * parameters
