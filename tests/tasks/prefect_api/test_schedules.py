@@ -15,20 +15,20 @@ from prefect.states import Cancelled, Completed, Running, Scheduled
 from flows.server.local import lease_server
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time
 
-NOW = datetime.now(UTC).replace(microsecond=0)
-
 
 class Schedule:
     """A deployment, and the runs that the server's scheduler would have made of it."""
 
     def __init__(self, client: SyncPrefectClient, database: str) -> None:
         self.client, self._database = client, database
+        # Of this test, not of the collection of all: that may be an hour ago.
+        self.now = datetime.now(UTC).replace(microsecond=0)
         flow_id = client.create_flow_from_name("a sweep")
         self._deployment = client.create_deployment(flow_id, f"nightly-{uuid4()}")
 
     def run(self, minutes: float, study: str = "s", made_by_scheduler: bool = True) -> UUID:
         """A run that became due so many minutes ago."""
-        at = NOW - timedelta(minutes=minutes)
+        at = self.now - timedelta(minutes=minutes)
         run = self.client.create_flow_run_from_deployment(
             self._deployment,
             parameters={"study": study},
@@ -63,7 +63,7 @@ def test_the_newest_goes_on_and_stands_for_the_others(schedule: Schedule) -> Non
     oldest, older, newest = (schedule.run(minutes) for minutes in (30, 20, 10))
     schedule.put(oldest, Running())
     told = cancel_missed(oldest)
-    at = NOW - timedelta(minutes=10)
+    at = schedule.now - timedelta(minutes=10)
     assert told == f"superseded by the run scheduled for {at}"
     assert own_scheduled_time(newest) == at
     assert schedule.state(older) == ("CANCELLED", told)
@@ -94,7 +94,7 @@ def test_runs_of_others_and_of_persons_are_left_alone(schedule: Schedule) -> Non
     again = schedule.run(30)
     schedule.put(again, Completed())
     schedule.put(again, Scheduled())  # as a person does in the UI
-    future = schedule.run(-30)
+    future = schedule.run(-24 * 60)
     missed, mine = schedule.run(20), schedule.run(10)
     schedule.put(mine, Running())
     assert cancel_missed(mine) is None

@@ -20,7 +20,7 @@ from tasks.providers.renting import RentalFailed, plan_rental
 REQUEST = RentalRequest(
     provider="azure", instance="Standard_NC24ads_A100_v4", nodes=2, regions=("eastus",), ssh_from="203.0.113.7/32"
 )
-LEASE = RentalLease(study="s", run="r", owner="o", expires_at=int(time.time()) + 60, request=REQUEST)
+LEASE = RentalLease(study="s", run="r", owner="o", expires_at=int(time.time()) + 3600, request=REQUEST)
 BOOT = '#cloud-config\n{"ssh_authorized_keys": ["ssh-ed25519 AAAA"]}\n'
 
 
