@@ -2,12 +2,14 @@
 
     digest = write_dataset("hf:owner/name:train", base=Path("."), folder=Path("inputs"))
 
-The split is `train` where none is named. Texts become a .ndjson of the columns that are learnt from, images an .npz;
-both are copied into the run, so that what a study was trained on stays even where the dataset changes. The library
-`datasets` does the reading: it is an extra. Columns must have our names (`text`; `text`, `label`; `source`, `target`;
-`image`, `label`): a dataset of others is renamed once, with `rename_columns` and `save_to_disk`, and named as a folder.
+The split is `train` where none is named, and may be cut as the library does it (`train[:1000]`). Texts become a .ndjson
+of the columns that are learnt from, images an .npz; both are copied into the run, so that what a study was trained on
+stays even where the dataset changes. The library `datasets` does the reading: it is an extra. Columns must have our
+names (`text`; `text`, `label`; `source`, `target`; `image`, `label`): a dataset of others is renamed once, with
+`rename_columns` and `save_to_disk`, and named as a folder.
 """
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from configs.common.base import sha256_of_file
 HUB_PREFIX = "hf:"
 _COLUMNS = (("image", "label"), ("source", "target"), ("text", "label"), ("text",))
 """What is learnt from; the first that a dataset has."""
+_SEPARATOR = re.compile(r":(?![^\[\]]*\])")
+"""A colon, but for that of a cut: `train[:1000]`."""
 
 
 def write_dataset(written: str, base: Path, folder: Path) -> str:
@@ -56,23 +60,44 @@ def _loaded(written: str, base: Path) -> Any:
     except ImportError as error:
         raise ValueError(f"{written}: requires the library `datasets`. Run pip install 'rankwise[datasets]'") from error
     datasets.disable_progress_bars()
-    name, *rest = written.removeprefix(HUB_PREFIX).split(":")
-    folder, split = base / name, rest[-1] if rest else "train"
-    configuration = rest[0] if len(rest) == 2 else None
+    if not written.startswith(HUB_PREFIX):
+        name, configuration, split = written, None, None
+    else:
+        name, configuration, split = _parts(written)
+    folder = base / name
     try:
         if not written.startswith(HUB_PREFIX):
             return datasets.Dataset.from_parquet(str(folder), cache_dir=None)
-        if (folder / "dataset_dict.json").is_file():
-            return datasets.load_from_disk(str(folder))[split]
-        if (folder / "state.json").is_file():
-            return datasets.load_from_disk(str(folder))
-        return datasets.load_dataset(str(folder) if folder.is_dir() else name, configuration, split=split)
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            return _saved(datasets.load_from_disk(str(folder)), configuration, split)
+        return datasets.load_dataset(str(folder) if folder.is_dir() else name, configuration, split=split or "train")
     except (OSError, ValueError, KeyError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = error.__cause__ or error if isinstance(error, datasets.exceptions.DatasetBuildError) else error
         raise ValueError(
             f"{written}: cannot be loaded ({reason}); use a folder (looked for {folder}) or a repository of the hub, "
             "and an existing split"
         ) from error
+
+
+def _parts(written: str) -> tuple[str, str | None, str | None]:
+    """Name or folder, configuration and split."""
+    name, *rest = _SEPARATOR.split(written.removeprefix(HUB_PREFIX))
+    if len(rest) > 2 or not all((name, *rest)):
+        raise ValueError(f"{written}: expected {HUB_PREFIX}NAME_OR_FOLDER[[:CONFIGURATION]:SPLIT]")
+    return name, rest[0] if len(rest) == 2 else None, rest[-1] if rest else None
+
+
+def _saved(data: Any, configuration: str | None, split: str | None) -> Any:
+    """Rows of a split of what `save_to_disk` left; ValueError for a part that it does not have."""
+    if configuration is not None:
+        raise ValueError(f"a saved dataset has no configuration {configuration}")
+    if isinstance(data, dict):
+        if (split or "train") not in data:
+            raise ValueError(f"no split {split or 'train'} among {', '.join(data)}")
+        return data[split or "train"]
+    if split is not None and split != str(data.split):
+        raise ValueError(f"it is one split ({data.split or 'without a name'}); leave :{split} out")
+    return data
 
 
 def _named_labels(data: Any) -> Any:

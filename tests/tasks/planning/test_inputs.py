@@ -99,7 +99,9 @@ def test_files_of_rows_in_other_forms_become_the_same(tmp_path: Path) -> None:
     (tmp_path / "folder" / "train.jsonl").write_text(lines)
     (tmp_path / "pairs.jsonl").write_text(lines + "\n")
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "pairs.parquet")
-    for written in ("hf:folder", "pairs.parquet", "pairs.jsonl"):
+    _, names, inputs = copied(tmp_path, "hf:folder:train[1:3]", task="seq2seq")
+    assert read_examples(inputs / f"{names['hf:folder:train[1:3]']}.ndjson") == rows[1:3]
+    for written in ("hf:folder", "hf:folder:default:train", "pairs.parquet", "pairs.jsonl"):
         _, names, inputs = copied(tmp_path, written, task="seq2seq")
         assert read_examples(inputs / f"{names[written]}.ndjson") == rows, written
     # What prompts are kept as stays for prompts.
@@ -116,7 +118,11 @@ def test_a_text_stays_a_text_whatever_it_is_called(tmp_path: Path) -> None:
     ("data", "message"),
     [
         ("hf:nowhere", "workload.data: hf:nowhere: cannot be loaded"),
-        ("hf:saved:other", "workload.data: hf:saved:other: cannot be loaded"),
+        ("hf:saved:other", "workload.data: hf:saved:other: cannot be loaded (no split other among train)"),
+        ("hf:saved:plain:train", "cannot be loaded (a saved dataset has no configuration plain)"),
+        ("hf:columns:test", "cannot be loaded (it is one split (without a name); leave :test out)"),
+        ("hf:saved:a:b:c", "workload.data: hf:saved:a:b:c: expected hf:NAME_OR_FOLDER[[:CONFIGURATION]:SPLIT]"),
+        ("hf:saved:", "workload.data: hf:saved:: expected hf:NAME_OR_FOLDER"),
         ("hf:columns", "workload.data: hf:columns: got columns question, answer; rename them to one of: image and"),
         ("hf:sizes", "workload.data: hf:sizes: images of several sizes (4 x 4 and 5 x 5)"),
         ("broken.jsonl", "line 2: not JSON"),
@@ -136,9 +142,9 @@ def test_data_that_do_not_do_are_refused_before_anything_starts(tmp_path: Path, 
     (tmp_path / "broken.parquet").write_text("no parquet")
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "train.jsonl").write_text('{"text": "fine"}\n{"text": ')
-    if data == "hf:saved:other":
+    if data.startswith("hf:saved:"):
         datasets.DatasetDict(train=reviews()).save_to_disk(str(tmp_path / "saved"))
-    if data == "hf:columns":
+    if data.startswith("hf:columns"):
         datasets.Dataset.from_dict({"question": ["a"], "answer": ["b"]}).save_to_disk(str(tmp_path / "columns"))
     if data == "hf:sizes":
         images = [Image.fromarray(np.zeros((size, size), dtype=np.uint8)) for size in (4, 5)]
