@@ -18,8 +18,13 @@ from configs.records.record import Status
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|HIP out of memory|\bMemoryError\b|std::bad_alloc|RESOURCE_EXHAUSTED"
     r"|Cannot allocate memory|DefaultCPUAllocator: (?:can't|not enough)|CUDA_ERROR_OUT_OF_MEMORY"
-    r"|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:\d+ )?'out of memory'"
 )
+_TRACEBACK = re.compile(r"^(?:\[rank\d+\]:\s*)?Traceback \(most recent call last\):", re.M)
+_UNCAUGHT_IN_CLEANUP = "Exception ignored"
+# What comes between two tracebacks of which the first explains the second; a thread's explains that of the main one.
+_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+_THREAD = "Exception in thread"
 _PEER = re.compile(
     r"Connection (?:closed by peer|reset by peer|refused)|Broken pipe|ncclRemoteError|ncclSystemError"
     r"|NCCL.*remote process"
@@ -47,9 +52,10 @@ def rank_end(exit_code: int, tail: bytes) -> RankEnd | None:
         return None
     text = tail.decode("utf-8", "replace")
     said = _exception(tail)
-    if _OUT_OF_MEMORY.search(text):
+    if (found := _OUT_OF_MEMORY.search(text, _last_failure(text))) is not None:
         kind = "MemoryError" if "MemoryError" in text and "OutOfMemory" not in text else "OutOfMemoryError"
-        return RankEnd(Status.OUT_OF_MEMORY, kind, said[1] if said else _last_line(text))
+        told = said[1] if said and _OUT_OF_MEMORY.search(said[1]) else _line_at(text, found.start())
+        return RankEnd(Status.OUT_OF_MEMORY, kind, told)
     if exit_code < 0:
         name = _signal(-exit_code)
         if -exit_code == signal.SIGTERM:
@@ -61,6 +67,23 @@ def rank_end(exit_code: int, tail: bytes) -> RankEnd | None:
         return RankEnd(Status.FAILED, PEER_LOST if lost else kind, message)
     last = _last_line(text)
     return RankEnd(Status.FAILED, "ExitCode", f"exit code {exit_code}{f': {last}' if last else ''}")
+
+
+def _last_failure(text: str) -> int:
+    """Where the last traceback begins, with those that explain it; 0 where there is none.
+
+    What a script reported before it, and went on from, is not how it ended.
+    """
+    begins, end = 0, len(text)
+    for header in reversed(list(_TRACEBACK.finditer(text))):
+        before = text[text.rfind("\n", 0, max(header.start() - 1, 0)) + 1 : header.start()]
+        linked = end == len(text) or any(link in text[header.start() : end] for link in _LINKS) or _THREAD in before
+        if _UNCAUGHT_IN_CLEANUP in before:
+            continue
+        if not linked:
+            break
+        begins = end = header.start()
+    return begins
 
 
 def _exception(tail: bytes) -> tuple[str, str] | None:
@@ -77,6 +100,10 @@ def _exception(tail: bytes) -> tuple[str, str] | None:
 
 def _last_line(text: str) -> str:
     return recorded_line(next((line.strip() for line in reversed(text.splitlines()) if line.strip()), ""))
+
+
+def _line_at(text: str, position: int) -> str:
+    return recorded_line(text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0].strip())
 
 
 def recorded_line(text: str) -> str:

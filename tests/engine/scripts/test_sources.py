@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -300,10 +301,23 @@ def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
         json_output.series_of_json(in_file, tmp_path, b"", 1.0)
 
 
+TRACEBACK = b"Traceback (most recent call last):\n  File\n"
+OUT = TRACEBACK + b"torch.OutOfMemoryError: CUDA out of memory. Tried\n"
+LINK = b"\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
 @pytest.mark.parametrize(
     ("code", "tail", "kind"),
     [
         (0, b"CUDA out of memory", None),
+        # What a script caught and went on from is not its end; what its end came from is.
+        (1, OUT + b"batch 8 instead of 16\n" + TRACEBACK + b"KeyError: 'loss'\n", "KeyError"),
+        (1, b"CUDA out of memory, batch 8 instead of 16\n" + TRACEBACK + b"KeyError: 'loss'\n", "KeyError"),
+        (1, OUT + LINK + TRACEBACK + b"RuntimeError: no step\n", "OutOfMemoryError"),
+        (1, OUT + LINK + TRACEBACK + b"A: b\n" + LINK + TRACEBACK + b"RuntimeError: no step\n", "OutOfMemoryError"),
+        (1, OUT + b"Exception ignored in: <function f>\n" + TRACEBACK + b"TypeError: x\n", "OutOfMemoryError"),
+        (1, b"Exception in thread Thread-1:\n" + OUT + TRACEBACK + b"RuntimeError: it ended\n", "OutOfMemoryError"),
+        (1, TRACEBACK + b"DistBackendError: NCCL error\nCuda failure 2 'out of memory'\n", "OutOfMemoryError"),
         (
             1,
             b"Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory. Tried",
@@ -326,6 +340,8 @@ def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
 def test_ends_of_ranks(code: int, tail: bytes, kind: str | None) -> None:
     found = rank_end(code, tail)
     assert (found and found.kind) == kind
+    if found is not None and kind == "OutOfMemoryError":
+        assert re.search("(?i)out of memory", found.message), found.message
 
 
 def test_secrets_in_a_scripts_last_words_are_hidden() -> None:
