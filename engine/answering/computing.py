@@ -21,7 +21,7 @@ _LONGEST_PAUSE_SECONDS = 15.0
 
 
 class Computing:
-    """The process and its pipe. failures: starts in a row that did not get ready."""
+    """The process and its pipe. failures: starts in a row that did not get ready; about: what it said of itself."""
 
     def __init__(self, settings: Path, log: Path, max_waiting: int, limit_seconds: float) -> None:
         self.log = log
@@ -29,6 +29,7 @@ class Computing:
         self.was_ready = False
         self._started = False
         self.failures = 0
+        self.about: dict[str, Any] = {}
         self.waiting = 0
         self._settings, self._max_waiting, self._limit_seconds = settings, max_waiting, limit_seconds
         self._process: asyncio.subprocess.Process | None = None
@@ -106,6 +107,7 @@ class Computing:
         while line := await self._process.stdout.readline():
             told = json.loads(line)
             if "ready" in told:
+                self.about = told["ready"]
                 self.ready = self.was_ready = self._started = True
             elif self._answer is not None and not self._answer.done() and told["id"] == self._number:
                 self._answer.set_result(told)

@@ -55,7 +55,8 @@ async def serve(settings: ServingSettings, path: Path) -> int:
             print(f"the model cannot be loaded; see {computing.log}", file=sys.stderr)
             code = 1
         if not told and computing.ready and http.started:
-            print(json.dumps({"ready": {"url": listener_url(listener), "replicas": []}}), flush=True)
+            about = {"url": listener_url(listener), "replicas": [computing.about]}
+            print(json.dumps({"ready": about}), flush=True)
             told = True
         cut_log(computing.log)
         await asyncio.sleep(_LOOK_SECONDS)

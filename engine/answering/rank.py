@@ -81,6 +81,7 @@ def main(arguments: list[str]) -> int:
     from configs.families.config import ModelConfig
     from configs.plans.paths import JobPaths
     from configs.serving.settings import ServingSettings
+    from engine.kernels.linear import why_no_cpu_kernels
     from engine.models.weights import required_manifest
     from engine.rank.binding import bind, devices_of_ranks
     from engine.rank.joining import make_context
@@ -100,7 +101,11 @@ def main(arguments: list[str]) -> int:
         vectors = encodes(config)
         answer = (encoder_answers if vectors else seq2seq_answers)(settings, context)
         answer([[0, 1, 2]], 2)  # the first call of a shape is slow
-        print(json.dumps({"ready": {"kind": "encoder" if vectors else "encoder_decoder"}}), file=said, flush=True)
+        about = {
+            "kind": "encoder" if vectors else "encoder_decoder",
+            "why_no_kernels": why_no_cpu_kernels() if context.device.type == "cpu" else None,
+        }
+        print(json.dumps({"ready": about}), file=said, flush=True)
         for line in sys.stdin:
             asked = json.loads(line)
             try:

@@ -212,8 +212,8 @@ def _layout(asked: ServerRequest) -> str:
 
 def _announce(about: dict[str, Any], cache_tokens: int, max_length: int, key: str | None, made: bool) -> None:
     said = f"serving at {about['url']}/v1: sequences up to {max_length} tokens"
-    if about["replicas"]:
-        first = about["replicas"][0]
+    first = about["replicas"][0]
+    if "batch_invariant" in first:
         same_bits = "the same bits in any batch" if first["batch_invariant"] else "bits may depend on the batch"
         _say(f"{said}, {same_bits}")
         size = first["cache_bytes"] / _MIB

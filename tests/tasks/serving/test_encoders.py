@@ -15,17 +15,22 @@ def asked(model: str, **options: object) -> ServerRequest:
 
 
 @pytest.mark.parametrize(
-    ("model", "path", "body"),
+    ("model", "path", "kernels", "body"),
     [
-        ("synthetic:bert-1m@0", "/v1/embeddings", {"input": [[5, 6, 7], [5, 6, 7], [9]]}),
-        ("synthetic:t5-1m@0", "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}),
+        ("synthetic:bert-1m@0", "/v1/embeddings", "off", {"input": [[5, 6, 7], [5, 6, 7], [9]]}),
+        ("synthetic:t5-1m@0", "/v1/completions", "on", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}),
     ],
 )
-def test_a_model_without_a_cache_is_served(tmp_path: Path, model: str, path: str, body: dict[str, object]) -> None:
+def test_a_model_without_a_cache_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, path: str, kernels: str, body: dict[str, object]
+) -> None:
+    monkeypatch.setenv("RANKWISE_KERNELS", kernels)
     settings = make_settings(asked(model, name="m"), tmp_path, tmp_path / "cache", tmp_path)
     assert program_of(settings) != DECODERS
     with ServerProcess(settings, None, program_of(settings)) as server:
-        url = server.wait_until_ready()["url"]
+        about = server.wait_until_ready()
+        url, (replica,) = about["url"], about["replicas"]
+        assert replica["why_no_kernels"] == (None if kernels == "on" else "linear.c: RANKWISE_KERNELS=off")
         answer = httpx.post(url + path, json={"model": "m", **body}, timeout=600, trust_env=False).json()
         if path == "/v1/embeddings":
             vectors = [one["embedding"] for one in answer["data"]]
