@@ -83,6 +83,19 @@ def predicted(
     return logs, variance + strange
 
 
+def predicted_logs(fitted: FittedDeviations, points: Sequence[BatchPoint], work: PhaseWork) -> Floats:
+    """Return logarithms of seconds alone, for a small part of what the variances take."""
+    _, deviations, basis = _levels(fitted, points)
+    return np.asarray(np.log(seconds(work, basis.constants(deviations))))
+
+
+def _levels(fitted: FittedDeviations, points: Sequence[BatchPoint]) -> tuple[list[str], Floats, LevelBasis]:
+    """Return the fitted deviations, then those of which no row was measured; their values; constants by them."""
+    order = list(dict.fromkeys([*fitted.order, *names(points)]))
+    deviations = np.concatenate([fitted.deviations, np.zeros(len(order) - len(fitted.order))])
+    return order, deviations, LevelBasis(points, order)
+
+
 def room_shifts(fitted: FittedDeviations, points: Sequence[BatchPoint]) -> tuple[Floats, Floats]:
     """Return by how much logarithms fall and rise as the engine's workspace goes from one end of its 90 % to the other.
 
@@ -94,9 +107,8 @@ def room_shifts(fitted: FittedDeviations, points: Sequence[BatchPoint]) -> tuple
     if not near:
         return less, more
     some = [points[at] for at in near]
-    order = list(dict.fromkeys([*fitted.order, *names(some)]))
-    deviations = np.concatenate([fitted.deviations, np.zeros(len(order) - len(fitted.order))])
-    constants = LevelBasis(some, order).constants(deviations)
+    _, deviations, basis = _levels(fitted, some)
+    constants = basis.constants(deviations)
     low, middle, high = (np.log(seconds(PhaseWork.of(some, workspace), constants)) for workspace in (-far, 0.0, far))
     less[near], more[near] = np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)
     return less, more
@@ -107,13 +119,10 @@ def sensitivities(
 ) -> tuple[Floats, Floats, Floats]:
     """Return logarithms of seconds, their slopes by each deviation, and the deviations' covariance."""
     work = work or PhaseWork.of(points)
-    more = [name for name in names(points) if name not in set(fitted.order)]
-    order = [*fitted.order, *more]
-    deviations = np.concatenate([fitted.deviations, np.zeros(len(more))])
-    basis = LevelBasis(points, order)
+    order, deviations, basis = _levels(fitted, points)
     logs = np.log(seconds(work, basis.constants(deviations)))
     slopes = np.zeros((len(points), len(order)))
-    for index in range(len(order)):
+    for index in basis.moving:  # those of other engines and devices, which are most, have slope 0
         moved = deviations.copy()
         moved[index] += _STEP
         slopes[:, index] = (np.log(seconds(work, basis.constants(moved))) - logs) / _STEP

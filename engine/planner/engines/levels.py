@@ -62,6 +62,11 @@ class LevelBasis:
                 ]
             )
 
+    @property
+    def moving(self) -> list[int]:
+        """Return the places in `order` of the deviations that move a constant of any of these points."""
+        return np.flatnonzero(sum(np.abs(matrix).sum(axis=0) for matrix in self._matrices.values())).tolist()
+
     def constants(self, deviations: Floats) -> dict[str, Floats]:
         """Return each constant for each point."""
         return {

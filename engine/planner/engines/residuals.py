@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import exp
 
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.optimize import minimize_scalar
 
 from configs.common.arrays import Floats
@@ -122,7 +123,7 @@ def _signals(rows: Sequence[RowPlace], log_errors: Floats, noise: Floats) -> dic
         def unlikely(spreads: float, shape: Floats = shape, errors: Floats = errors, own: Floats = own) -> float:
             """Minus the logarithm of the likelihood and the prior."""
             factor = np.linalg.cholesky((SIGNAL * exp(_SIGNAL_SPREAD * spreads)) ** 2 * shape + np.diag(own))
-            whitened = np.linalg.solve(factor, errors)
+            whitened = solve_triangular(factor, errors, lower=True)
             return float(whitened @ whitened / 2 + np.log(np.diag(factor)).sum() + spreads**2 / 2)
 
         best = minimize_scalar(

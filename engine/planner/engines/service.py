@@ -20,7 +20,7 @@ from configs.common.arrays import Floats
 from configs.hardware.hardware import Machine
 from engine.planner.architecture import Architecture
 from engine.planner.engines.calibrated import CalibratedEngines
-from engine.planner.engines.fit import most_informative, predicted
+from engine.planner.engines.fit import most_informative, predicted_logs
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.schedule import cache_tokens
 from engine.planner.engines.work import PhaseWork
@@ -164,7 +164,7 @@ def _speeds(points: Sequence[BatchPoint], calibrated: CalibratedEngines) -> list
     shares = [replace(point, batch=max(1, point.batch // point.pp)) for point in points]
     work = PhaseWork.of(shares)
     forecasts = calibrated.forecast(shares)
-    whole = np.exp(predicted(calibrated.fitted, shares, work)[0])
+    whole = np.exp(predicted_logs(calibrated.fitted, shares, work))
     nearby = np.array([forecast.seconds for forecast in forecasts]) / whole  # the correction from measured rows
     steps = _seconds(calibrated, shares, replace(work, prefilled=np.zeros(len(shares))))
     prompts = _seconds(calibrated, shares, replace(work, steps=np.zeros_like(work.steps)))
@@ -177,7 +177,7 @@ def _speeds(points: Sequence[BatchPoint], calibrated: CalibratedEngines) -> list
 
 
 def _seconds(calibrated: CalibratedEngines, points: Sequence[BatchPoint], work: PhaseWork) -> Floats:
-    return np.asarray(np.exp(predicted(calibrated.fitted, points, work)[0]))
+    return np.asarray(np.exp(predicted_logs(calibrated.fitted, points, work)))
 
 
 def _ways(wish: ServingRequest, speed: _Speed, speeds: Sequence[_Speed]) -> Iterator[ServingLayout]:
