@@ -14,6 +14,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from configs.common.arrays import Floats
+from configs.common.system.blas import one_blas_thread
 from engine.planner.engines.levels import LevelBasis, names
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.schedule import WORKSPACE_SIGMA, cache_tokens
@@ -57,7 +58,8 @@ def fit_deviations(
 
     known = dict(zip(start.order, start.deviations, strict=True)) if start else {}
     first = np.array([known.get(name, 0.0) for name in order])
-    found = least_squares(residuals, first, diff_step=[_STEP], ftol=1e-3, xtol=1e-3, max_nfev=12)
+    with one_blas_thread():
+        found = least_squares(residuals, first, diff_step=[_STEP], ftol=1e-3, xtol=1e-3, max_nfev=12)
     rows: dict[tuple[str, str], int] = {}
     for point in points:
         kind = (point.engine, point.machine.accelerator.kind)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
+from configs.common.system.blas import one_blas_thread
 from configs.hardware.hardware import Machine
 from engine.planner.engines.calibrated import CalibratedEngines
 from engine.planner.engines.service import ServingLayout, ServingRequest, services
@@ -73,6 +74,7 @@ class ServingMachines:
         return self._count(faster) * price / 3600 / (self.tokens_per_second or made) * 1e6
 
 
+@one_blas_thread()
 def serving_machines(
     wish: ServingRequest,
     machines: Sequence[Machine],

@@ -20,6 +20,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import minimize_scalar
 
 from configs.common.arrays import Floats
+from configs.common.system.blas import one_blas_thread
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.work import PhaseWork
 
@@ -72,6 +73,7 @@ class ResidualProcess:
         return cls((), np.zeros(0), np.zeros(0), np.zeros((0, 0)), {})
 
     @classmethod
+    @one_blas_thread()
     def learn(cls, rows: Sequence[RowPlace], log_errors: Floats) -> "ResidualProcess":
         """Return the process of rows and their log(measured / predicted)."""
         if not rows:

@@ -17,6 +17,7 @@ from math import ceil
 import numpy as np
 
 from configs.common.arrays import Floats
+from configs.common.system.blas import one_blas_thread
 from configs.hardware.hardware import Machine
 from engine.planner.architecture import Architecture
 from engine.planner.engines.calibrated import CalibratedEngines
@@ -98,6 +99,7 @@ class _Speed:
     spread: float
 
 
+@one_blas_thread()
 def services(wish: ServingRequest, calibrated: CalibratedEngines) -> list[ServingLayout]:
     """Return every way that fits and is fast enough, the highest throughput of a device first."""
     speeds = _speeds(list(_points(wish)), calibrated)
@@ -119,6 +121,7 @@ def pareto_front(found: Sequence[ServingLayout]) -> list[ServingLayout]:
     return front
 
 
+@one_blas_thread()
 def best_measurement(
     wish: ServingRequest, calibrated: CalibratedEngines, answer: ServingLayout
 ) -> tuple[BatchPoint, float]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.common.arrays import Floats
+from configs.common.system.blas import one_blas_thread
 
 _REACHES = (1.0, 2.0, 4.0)  # in units of the features
 _SIGNALS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
@@ -54,6 +55,7 @@ class Correction:
         return cls(empty, np.zeros(0), empty, sigma, 0.0, 1.0)
 
     @classmethod
+    @one_blas_thread()
     def learn(
         cls, features: Floats, log_errors: Floats, groups: Sequence[Hashable] | None = None, *, sigma: float = 0.1
     ) -> "Correction":

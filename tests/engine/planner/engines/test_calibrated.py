@@ -12,6 +12,7 @@ from engine.planner.check.generation import measured_points
 from engine.planner.check.table import read_published_rows
 from engine.planner.engines.calibrated import CalibratedEngines, fit_engines
 from engine.planner.engines.constants import engine_name
+from engine.planner.engines.fit import predicted_logs, sensitivities
 from engine.planner.engines.levels import LevelBasis, names
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.saved import SHIPPED, read, shipped, write
@@ -44,6 +45,21 @@ def test_constants_are_found_again() -> None:
     found = fit_engines(points, measured).forecast(others)
     for forecast, figure in zip(found, wanted, strict=True):
         assert forecast.seconds == pytest.approx(figure, rel=0.05) and forecast.low < figure < forecast.high
+
+
+def test_slopes_are_those_of_each_deviation_on_its_own() -> None:
+    fitted, points = shipped().fitted, [point(), point("sglang", "mi300x", tp=2), point(device="h200", batch=64)]
+    work = PhaseWork.of(points)
+    logs, slopes, _ = sensitivities(fitted, points)
+    assert predicted_logs(fitted, points, work).tolist() == logs.tolist()
+    order = list(dict.fromkeys([*fitted.order, *names(points)]))
+    deviations = np.concatenate([fitted.deviations, np.zeros(len(order) - len(fitted.order))])
+    basis = LevelBasis(points, order)
+    assert len(order) > len(basis.moving) > 0
+    for index in range(len(order)):
+        moved = deviations + 1e-4 * (np.arange(len(order)) == index)
+        slope = (np.log(seconds(work, basis.constants(moved))) - logs) / 1e-4
+        assert slopes[:, index] == pytest.approx(slope, abs=1e-3), order[index]
 
 
 def test_what_was_never_measured_is_wider_and_says_so() -> None:
