@@ -7,6 +7,7 @@ from configs.common.base import canonical_json
 from reports.export import RATES
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
+from reports.reading.run_figures import OTHERS_SHARE
 from reports.tables import others_share
 
 
@@ -47,4 +48,4 @@ def fields_of(result: CellResult) -> dict[str, str]:
 
     add(result.cell.model_dump(mode="json", exclude_defaults=True), "")
     share = others_share(result)
-    return flat | {"title": result.title} | ({} if share is None else {"others_cpu_share": f"{share:.4g}"})
+    return flat | {"title": result.title} | ({} if share is None else {OTHERS_SHARE: f"{share:.4g}"})

@@ -20,6 +20,7 @@ from configs.records.record import Status
 from reports.export import cells_csv, records_parquet
 from reports.exports.figures import ExportedCell, exported_cells
 from reports.reading.load import StudyResult
+from reports.reading.run_figures import OTHERS_SHARE
 
 _MLFLOW_PARAMETERS = 100
 """Of one batch."""
@@ -90,9 +91,12 @@ def _moment(cell: ExportedCell, repeat: int) -> float:
 
 
 def mlflow(study: StudyResult, folder: Path) -> list[Path]:
-    """`mlflow.db`: `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`. A cell that is there already is left."""
+    """`mlflow.db`: `mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db`.
+
+    A cell of this run folder that is there already gets the repeats that it lacks, and its status.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Param
     from mlflow.tracking import MlflowClient
 
     path = folder.absolute() / "mlflow.db"
@@ -100,22 +104,42 @@ def mlflow(study: StudyResult, folder: Path) -> list[Path]:
     known = client.get_experiment_by_name(study.plan.study)
     artifacts = (folder.absolute() / "mlflow_artifacts").as_uri()
     experiment = known.experiment_id if known else client.create_experiment(study.plan.study, artifacts)
+    of_run = study.folder.absolute().name
     for cell in exported_cells(study):
-        if client.search_runs([experiment], f"tags.key = '{cell.key}'", max_results=1):
-            continue
-        tags = {"key": cell.key, "status": cell.status}
-        run = client.create_run(experiment, run_name=printable(cell.title), tags=tags).info.run_id
-        params = [Param(name, value[:500]) for name, value in cell.fields.items()][:_MLFLOW_PARAMETERS]
-        metrics = [
-            Metric(name, number, int(1000 * _moment(cell, repeat)), repeat)
-            for name, values in cell.figures.items()
-            for repeat, number in values.items()
-        ]
-        client.log_batch(run, params=params)
+        tags = {"key": cell.key, "run": of_run}
+        found = client.search_runs([experiment], f"tags.key = '{cell.key}'")
+        run = next((one for one in found if one.data.tags.get("run") == of_run), None)
+        run = run or client.create_run(experiment, run_name=printable(cell.title), tags=tags)
+        identifier = run.info.run_id
+        # A parameter cannot be changed; what further repeats change is a tag.
+        changing = {name: cell.fields[name] for name in (OTHERS_SHARE,) if name in cell.fields}
+        fixed = {name: value for name, value in cell.fields.items() if name not in {*changing, *run.data.params}}
+        params = [Param(name, value[:500]) for name, value in fixed.items()]
+        metrics = _lacking(client, identifier, cell)
+        client.log_batch(identifier, params=params[:_MLFLOW_PARAMETERS])
         for start in range(0, len(metrics), 1000):
-            client.log_batch(run, metrics=metrics[start : start + 1000])
-        client.set_terminated(run, "FINISHED" if cell.status == Status.COMPLETED else "FAILED")
+            client.log_batch(identifier, metrics=metrics[start : start + 1000])
+        for name, value in {"status": cell.status, **changing}.items():
+            client.set_tag(identifier, name, value)
+        client.set_terminated(identifier, "FINISHED" if cell.status == Status.COMPLETED else "FAILED")
     return [path]
+
+
+def _lacking(client: Any, run: str, cell: ExportedCell) -> list[Any]:
+    """Figures of a cell that its run of MLflow does not have."""
+    from mlflow.entities import Metric
+
+    wanted = [
+        Metric(name, number, int(1000 * _moment(cell, repeat)), repeat)
+        for name, values in cell.figures.items()
+        for repeat, number in values.items()
+    ]
+    there = {
+        (name, each.step, each.timestamp, each.value)
+        for name in cell.figures
+        for each in client.get_metric_history(run, name)
+    }
+    return [each for each in wanted if (each.key, each.step, each.timestamp, each.value) not in there]
 
 
 def wandb(study: StudyResult, folder: Path) -> list[Path]:

@@ -81,8 +81,37 @@ def test_mlflow(study: StudyResult, tmp_path: Path) -> None:
     assert runs.keys() == study.cells.keys()
     for key, values in measured(study).items():
         history = client.get_metric_history(runs[key].info.run_id, "tokens_per_second")
-        assert {each.step: each.value for each in history} == values
+        assert {each.step: each.value for each in history} == values and len(history) == len(values)
     assert sorted(run.info.status for run in runs.values()) == ["FAILED", "FINISHED", "FINISHED"]
+
+
+def test_what_was_measured_since_is_added_in_mlflow_and_another_run_stands_beside_it(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    plan = planned(
+        "workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}\n"
+        "experiments: {sizes: {kind: sweep, over: {batch_size: [1]}}}"
+    )
+    ((_, cell),), (key,) = cells_of(plan), plan.cells
+    first, second = (write_plan(tmp_path / name, plan) for name in ("it's first", "second"))
+    write_record(first, cell, 0, status=Status.FAILED, failure=Failure(message="gone"))
+    (path,) = EXPORTS["mlflow"](load_run(first), tmp_path / "out")
+    client = MlflowClient(tracking_uri=f"sqlite:///{path}")
+    experiment = client.get_experiment_by_name("made")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.status, run.data.metrics, run.data.tags["status"]) == ("FAILED", {}, "failed")
+    write_measurements(first, cell, 0.01)
+    write_measurements(second, cell, 0.02)
+    for folder in (first, second):
+        study = load_run(folder)
+        EXPORTS["mlflow"](study, tmp_path / "out")
+        found = client.search_runs([experiment.experiment_id], f"tags.key = '{key}'")
+        (run,) = [one for one in found if one.data.tags["run"] == folder.folder.name]
+        assert (run.info.status, run.data.tags["status"]) == ("FINISHED", "completed")
+        history = client.get_metric_history(run.info.run_id, "tokens_per_second")
+        assert {each.step: each.value for each in history} == study.cells[key].values("tokens_per_second") != {}
+    assert len(found) == 2
 
 
 def test_wandb(study: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
