@@ -216,7 +216,10 @@ class _Problem:
 
     def covariance(self, values: Floats, variance: float) -> Floats:
         gradient = self.gradient(values)
-        return np.asarray(variance * np.linalg.pinv(gradient.T @ gradient))
+        # In units of their own: of thousands of ranks kappa's column is 1e8 times lambda's, which `pinv` takes for 0.
+        sizes = np.maximum(np.abs(gradient).max(axis=0), 1e-300)
+        gradient = gradient / sizes
+        return np.asarray(variance * np.linalg.pinv(gradient.T @ gradient) / sizes / sizes[:, None])
 
     def solve(self, start: Floats | None = None, index: int | None = None) -> tuple[Floats, float]:
         """The best parameters and their sum of squares; parameter `index` is held where it starts."""
