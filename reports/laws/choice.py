@@ -24,6 +24,8 @@ MATTERS = 0.1
 DECISIVE = 4.0
 """Difference of AICc from which the worse law has little support (Burnham and Anderson 2002, section 2.6)."""
 
+FALLS = "more ranks make it slower, which of these laws only the USL can follow"
+
 
 @dataclass(frozen=True)
 class Support:
@@ -47,10 +49,10 @@ def support(fits: Mapping[str, Fit], max_units: float) -> Support:
 
 def _strong(fits: Mapping[str, Fit], most: float) -> Support:
     amdahl, usl = fits["amdahl"], fits.get("usl")
-    if amdahl.parameters["serial_fraction"] == 1 and usl is None:
-        return Support(None, (), "more ranks make it slower, which of these laws only the USL can follow")
     serial = _verdict(amdahl, "serial_fraction", most - 1, 1.0)
     if usl is None:
+        if _falls(amdahl, serial, fits["linear"]):
+            return Support(None, (), FALLS)
         untested = "too few points to try the Universal Scalability Law"
         if serial == "there":
             return Support("amdahl", ("amdahl",), f"the interval of its serial fraction leaves out 0; {untested}")
@@ -75,8 +77,8 @@ def _weak(fits: Mapping[str, Fit], most: float) -> Support:
     serial = _verdict(gustafson, "serial_fraction", most - 1, most)
     why = "the interval of its serial fraction leaves out 0"
     if usl is None:
-        if gustafson.parameters["serial_fraction"] == 1 and (serial != "there" or _slower_with_ranks(fits["linear"])):
-            return Support(None, (), "more ranks make it slower, which of these laws only the USL can follow")
+        if _falls(gustafson, serial, fits["linear"]):
+            return Support(None, (), FALLS)
         if serial == "there":
             untested = "too few points to try the Universal Scalability Law"
             return Support("gustafson", ("gustafson",), f"{why}; {untested}")
@@ -117,10 +119,14 @@ def _faster_than_linear(linear: Fit) -> bool:
     return exponent - reach > 1
 
 
-def _slower_with_ranks(linear: Fit) -> bool:
-    """Whether throughput falls as a power of the ranks: the interval of the exponent lies below 0."""
+def _falls(fit: Fit, serial: str, linear: Fit) -> bool:
+    """Whether throughput falls with the ranks, where a law whose serial fraction is all of the work stays flat.
+
+    Either the points are so far off flat that they set the fraction no bound, or the interval of the exponent of
+    throughput as a power of the ranks lies below 0.
+    """
     exponent, reach = _exponent(linear)
-    return exponent + reach < 0
+    return fit.parameters["serial_fraction"] == 1 and (serial != "there" or exponent + reach < 0)
 
 
 def _exponent(linear: Fit) -> tuple[float, float]:

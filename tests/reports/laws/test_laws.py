@@ -170,6 +170,13 @@ def test_weak_scaling_that_falls_is_not_gustafsons() -> None:
     assert flat.law == "gustafson", "throughput that stays is Gustafson's law with a serial fraction of 1"
 
 
+def test_strong_scaling_that_stays_flat_is_not_called_slower() -> None:
+    flat = laws_of({1: 100.0, 2: 101.0, 4: 99.0, 8: 100.5}).support
+    assert flat.law == "amdahl", "all of the work is serial"
+    falling = laws_of({1: 100.0, 2: 80.0, 4: 60.0, 8: 40.0}).support
+    assert (falling.law, falling.among) == (None, ()) and falling.reason.startswith("more ranks make it slower")
+
+
 def test_weak_scaling_that_bends_is_not_linear() -> None:
     bent = laws_of(usl([1, 2, 4, 8, 16, 32], 100, 0.05, 0.001), "weak")
     assert not bent.fits["gustafson"].intervals["serial_fraction"][0], "which alone does not exclude linear scaling"
