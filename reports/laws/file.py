@@ -280,13 +280,19 @@ def _notes(laws: ScalingLaws, data: PointFile) -> list[str]:
     counts = [point.throughput.count for point in laws.points]
     needed = min_repeats(max(1, len(laws.points) - 1))
     notes = []
+    alone = [str(point.ranks) for point in laws.points if point.speedup is None]
     if max(counts) == 1:
         notes.append("One value for each number of ranks: the noise is known from the residuals of the laws only.")
     else:
         how = "paired by repeat" if data.paired else "unpaired: there is no column repeat"
         notes.append(f"Medians; parentheses hold 95 % intervals, brackets the range. Speed-ups are {how}.")
-        if data.paired and min(counts) < needed:
+        if data.paired and min(counts) < needed and len(alone) < len(laws.points) - 1:
             notes.append(f"All speed-ups of this table together get intervals from {plural(needed, 'repeat')} on.")
+    if alone:
+        notes.append(
+            f"No speed-up at {joined(alone)} ranks: no repeat was measured there and at {laws.unit_ranks} too. Rows "
+            "that were measured together have the same repeat; without that column, speed-ups are unpaired."
+        )
     if data.conditions:
         notes.append(f"Held to be conditions: {joined(data.conditions)}.")
     return notes

@@ -216,7 +216,10 @@ class _Problem:
 
     def covariance(self, values: Floats, variance: float) -> Floats:
         gradient = self.gradient(values)
-        return np.asarray(variance * np.linalg.pinv(gradient.T @ gradient))
+        # In units of their own: of thousands of ranks kappa's column is 1e8 times lambda's, which `pinv` takes for 0.
+        sizes = np.maximum(np.abs(gradient).max(axis=0), 1e-300)
+        gradient = gradient / sizes
+        return np.asarray(variance * np.linalg.pinv(gradient.T @ gradient) / sizes / sizes[:, None])
 
     def solve(self, start: Floats | None = None, index: int | None = None) -> tuple[Floats, float]:
         """The best parameters and their sum of squares; parameter `index` is held where it starts."""
@@ -272,11 +275,11 @@ class _Problem:
         error = sqrt(max(float(self.covariance(best, squares / freedom)[index, index]), 0.0))
         step = student(freedom) * error or EXACT
         return (
-            self._end(index, best, limit, -step, float(self.least[index])),
-            self._end(index, best, limit, step, float(self.most[index])),
+            self._end(index, best, squares, limit, -step, float(self.least[index])),
+            self._end(index, best, squares, limit, step, float(self.most[index])),
         )
 
-    def _end(self, index: int, best: Floats, limit: float, step: float, bound: float) -> float | None:
+    def _end(self, index: int, best: Floats, squares: float, limit: float, step: float, bound: float) -> float | None:
         """Where the sum of squares reaches the limit on one side, the bound where it does not, None for infinity."""
         from scipy.optimize import brentq
 
@@ -284,26 +287,29 @@ class _Problem:
 
         def excess(value: float) -> float:
             held[index] = value
-            found, squares = self.solve(held, index)
+            found, rest = self.solve(held, index)
             held[:] = found
-            return squares - limit
+            return rest - limit
 
         inner, outer = float(best[index]), float(best[index])
+        # Found once and kept: from another start a solution may end a last bit higher, on the limit's other side.
+        known = {inner: squares - limit}
         for _ in range(60):
             outer = best[index] + step
             if (outer - bound) * step >= 0:
-                if excess(bound) <= 0:
-                    return bound
                 outer = bound
+            known[outer] = excess(outer)
+            if known[outer] > 0:
                 break
-            if excess(outer) > 0:
-                break
+            if outer == bound:
+                return bound
             inner, step = outer, step * 2
         else:
             return None
         if inner == outer:
             return inner
-        inside = limit - excess(inner)
-        if inside <= 0:
-            return inner
-        return float(brentq(excess, inner, outer, xtol=abs(outer - inner) * 1e-6, rtol=1e-9))
+
+        def kept(value: float) -> float:
+            return known[value] if value in known else excess(value)
+
+        return float(brentq(kept, inner, outer, xtol=abs(outer - inner) * 1e-6, rtol=1e-9))

@@ -77,7 +77,7 @@ def optimizer_seconds(setup: TrainingSetup, constants: DeviceConstants) -> float
     layout = setup.layout
     owned = setup.architecture.rank_parameters(layout.tp) / layout.pp
     if layout.strategy in ("fsdp", "zero1", "zero2", "zero3"):
-        owned /= layout.dp
+        owned /= setup.shards
     adamw = setup.optimizer == "adamw"
     if setup.offload == "none":
         of_adamw = _ADAMW_BYTES if setup.fused_optimizer else _FOREACH_ADAMW_BYTES
@@ -101,7 +101,7 @@ def offload_seconds(setup: TrainingSetup, constants: DeviceConstants) -> Seconds
     layout = setup.layout
     if setup.offload == "none" or layout.strategy not in _OFFLOADS_WEIGHTS:
         return Seconds(0.0, 0.0)
-    owned = setup.architecture.rank_parameters(layout.tp) / layout.pp / layout.dp
+    owned = setup.architecture.rank_parameters(layout.tp) / layout.pp / setup.shards
     moved = owned * (4 if layout.strategy == "fsdp" or setup.precision == "float32" else 2)
     up = moved / constants.host_bytes_per_second
     if setup.offload == "nvme":

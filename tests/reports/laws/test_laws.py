@@ -162,6 +162,43 @@ def test_what_the_data_can_tell() -> None:
     assert choice(usl(ranks, 10, 0.05, 0.001), "weak") == ("usl", {"usl"})
 
 
+def test_weak_scaling_that_falls_is_not_gustafsons() -> None:
+    for falling in ({1: 100.0, 2: 80.0, 4: 60.0, 8: 40.0}, {1: 100.0, 2: 60.0, 4: 35.0}):
+        found = laws_of(falling, "weak").support
+        assert (found.law, found.among) == (None, ()) and found.reason.startswith("more ranks make it slower")
+    flat = laws_of({1: 100.0, 2: 101.0, 4: 99.0, 8: 100.5}, "weak").support
+    assert flat.law == "gustafson", "throughput that stays is Gustafson's law with a serial fraction of 1"
+
+
+def test_strong_scaling_that_stays_flat_is_not_called_slower() -> None:
+    flat = laws_of({1: 100.0, 2: 101.0, 4: 99.0, 8: 100.5}).support
+    assert flat.law == "amdahl", "all of the work is serial"
+    falling = laws_of({1: 100.0, 2: 80.0, 4: 60.0, 8: 40.0}).support
+    assert (falling.law, falling.among) == (None, ()) and falling.reason.startswith("more ranks make it slower")
+
+
+def test_weak_scaling_that_bends_is_not_linear() -> None:
+    bent = laws_of(usl([1, 2, 4, 8, 16, 32], 100, 0.05, 0.001), "weak")
+    assert not bent.fits["gustafson"].intervals["serial_fraction"][0], "which alone does not exclude linear scaling"
+    assert bent.support.law == "usl"
+    few = laws_of({1: 100.0, 2: 190.0, 4: 300.0, 8: 320.0, 16: 200.0}, "weak").support
+    assert few.law is None and few.among == ("gustafson", "usl")
+    assert few.reason == "linear is excluded, and 5 points are too few for AICc to compare these two"
+
+
+def test_five_points_of_weak_scaling_say_that_aicc_cannot_compare_them() -> None:
+    steep = laws_of({1: 100.0, 2: 90.0, 4: 79.0, 8: 70.0, 16: 60.0}, "weak")
+    assert steep.fits["usl"].scatter < steep.fits["gustafson"].scatter / 10
+    assert steep.support.law is None and steep.support.among == ("gustafson", "usl")
+    noise = (1.003, 0.996, 1.004, 0.997, 1.001)
+    plain = laws_of({n: (n - 0.3 * (n - 1)) * off for n, off in zip((1, 2, 4, 8, 16), noise, strict=True)}, "weak")
+    assert plain.support.law == "gustafson"
+    assert plain.support.reason == (
+        "the interval of its serial fraction leaves out 0; 5 points are too few for AICc to compare it with the "
+        "Universal Scalability Law"
+    )
+
+
 def test_a_parameter_at_its_bound_is_told() -> None:
     above = laws_of({n: 10.0 * n**1.1 for n in (1, 2, 4, 8)}).fits["amdahl"]
     assert above.at_bound == ("serial_fraction",) and above.parameters["serial_fraction"] == 0

@@ -14,7 +14,7 @@ from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
 from engine.planner.flops import model_flops, training_flops
 from engine.planner.setup import TrainingSetup
-from engine.planner.timing.compute import block_seconds, optimizer_seconds
+from engine.planner.timing.compute import block_seconds, offload_seconds, optimizer_seconds
 from engine.planner.timing.constants import DeviceConstants, constants_for, prior_for
 from engine.planner.timing.training import step_time, traffic
 
@@ -313,6 +313,20 @@ def test_experts_are_as_wide_as_the_config_says_of_them_and_not_as_a_dense_layer
     # Every layer has experts, so that the width of a dense one is nobody's.
     narrow, wide = (seconds(setup(config | {"intermediate_size": width}, slow)) for width in (1024, 8192))
     assert narrow == wide
+
+
+def test_hybrid_shards_are_those_of_a_node() -> None:
+    """Two nodes of eight: a rank owns an eighth, as much as where one node shards alone, and not a sixteenth."""
+    one, two = (
+        setup(gpu=device(bytes_per_second=1e12), layout=Layout(dp=dp, strategy="fsdp"), sharding="hybrid")
+        for dp in (8, 16)
+    )
+    for offload in ("none", "cpu"):
+        alone, replicated = (each.replace(offload=offload) for each in (one, two))
+        assert optimizer_seconds(replicated, IDEAL) == pytest.approx(optimizer_seconds(alone, IDEAL))
+        assert offload_seconds(replicated, IDEAL) == offload_seconds(alone, IDEAL)
+    full = two.replace(sharding="full")
+    assert optimizer_seconds(two, IDEAL) == pytest.approx(2 * optimizer_seconds(full, IDEAL))
 
 
 def test_offloaded_weights_travel_in_every_micro_batch() -> None:

@@ -116,6 +116,17 @@ def test_rows_of_equal_ranks_without_repeats_are_not_paired(capsys: pytest.Captu
     assert "unpaired: there is no column repeat" in told and "together get intervals from" not in told
 
 
+@pytest.mark.parametrize("more", ["", "1,102,3\n2,191,4\n4,352,5\n"])
+def test_repeats_that_share_no_number_have_no_speedup_and_it_is_said(
+    more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbered = written("ranks,throughput,repeat\n1,100,0\n2,190,1\n4,350,2\n" + more)
+    assert fit_file(numbered, False, None) == 0
+    text = capsys.readouterr().out
+    assert "No speed-up at 2 and 4 ranks: no repeat was measured there and at 1 too." in text
+    assert "get intervals from" not in text, "there is none that repeats could give an interval"
+
+
 def test_every_problem_is_named_with_line_and_column(capsys: pytest.CaptureFixture[str]) -> None:
     path = written(
         "ranks,throughput,kind,repeat\n1,abc,weak,0\n2,,strong,x\n2.5,3,odd,1\n3,4\n\n4,5,strong,1\n4,5,weak,1\n-1,inf,,3\n"
