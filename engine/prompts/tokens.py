@@ -242,8 +242,14 @@ def _checked(ids: list[int], workload: PromptedWorkload, config: TextModel, wher
         ids = _of_length(ids, workload.prompt_tokens, ends=config.kind != "decoder")
     if config.positions == "relative":
         return ids  # such a model has no maximum length
-    new_tokens = int(getattr(workload, "new_tokens", 0))
-    limit = config.max_positions
+    limit, new_tokens = config.max_positions, workload.decoded_tokens
+    if config.kind == "encoder_decoder":  # decodes in a stack of its own
+        if new_tokens > limit:
+            raise ValueError(
+                f"workload.new_tokens: got {new_tokens}; the model takes {limit} (max_position_embeddings); "
+                f"set new_tokens to at most {limit}"
+            )
+        new_tokens = 0
     if len(ids) + new_tokens > limit:
         fits = limit - new_tokens
         remedy = f"set workload.prompt_tokens to at most {fits}" if fits > 0 else f"lower new_tokens below {limit}"

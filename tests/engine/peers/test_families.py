@@ -71,8 +71,25 @@ def test_an_encoder_decoder_and_the_wrong_workload(tmp_path: Path) -> None:
     assert outcome.figures["model_max_positions"] == 64 and len(outcome.samples["answer_tokens"]) == 15
     with pytest.raises(ValueError, match=r"folder:bart \(bart\) has no generate model .* use seq2seq"):
         outcome_of(tmp_path, manifest, GenerateWorkload(**WORK))
-    with pytest.raises(ValueError, match=r"has 60 tokens, with 5 new ones 65; the model takes 64|has 65 tokens"):
+    with pytest.raises(
+        ValueError, match=r"has 65 tokens; the model takes 64 .*set workload.prompt_tokens to at most 64"
+    ):
         outcome_of(tmp_path, manifest, Seq2SeqWorkload(**WORK | {"prompt_tokens": 65, "new_tokens": 1}))
+    with pytest.raises(ValueError, match=r"workload.new_tokens: got 65; the model takes 64 .*at most 64"):
+        outcome_of(tmp_path, manifest, Seq2SeqWorkload(**WORK | {"new_tokens": 65}))
+
+
+def test_sources_of_an_encoder_decoder_may_fill_its_positions(tmp_path: Path) -> None:
+    """Its answers lie in a stack of their own, whose forced input must fit too."""
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 24}
+    manifest = made("bart", tmp_path / "model", **options, decoder_start_token_id=2)
+    work = WORK | {"prompt_tokens": 24, "new_tokens": 24}
+    reference = outcome_of(tmp_path, manifest, Seq2SeqWorkload(**work | {"batch_size": 1}, noise_dtypes=("float32",)))
+    candidate = outcome_of(tmp_path, manifest, Seq2SeqWorkload(**work))
+    known = answers_of(ranked(reference), WORDS)
+    assert {len(nll) for nll in known.prefill.nll.values()} == {23}
+    noise = noise_of(ranked(reference), known, "float32")
+    assert judge_answers(known, answers_of(ranked(candidate), WORDS), noise).word == "agrees"
 
 
 def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(tmp_path: Path) -> None:
