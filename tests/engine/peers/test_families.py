@@ -10,9 +10,12 @@ import torch
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
+from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.peers.families import PeerModel, text_model
 from reports.correctness.data import answers_of, noise_of
+from reports.correctness.embeddings import embedding_noise_of, embeddings_of
+from reports.correctness.embeddings_judge import judge_embeddings
 from reports.correctness.judge import judge_answers
 from tests.support.answers.peer_runs import WORDS, context_of, made, outcome_of, ranked
 
@@ -100,6 +103,32 @@ def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(tmp_p
     assert outcome.figures["num_prompts"] == 2
     with pytest.raises(ValueError, match="has 65 tokens; the model takes 64"):
         outcome_of(tmp_path, manifest, EncodeWorkload(**work, prompt_tokens=65))
+
+
+def judged_in_batches(
+    family: str, folder: Path, work: dict[str, Any], kind: type[PromptedWorkload], **options: Any
+) -> Any:
+    """The verdict on a batch of prompts of 3, 11 and 7 tokens, by the same prompts one at a time."""
+    manifest = made(family, folder / "model", **options)
+    lines = [list(range(5, 5 + length)) for length in (3, 11, 7)]
+    (folder / "p.jsonl").write_text("".join(json.dumps({"tokens": ids}) + "\n" for ids in lines))
+    work = work | {"prompts": "p", "num_prompts": 3, "answers": True}
+    reference = ranked(outcome_of(folder, manifest, kind(**work, batch_size=1, noise_dtypes=("float32",))))
+    candidate = ranked(outcome_of(folder, manifest, kind(**work, batch_size=3)))
+    if kind is EncodeWorkload:
+        encoded = embeddings_of(reference)
+        noise = embedding_noise_of(reference, encoded, "float32")
+        return judge_embeddings(encoded, embeddings_of(candidate), noise)
+    known = answers_of(reference, WORDS)
+    return judge_answers(known, answers_of(candidate, WORDS), noise_of(reference, known, "float32"))
+
+
+@pytest.mark.parametrize("family", ["roberta", "mpnet", "longformer", "mra", "electra"])
+def test_an_encoder_counts_positions_in_a_padded_batch_from_its_own_first(family: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 1}
+    options |= {"attention_window": [8, 8]} if family == "longformer" else {}
+    verdict = judged_in_batches(family, tmp_path, {}, EncodeWorkload, **options)
+    assert verdict.word == "agrees", verdict.reason
 
 
 @pytest.mark.parametrize(
