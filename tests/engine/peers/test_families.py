@@ -131,6 +131,12 @@ def test_an_encoder_counts_positions_in_a_padded_batch_from_its_own_first(family
     assert verdict.word == "agrees", verdict.reason
 
 
+def test_an_encoder_decoder_reads_sources_of_several_lengths_from_their_first_position(tmp_path: Path) -> None:
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "decoder_start_token_id": 2}
+    verdict = judged_in_batches("bart", tmp_path, {"new_tokens": 12}, Seq2SeqWorkload, **options)
+    assert verdict.word == "agrees" and verdict.ladder.prompts_equal == 3, verdict.reason
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
