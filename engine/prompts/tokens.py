@@ -174,7 +174,9 @@ def _tokenizer(workload: PromptedWorkload, context: Context, config: TextModel) 
         )
     tokenizer = load_tokenizer(path)
     if isinstance(workload, EncodeWorkload):
-        tokenizer.enable_truncation(longest_text(context, config))
+        longest = longest_text(context, config)
+        if longest is not None:
+            tokenizer.enable_truncation(longest)
     return tokenizer
 
 
@@ -195,8 +197,11 @@ def _last(ids: list[int], workload: PromptedWorkload, config: TextModel) -> list
     return _checked(ids, work, config, "workload.prompts: the longest prompt")
 
 
-def longest_text(context: Context, config: TextModel) -> int:
-    """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers."""
+def longest_text(context: Context, config: TextModel) -> int | None:
+    """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers.
+
+    None: there is no limit.
+    """
     path = Path(required_manifest(context).folder) / "sentence_bert_config.json"
     try:
         given = read_json_object(path).get("max_seq_length") if path.is_file() else None
@@ -204,7 +209,8 @@ def longest_text(context: Context, config: TextModel) -> int:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     if given is not None and (type(given) is not int or given < 1):
         raise ValueError(f"{path}: max_seq_length: got {brief(given)}, expected a whole number of tokens")
-    return config.max_positions if given is None else min(given, config.max_positions)
+    limits = [given, None if config.positions == "relative" else config.max_positions]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _my_share(count: int, context: Context) -> range:

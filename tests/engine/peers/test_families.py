@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.encode import EncodeWorkload
@@ -50,6 +51,20 @@ def test_what_the_configuration_does_not_say_is_no_limit(tmp_path: Path) -> None
     assert (model.family, model.vocabulary, model.positions) == ("bloom", WORDS, "relative")
     outcome = outcome_of(tmp_path, manifest, GenerateWorkload(**WORK | {"prompt_tokens": 300}))
     assert outcome.figures["model_max_positions"] is None
+
+
+def test_texts_for_an_encoder_without_a_known_limit_are_cut_where_the_author_says(tmp_path: Path) -> None:
+    manifest = made("bloom", tmp_path / "model")
+    tokenizer = Tokenizer(models.WordLevel({"a": 5, "b": 6, "?": 7}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a b a b a"}\n')
+    work = EncodeWorkload(prompts="p", num_prompts=1)
+    for limit, figures in ((None, (5, 0)), (3, (3, 1))):
+        if limit is not None:
+            (tmp_path / "model" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
+        found = outcome_of(tmp_path, manifest, work).figures
+        assert (found["max_prompt_tokens"], found["truncated_prompts"]) == figures
 
 
 def test_a_state_space_model_has_answers_without_a_cache(tmp_path: Path) -> None:
