@@ -118,6 +118,7 @@ def answered_fields(
     if experiment.prompts is None:
         count = max(found["num_prompts"], min(rows, MAX_PROMPTS))
         found |= {"num_prompts": count, "batch_size": min(rows, count)}
+        found["micro_batch_size"] = _micro_batch(work, rows, count)
     return found | {"longest_tokens": _longest(experiment, work, used, new_tokens)}
 
 
@@ -139,7 +140,7 @@ def saved_fields(
         )
     count = saved.num_prompts or MIN_PROMPTS
     rows = max(each.rows for each in used or [UsedWorkload(_base(work), 1)])
-    own = {"batch_size": min(rows, count), "micro_batch_size": work.get("micro_batch_size")}
+    own = {"batch_size": min(rows, count), "micro_batch_size": _micro_batch(work, rows, count)}
     return saved.model_dump() | own | {"noise_dtypes": (), "noise_orders": saved.noise_orders}
 
 
@@ -148,8 +149,16 @@ def kept_answers(work: dict[str, Any], most: int | None, available: int | None) 
     given, size = work.get("num_prompts"), work.get("batch_size") or 1
     available = available or (given if isinstance(given, int) else None)
     count = min(most or available or MIN_PROMPTS, available or most or MIN_PROMPTS)
-    # What is not a whole number stays as it is, for the check of the cell's fields.
-    return {"answers": True, "num_prompts": count, "batch_size": min(size, count) if isinstance(size, int) else size}
+    found = {"answers": True, "num_prompts": count}
+    if not isinstance(size, int):  # stays as it is, for the check of the cell's fields
+        return found | {"batch_size": size}
+    return found | {"batch_size": min(size, count), "micro_batch_size": _micro_batch(work, size, count)}
+
+
+def _micro_batch(work: dict[str, Any], size: int, count: int) -> Any:
+    """Return the micro-batch of a batch of `size`, of which `count` rows are answered; what is wrong stays so."""
+    given = work.get("micro_batch_size")
+    return min(given, count) if isinstance(given, int) and given <= size else given
 
 
 def _longest(

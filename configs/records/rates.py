@@ -268,7 +268,9 @@ def whole_figures(
     if descriptor_of(cell.workload).takes_prompts:
         copies = cell.layout.tp * cell.layout.pp
         for name in ("num_prompts", "prompt_tokens"):
-            values = [value for value in rank_figures.get(name, ()) if isinstance(value, int)]
+            # What all ranks counted alike stands once, and is that of one replica.
+            equal = [figures.get(name)] * cell.layout.ranks
+            values = [value for value in rank_figures.get(name, equal) if isinstance(value, int)]
             if len(values) == cell.layout.ranks:
                 whole[name] = sum(values) // copies
     return whole

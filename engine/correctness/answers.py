@@ -40,6 +40,7 @@ from torch import Tensor
 from configs.common.base import write_atomically
 from configs.records.record import Figure
 from engine.context import Context, Samples
+from engine.models.text_model import TextModel
 from engine.prompts.tokenizer import load_tokenizer
 from engine.prompts.tokens import PromptBatch, Prompts, padded_batch, tokenizer_path
 
@@ -50,7 +51,7 @@ CACHED_STEPS = 8
 """Minimum number of last positions of a prompt fed one token at a time; as many as are decoded, if those are more."""
 
 FORCED_TOKENS = 128
-"""Maximum number of source tokens used as forced decoder input."""
+"""Maximum number of source tokens used as forced decoder input; fewer if the decoder has fewer positions."""
 
 TOP_TOKENS = 8
 _FIRST_POSITIONS = 3
@@ -256,15 +257,16 @@ def collect_answers(
     context: Context,
     start_token: int | None = None,
     through_cache: bool = True,
+    forced: int = FORCED_TOKENS,
 ) -> tuple[dict[str, Figure], Samples]:
     """Return figures and columns of one rank.
 
     tokens [P, new]: tokens of the timed decode; undefined on a middle stage, which does not receive them.
-    pieces: the prompts in order, in batches for `scorer`. start_token: as `sequences_of`.
+    pieces: the prompts in order, in batches for `scorer`. start_token, forced: as `sequences_of`.
     through_cache: also score the last positions through the cache.
     """
     grid = context.grid
-    sequences = sequences_of(prompts, tokens, start_token)
+    sequences = sequences_of(prompts, tokens, start_token, forced)
     prefilled = read_prefill(scorer, sequences, pieces, prompts.total)
     cached = read_cached(scorer, sequences, pieces, prompts.total) if through_cache else []
     samples: Samples = {}
@@ -279,17 +281,23 @@ def collect_answers(
     return {"answer_vocabulary": vocabulary, "answer_logit_rows": rows}, samples
 
 
-def sequences_of(prompts: Prompts, tokens: Tensor, start_token: int | None = None) -> list[Sequence]:
+def sequences_of(
+    prompts: Prompts, tokens: Tensor, start_token: int | None = None, forced: int = FORCED_TOKENS
+) -> list[Sequence]:
     """Return prompts with the tokens [P, new] decoded after each.
 
-    start_token: for an encoder-decoder, whose prompts are sources: the decoder's first token.
+    start_token: for an encoder-decoder, whose prompts are sources: the decoder's first token, which at most `forced`
+    tokens of the source follow.
     """
     pairs = list(enumerate(zip(prompts.tokens, tokens.tolist(), strict=True), start=prompts.first))
     if start_token is None:
         return [Sequence(prompt, ids, decoded) for prompt, (ids, decoded) in pairs]
-    return [
-        Sequence(prompt, [start_token, *ids[:FORCED_TOKENS]], decoded, source=ids) for prompt, (ids, decoded) in pairs
-    ]
+    return [Sequence(prompt, [start_token, *ids[:forced]], decoded, source=ids) for prompt, (ids, decoded) in pairs]
+
+
+def forced_tokens(model: TextModel) -> int:
+    """Return the maximum number of source tokens that an encoder-decoder's decoder takes after its first token."""
+    return FORCED_TOKENS if model.positions == "relative" else min(FORCED_TOKENS, model.max_positions - 1)
 
 
 def columns(sequences: list[Sequence], prefilled: list[Scores], cached: list[Scores]) -> Samples:

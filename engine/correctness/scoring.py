@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from configs.families.positions import unused_positions
 from engine.correctness.answers import Consume
 from engine.prompts.tokens import PromptBatch
 
@@ -115,6 +116,7 @@ class ModelEncodeScorer:
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self._first = _first_position(model)
 
     def states(self, batch: PromptBatch) -> Tensor:
         """Return last hidden states [rows, length, hidden] in float32."""
@@ -122,11 +124,20 @@ class ModelEncodeScorer:
             states: Tensor = self.model(input_ids=batch.tokens).last_hidden_state
             return states.float()
         columns = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None]
-        positions = (columns - batch.padding[:, None]).clamp(min=0)
+        positions = (columns - batch.padding[:, None]).clamp(min=0) + self._first
         states = self.model(
             input_ids=batch.tokens, attention_mask=_mask(batch), position_ids=positions
         ).last_hidden_state
         return states.float()
+
+
+def _first_position(model: Any) -> int:
+    """Return the position that a model of transformers gives its first token when it is not told: 2 of a RoBERTa.
+
+    Some models compute positions from the padding token, others keep those of all columns.
+    """
+    kept = [int(table.flatten()[0]) for name, table in model.named_buffers() if name.endswith("position_ids")]
+    return max([unused_positions(model.config.to_dict()), *kept])
 
 
 def _mask(batch: PromptBatch) -> Tensor | None:

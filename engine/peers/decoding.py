@@ -17,6 +17,16 @@ def _plain(model: Any, rows: int, capacity: int) -> dict[str, Any]:
     return {}
 
 
+def _padded_at_right(batch: PromptBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and their mask, as encoders that count positions from the first column need sources."""
+    if batch.padding is None:
+        return batch.tokens, batch.real.long()
+    length = batch.tokens.shape[1]
+    columns = torch.arange(length, device=batch.tokens.device)[None]
+    places = (columns + batch.padding[:, None]) % length
+    return batch.tokens.gather(1, places), batch.real.long().gather(1, places)
+
+
 def generate_decoder(
     model: Any, new_tokens: int, capacity: int, device: torch.device, settings: Settings = _plain
 ) -> Decode:
@@ -45,11 +55,14 @@ def generate_decoder(
     def decode(batch: PromptBatch) -> list[Decoded]:
         clock = Clock()
         chosen = settings(model, len(batch.tokens), capacity)
+        tokens, real = batch.tokens, batch.real.long()
+        if model.config.is_encoder_decoder:
+            tokens, real = _padded_at_right(batch)
         synchronise()
         began = time.perf_counter()
         tokens = model.generate(
-            input_ids=batch.tokens,
-            attention_mask=batch.real.long(),
+            input_ids=tokens,
+            attention_mask=real,
             do_sample=False,
             min_new_tokens=new_tokens,
             max_new_tokens=new_tokens,

@@ -22,7 +22,7 @@ from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, RankResult
-from engine.correctness.answers import read_prefill, sequences_of
+from engine.correctness.answers import forced_tokens, read_prefill, sequences_of
 from engine.correctness.embeddings import pooled, read_states
 from engine.correctness.noise import converted, measure_noise, measure_state_noise
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
@@ -87,7 +87,7 @@ def _add_noise(
     scorer_of: Any = Seq2SeqScorer if isinstance(workload, Seq2SeqWorkload) else ModelScorer
     start = config.start_token if isinstance(workload, Seq2SeqWorkload) else None
     tokens = torch.from_numpy(outcome.samples["answer_tokens"].astype(np.int64)).view(len(prompts.tokens), -1)
-    sequences = sequences_of(prompts, tokens, start)
+    sequences = sequences_of(prompts, tokens, start, forced_tokens(config))
     scores = read_prefill(scorer_of(model), sequences, singles, prompts.total)
     dtypes, orders = workload.noise_dtypes, workload.noise_orders
     outcome.samples |= measure_noise(loaded.in_dtype, scorer_of, sequences, scores, dtypes, orders, context.device)

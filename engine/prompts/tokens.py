@@ -174,7 +174,9 @@ def _tokenizer(workload: PromptedWorkload, context: Context, config: TextModel) 
         )
     tokenizer = load_tokenizer(path)
     if isinstance(workload, EncodeWorkload):
-        tokenizer.enable_truncation(longest_text(context, config))
+        longest = longest_text(context, config)
+        if longest is not None:
+            tokenizer.enable_truncation(longest)
     return tokenizer
 
 
@@ -195,8 +197,11 @@ def _last(ids: list[int], workload: PromptedWorkload, config: TextModel) -> list
     return _checked(ids, work, config, "workload.prompts: the longest prompt")
 
 
-def longest_text(context: Context, config: TextModel) -> int:
-    """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers."""
+def longest_text(context: Context, config: TextModel) -> int | None:
+    """Return the maximum text length of an encoder in tokens: its positions, or the limit of sentence-transformers.
+
+    None: there is no limit.
+    """
     path = Path(required_manifest(context).folder) / "sentence_bert_config.json"
     try:
         given = read_json_object(path).get("max_seq_length") if path.is_file() else None
@@ -204,7 +209,8 @@ def longest_text(context: Context, config: TextModel) -> int:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     if given is not None and (type(given) is not int or given < 1):
         raise ValueError(f"{path}: max_seq_length: got {brief(given)}, expected a whole number of tokens")
-    return config.max_positions if given is None else min(given, config.max_positions)
+    limits = [given, None if config.positions == "relative" else config.max_positions]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _my_share(count: int, context: Context) -> range:
@@ -242,8 +248,14 @@ def _checked(ids: list[int], workload: PromptedWorkload, config: TextModel, wher
         ids = _of_length(ids, workload.prompt_tokens, ends=config.kind != "decoder")
     if config.positions == "relative":
         return ids  # such a model has no maximum length
-    new_tokens = int(getattr(workload, "new_tokens", 0))
-    limit = config.max_positions
+    limit, new_tokens = config.max_positions, workload.decoded_tokens
+    if config.kind == "encoder_decoder":  # decodes in a stack of its own
+        if new_tokens > limit:
+            raise ValueError(
+                f"workload.new_tokens: got {new_tokens}; the model takes {limit} (max_position_embeddings); "
+                f"set new_tokens to at most {limit}"
+            )
+        new_tokens = 0
     if len(ids) + new_tokens > limit:
         fits = limit - new_tokens
         remedy = f"set workload.prompt_tokens to at most {fits}" if fits > 0 else f"lower new_tokens below {limit}"

@@ -15,7 +15,7 @@ from configs.plans.job import Measurement
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, RankResult, Samples
-from engine.correctness.answers import Scorer, collect_answers, sequences_of, write_completions
+from engine.correctness.answers import FORCED_TOKENS, Scorer, collect_answers, sequences_of, write_completions
 from engine.correctness.finite import check_logits, check_tokens
 from engine.inference.model import Shard
 from engine.inference.pipeline import Replica, micro_batches
@@ -108,13 +108,15 @@ def measure_generation(
     pieces: list[PromptBatch] | None = None,
     start_token: int | None = None,
     marked: bool = False,
+    forced: int = FORCED_TOKENS,
 ) -> RankResult:
     """Warm up, measure passes, then collect the answers if requested.
 
     In a memory pass: one request, the largest, and no samples. `scorer` returns the logits of prompts, in batches
     `pieces` (none: as requested). Only the rank that reports for its replica returns samples. start_token: first token
     of an encoder-decoder's decoder, whose prompts are sources; None for a decoder. marked: `decode` marks tokens that
-    it chose among logits that are not finite; else the first batch is scored once more. Raises FloatingPointError.
+    it chose among logits that are not finite; else the first batch is scored once more. forced: see `sequences_of`.
+    Raises FloatingPointError.
     """
     workload = measurement.cell.workload
     assert isinstance(workload, GenerateWorkload | Seq2SeqWorkload)
@@ -149,7 +151,14 @@ def measure_generation(
         tokens = torch.cat([decoded.tokens for decoded in passes.last]).cpu()
         # The reference, which measures the noise, is compared with by its prefill alone.
         figures, columns = collect_answers(
-            prompts, tokens, scorer, pieces or requests, context, start_token, through_cache=not workload.noise_dtypes
+            prompts,
+            tokens,
+            scorer,
+            pieces or requests,
+            context,
+            start_token,
+            through_cache=not workload.noise_dtypes,
+            forced=forced,
         )
         outcome.figures |= figures
         outcome.samples |= columns

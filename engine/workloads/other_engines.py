@@ -21,7 +21,7 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.context import Context, RankResult
-from engine.correctness.answers import Consume, Scorer
+from engine.correctness.answers import Consume, Scorer, forced_tokens
 from engine.correctness.embeddings import EncodeScorer, pooled
 from engine.models.text_model import limit_figures
 from engine.peers.work import LoadedWork, Work
@@ -82,7 +82,17 @@ def measure_work(measurement: Measurement, context: Context, loaded: LoadedWork)
         decode = work.decoder(workload.new_tokens, capacity)
         start = config.start_token if isinstance(workload, Seq2SeqWorkload) else None
         scorer = SpeakingScorer(work.scorer(), reports_results)
-        outcome = measure_generation(measurement, context, prompts, requests.batches, decode, scorer, singles, start)
+        outcome = measure_generation(
+            measurement,
+            context,
+            prompts,
+            requests.batches,
+            decode,
+            scorer,
+            singles,
+            start,
+            forced=forced_tokens(config),
+        )
     outcome.figures |= figures | (limit_figures(config) if workload.answers else {})
     return outcome
 

@@ -113,6 +113,8 @@ def embedding_noise_of(samples: dict[str, Column], reference: Embeddings, dtype:
 
 def _rows(samples: dict[str, Column], key: str, count: int) -> VectorRows:
     flat = column_of(samples, key)
+    if count == len(flat) == 0:  # a replica whose prompts are beyond those that keep states
+        return np.empty((0, 0), dtype=np.float32)
     if count == 0 or len(flat) % count:
         raise ValueError(f"samples: {key} has {len(flat)} values, which is no multiple of {count} rows")
     return flat.reshape(count, -1).astype(np.float32)

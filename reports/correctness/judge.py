@@ -88,8 +88,13 @@ class CorrectnessVerdict:
         return None if self.ladder is None else self.ladder.perplexity_reference + self.ladder.perplexity_difference
 
 
-def judge_answers(reference: Answers, candidate: Answers, noise: ReductionNoise | None) -> CorrectnessVerdict:
-    """Compare answers; `noise` is of the candidate's dtype."""
+def judge_answers(
+    reference: Answers, candidate: Answers, noise: ReductionNoise | None, own_stack: bool = False
+) -> CorrectnessVerdict:
+    """Compare answers; `noise` is of the candidate's dtype.
+
+    own_stack: decoded tokens have positions of their own, after the decoder's first token, and not after the prompt.
+    """
     if not reference.prefill.logits:
         return CorrectnessVerdict("not judged", "the reference kept no logits")
     if not reference.prefill.nll:
@@ -110,7 +115,7 @@ def judge_answers(reference: Answers, candidate: Answers, noise: ReductionNoise 
     freedom = freedom_of(noise.chain)
     found = compared(prefill, orders, "", freedom) + compared(cached, orders, " through the cache", freedom)
     return replace(
-        verdict_of([*found, *_tokens(reference, candidate, noise, freedom)]),
+        verdict_of([*found, *_tokens(reference, candidate, noise, freedom, own_stack)]),
         ladder=ladder_of(reference, candidate, prefill, cached),
         noise=noise_ladder(reference, noise, orders),
     )
@@ -197,7 +202,9 @@ def limit_of(usual: Floats, freedom: float) -> float:
     return freedom * spread * float(usual.max())
 
 
-def _tokens(reference: Answers, candidate: Answers, noise: ReductionNoise, freedom: float) -> list[Finding]:
+def _tokens(
+    reference: Answers, candidate: Answers, noise: ReductionNoise, freedom: float, own_stack: bool
+) -> list[Finding]:
     """Decoded tokens that are not the most likely ones, by more than noise: by the reference, and by the cell itself.
 
     Leads are in units of the prompt's noise of leads; the limit is from the largest of those.
@@ -215,7 +222,7 @@ def _tokens(reference: Answers, candidate: Answers, noise: ReductionNoise, freed
             worst[name] = Statistic(value, prompt, position)
 
     for prompt, unit in units.items():
-        start = len(reference.prefill.nll.get(prompt, ())) + 1
+        start = 1 if own_stack else len(reference.prefill.nll.get(prompt, ())) + 1
         at = divergence(reference.tokens[prompt], candidate.tokens[prompt])
         if at is not None:
             lead = reference_lead(reference, prompt, at, int(candidate.tokens[prompt][at]))

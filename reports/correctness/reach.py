@@ -54,8 +54,8 @@ class _Used:
 def reach_of(study: StudyResult, result: CellResult, answers: Answers | Embeddings) -> Reach:
     """Return the reach of one candidate's answers."""
     rows = _rows(result.cell)
-    positions, steps = _compared(answers)
-    # A decoder may be given a part of its source only.
+    positions, steps = _compared(answers, result.cell)
+    # A decoder may be given a part of its source only, and few prompts of an encoder keep their states.
     positions = max(positions, _positions(result) or 0)
     used = _used(study, result)
     missed: list[str] = []
@@ -82,11 +82,11 @@ def _range(name: str, first: int, last: int) -> str:
     return f"{name} {first:,}" if first == last else f"{name}s {first:,} to {last:,}"
 
 
-def _compared(answers: Answers | Embeddings) -> tuple[int, int | None]:
+def _compared(answers: Answers | Embeddings, cell: Cell) -> tuple[int, int | None]:
     """Longest sequence in tokens, and most steps through the cache."""
     if isinstance(answers, Embeddings):
         return max((int(at.max()) + 1 for at in answers.positions.values() if len(at)), default=0), None
-    lengths = [len(nll) + 1 + len(answers.tokens.get(prompt, ())) for prompt, nll in answers.prefill.nll.items()]
+    lengths = [_work(cell).positions(len(nll) + 1) for nll in answers.prefill.nll.values()]
     steps = [len(nll) + 1 for nll in answers.cached.nll.values()]  # what follows the last position is not known
     return max(lengths, default=0), max(steps, default=0)
 
@@ -111,18 +111,22 @@ def _used(study: StudyResult, result: CellResult) -> _Used | None:
 
 
 def _positions(result: CellResult) -> int | None:
-    work = result.cell.workload
-    assert isinstance(work, PromptedWorkload)
+    work = _work(result.cell)
     prompt = work.prompt_tokens or _figure(result, "max_prompt_tokens")
-    return None if prompt is None else work.positions(prompt)
+    lengths = [length for length in (prompt, work.longest_tokens) if length is not None]
+    return work.positions(max(lengths)) if lengths else None
 
 
 def _rows(cell: Cell) -> int:
-    work = cell.workload
-    assert isinstance(work, PromptedWorkload)
+    work = _work(cell)
     if work.num_prompts is None:
         return work.batch_size
     return min(work.batch_size, ceil(work.num_prompts / cell.layout.dp))
+
+
+def _work(cell: Cell) -> PromptedWorkload:
+    assert isinstance(cell.workload, PromptedWorkload)
+    return cell.workload
 
 
 def _figure(result: CellResult, name: str) -> int | None:

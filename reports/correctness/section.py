@@ -81,13 +81,15 @@ class _Reference:
     logits: dict[Dtype, ReductionNoise | None]
     states: dict[Dtype, EmbeddingNoise | None]
 
-    def verdict(self, answers: Answers | Embeddings, dtype: Dtype) -> CorrectnessVerdict:
-        """Of a cell of this dtype."""
+    def verdict(self, answers: Answers | Embeddings, of: CellResult) -> CorrectnessVerdict:
+        """Of a cell's answers."""
+        dtype = of.cell.dtype
         if isinstance(self.answers, Embeddings):
             assert isinstance(answers, Embeddings)
             return judge_embeddings(self.answers, answers, self.states[dtype])
         assert isinstance(answers, Answers)
-        return judge_answers(self.answers, answers, self.logits[dtype])
+        own_stack = of.kind.model_form == "encoder_decoder"
+        return judge_answers(self.answers, answers, self.logits[dtype], own_stack)
 
 
 def judge_experiment(study: StudyResult, experiment: PlannedExperiment) -> tuple[CellResult, list[JudgedCell]]:
@@ -116,7 +118,7 @@ def _judged(
         answers = _answers(study, of)
         if answers is None:
             return JudgedCell(label, of, CorrectnessVerdict("not judged", f"the cell has no answers ({_state(of)})"))
-        return JudgedCell(label, of, reference.verdict(answers, of.cell.dtype), reach_of(study, of, answers))
+        return JudgedCell(label, of, reference.verdict(answers, of), reach_of(study, of, answers))
     except _UNFIT as error:
         why = f"the answers cannot be compared: {printable(str(error), 200)}"
         return JudgedCell(label, of, CorrectnessVerdict("not judged", why))

@@ -13,6 +13,7 @@ import random
 from contextlib import suppress
 from typing import Any
 
+from configs.common.printable import plural
 from engine.planner.families import read_architecture
 
 MAX_POSITIONS = 2048
@@ -57,7 +58,10 @@ def own_prompts(
     texts: repeated to their lengths, in characters; None: random token ids. room: tokens that fit.
     """
     if room < (_SHORT_TOKENS[0] if texts is None else _SHORT_TOKENS[0] + _SPECIAL_TOKENS):
-        raise ValueError(f"--new-tokens: leaves {room} tokens for prompts, which is too few. Use fewer --new-tokens")
+        raise ValueError(
+            f"--positions, --new-tokens: leave {plural(max(0, room), 'token')} for prompts, which is too few. "
+            "Use more --positions or fewer --new-tokens"
+        )
     generator = random.Random(0)
     lengths = [min(length, room) for length in _lengths(count, max(_CACHED_STEPS, new_tokens), generator)]
     if texts is None:

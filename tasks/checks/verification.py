@@ -103,9 +103,15 @@ def prepare_verification(
         num_prompts = asked.num_prompts or max(NUM_PROMPTS, asked.batch_size or 0)
         new_tokens, orders = asked.new_tokens or NEW_TOKENS, Correctness().noise_orders
         positions = longest_positions(asked, manifest)
+        tokenizer = None
         if asked.prompts is not None:
             check_readable(asked.prompts, manifest)
-        tokenizer, prompts = None, asked.prompts or made_prompts(manifest, run, num_prompts, new_tokens, positions)
+            prompts = asked.prompts
+        else:
+            assert positions is not None
+            # Only a decoder's new tokens follow the prompt; others have none, or a stack for them.
+            room = positions - new_tokens if kind_of(manifest) == "decoder" else positions
+            prompts = made_prompts(manifest, run, num_prompts, new_tokens, room)
     if tokenizer is not None:
         model = with_tokenizer(model, manifest, run.folder / "model", tokenizer)
     experiment = Correctness(

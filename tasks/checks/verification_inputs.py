@@ -1,7 +1,7 @@
 """What a model is verified with: its prompts, and the tokenizer of a saved reference. Does not import Prefect.
 
     positions = longest_positions(asked, manifest)
-    prompts = made_prompts(manifest, run, count, new_tokens, positions)
+    prompts = made_prompts(manifest, run, count, new_tokens, room)
 
 Where nobody gives prompts, `tasks.checks.own_prompts` makes them: texts, or token ids for a model without a tokenizer.
 """
@@ -61,15 +61,14 @@ def check_readable(prompts: Path, manifest: ModelManifest) -> None:
         )
 
 
-def made_prompts(manifest: ModelManifest, run: RunPaths, count: int, new_tokens: int, positions: int | None) -> Path:
-    """A file of prompts: texts where the model brings a tokenizer, else token ids."""
-    assert positions is not None
+def made_prompts(manifest: ModelManifest, run: RunPaths, count: int, new_tokens: int, room: int) -> Path:
+    """A file of prompts: texts where the model brings a tokenizer, else token ids. room: tokens that fit."""
     vocabulary = answer_vocabulary_of(manifest)
     if vocabulary is None:
         raise ValueError(f"{manifest.identity}: config.json has no vocab_size")
     brings_tokenizer = (Path(manifest.folder) / "tokenizer.json").is_file()
     texts = read_prompts(_shipped_prompts()) if brings_tokenizer else None
-    lines = own_prompts(texts, vocabulary, count, positions - new_tokens, new_tokens)
+    lines = own_prompts(texts, vocabulary, count, room, new_tokens)
     path = run.inputs / "own.jsonl"
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path

@@ -104,7 +104,7 @@ def _plan(
     kind = KINDS[kind_of(manifest)]
     limit = manifest.config.get("max_position_embeddings")
     positions = min(positions, limit) if isinstance(limit, int) and limit > 0 else positions
-    file = made_prompts(manifest, run, _PROMPTS, _NEW_TOKENS, positions)
+    file = made_prompts(manifest, run, _PROMPTS, _NEW_TOKENS, positions - _NEW_TOKENS)
     workload: dict[str, Any] = {"kind": kind, "prompts": str(file), "batch_size": 1}
     workload |= {} if kind == "encode" else {"new_tokens": _NEW_TOKENS}
     layout = {"tp": tp, "nodes": nodes} if tp > 1 else {}

@@ -12,6 +12,7 @@ import io
 import zipfile
 import zlib
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,10 @@ def read_saved_reference(path: Path) -> SavedReference:
             names = archive.namelist()
             content = {name: archive.read(name) for name in (_SAMPLES, _PROMPTS)}
             extra = {name: archive.read(name) for name in (_TOKENIZER, _COMPLETIONS) if name in names}
-            assert isinstance(about.record.cell.workload, PromptedWorkload)
+            workload = about.record.cell.workload
+            assert isinstance(workload, PromptedWorkload)
+            if workload.prompts != sha256(content[_PROMPTS]).hexdigest():
+                raise ValueError(f"{_PROMPTS} has other prompts than those that were answered")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     except SchemaError as error:

@@ -57,8 +57,8 @@ def test_embeddings_are_counted_over_all_replicas() -> None:
     samples |= {f"{rank}/request_seconds": np.array([0.5, 0.5, 0.5, 0.7]) for rank in range(2)}
     samples |= {f"{rank}/batch_sequences": np.array([2.0, 2.0]) for rank in range(2)}
     figures = whole_figures(cell, {"num_prompts": 4, "prompt_tokens": 40}, {"prompt_tokens": [40, 80]})
-    assert figures["prompt_tokens"] == 120
-    rates = rates_of(MeasurementSamples(cell, samples), {**figures, "num_prompts": 8})
+    assert figures["prompt_tokens"] == 120 and figures["num_prompts"] == 8
+    rates = rates_of(MeasurementSamples(cell, samples), figures)
     assert rates.embeddings_per_second == pytest.approx(16 / 3) == rates.throughput
     assert rates.tokens_per_second == pytest.approx(2 * 120 / 3)
     assert rates.latency_seconds == 0.5 and rates.ttft_seconds is None

@@ -113,10 +113,10 @@ def _of_model(asked: VerificationSpec, layouts: list[Layout], folder: Path) -> I
         run = RunPaths(folder / str(layout).replace(" ", "_"))
         run.folder.mkdir(parents=True)
         print(f"{asked.model}, {layout}", file=sys.stderr, flush=True)
-        there = reference.is_file()
-        request = VerificationRequest(
-            replace(asked, layout=layout), save=None if there else reference, reference=reference if there else None
-        )
+        wanted, there = replace(asked, layout=layout), reference.is_file()
+        if there:  # it holds what the first layout was asked
+            wanted = replace(wanted, prompts=None, num_prompts=None, new_tokens=None, positions=None)
+        request = VerificationRequest(wanted, save=None if there else reference, reference=reference if there else None)
         outcome, verification, _ = verified(request, run)
         yield _row(request.asked, outcome, verification)
 

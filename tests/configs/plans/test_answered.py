@@ -62,6 +62,18 @@ def test_a_study_of_correctness_alone_answers_its_own_workload() -> None:
     assert sizes(answered({}, {}, prompts="p.jsonl", lines=7)[1]) == (7, 1, 48, None)
 
 
+def test_a_micro_batch_is_no_larger_than_the_batch_that_is_answered() -> None:
+    work = {"batch_size": 128, "micro_batch_size": 100, "num_prompts": 128}
+    for right, size in (({}, 64), ({"prompts": 20}, 20)):
+        reference, candidate = answered(right, {}, **work)
+        assert (candidate.batch_size, candidate.micro_batch_size, reference.micro_batch_size) == (size, size, None)
+    assert answered({}, {}, batch_size=8, micro_batch_size=4)[1].micro_batch_size == 4
+    saved = GenerateWorkload(prompts="ab" * 32, num_prompts=9, answers=True, noise_dtypes=("float32",))
+    assert answered({"reference": "r.zip"}, {}, {"r.zip": saved}, **work)[1].micro_batch_size == 9
+    with pytest.raises(StudyError, match="micro_batch_size: got 9, more than the batch of 8"):
+        answered({}, {}, batch_size=8, micro_batch_size=9)
+
+
 def test_a_saved_reference_brings_its_prompts() -> None:
     saved = GenerateWorkload(
         prompts="ab" * 32, num_prompts=9, new_tokens=6, longest_tokens=100, answers=True, noise_dtypes=("float32",)

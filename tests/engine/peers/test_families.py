@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
+from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.peers.families import PeerModel, text_model
 from reports.correctness.data import answers_of, noise_of
+from reports.correctness.embeddings import embedding_noise_of, embeddings_of
+from reports.correctness.embeddings_judge import judge_embeddings
 from reports.correctness.judge import judge_answers
 from tests.support.answers.peer_runs import WORDS, context_of, made, outcome_of, ranked
 
@@ -49,6 +53,20 @@ def test_what_the_configuration_does_not_say_is_no_limit(tmp_path: Path) -> None
     assert outcome.figures["model_max_positions"] is None
 
 
+def test_texts_for_an_encoder_without_a_known_limit_are_cut_where_the_author_says(tmp_path: Path) -> None:
+    manifest = made("bloom", tmp_path / "model")
+    tokenizer = Tokenizer(models.WordLevel({"a": 5, "b": 6, "?": 7}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a b a b a"}\n')
+    work = EncodeWorkload(prompts="p", num_prompts=1)
+    for limit, figures in ((None, (5, 0)), (3, (3, 1))):
+        if limit is not None:
+            (tmp_path / "model" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
+        found = outcome_of(tmp_path, manifest, work).figures
+        assert (found["max_prompt_tokens"], found["truncated_prompts"]) == figures
+
+
 def test_a_state_space_model_has_answers_without_a_cache(tmp_path: Path) -> None:
     from transformers import MambaConfig, MambaForCausalLM
 
@@ -71,8 +89,25 @@ def test_an_encoder_decoder_and_the_wrong_workload(tmp_path: Path) -> None:
     assert outcome.figures["model_max_positions"] == 64 and len(outcome.samples["answer_tokens"]) == 15
     with pytest.raises(ValueError, match=r"folder:bart \(bart\) has no generate model .* use seq2seq"):
         outcome_of(tmp_path, manifest, GenerateWorkload(**WORK))
-    with pytest.raises(ValueError, match=r"has 60 tokens, with 5 new ones 65; the model takes 64|has 65 tokens"):
+    with pytest.raises(
+        ValueError, match=r"has 65 tokens; the model takes 64 .*set workload.prompt_tokens to at most 64"
+    ):
         outcome_of(tmp_path, manifest, Seq2SeqWorkload(**WORK | {"prompt_tokens": 65, "new_tokens": 1}))
+    with pytest.raises(ValueError, match=r"workload.new_tokens: got 65; the model takes 64 .*at most 64"):
+        outcome_of(tmp_path, manifest, Seq2SeqWorkload(**WORK | {"new_tokens": 65}))
+
+
+def test_sources_of_an_encoder_decoder_may_fill_its_positions(tmp_path: Path) -> None:
+    """Its answers lie in a stack of their own, whose forced input must fit too."""
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 24}
+    manifest = made("bart", tmp_path / "model", **options, decoder_start_token_id=2)
+    work = WORK | {"prompt_tokens": 24, "new_tokens": 24}
+    reference = outcome_of(tmp_path, manifest, Seq2SeqWorkload(**work | {"batch_size": 1}, noise_dtypes=("float32",)))
+    candidate = outcome_of(tmp_path, manifest, Seq2SeqWorkload(**work))
+    known = answers_of(ranked(reference), WORDS)
+    assert {len(nll) for nll in known.prefill.nll.values()} == {23}
+    noise = noise_of(ranked(reference), known, "float32")
+    assert judge_answers(known, answers_of(ranked(candidate), WORDS), noise).word == "agrees"
 
 
 def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(tmp_path: Path) -> None:
@@ -83,6 +118,38 @@ def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(tmp_p
     assert outcome.figures["num_prompts"] == 2
     with pytest.raises(ValueError, match="has 65 tokens; the model takes 64"):
         outcome_of(tmp_path, manifest, EncodeWorkload(**work, prompt_tokens=65))
+
+
+def judged_in_batches(
+    family: str, folder: Path, work: dict[str, Any], kind: type[PromptedWorkload], **options: Any
+) -> Any:
+    """The verdict on a batch of prompts of 3, 11 and 7 tokens, by the same prompts one at a time."""
+    manifest = made(family, folder / "model", **options)
+    lines = [list(range(5, 5 + length)) for length in (3, 11, 7)]
+    (folder / "p.jsonl").write_text("".join(json.dumps({"tokens": ids}) + "\n" for ids in lines))
+    work = work | {"prompts": "p", "num_prompts": 3, "answers": True}
+    reference = ranked(outcome_of(folder, manifest, kind(**work, batch_size=1, noise_dtypes=("float32",))))
+    candidate = ranked(outcome_of(folder, manifest, kind(**work, batch_size=3)))
+    if kind is EncodeWorkload:
+        encoded = embeddings_of(reference)
+        noise = embedding_noise_of(reference, encoded, "float32")
+        return judge_embeddings(encoded, embeddings_of(candidate), noise)
+    known = answers_of(reference, WORDS)
+    return judge_answers(known, answers_of(candidate, WORDS), noise_of(reference, known, "float32"))
+
+
+@pytest.mark.parametrize("family", ["roberta", "mpnet", "longformer", "mra", "electra"])
+def test_an_encoder_counts_positions_in_a_padded_batch_from_its_own_first(family: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"intermediate_size": 64, "max_position_embeddings": 66, "pad_token_id": 1}
+    options |= {"attention_window": [8, 8]} if family == "longformer" else {}
+    verdict = judged_in_batches(family, tmp_path, {}, EncodeWorkload, **options)
+    assert verdict.word == "agrees", verdict.reason
+
+
+def test_an_encoder_decoder_reads_sources_of_several_lengths_from_their_first_position(tmp_path: Path) -> None:
+    options = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "decoder_start_token_id": 2}
+    verdict = judged_in_batches("bart", tmp_path, {"new_tokens": 12}, Seq2SeqWorkload, **options)
+    assert verdict.word == "agrees" and verdict.ladder.prompts_equal == 3, verdict.reason
 
 
 @pytest.mark.parametrize(

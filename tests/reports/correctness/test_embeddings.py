@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from configs.common.differences import vector_differences
+from engine.correctness.embeddings import KeptStates, embedding_columns
 from reports.correctness.embeddings import (
     EmbeddingNoise,
     Embeddings,
@@ -185,6 +186,19 @@ def test_the_ladder_beside_the_noise() -> None:
     assert agreeing.encoded is not None and agreeing.encoded.same_nearest == 1.0
 
 
+def test_a_replica_whose_prompts_keep_no_states_is_judged_by_its_vectors() -> None:
+    """States are kept of the first prompts alone, where there are so many that their bytes have a bound."""
+    first, total = PROMPTS // 2, PROMPTS
+    answers, samples = noisy(REFERENCE, 1), {}
+    for rank, prompts in enumerate((range(first), range(first, total))):
+        kept = [KeptStates(p, REFERENCE.positions[p].tolist() if p < first else [], answers.states[p]) for p in prompts]
+        columns = embedding_columns(prompts.start, np.stack([answers.vectors[p] for p in prompts]), kept)
+        samples |= {f"{rank}/{name}": column for name, column in columns.items()}
+    found = embeddings_of(samples)
+    assert sorted(found.vectors) == list(range(total)) and sorted(found.states) == list(range(first))
+    assert judge_embeddings(REFERENCE, found, NOISE).word == "agrees"
+
+
 def test_columns_that_do_not_fit_are_named() -> None:
     states = np.concatenate([REFERENCE.states[p] for p in range(PROMPTS)])
     samples = {
@@ -200,6 +214,8 @@ def test_columns_that_do_not_fit_are_named() -> None:
         embeddings_of({name: column for name, column in samples.items() if not name.endswith("positions")})
     with pytest.raises(ValueError, match="no multiple of 8 rows"):
         embeddings_of(samples | {"0/answer_vectors": np.ones(9)})
+    with pytest.raises(ValueError, match="no multiple of 0 rows"):
+        embeddings_of(samples | {f"0/answer_state_{name}": np.empty(0) for name in ("prompts", "positions")})
     noise = noise_samples(REFERENCE)
     assert set(noise) == {f"0/{name}" for name in embedding_noise_columns("float32")}
     with pytest.raises(ValueError, match="noise_float32_vector_rms has 3 values instead of 4 x 8"):

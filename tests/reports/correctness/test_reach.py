@@ -33,6 +33,27 @@ experiments:
     return judged.reach
 
 
+@pytest.mark.parametrize(
+    ("longest", "reached", "missed"), [(8, 12, ()), (30, 30, ()), (50, 50, ()), (60, 50, ("positions 51 to 60",))]
+)
+def test_sources_and_answers_of_an_encoder_decoder_lie_in_stacks_of_their_own(
+    longest: int, reached: int, missed: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Forced answers have 6 tokens, and 12 are decoded: the longest source is what is reached beyond those."""
+    plan = planned(f"""
+workload: {{kind: seq2seq, new_tokens: 12, prompt_tokens: 8}}
+experiments:
+  right: {{kind: correctness, prompts: 4{", positions: 50" if longest == 60 else ""}}}
+  grid: {{kind: sweep, over: {{prompt_tokens: [8, {longest}]}}}}""")
+    run = write_plan(tmp_path, plan)
+    for _, cell in cells_of(plan):
+        write_measurements(run, cell, 0.1, answers=words(0, new=12), answer_vocabulary=8)
+    study = load_run(run)
+    _, [judged] = judge_experiment(study, study.plan.experiments[0])
+    assert judged.reach is not None and judged.reach.positions == reached
+    assert [text for text in judged.reach.missed if "position" in text] == list(missed)
+
+
 def test_without_other_cells_the_limits_of_the_model_count(tmp_path: Path) -> None:
     found = reach(tmp_path, "", model_max_positions=128, model_window=64)
     assert (found.positions, found.rows, found.steps) == (9, 2, 0)

@@ -3,13 +3,17 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from reports.correctness import section
 from reports.correctness.data import Answers, ReductionNoise, Scored, answers_of, noise_of
 from reports.correctness.judge import FREEDOM, CorrectnessVerdict, judge_answers, limit_of
 from reports.correctness.section import correctness_table, ladder_lines, verdict_text
+from reports.reading.load import load_run
+from tests.support.run_folders.made_studies import cells_of, planned, words, write_measurements, write_plan
 
 VOCABULARY, TOKENS, NEW, ORDERS, PROMPTS, TOP = 50, 30, 6, 4, 8, 4
 LEVEL = 1e-3
@@ -208,6 +212,31 @@ def test_a_divergence_is_judged_by_the_margin_of_the_reference() -> None:
     assert close.ladder.margin == pytest.approx(LEVEL, rel=1e-6) and close.ladder.prompts_equal == 7
     # A token that is not among the reference's best is further away than the last of them.
     assert judge_answers(replace(REFERENCE, top_logits=near), decoded(2, 3, 49), NOISE).word == "defect"
+
+
+def test_a_decoded_token_is_found_where_it_stands() -> None:
+    """After the prompt, or after the first token of a decoder with a stack of its own."""
+    wrong = decoded(2, 3, int(REFERENCE.top_tokens[2][3, 1]))
+    for own_stack, position in ((False, TOKENS + 3), (True, 4)):
+        verdict = judge_answers(REFERENCE, wrong, NOISE, own_stack)
+        assert f"(prompt 2, position {position})" in verdict.reason
+
+
+@pytest.mark.parametrize(("kind", "own_stack"), [("generate", False), ("seq2seq", True)])
+def test_an_encoder_decoder_is_judged_as_one(
+    kind: str, own_stack: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned(f"""
+workload: {{kind: {kind}, new_tokens: 3}}
+experiments: {{right: {{kind: correctness, prompts: 4}}}}""")
+    run, judged = write_plan(tmp_path, plan), []
+    for _, cell in cells_of(plan):
+        write_measurements(run, cell, 0.1, answers=words(0), answer_vocabulary=8)
+    verdict = CorrectnessVerdict("agrees", "")
+    monkeypatch.setattr(section, "judge_answers", lambda *given: judged.append(given[3]) or verdict)
+    study = load_run(run)
+    section.judge_experiment(study, study.plan.experiments[0])
+    assert judged == [own_stack]
 
 
 def test_a_cell_whose_decoding_contradicts_its_own_prefill_is_a_defect() -> None:

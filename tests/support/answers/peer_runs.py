@@ -20,13 +20,20 @@ WORDS = 96
 
 def made(family: str, folder: Path, **options: Any) -> ModelManifest:
     """A tiny random model of the family, as transformers saves it."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+    )
 
     sizes = {"vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = AutoConfig.for_model(family, **sizes | {"pad_token_id": 0} | options)
     config.initializer_range = 0.2
     torch.manual_seed(0)
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    decodes = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else decodes
     auto.from_config(config).save_pretrained(folder)
     read = json.loads((folder / "config.json").read_text())
     return ModelManifest(identity=f"folder:{family}", source="folder", folder=str(folder), files={}, config=read)

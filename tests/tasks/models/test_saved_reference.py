@@ -1,6 +1,7 @@
 """A saved reference that a study names: its prompts are answered, its record is placed, nothing is launched for it."""
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,25 @@ def test_the_reference_is_placed_and_the_rest_is_measured(saved: Path) -> None:
     assert "saved before, in " in reference_sentence(base) and "from folder:good" in reference_sentence(base)
     place_references(plan, run)  # of a run that is resumed
     assert len(list(run.records.rglob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("change", ["prompts", "name"])
+def test_prompts_that_are_not_those_that_were_answered_are_refused(change: str, saved: Path) -> None:
+    """Their name is the hash of their content, and a path in the folder of inputs."""
+    with zipfile.ZipFile(saved / "r.zip") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    if change == "prompts":
+        members["prompts.jsonl"] = members["prompts.jsonl"].replace(b"[1, 3]", b"[1, 4]")
+    else:
+        name = json.loads(members["reference.json"])["record"]["cell"]["workload"]["prompts"]
+        members["reference.json"] = members["reference.json"].replace(name.encode(), b"../../elsewhere")
+    with zipfile.ZipFile(saved / "r.zip", "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    model = planned_model(saved / "other", "folder:other")
+    with pytest.raises(StudyError, match=r"experiments\.right\.reference: .*r\.zip: damaged"):
+        plan_in(saved / "a" / "run", study_of({"reference": "r.zip"}, {"kind": "generate"}), model, saved)
+    assert not list(saved.rglob("elsewhere.jsonl"))
 
 
 def test_a_reference_of_another_vocabulary_or_none_at_all_is_a_problem_of_the_study(saved: Path) -> None:

@@ -23,6 +23,7 @@ from configs.common.execution import Layout
 from configs.inputs.prompts import numbered_prompts, read_prompts
 from configs.plans.paths import RunPaths
 from configs.workloads.generate import GenerateWorkload
+from configs.workloads.prompted import PromptedWorkload
 from engine.planner.accelerators import LocalAccelerator
 from flows.cli.verify.run import VerificationRequest, run_verify
 from tasks.checks.own_prompts import MAX_POSITIONS, longest_sequence, own_prompts, position_limit
@@ -310,6 +311,17 @@ def test_a_model_with_a_tokenizer_gets_texts_of_mixed_lengths(tmp_path: Path) ->
     # One prompt is repeated to the model's limit, here 2,048 positions.
     assert workload.longest_tokens == 2048 - NEW_TOKENS
     assert not (run.folder / "model").exists()
+
+
+@pytest.mark.parametrize("architecture", ["bert-1m", "t5-1m"])
+def test_positions_without_a_stack_of_decoded_tokens_are_all_for_the_prompt(architecture: str, tmp_path: Path) -> None:
+    """The default of 32 new tokens would leave none."""
+    asked = VerificationSpec(f"synthetic:{architecture}@0", positions=32)
+    verification = prepare_verification(asked, RunPaths(tmp_path / "run"), tmp_path / "cache", tmp_path, None)
+    workload = verification.plan.cells[verification.asked_cell].workload
+    assert isinstance(workload, PromptedWorkload) and workload.longest_tokens == 32
+    with pytest.raises(ValueError, match=r"1 token for prompts, .* more --positions"):
+        own_prompts(None, 50, 7, 1, 8)
 
 
 def test_own_prompts_fit_and_repeat() -> None:

@@ -10,10 +10,14 @@ from typer.testing import CliRunner
 
 from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES, one_of_each_family
+from configs.plans.paths import RunPaths
 from flows.cli.main import app
 from flows.cli.verify import table as verify_table
 from flows.cli.verify.table import LAYOUTS, layout_of
 from flows.cli.verify.text import VerificationOutcome
+from tasks.checks.verification import prepare_verification
+from tasks.models.saved_reference import read_saved_reference, save_reference
+from tests.support.run_folders.made_studies import write_record
 from tests.support.run_folders.studies import RANKWISE
 
 
@@ -115,6 +119,34 @@ def test_rows_before_an_interruption_are_printed(
     assert verify_table.run_table(["m"], layouts, VerificationSpec(""), tmp_path / "kept", as_json=False) == 1
     printed = capsys.readouterr()
     assert "m, tp=2: not supported: its reason" in printed.out and printed.err.endswith("all launches ended\n")
+
+
+def test_layouts_after_the_first_answer_the_prompts_of_its_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A saved reference brings what it was asked; here the number of prompts is that of the file."""
+    from tasks.checks.verification_inputs import VerificationSpec
+
+    (tmp_path / "p.jsonl").write_text('{"tokens": [1, 2, 3]}\n{"tokens": [17, 5]}\n')
+    made: list[Any] = []
+
+    def verified(request: Any, run: RunPaths) -> Any:
+        saved = None if request.reference is None else read_saved_reference(request.reference)
+        found = prepare_verification(request.asked, run, tmp_path / "cache", tmp_path, saved)
+        made.append(found.plan.cells[found.asked_cell])
+        if request.save is not None:
+            reference = found.plan.cells[found.reference_cell]
+            write_record(run, reference, 0, samples={"0/answer_prompts": [0, 1]}, environment=None)
+            save_reference(request.save, run, found.plan, {})
+        return VerificationOutcome("agrees", ""), None, None
+
+    monkeypatch.setattr(verify_table, "verified", verified)
+    asked = VerificationSpec("", prompts=tmp_path / "p.jsonl", num_prompts=5, new_tokens=2, batch_size=2, positions=9)
+    layouts = [Layout(), Layout(dp=2)]
+    assert verify_table.run_table(["synthetic:llama-4m@0"], layouts, asked, tmp_path / "kept", as_json=False) == 0
+    first, second = made
+    assert first.workload == second.workload and [first.layout, second.layout] == layouts
+    assert (first.workload.num_prompts, first.workload.new_tokens, first.workload.longest_tokens) == (2, 2, 7)
 
 
 @pytest.mark.parametrize(
