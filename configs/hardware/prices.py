@@ -20,6 +20,7 @@ from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from configs.common.base import Frozen
 from configs.common.files.reading import PLAN_BYTES, read_text
+from configs.targets.rented import RentedTarget
 from configs.targets.resources import Resources
 
 Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
@@ -172,7 +173,9 @@ def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]
     found = [offer.price for offer in like_own if offer.is_in(region)]
     found += [offer.price for offer in like_shipped if offer.is_in(region) and offer.price.market == "on_demand"]
     if target.price_usd_per_hour is not None:
-        own_price = Price(usd_per_hour=target.price_usd_per_hour, source=OF_STUDY, region=region)
+        # What the study says that its nodes cost is of the market in which it asks for them.
+        market: Market = target.market if isinstance(target, RentedTarget) else "on_demand"
+        own_price = Price(usd_per_hour=target.price_usd_per_hour, source=OF_STUDY, market=market, region=region)
         found.insert(0, own_price)
     price = found[0] if found else None
     taken = {(price.market, price.region or region)} if price else set()

@@ -19,7 +19,7 @@ from configs.workloads.descriptor import RateFigure
 from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
-from reports.profiles.profiled import profiled
+from reports.profiles.profiled import profiled, why_unprofiled
 from reports.reading.load import NO_MODEL, CellResult, StudyResult
 from reports.text import UNKNOWN, Table, escaped, first_of, number, plural
 from reports.training.cells import exposed_shares
@@ -184,7 +184,7 @@ def _exposed(study: StudyResult, objective: Objective, bound: float) -> list[Jud
             )
             continue
         if profile is None:
-            reason = "not measured: no profile pass (measuring.profile: true asks for one)"
+            reason = why_unprofiled(study, result)
             found.append(Judgement(objective, bound, "undecided", reason, result.model, result.name, result))
             continue
         shares = profile.shares[objective.field]

@@ -86,11 +86,13 @@ def recommend(
         if result.compared and result.completed and result.key not in wrong:
             groups.setdefault((result.model, work_key(result.cell)), []).append(result)
     failing = _not_meeting(judgements)
-    judged = any(judgement.result is not None for judgement in judgements)
+    judged = {judgement.result.key for judgement in judgements if judgement.result is not None}
     found: list[Recommendation] = []
     for members in groups.values():
         left = longest(unaltered(members))[0]
-        found += _of_group(left, priced, [one for one in left if one.key not in failing] if judged else None)
+        # Work of a kind that no objective bounds meets none.
+        bounded = any(one.key in judged for one in left)
+        found += _of_group(left, priced, [one for one in left if one.key not in failing] if bounded else None)
     return found
 
 

@@ -199,6 +199,6 @@ def scaling_sentence(result: Scaling) -> str:
         text += f" Efficiency is first below 80 % at {plural(tail.ranks, 'rank')}."
     # Fewer ranks than the baseline do more each as a rule: that is no speed-up above linear.
     more = [(point.ranks, point.efficiency) for point in grown if point.ranks > base.ranks]
-    aloud = more_than_linear(more, result.kind)
+    aloud = more_than_linear(more, result.kind, confidence=base.result.confidence)
     marked = changed_text([(point.ranks, point.changed) for point in grown])
     return " ".join([text, *(sentence for sentence in (*aloud, marked) if sentence)])

@@ -243,7 +243,7 @@ def laws_text(laws: ScalingLaws, data: PointFile) -> str:
     if fits:
         rests = "\n".join(f"  {title}: {residuals_text(fit)}" for title, fit in fits.items())
         parts.append(f"Residuals, measured / law - 1, by ranks:\n{rests}")
-    aloud = more_than_linear([(point.ranks, point.efficiency) for point in laws.points], laws.kind)
+    aloud = more_than_linear([(point.ranks, point.efficiency) for point in laws.points], laws.kind, data.paired)
     marked = changed_text([(point.ranks, point.changed) for point in laws.points])
     parts += [sentence for sentence in (*aloud, marked) if sentence]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -10,7 +10,7 @@ from math import comb
 
 from reports.laws.fit import EXACT, Fit, OpenInterval
 from reports.laws.laws import ASKED, TITLES, LawKind, ScalingLaws
-from reports.numbers.statistics import LEAST_REPEATS, ROUNDING, Ratio
+from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, ROUNDING, Ratio, min_repeats
 from reports.text import joined, number, percent, plural
 
 SURPRISE = 0.01
@@ -102,8 +102,13 @@ def residuals_text(fit: Fit) -> str:
     return ", ".join(f"{ranks}: {100 * rest:+.1f} %" for ranks, rest in fit.residuals.items())
 
 
-def more_than_linear(points: Sequence[tuple[int, Ratio | None]], kind: LawKind) -> list[str]:
-    """Sentences about the points (ranks, efficiency) above linear; their intervals decide what is said."""
+def more_than_linear(
+    points: Sequence[tuple[int, Ratio | None]], kind: LawKind, paired: bool = True, confidence: float = CONFIDENCE
+) -> list[str]:
+    """Sentences about the points (ranks, efficiency) above linear; their intervals decide what is said.
+
+    paired, confidence: how the ratios were made, so how many repeats an interval takes.
+    """
     above = [(ranks, ratio) for ranks, ratio in points if ratio is not None and ratio.value > 1 + ROUNDING]
     shown = [(ranks, ratio) for ranks, ratio in above if ratio.interval is not None and ratio.is_above(1)]
     bare = [(ranks, ratio) for ranks, ratio in above if ratio.interval is None]
@@ -112,8 +117,10 @@ def more_than_linear(points: Sequence[tuple[int, Ratio | None]], kind: LawKind) 
     if shown:
         lines.append(f"{_above(shown)}: {CAUSES[kind]}.")
     if bare:
+        compared = max(ratio.comparisons for _, ratio in bare)
+        needed = min_repeats(compared, confidence) if paired else LEAST_REPEATS
         lines.append(
-            f"{_above(bare)}; without an interval ({LEAST_REPEATS} or more repeats give one) that may be noise. "
+            f"{_above(bare)}; without an interval ({needed} or more repeats give one) that may be noise. "
             f"If it is real, {CAUSES[kind]}."
         )
     if noise:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from configs.common.intervals import intersection, intervals, length
+from configs.plans.passes import passes_of
 from configs.records.rates import Column, by_rank
+from configs.records.record import Status
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.tables import first_rows
@@ -84,6 +86,17 @@ def profiled(study: StudyResult, result: CellResult) -> Profiled | None:
         bytes_by_rank=tuple(measurement.numbers_by_rank("communication_bytes")),
         slowdown=max(walls) / timed if timed else None,
     )
+
+
+def why_unprofiled(study: StudyResult, result: CellResult) -> str:
+    """Why a cell has no profile: it has no figure at all, its pass left none, or the study asked for no pass."""
+    if not result.completed:
+        return f"not measured: {result.status.replace('_', ' ')}"
+    if "profile" not in passes_of(study.plan, result.key):
+        return "not measured: no profile pass (measuring.profile: true asks for one)"
+    state = result.pass_status("profile")
+    told = "without shares of every rank" if state == Status.COMPLETED.value else state.replace("_", " ")
+    return f"not measured: profile pass {told}"
 
 
 def late_shares(samples: Mapping[str, Column], walls: Sequence[float]) -> list[float]:

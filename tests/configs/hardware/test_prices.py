@@ -8,6 +8,7 @@ from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import CATALOG, CATALOG_COLUMNS, Offer, Price, read_catalog, target_prices
 from configs.plans.paths import RunPaths
 from configs.spec.study import StudyError, load_study
+from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
 from tasks.planning.inputs import copy_inputs, make_plan
 
@@ -41,6 +42,15 @@ def test_the_study_beats_the_own_file_and_that_the_catalog() -> None:
     priced = target.model_copy(update={"price_usd_per_hour": 1.25})
     found = target_prices(priced, own, CATALOG_OFFERS)
     assert found.price is not None and (found.price.usd_per_hour, found.price.source) == (1.25, "the study file")
+
+
+def test_a_stated_price_is_of_the_market_that_its_nodes_are_asked_in() -> None:
+    """Else a report calls the dollars of spot nodes on demand, and compares them with other regions' on-demand ones."""
+    target = RentedTarget(instance="g4dn.xlarge", regions=["us-east-1"], market="spot", price_usd_per_hour=0.25)
+    found = target_prices(target, (), CATALOG_OFFERS)
+    assert found.price is not None and (found.price.usd_per_hour, found.price.market) == (0.25, "spot")
+    assert "spot" not in {price.market for price in found.others if price.region == "us-east-1"}
+    assert any(price.market == "on_demand" and price.region == "us-east-1" for price in found.others)
 
 
 def test_other_markets_and_regions_are_kept_and_other_machines_are_not() -> None:

@@ -96,6 +96,28 @@ def test_what_is_not_known_is_undecided_with_the_reason(tmp_path: Path) -> None:
     assert share.reason == "no cell that could be profiled has several ranks"
 
 
+def test_why_there_is_no_exposed_communication(tmp_path: Path) -> None:
+    """A pass that was asked for and failed is not one that the study should ask for."""
+    two, lost, unasked = cell(dp=2), cell(dp=2, batch_size=8), cell(dp=2, batch_size=16)
+    for asked, cells, reasons in (
+        (True, [two, lost], ["profile pass out of memory", "timeout"]),
+        (True, [unasked], ["profile pass missing"]),
+        (False, [unasked], ["no profile pass (measuring.profile: true asks for one)"]),
+    ):
+        plan = make_plan(cells, 1, objectives={"exposed_communication_share": 0.1})
+        plan = plan.model_copy(update={"measuring": plan.measuring.model_copy(update={"profile": asked})})
+        run = write_run(tmp_path / f"run-{len(reasons)}-{asked}", plan)
+        for one in cells:
+            if one is lost:
+                write_record(run, one, status=Status.TIMEOUT)
+            else:
+                write_measurements(run, one, [100.0])
+        if two in cells:
+            write_record(run, two, status=Status.OUT_OF_MEMORY, measuring_pass="profile")
+        found = judge_objectives(load_run(run))
+        assert [item.reason for item in found] == [f"not measured: {reason}" for reason in reasons]
+
+
 def test_speedup_is_of_the_largest_point_block_by_block(tmp_path: Path) -> None:
     one, two = cell(num_prompts=8), cell(dp=2, num_prompts=8)
     plan = make_plan([one, two], objectives={"speedup": 1.8}, experiments=[strong([one, two])])

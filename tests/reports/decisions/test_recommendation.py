@@ -30,6 +30,7 @@ from tests.support.run_folders.priced_runs import (
     cell,
     make_plan,
     strong,
+    train_cell,
     write_launch,
     write_measurements,
     write_record,
@@ -166,6 +167,19 @@ def test_objectives_that_nothing_meets(tmp_path: Path) -> None:
     assert not [item for item in found if "objectives" in item.goal.name]
     lines = open_questions(study, found, judgements)
     assert "tiny: no cell is known to meet every objective; each misses one at least." in lines
+
+
+def test_work_that_no_objective_bounds_does_not_meet_the_objectives(tmp_path: Path) -> None:
+    """Training has no first token: its row hid, too, that no cell of the same model answers in time."""
+    one, trained = cell(), train_cell()
+    plan = make_plan([one, trained], objectives={"p99_ttft_seconds": 1e-6})
+    study = study_of(tmp_path, plan, [(one, rates(100)), (trained, rates(100))])
+    judgements = judge_objectives(study)
+    found = recommend(study, cell_costs(study), judgements)
+    assert {item.best.cell.workload.kind for item in found} == {"generate", "train"}
+    assert not [item for item in found if "objectives" in item.goal.name]
+    lines = open_questions(study, found, judgements)
+    assert [line for line in lines if line.startswith("tiny: no cell is known to meet every objective")]
 
 
 def saved(study: StudyResult) -> list[Saving]:

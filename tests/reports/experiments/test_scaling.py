@@ -125,6 +125,20 @@ def test_more_than_linear_is_said_aloud() -> None:
     assert "caches do not explain it" in scaling_sentence(weak)
 
 
+def test_so_many_repeats_give_an_interval_as_are_said_to() -> None:
+    """Six give one of a single speed-up; two of them in one table take seven."""
+    base = [10.0, 10.1, 10.2, 9.9, 10.0, 10.1, 9.8]
+
+    def sentence(repeats: int) -> str:
+        speeds = {
+            name: (ranks, [1.1 * ranks * value for value in base[:repeats]]) for name, ranks in (("b", 2), ("c", 4))
+        }
+        return scaling_sentence(scaling(*study_of({"a": (1, base[:repeats]), **speeds}, "strong")))
+
+    assert "without an interval (7 or more repeats give one)" in sentence(6)
+    assert "without an interval" not in sentence(7)
+
+
 def test_points_that_are_missing() -> None:
     no_base = scaling(*study_of({"a": (1, [None]), "b": (2, [20.0])}, "strong"))
     assert [point.speedup for point in no_base.points] == [None, None]
