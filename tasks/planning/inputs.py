@@ -3,6 +3,7 @@
 Used before anything is started (`flows.precheck`) and again by the stages of a run.
 """
 
+import functools
 import os
 import shutil
 import sysconfig
@@ -18,8 +19,9 @@ from configs.common.printable import printable
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import Offer, TargetPrices, listed_offers, target_prices
 from configs.inputs.examples import read_examples
-from configs.inputs.prompts import read_prompts
+from configs.inputs.prompts import numbered_prompts, read_prompts
 from configs.plans.expand import expand
+from configs.plans.model_manifest import read_model_manifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
 from configs.spec.experiments import CompressionPasses, Correctness, Optimization, ServerLoad, Sweep
@@ -155,7 +157,7 @@ def make_plan(
     plan = expand(study, models, inputs, count_prompts, choice, references)
     if problems := misfits(plan, folder) + unexpressed(plan.cells.values()):
         raise StudyError(problems)
-    _need_tokenizers(plan)
+    _need_tokenizers(plan, folder)
     if unusable := unusable_in(plan):
         raise UnusableModelsError([_placed(study, model) for model in unusable])
     if cache is not None:
@@ -210,15 +212,38 @@ def earlier_plan(run: RunPaths) -> Plan | None:
         return None
 
 
-def _need_tokenizers(plan: Plan) -> None:
-    """Raises StudyError for random models that shall learn from texts: they bring nothing to read them by."""
-    synthetic = {model.identity for model in plan.models if model.synthetic}
+def _need_tokenizers(plan: Plan, folder: Path) -> None:
+    """Raises StudyError for models that shall read texts, and bring nothing to read them by."""
+    lacking = {model.identity for model in plan.models if _lacks_tokenizer(model)}
+    texts = functools.cache(functools.partial(_are_texts, folder))
     for cell in plan.cells.values():
-        if cell.workload.lacks_tokenizer and cell.model in synthetic:
+        if cell.workload.lacks_tokenizer and cell.model in lacking:
             raise StudyError(
                 [f"workload.tokenizer: {cell.model} has no tokenizer.json. Set one, or leave data out to train on "
                  "random tokens"]
             )  # fmt: skip
+        if not isinstance(cell.workload, PromptedWorkload) or cell.model not in lacking:
+            continue
+        if texts(cell.workload.prompts, cell.workload.variant, cell.workload.limit):
+            raise StudyError(
+                [f"workload.prompts: {cell.model} has no tokenizer.json. Leave prompts out to run random tokens, or "
+                 "give `tokens` instead of `prompt` on each line"]
+            )  # fmt: skip
+
+
+def _lacks_tokenizer(model: PlannedModel) -> bool:
+    """Whether a model is known to bring no tokenizer.json: one that is not fetched yet may have one."""
+    if model.synthetic:
+        return True
+    path = Path(model.manifest)
+    return path.is_file() and not (Path(read_model_manifest(path).folder) / "tokenizer.json").is_file()
+
+
+def _are_texts(folder: Path, prompts: str | None, variant: str | None, limit: int | None) -> bool:
+    """Whether no line of a file of prompts gives token ids."""
+    if prompts is None:
+        return False
+    return all(prompt.tokens is None for prompt in numbered_prompts(folder / f"{prompts}.jsonl", variant, limit))
 
 
 def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:

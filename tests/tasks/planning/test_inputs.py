@@ -1,6 +1,7 @@
 """Data that a study names become files of its run: rows, images, and Hugging Face datasets by the real library."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from PIL import Image
 from configs.inputs.examples import read_examples
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import PlannedModel
+from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, parse_study
 from engine.training.task_types import load_examples
 from tasks.planning import inputs
-from tasks.planning.inputs import copy_inputs, make_plan
+from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tests.support.training.training_tasks import made_context, workload_of, write_inputs
 
 TOKENIZER = Path(__file__).parents[3] / "configs" / "models" / "tiny-stdlib" / "tokenizer.json"
@@ -176,3 +177,39 @@ def test_a_full_disk_leaves_no_part_of_an_input(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="No space"):
         inputs._place(tmp_path / "here", tmp_path / "inputs" / "digest.txt")
     assert list((tmp_path / "inputs").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["generate", "train"])
+def test_texts_need_a_model_that_brings_a_tokenizer(tmp_path: Path, kind: str) -> None:
+    tiny = TOKENIZER.parent
+    for name in ("mute", "reads"):
+        shutil.copytree(tiny, tmp_path / name)
+    (tmp_path / "mute" / "tokenizer.json").unlink()
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "import os"}\n')
+    (tmp_path / "ids.jsonl").write_text('{"tokens": [5, 6]}\n{"prompt": "import os", "variant": "text"}\n')
+
+    def plan(model: str, **work: Any) -> Plan:
+        given: dict[str, Any] = {
+            "study": "texts",
+            "models": [{"id": model}],
+            "workload": work,
+            "experiments": {"one": {"kind": "sweep", "over": {"layout.tp": [1]}}},
+        }
+        study, run = parse_study(given), RunPaths(tmp_path / "run")
+        models = [planned_model(spec, at, tmp_path / "cache", tmp_path) for at, spec in enumerate(study.models)]
+        return make_plan(study, models, copy_inputs(study, run, tmp_path), run.inputs)
+
+    if kind == "train":
+        work = {"kind": kind, "data": "stdlib", "global_batch_size": 2, "sequence_length": 8}
+        with pytest.raises(StudyError, match=r"workload\.tokenizer: folder:\S+ has no tokenizer\.json\. Set one"):
+            plan("./mute", **work)
+        assert plan("./reads", **work).cells
+        return
+    generate = {"kind": kind, "new_tokens": 2}
+    for more in ({"prompts": "texts.jsonl"}, {"prompts": "ids.jsonl", "variant": "text"}):
+        for model in ("./mute", "synthetic:llama-1m@0"):
+            with pytest.raises(StudyError, match=r"workload\.prompts: \S+ has no tokenizer\.json\. Leave prompts out"):
+                plan(model, **generate, **more)
+        assert plan("./reads", **generate, **more).cells
+    assert plan("./mute", **generate, prompts="ids.jsonl").cells
+    assert plan("./mute", **generate, prompt_tokens=4).cells
