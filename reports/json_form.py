@@ -172,7 +172,7 @@ def run_answers(study: StudyResult) -> OpeningAnswers:
         without_figure=tuple(_missing(one) for one in study.cells.values() if not one.completed),
         unreadable=tuple(one.path for one in study.unreadable),
         repeats_to_decide=max((count for count in needed if count is not None), default=None),
-        next=(*next_lines(decisions), *next_server_lines(served)),
+        next=(*next_lines(decisions, study.cells.values()), *next_server_lines(served)),
     )
 
 

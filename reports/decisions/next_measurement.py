@@ -1,10 +1,10 @@
 """What to measure next: what more repeats, a larger size or a price would settle of a decision, with time and cost.
 
-lines = next_lines(decisions)
+lines = next_lines(decisions, study.cells.values())
 count = repeats_to_decide(decisions)            # of every cell; None: more repeats would settle nothing
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from statistics import median
 
@@ -14,11 +14,16 @@ from reports.numbers.statistics import ROUNDING, Ratio, min_repeats
 from reports.reading.load import CellResult
 from reports.text import number, plural
 
+_COMPARED = 2
 
-def next_lines(decisions: Sequence[Decision]) -> list[str]:
-    """A line for each thing that a further measurement would settle; none where all is settled."""
+
+def next_lines(decisions: Sequence[Decision], cells: Collection[CellResult]) -> list[str]:
+    """A line for each thing that a further measurement would settle; none where all is settled.
+
+    cells: all of the study, which further repeats measure too.
+    """
     shown = [one for one in shown_decisions(decisions) if one.choice is not None]
-    lines = [line for one in shown for line in (_larger(one), _further(one)) if line is not None]
+    lines = [line for one in shown for line in (_larger(one, cells), _further(one)) if line is not None]
     if any(one.basis == "rank" and len(one.members) > 1 for one in shown):
         lines.append(
             "Which choice is cheapest: give the target a price_usd_per_hour in the study and run it again; "
@@ -27,7 +32,7 @@ def next_lines(decisions: Sequence[Decision]) -> list[str]:
     return lines
 
 
-def _larger(found: Decision) -> str | None:
+def _larger(found: Decision, cells: Collection[CellResult]) -> str | None:
     """Repeats that would tell whether a larger candidate does more for what it costs, or answers sooner."""
     choice = found.choice
     assert choice is not None
@@ -38,7 +43,7 @@ def _larger(found: Decision) -> str | None:
     count, ratio = choice.better.count, choice.better
     why = "for an interval" if ratio.interval is None else "for half the interval"
     wins = "answers sooner" if found.basis == "latency" else f"does more per {found.basis}"
-    spent = _spent(found, (mine, other), needed - count)
+    spent = _spent(found, cells, needed)
     return (
         f"Whether {other.name} {wins} than {mine.name}: {plural(needed, 'repeat')} instead of {count} "
         f"{why} (--set measuring.repeats={needed}){spent}."
@@ -76,9 +81,12 @@ def _further(found: Decision) -> str | None:
     return f"Whether more pays yet: {plural(ranks, 'rank')}, the most of {found.subject}, won; measure {2 * ranks:,}."
 
 
-def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:
-    """`, about 40 s`, with dollars where all of them are known."""
-    total, dollars, priced = 0.0, 0.0, True
+def _spent(found: Decision, cells: Collection[CellResult], needed: int) -> str:
+    """`, about 40 s of measuring all 6 cells`, with dollars where all of them are known.
+
+    Cells of which no repeat was completed are left out: how long one takes is not known.
+    """
+    total, dollars, priced, measured = 0.0, 0.0, True, 0
     for result in cells:
         took = [
             seconds
@@ -87,14 +95,19 @@ def _spent(found: Decision, cells: Iterable[CellResult], more: int) -> str:
             if (seconds := _between(started, finished)) > 0  # else the clock was set back meanwhile
         ]
         if not took:
-            return ""
+            continue
+        measured += 1
+        more = max(0, needed - result.planned)
         cost = found.costs.get(result.key)
         price = None if cost is None else cost.usd_per_hour
         total += more * median(took)
         dollars += more * median(took) / HOUR_SECONDS * (price or 0.0)
         priced = priced and price is not None
+    if not total:
+        return ""
     paid = f", ${number(dollars, 2)}" if dollars and priced else ""
-    return f", about {number(total, 2)} s of measuring{paid}"
+    others = f" all {measured} cells" if measured > _COMPARED else ""
+    return f", about {number(total, 2)} s of measuring{others}{paid}"
 
 
 def _between(started: str, finished: str) -> float:

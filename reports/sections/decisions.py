@@ -60,7 +60,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
     measured = any(cell.result.completed for cell in cells)
     return {
         "decisions": decisions,
-        "next_lines": [*next_lines(decisions), *next_server_lines(server_choices(study))],
+        "next_lines": [*next_lines(decisions, study.cells.values()), *next_server_lines(server_choices(study))],
         "recommendations": recommendation_table(found),
         "recommendation_lines": open_questions(study, found, judgements, wrong),
         "savings": savings_table(saved) if measured else None,

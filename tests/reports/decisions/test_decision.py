@@ -1,10 +1,12 @@
 """What a report decides: simulated studies whose right decision is known, and what it says of them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.decisions import BAR, CLEAR, SEEDS, TIES, Scenario, Simulated, count, decided, is_right
+from configs.plans.plan import read_plan
 from configs.records.record import Status
 from configs.targets.target import LocalTarget
 from reports.decisions.choice import Candidate, choose_candidate
@@ -106,7 +108,8 @@ def test_with_prices_a_larger_choice_is_told_by_its_price_also_where_latency_dec
 
 
 def test_work_without_a_model_is_called_by_its_kind() -> None:
-    lines = next_lines([decided(CLEAR["two ranks do more than twice the work"], 1)[0]])
+    (found, *_) = decided(CLEAR["two ranks do more than twice the work"], 1)
+    lines = next_lines([found], found.members)
     assert lines[0] == "Whether more pays yet: 2 ranks, the most of the noop, won; measure 4."
 
 
@@ -123,7 +126,7 @@ def test_more_ranks_are_not_suggested_where_they_were_tried(tmp_path: Path, lost
     study = load_run(run)
     (found,) = decide(study, cell_costs(study), wrong={cells[2].key})
     assert found.chosen.key == cells[1].key
-    told = [line for line in next_lines([found]) if line.startswith("Whether more pays yet")]
+    told = [line for line in next_lines([found], found.members) if line.startswith("Whether more pays yet")]
     assert told == ([] if lost else ["Whether more pays yet: 2 ranks, the most of tiny, won; measure 4."])
 
 
@@ -146,8 +149,21 @@ def test_what_more_repeats_cost_is_told_only_where_all_prices_are_known(tmp_path
             write_measurements(run, item, [rate] * 3)
         study = load_run(run)
         (found,) = decide(study, cell_costs(study))
-        (line,) = [each for each in next_lines([found]) if each.startswith("Whether") and "repeats" in each]
-        assert "s of measuring" in line and ("$" in line) is (name == "all"), line
+        told = next_lines([found], study.cells.values())
+        (line,) = [each for each in told if each.startswith("Whether") and "repeats" in each]
+        assert re.search(r", about [\d.]+ s of measuring(\.|, \$)", line) and ("$" in line) is (name == "all"), line
+
+
+def test_what_more_repeats_take_is_told_of_all_cells_that_they_measure(tmp_path: Path) -> None:
+    compared = [cell(batch_size=8), cell(dp=2, batch_size=4)]
+    run = write_run(tmp_path, make_plan([*compared, *(cell(batch_size=size) for size in (1, 2, 4))], 3))
+    for number, item in enumerate(read_plan(run.plan).cells.values()):
+        if number != 4:  # of the last one nothing was measured
+            write_measurements(run, item, [220.0 if item.layout.dp == 2 else 100.0] * 3)
+    study = load_run(run)
+    lines = next_lines(decide(study, cell_costs(study)), study.cells.values())
+    told = " (--set measuring.repeats=7), about 16 s of measuring all 4 cells"  # four more of 1 s each
+    assert [told in line for line in lines if "repeats instead of" in line] == [True], lines
 
 
 def served(folder: Path, rates: dict[int, list[float]]) -> Decision:
@@ -169,9 +185,9 @@ def test_by_latency_more_repeats_are_asked_for_only_where_they_may_tell_who_answ
     assert late.chosen.cell.layout.ranks == 2, "half the time for a token is clear"
     same = served(tmp_path / "same", {1: [100.0] * 8, 2: [100.0 * each for each in noise]})
     assert same.chosen.cell.layout.ranks == 1 and repeats_to_decide([same]) == 32
-    (line,) = next_lines([same])
+    (line,) = next_lines([same], same.members)
     assert line.startswith("Whether dp=2") and " answers sooner than 1 rank" in line and "dollar" not in line
     few = served(tmp_path / "few", {1: [100.0] * 3, 2: [200.0] * 3})
     assert few.chosen.cell.layout.ranks == 1 and repeats_to_decide([few]) == 6
     slower = served(tmp_path / "slower", {1: [100.0] * 8, 2: [90.0] * 8})
-    assert repeats_to_decide([slower]) is None and next_lines([slower]) == []
+    assert repeats_to_decide([slower]) is None and next_lines([slower], slower.members) == []
