@@ -239,12 +239,11 @@ def _correctness(judged: Sequence[tuple[str, JudgedCell]]) -> Sentence:
     right = by_word["agrees"]
     if right:
         bodies.append(f"{_cells(right)} from the reference by the noise of reduction order alone{_tokens(right)}.")
+    whose = "The answers that could be judged are" if by_word["not judged"] else "The answers are"
     if by_word["defect"]:
-        lead = "Some answers are wrong." if right else "The answers are wrong."
-    elif not right:
-        lead = "Whether the answers are right is not known."
+        lead = "Some answers are wrong." if right else f"{whose} wrong."
     else:
-        lead = "The answers that could be judged are right." if by_word["not judged"] else "The answers are right."
+        lead = f"{whose} right." if right else "Whether the answers are right is not known."
     missed = dict.fromkeys(part for _, item in right if item.reach is not None for part in item.reach.missed)
     if missed:
         bodies.append(f"Not reached by the comparison: {'; '.join(missed)}.")

@@ -133,6 +133,8 @@ def test_wrong_answers_come_first() -> None:
         "(every token equal on 19 of 20 prompts; largest logit difference 2.0e-6)."
     )
     assert opening(study, [judged("defect", "b")])[1].lead == "The answers are wrong."
+    unknown = opening(study, [judged("defect", "b"), judged("not judged", "c")])[1]
+    assert unknown.lead == "The answers that could be judged are wrong."
 
 
 def test_right_and_unknown_answers() -> None:
