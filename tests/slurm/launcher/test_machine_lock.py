@@ -110,8 +110,9 @@ def test_a_lock_of_another_file_system_whose_inode_is_the_same_is_another(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 def test_a_holder_of_another_user_excludes_too(locks: Path) -> None:
+    assert is_free()  # and all is imported that this takes
     told, tell = os.pipe()
-    pid = os.fork()  # another user may not be able to start this interpreter
+    pid = os.fork()  # another user may not be able to start this interpreter, or to read its modules
     if pid == 0:
         try:
             os.setgid(NOBODY)

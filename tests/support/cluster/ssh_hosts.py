@@ -5,10 +5,12 @@ with ssh_hosts(tmp_path, 2) as hosts:
     hosts["a"].kill_sshd(); hosts["a"].crash(); hosts["a"].boot()
 """
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from tests.support.patience import wait_for
 
 _INIT = """
 import os, sys, time
@@ -27,6 +31,9 @@ while True:
         time.sleep(0.1)
 """
 _LIMIT_SECONDS = 20.0
+_LISTEN = "0A"
+"""State of a socket in /proc/net/tcp (TCP_LISTEN in include/net/tcp_states.h)."""
+_SUBNETS = Path(tempfile.gettempdir()) / "rankwise-tests-subnets.lock"
 
 
 def why_no_hosts() -> str | None:
@@ -114,13 +121,22 @@ class SshTestHost:
         """Start the SSH server; returns when it listens."""
         self._write_config()
         _run(*self.inside(str(_program("sshd")), "-f", f"{self.folder}/sshd_config"))
+        wait_for(self._listens, f"sshd of {self.name}", _LIMIT_SECONDS)  # it leaves its terminal before it listens
+
+    def _listens(self) -> bool:
+        """Whether something listens on the port, as the host's own list of sockets says."""
+        rows = [line.split() for line in Path(f"/proc/{self._pid}/net/tcp").read_text().splitlines()[1:]]
+        return any(row[1].endswith(f":{self.port:04X}") and row[3] == _LISTEN for row in rows)
 
     def kill_sshd(self) -> None:
         """Kill the SSH server and all that serves connections; nobody can connect."""
+        killed = []
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):  # one that serves a connection may end meanwhile
                 if process.name().startswith("sshd"):
                     process.kill()
+                    killed.append(process)
+        wait_for(lambda: not any(map(_lives, killed)), f"end of sshd of {self.name}", _LIMIT_SECONDS)  # it has the port
 
     def processes(self) -> list[psutil.Process]:
         """All processes of the host but its first."""
@@ -173,10 +189,12 @@ class SshTestHosts:
         (base / "node").mkdir(parents=True)
         mark = os.getpid() % 10**5
         self._bridge = f"rws{mark}"
-        subnet = _free_subnet()
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", base / "key")
         _run("ip", "link", "add", "name", self._bridge, "type", "bridge")
-        _run("ip", "addr", "add", f"10.214.{subnet}.254/24", "dev", self._bridge)
+        with _SUBNETS.open("a") as subnets:  # another process of tests would choose the same one meanwhile
+            fcntl.flock(subnets, fcntl.LOCK_EX)
+            subnet = _free_subnet()
+            _run("ip", "addr", "add", f"10.214.{subnet}.254/24", "dev", self._bridge)
         _run("ip", "link", "set", "dev", self._bridge, "up")
         self.hosts = [
             SshTestHost(
@@ -227,6 +245,13 @@ class SshTestHosts:
             with suppress(OSError, AssertionError):
                 host.crash()
         subprocess.run(["ip", "link", "del", "dev", self._bridge], capture_output=True)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _free_subnet() -> int:

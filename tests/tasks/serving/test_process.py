@@ -27,7 +27,7 @@ import json, signal, sys, time
 told = set()
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda number, frame: told.add(number))
-print(json.dumps({"ready": {"url": "http://x", "replicas": []}}), flush=True)
+print(json.dumps({"ready": {"url": "http://x", "replicas": [{}]}}), flush=True)
 while len(told) < 2:
     time.sleep(0.01)
 """

@@ -41,7 +41,7 @@ def test_a_token_that_is_made_is_told(
             return
 
         def wait_until_ready(self) -> dict[str, Any]:
-            return {"url": "http://0.0.0.0:8000", "replicas": []}
+            return {"url": "http://0.0.0.0:8000", "replicas": [{}]}
 
         def wait(self) -> int:
             return 0
@@ -76,7 +76,7 @@ def test_a_server_that_ends_later_shows_its_logs(
             return
 
         def wait_until_ready(self) -> dict[str, Any]:
-            return {"url": "http://127.0.0.1:8000", "replicas": []}
+            return {"url": "http://127.0.0.1:8000", "replicas": [{}]}
 
         def wait(self) -> int:
             return 1
@@ -153,7 +153,7 @@ def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: p
 
         def wait_until_ready(self) -> dict[str, Any]:
             with socket.create_server(("127.0.0.1", 0)) as free:
-                return {"url": f"http://127.0.0.1:{free.getsockname()[1]}", "replicas": []}
+                return {"url": f"http://127.0.0.1:{free.getsockname()[1]}", "replicas": [{}]}
 
     monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
     monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
@@ -176,7 +176,7 @@ def test_whoever_reads_no_further_gets_no_logs(
     def closed(*_: object) -> None:
         raise BrokenPipeError
 
-    ready = SimpleNamespace(wait_until_ready=lambda: {"url": "http://127.0.0.1:9", "replicas": []})
+    ready = SimpleNamespace(wait_until_ready=lambda: {"url": "http://127.0.0.1:9", "replicas": [{}]})
     monkeypatch.setattr(server, "make_settings", settings)
     monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
     monkeypatch.setattr(server, "_check_requests", lambda *_: None)
@@ -223,7 +223,7 @@ def test_a_refusal_names_the_option_or_the_prompt(
     with HTTPServer(("127.0.0.1", 0), _Refusing) as refusing:
         threading.Thread(target=refusing.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{refusing.server_port}"
-        ready = SimpleNamespace(wait_until_ready=lambda: {"url": url, "replicas": []})
+        ready = SimpleNamespace(wait_until_ready=lambda: {"url": url, "replicas": [{}]})
         monkeypatch.setattr(server, "make_settings", lambda *_: SimpleNamespace(name="m"))
         monkeypatch.setattr(server, "program_of", lambda _: server.DECODERS)
         monkeypatch.setattr(server, "_check_requests", lambda *_: None)
