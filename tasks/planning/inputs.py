@@ -313,7 +313,7 @@ def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
 
 def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
     for dotted, value in fields.items():
-        field = dotted.rpartition(".")[2]
+        field = dotted.removeprefix("workload.")  # `params.data` is a script's own
         if dotted == "workload" and isinstance(value, dict):
             yield from _inputs_of(value, f"{where}.workload")
         elif field in _SUFFIXES and isinstance(value, str):

@@ -248,3 +248,15 @@ def test_one_path_in_two_forms_is_refused_with_another_way_to_write_it(tmp_path:
         "in another form. Write one of the two as ./texts.jsonl"
     ]
     assert trained_and(tmp_path, packed | {"inputs": ["./texts.jsonl"]})[1].keys() == {"texts.jsonl", "./texts.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["data", "tokenizer", "prompts", "trace", "inputs"])
+def test_a_parameter_of_a_script_that_is_called_as_a_field_names_no_file(tmp_path: Path, name: str) -> None:
+    work = {"kind": "script", "command": ["echo", f"{{params.{name}}}"], "params": {name: "mnist"}}
+    experiments = {
+        "swept": {"kind": "sweep", "over": {f"params.{name}": ["imagenet", "cifar"]}},
+        "based": {"kind": "sweep", "base": {f"workload.params.{name}": "svhn"}, "over": {"dp": [1]}},
+        "varied": {"kind": "optimization", "variants": {"x": {f"params.{name}": "coco"}}},
+    }
+    study = parse_study({"study": "s", "workload": work, "experiments": experiments})
+    assert copy_inputs(study, RunPaths(tmp_path / "run"), tmp_path) == {}
