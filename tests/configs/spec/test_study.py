@@ -179,6 +179,17 @@ def test_two_fields_that_do_not_agree_are_placed_once(
     assert found.startswith(problem)
 
 
+def test_a_check_of_a_whole_list_is_placed_once(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"\Amodels: duplicate name m\."):
+        plan_of(tmp_path, study(models=[{"id": "a/m"}, {"id": "b/m"}]))
+
+
+def test_an_experiment_without_models_is_told_where_it_has_none(tmp_path: Path) -> None:
+    swept = {"kind": "sweep", "models": [], "over": {"batch_size": [1]}}
+    with pytest.raises(StudyError, match=r"\Aexperiments\.b\.models: got none, but kind generate requires a model"):
+        plan_of(tmp_path, study(experiments={"b": swept}))
+
+
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(StudyError) as caught:
         plan_of(tmp_path, study(foo=1, measuring={"repeats": 0, "warmup": -1}))
