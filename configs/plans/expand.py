@@ -127,7 +127,9 @@ class _Builder(PointBuilder):
         known = STUDIED.get(str(kind))
         if (known is not None and not known.needs_model) or isinstance(experiment, Communication):
             return [None]
-        if not models:
+        if not models and experiment.models is not None:
+            self._problem(f"experiments.{name}.models: got none, but kind {kind} requires a model. Leave models out")
+        elif not models:
             self._problem(f"models: experiments.{name} of kind {kind} requires a model. Add at least one")
         return list(models)
 

@@ -131,7 +131,9 @@ class PointBuilder:
             unknown = detail["type"] == "extra_forbidden"
             text = "unknown key" if unknown else str(detail.get("ctx", {}).get("error", detail["msg"]))
             text = type_problem(dict(detail)) or text
-            self._problem(f"{where}: {'.'.join(location)}{': ' if location else ''}{text}")
+            field = ".".join(location)
+            named = not field or text.startswith(f"{field}.")  # a workload's own checks name its field
+            self._problem(f"{where}: {text}" if named else f"{where}: {field}: {text}")
 
     def _target(self, name: str) -> Target:
         return next(target for target in self.study.targets if target.name == name)

@@ -82,12 +82,12 @@ def field_names(draft: Draft) -> list[str]:
 def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
     """Set dotted fields of a draft; return a problem, `field: what is wrong`, for each invalid field.
 
-    A whole part (`workload`) is set before its fields, whatever their order in the study. Two names of one field are a
-    problem, because only one of their values would be measured.
+    A whole part (`workload`) is set before its fields, and a whole mapping (`params`) before its entries, whatever
+    their order in the study. Two names of one field are a problem, because only one of their values would be measured.
     """
     problems = []
     set_by: dict[tuple[str, ...], str] = {}
-    for dotted, value in sorted(overrides.items(), key=lambda item: item[0] not in _PARTS):
+    for dotted, value in sorted(overrides.items(), key=lambda item: _depth(item[0])):
         path = field_path(draft, dotted)
         if path is None:
             problems.append(f"{dotted}: unknown field of a cell{suggestion(dotted, field_names(draft))}")
@@ -111,7 +111,14 @@ def override(draft: Draft, overrides: dict[str, Any]) -> list[str]:
             draft[path[0]][path[1]] = value
         if path is not None:
             set_by.setdefault(path, dotted)
+        if path is not None and path[-1] in _MAPPINGS and isinstance(value, dict):
+            set_by |= {(*path, str(name)): dotted for name in value}
     return problems
+
+
+def _depth(dotted: str) -> int:
+    """0 of a whole part, 1 of a whole mapping, 2 of anything else."""
+    return 0 if dotted in _PARTS else 1 if dotted.removeprefix("workload.") in _MAPPINGS else 2
 
 
 def _wrong_variables(path: tuple[str, ...], value: Any) -> str | None:

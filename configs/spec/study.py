@@ -293,7 +293,8 @@ def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
     message = _message(detail, str(location[-1]) if location else "", model)
     if tag and len(location) == tag_at and message.partition(": ")[0] in model.model_fields:
         return f"{dotted}.{message}"  # a validator of several fields names the wrong one
-    return f"{dotted}: {message}" if dotted else message
+    is_named = not dotted or message.startswith((f"{dotted}.", f"{dotted}: "))  # by a check of several fields
+    return message if is_named else f"{dotted}: {message}"
 
 
 def _model_at(location: list[Any], tag: str) -> type[BaseModel]:

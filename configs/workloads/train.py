@@ -150,6 +150,20 @@ class TrainWorkload(BaseWorkload):
         return bool(self.data) and not self.tokenizer and self.task != "image_classification"
 
     @property
+    def without_effect(self) -> dict[str, str]:
+        evaluates = bool(self.heldout_share) or self.validation_data is not None
+        needed = {
+            "evaluate_every": (evaluates, "validation_data or heldout_share"),
+            "checkpoints_kept": (self.keeps_checkpoints, "checkpoint_every"),
+            "checkpoint_mode": (self.keeps_checkpoints, "checkpoint_every"),
+        }
+        return {
+            name: what
+            for name, (is_used, what) in needed.items()
+            if not is_used and getattr(self, name) != type(self).model_fields[name].default
+        }
+
+    @property
     def process_state(self) -> dict[str, Any]:
         return {"prepared": self.prepared}
 

@@ -110,10 +110,14 @@ def launched_usd(plan: Plan, run: RunPaths) -> float:
 
 
 def carried_on(plan: Plan, before: Plan) -> Plan:
-    """The plan with the repeats that an earlier run of the same study, with a target too, had grown to."""
-    if plan.measuring.target_interval is None or before.measuring.target_interval is None:
+    """The plan with the repeats that an earlier run of the same study, with a target too, had grown to.
+
+    No more than the study's `max_repeats`, which may have been lowered since.
+    """
+    rules = plan.measuring
+    if rules.target_interval is None or before.measuring.target_interval is None:
         return plan
-    grown = {key: max(count, before.repeats.get(key, 0)) for key, count in plan.repeats.items()}
+    grown = {key: max(count, min(before.repeats.get(key, 0), rules.max_repeats)) for key, count in plan.repeats.items()}
     stopped = {key: ended for key, ended in before.stopped.items() if key in plan.cells}
     return plan.model_copy(update={"repeats": grown, "stopped": stopped})
 

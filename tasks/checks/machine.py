@@ -30,7 +30,7 @@ from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
-from configs.targets.target import LocalTarget, SshTarget, Target
+from configs.targets.target import EndpointTarget, LocalTarget, SshTarget, Target
 from engine.planner.accelerators import LocalAccelerator, device_text, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
@@ -316,7 +316,7 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
     """What makes figures comparable: machines and versions.
 
     Of a cluster its name, partition and kind of nodes count, not the machine that submits: a run may go on from
-    another one. Raises ClusterError.
+    another one. Of an endpoint the server and the model there count, too. Raises ClusterError.
     """
     facts: dict[str, Any] = {}
     inventory = Inventory()
@@ -329,6 +329,8 @@ def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[st
             facts[f"target {target.name}"] = inventory.identity(target)
         else:
             facts |= this_machine() | {f"gpus of target {target.name}": device_text(local_devices(target)) or None}
+            if isinstance(target, EndpointTarget):  # neither is in the key of a cell
+                facts[f"server of target {target.name}"] = f"{target.model} at {target.url}"
     return facts | {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
 
 

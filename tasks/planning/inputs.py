@@ -45,6 +45,7 @@ _SUFFIXES = {
     "reference": ".zip",
     "trace": ".jsonl",
 }
+_LEARNT = ("data", "validation_data")
 _PACKED = "inputs"
 """Field whose files and folders become an archive each."""
 _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
@@ -254,20 +255,37 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
     """
     run.inputs.mkdir(parents=True, exist_ok=True)
     names: dict[str, str] = {}
+    first: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
     problems = []
     for dotted, field, written in _named_inputs(study):
-        if written in names:
+        kind = "data" if field in _LEARNT else field  # one file may be prompts here and data there
+        if (kind, written) in seen:
             continue
+        seen.add((kind, written))
         try:
-            names[written] = _copy_input(field, written, base, run.inputs)
+            digest = _copy_input(field, written, base, run.inputs)
         except StudyError as error:
             problems += error.problems
         except ValueError as error:
             problems.append(f"{dotted}: {error}")
+        else:
+            if names.setdefault(written, digest) != digest:
+                problems.append(f"{dotted}: {_kept_otherwise(written, first[written])}")
+            first.setdefault(written, dotted)
     problems += unreached(study, base) + misplaced(study)
     if problems:
         raise StudyError(problems)
     return names
+
+
+def _kept_otherwise(written: str, where: str) -> str:
+    """What is wrong with a path that another field has, too, whose file is packed or converted."""
+    head, slash, name = written.rpartition("/")
+    return (
+        f"{printable(written, 200)} is the same path as in {where}, which keeps the file in another form. "
+        f"Write one of the two as {printable(f'{head}{slash}./{name}', 200)}"
+    )
 
 
 def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
@@ -295,7 +313,7 @@ def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
 
 def _inputs_of(fields: dict[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
     for dotted, value in fields.items():
-        field = dotted.rpartition(".")[2]
+        field = dotted.removeprefix("workload.")  # `params.data` is a script's own
         if dotted == "workload" and isinstance(value, dict):
             yield from _inputs_of(value, f"{where}.workload")
         elif field in _SUFFIXES and isinstance(value, str):
@@ -319,7 +337,7 @@ def _check_source(source: Path, written: str) -> None:
 
 
 def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
-    learnt = field in ("data", "validation_data")
+    learnt = field in _LEARNT
     if learnt and written == "stdlib":
         return write_stdlib_text(folder)
     if learnt and written.startswith(HUB_PREFIX):

@@ -51,3 +51,27 @@ def test_a_plan_of_other_models_is_made_and_checked(tmp_path: Path, monkeypatch:
     too_many = parse_study(STUDY | {"layout": {"dp": 4096}})
     with pytest.raises(StudyError, match="4096"):
         resolved(too_many, tmp_path, CheckedPlan(plan))
+
+
+def test_a_folder_goes_on_with_the_seed_that_drew_its_prompts(tmp_path: Path) -> None:
+    study, other = parse_study(STUDY), parse_study(STUDY | {"measuring": {"seed": 1}})
+    run = RunPaths(tmp_path / "run")
+    key = next(iter(resolved(study, tmp_path, CheckedPlan()).cells))
+    assert resolved(other, tmp_path, CheckedPlan()).measuring.seed == 1, "nothing is measured yet"
+    (run.records / key).mkdir(parents=True)
+    run.record(key, "timed", 0, 1).write_text("{}")
+    refused = "measuring.seed: got 0, but .*run was measured with 1, .* Keep 1, or use another folder with --runs"
+    with pytest.raises(StudyError, match=refused):
+        check_study(study, tmp_path, tmp_path / "cache", run.folder)
+    with pytest.raises(StudyError, match=refused):
+        resolved(study, tmp_path, CheckedPlan())
+    assert resolved(other, tmp_path, CheckedPlan()).measuring.seed == 1
+
+
+def test_the_seed_of_work_that_draws_nothing_may_change(tmp_path: Path) -> None:
+    noop = STUDY | {"workload": {"kind": "noop"}, "experiments": {"e": {"kind": "sweep", "over": {"items": [1]}}}}
+    run = RunPaths(tmp_path / "run")
+    key = next(iter(resolved(parse_study(noop), tmp_path, CheckedPlan()).cells))
+    (run.records / key).mkdir(parents=True)
+    run.record(key, "timed", 0, 1).write_text("{}")
+    assert resolved(parse_study(noop | {"measuring": {"seed": 1}}), tmp_path, CheckedPlan()).measuring.seed == 1

@@ -158,6 +158,38 @@ def test_a_mistake_is_named_with_its_field(tmp_path: Path, data: Any, message: s
     assert "Traceback" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "base", "problem"),
+    [
+        ({"steps": 4, "min_period_seconds": 3}, {}, "workload.steps: mutually exclusive"),
+        (
+            {},
+            {"reference_batch_size": 4},
+            "experiments.b: workload.learning_rate_scaling: requires reference_batch_size",
+        ),
+    ],
+)
+def test_two_fields_that_do_not_agree_are_placed_once(
+    tmp_path: Path, fields: dict[str, Any], base: dict[str, Any], problem: str
+) -> None:
+    grown = {"kind": "strong", "grow": "dp", "to": 2, "base": base}
+    with pytest.raises(StudyError) as caught:
+        plan_of(tmp_path, study(workload={"kind": "train", **fields}, experiments={"b": grown}))
+    [found] = caught.value.problems
+    assert found.startswith(problem)
+
+
+def test_a_check_of_a_whole_list_is_placed_once(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"\Amodels: duplicate name m\."):
+        plan_of(tmp_path, study(models=[{"id": "a/m"}, {"id": "b/m"}]))
+
+
+def test_an_experiment_without_models_is_told_where_it_has_none(tmp_path: Path) -> None:
+    swept = {"kind": "sweep", "models": [], "over": {"batch_size": [1]}}
+    with pytest.raises(StudyError, match=r"\Aexperiments\.b\.models: got none, but kind generate requires a model"):
+        plan_of(tmp_path, study(experiments={"b": swept}))
+
+
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(StudyError) as caught:
         plan_of(tmp_path, study(foo=1, measuring={"repeats": 0, "warmup": -1}))

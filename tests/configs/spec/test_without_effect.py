@@ -57,3 +57,20 @@ def test_a_choice_among_prompts_needs_prompts(field: dict[str, Any]) -> None:
     with pytest.raises(StudyError, match=f"workload.{name}: .* has no effect without prompts"):
         plan_of({"kind": "generate"} | field, swept)
     plan_of({"kind": "generate"} | field, swept, swept | {"base": {"prompts": "p.jsonl"}})
+
+
+@pytest.mark.parametrize(
+    ("field", "needed", "what"),
+    [
+        ({"evaluate_every": 100}, {"heldout_share": 0.1}, "validation_data or heldout_share"),
+        ({"checkpoints_kept": 5}, {"checkpoint_every": 10}, "checkpoint_every"),
+        ({"checkpoint_mode": "sync"}, {"checkpoint_every": 10}, "checkpoint_every"),
+    ],
+)
+def test_what_training_would_not_do_is_refused(field: dict[str, Any], needed: dict[str, Any], what: str) -> None:
+    [name] = field
+    swept = {"kind": "sweep", "over": {"global_batch_size": [4, 8]}}
+    with pytest.raises(StudyError, match=f"workload.{name}: .* has no effect without {what}. Leave it out"):
+        plan_of({"kind": "train"} | field, swept)
+    plan_of({"kind": "train"} | field, swept, swept | {"base": needed})
+    plan_of({"kind": "train"} | field | needed, swept)

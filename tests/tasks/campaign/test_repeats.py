@@ -173,6 +173,13 @@ def test_what_an_earlier_run_had_grown_to_is_kept() -> None:
     assert carried_on(without, before) == without
 
 
+def test_an_earlier_run_does_not_outvote_a_lower_maximum() -> None:
+    cell = Cell(workload=NoopWorkload(label="loud"))
+    before = plan_of({cell.key: cell}, 45)
+    for most, repeats in ((20, 20), (45, 45), (60, 45), (5, 10)):
+        assert carried_on(plan_of({cell.key: cell}, 10, max_repeats=most), before).repeats == {cell.key: repeats}
+
+
 def test_time_in_which_others_had_the_machine_is_not_paid_for(tmp_path: Path) -> None:
     budget = Budget(Stub(plan_of({}, 10, budget_minutes=0.0001), RunPaths(tmp_path)))  # type: ignore[arg-type]
     time.sleep(0.02)

@@ -13,7 +13,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError, parse_study
 from configs.targets.rented import RentedTarget
-from configs.targets.target import LocalTarget, SlurmTarget
+from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget
 from engine.planner.accelerators import LocalAccelerator
 from slurm.schedulers.commands.partitions import ClusterError, Need
 from tasks.checks.machine import (
@@ -334,3 +334,13 @@ def test_a_target_that_a_study_has_since_is_no_other_environment(tmp_path: Path)
     (tmp_path / "environment.json").write_text("{")  # damaged: written anew
     facts = check_environment(run, accept=False, targets=[here])
     assert read_json_object(tmp_path / "environment.json") == facts
+
+
+@pytest.mark.parametrize("edited", [{"url": "http://10.0.0.6:8000"}, {"model": "llama-70b"}])
+def test_another_server_behind_an_endpoint_is_another_environment(tmp_path: Path, edited: dict[str, str]) -> None:
+    """Neither is in the key of a cell: the first server's records were taken for the second one's."""
+    run, before = RunPaths(tmp_path), {"url": "http://10.0.0.5:8000", "model": "llama-8b"}
+    check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before)])
+    check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before | {"max_rate": 5})])
+    with pytest.raises(EnvironmentChanged, match=r"server of target endpoint: was llama-8b at http:.*8000, now"):
+        check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before | edited)])

@@ -213,3 +213,50 @@ def test_texts_need_a_model_that_brings_a_tokenizer(tmp_path: Path, kind: str) -
         assert plan("./reads", **generate, **more).cells
     assert plan("./mute", **generate, prompts="ids.jsonl").cells
     assert plan("./mute", **generate, prompt_tokens=4).cells
+
+
+def trained_and(tmp_path: Path, other: dict[str, Any], **work: Any) -> tuple[StudySpec, dict[str, str], Path]:
+    """A study that trains, and asks for other work in a second experiment."""
+    study = study_of("texts.jsonl", **work)
+    more = {"kind": "sweep", "base": {"workload": other}, "over": {"dp": [1]}}
+    study = parse_study(study.model_dump() | {"experiments": {"more": more, **study.model_dump()["experiments"]}})
+    run = RunPaths(tmp_path / "run")
+    return study, copy_inputs(study, run, tmp_path), run.inputs
+
+
+def test_one_file_may_be_learnt_from_here_and_asked_there(tmp_path: Path) -> None:
+    """It was kept for the first of them alone: the other found no file in the inputs."""
+    write_inputs(tmp_path)
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "import os", "text": "import os"}\n')
+    asked = {"kind": "encode", "prompts": "texts.jsonl"}
+    study, names, folder = trained_and(tmp_path, asked, task="masked_lm", tokenizer=str(TOKENIZER))
+    digest = names["texts.jsonl"]
+    assert (folder / f"{digest}.jsonl").is_file() and (folder / f"{digest}.ndjson").is_file()
+    model = planned_model(study.models[0], 0, tmp_path / "cache", tmp_path)
+    found = expand(study, [model], names, lambda work: len((folder / f"{work.prompts}.jsonl").read_text().split("\n")))
+    kinds = {cell.workload.kind: cell.workload for cell in found.cells.values()}
+    assert (kinds["train"].data, kinds["encode"].prompts) == (digest, digest)
+
+
+def test_one_path_in_two_forms_is_refused_with_another_way_to_write_it(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "import os", "text": "import os"}\n')
+    packed = {"kind": "script", "command": ["true"], "inputs": ["texts.jsonl"]}
+    with pytest.raises(StudyError) as caught:
+        trained_and(tmp_path, packed)
+    assert caught.value.problems == [
+        "experiments.more.base.workload.inputs: texts.jsonl is the same path as in workload.data, which keeps the file "
+        "in another form. Write one of the two as ./texts.jsonl"
+    ]
+    assert trained_and(tmp_path, packed | {"inputs": ["./texts.jsonl"]})[1].keys() == {"texts.jsonl", "./texts.jsonl"}
+
+
+@pytest.mark.parametrize("name", ["data", "tokenizer", "prompts", "trace", "inputs"])
+def test_a_parameter_of_a_script_that_is_called_as_a_field_names_no_file(tmp_path: Path, name: str) -> None:
+    work = {"kind": "script", "command": ["echo", f"{{params.{name}}}"], "params": {name: "mnist"}}
+    experiments = {
+        "swept": {"kind": "sweep", "over": {f"params.{name}": ["imagenet", "cifar"]}},
+        "based": {"kind": "sweep", "base": {f"workload.params.{name}": "svhn"}, "over": {"dp": [1]}},
+        "varied": {"kind": "optimization", "variants": {"x": {f"params.{name}": "coco"}}},
+    }
+    study = parse_study({"study": "s", "workload": work, "experiments": experiments})
+    assert copy_inputs(study, RunPaths(tmp_path / "run"), tmp_path) == {}
