@@ -70,7 +70,8 @@ class CellChange:
 
     @property
     def key(self) -> str:
-        return self.first.key
+        """Of what is judged: within one run a variant's key, not its baseline's; two runs have one key."""
+        return self.second.key
 
     def change(self, figure: str) -> Change | None:
         """The change of one figure, where both runs have it."""
@@ -114,10 +115,15 @@ class Comparison:
         """Cells of a verdict."""
         return sum(cell.verdict is verdict for cell in self.cells)
 
+    def matched(self, run: RunFigures) -> list[CellFigures]:
+        """The cells of one of the runs that are compared, each once: variants of one run share their baseline."""
+        keys = dict.fromkeys(cell.first.key if run is self.first else cell.second.key for cell in self.cells)
+        return [run.cells[key] for key in keys]
+
     def busy(self, run: RunFigures) -> dict[str, float]:
         """The largest share of CPU that others took during each matched cell of a run, by title."""
-        shares = {cell.key: run.cells[cell.key].values(OTHERS_SHARE) for cell in self.cells}
-        return {run.cells[key].title: max(values) for key, values in shares.items() if values}
+        shares = {cell.title: cell.values(OTHERS_SHARE) for cell in self.matched(run)}
+        return {title: max(values) for title, values in shares.items() if values}
 
 
 def compare(

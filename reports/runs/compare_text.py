@@ -224,7 +224,7 @@ def _noise_lines(comparison: Comparison) -> list[str]:
     lines = []
     threshold = threshold_text(comparison)
     for run in (comparison.first, comparison.second):
-        series = [run.cells[cell.key].figures.get("throughput", {}) for cell in comparison.cells]
+        series = [cell.figures.get("throughput", {}) for cell in comparison.matched(run)]
         noisy, drifting = noise(series), drift(series)
         if noisy is not None and noisy.typical > comparison.threshold:
             lines.append(

@@ -1,5 +1,6 @@
 """Variants of one run against their baseline: verdicts, exit codes, JUnit; and the report's part on own programs."""
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree as xml
@@ -16,6 +17,7 @@ from flows.cli.results.compare import compare_runs
 from reports.experiments.own_programs import agreement_table, same_losses
 from reports.reading.load import load_run
 from reports.render import render_report
+from reports.runs.within import compare_within
 from tests.support.run_folders.made_studies import write_plan, write_record
 from tests.support.run_folders.reports import whole_report
 
@@ -68,6 +70,30 @@ def test_a_gate_within_one_run(environment: Path, capsys: pytest.CaptureFixture[
     ):
         compare_runs(run.folder, None, within="other")
     assert compare_runs(run.folder, run.folder, within="gate") == 2
+
+
+def test_what_is_said_of_variants_is_theirs_and_not_their_baselines(
+    environment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others took the CPU during one variant only, whose repeats alone are noisy; its key is what regressed."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.02})
+    keys = {int(cell.workload.model_dump()["params"]["x"]): key for key, cell in read_plan(run.plan).cells.items()}
+    for repeat in range(8):
+        steps = np.full(20, 0.02 * (1 + 0.2 * (repeat % 2)))
+        figures = {"steps": 20, "others_cpu_share": 0.5}
+        cell = read_plan(run.plan).cells[keys[2]]
+        write_record(run, cell, repeat, samples={"0/step_seconds": steps}, figures=figures, num_columns=1)
+    assert compare_runs(run.folder, None, within="gate", json_wanted=True) == 4
+    told = json.loads(capsys.readouterr().out)
+    assert told["regressions"] == [keys[2]] and [cell["key"] for cell in told["cells"]] == [keys[1], keys[2]]
+    junit = environment.parent / "gate.xml"
+    assert compare_runs(run.folder, None, within="gate", junit_file=junit) == 4
+    assert f"key: {keys[2]}" in junit.read_text() and keys[0] not in junit.read_text()
+    said = capsys.readouterr().out
+    assert "variants of gate other processes took over 10 %" in said and "t.py, x 2 (50 %)" in said
+    assert "baseline of gate other processes took" not in said
+    comparison = compare_within(load_run(run), "r", "gate", 0.05)
+    assert len(comparison.matched(comparison.first)) == 1 and len(comparison.matched(comparison.second)) == 2
 
 
 def test_other_processes_do_not_hide_a_slower_script(environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
