@@ -16,6 +16,7 @@ from reports.decisions.objectives import judge_objectives
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.style import drawn
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
+from reports.reading.devices import load_comparable
 from reports.reading.load import load_run
 from reports.render import render_report
 from reports.text import Table
@@ -278,6 +279,21 @@ def test_one_repeat_tells_no_ways_apart(tmp_path: Path) -> None:
     assert ranking(found).pairs == 1 and ranking(found).clear == 0
     assert "No pair of ways differs clearly" in strategies_sentence(found)
     assert column(strategies_table(load_run(run), found), "state").count("missing") == 1
+
+
+def test_ways_on_different_devices_are_not_ranked(tmp_path: Path) -> None:
+    """A target of mixed nodes ran ddp on one kind of GPU and zero2 on another; what has no figure is still shown."""
+    plan = planned(STUDY, repeats=6)
+    ways = by_way(plan, "fast")
+    run = write_plan(tmp_path / "run", plan)
+    write_training(run, ways["ddp"], 0.01, device="H100")
+    write_training(run, ways["zero2, in 2 micro-batches"], 0.2, device="A10G")
+    (found,) = (each for each in strategies(load_comparable(run)) if each.target == "fast")
+    assert [way.name for way in found.ways] == ["ddp", "fsdp"] and [way.name for way in found.ranked] == ["ddp"]
+    write_training(run, ways["fsdp"], 0.1, device="A10G")
+    (found,) = (each for each in strategies(load_comparable(run)) if each.target == "fast")
+    assert "tiny on A10G" in found.title and [way.name for way in found.ranked] == ["fsdp", "zero2, in 2 micro-batches"]
+    assert strategies_sentence(found).startswith("Fastest is fsdp")
 
 
 def test_the_report_has_it_all(run: RunPaths) -> None:
