@@ -16,6 +16,7 @@ from configs.plans.plan import Plan
 from configs.records.record import Status
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.reading.load import CellResult, StudyResult, flat_environment
+from reports.text import joined
 
 OTHERS_SHARE = "others_cpu_share"
 """Kept beside the figures: the share of the machine's CPU that other processes took, by repeat."""
@@ -126,6 +127,10 @@ def run_figures(study: StudyResult, name: str) -> RunFigures:
     """Reduce a run folder as read. `name` is what texts call the run."""
     used = [reading.record for reading in study.readings if reading.used]
     known = {digest: None if data is None else flat_environment(data) for digest, data in study.environments.items()}
+    for digest, devices in _devices(study).items():
+        flat = known.get(digest)
+        if flat is not None:
+            flat["device"] = joined(sorted(devices))
     return RunFigures(
         name=name,
         study=study.plan.study,
@@ -135,6 +140,17 @@ def run_figures(study: StudyResult, name: str) -> RunFigures:
         cells={key: _cell(result) for key, result in study.cells.items()},
         environments=known,
     )
+
+
+def _devices(study: StudyResult) -> dict[str | None, set[str]]:
+    """What ranks say that they computed on, by environment: that of a script names no device, others rank 0's alone."""
+    found: dict[str | None, set[str]] = {}
+    for result in study.cells.values():
+        for reading in result.completed.values():
+            names = {name for name in reading.by_rank("device") if isinstance(name, str)}
+            if names:
+                found.setdefault(reading.record.environment, set()).update(names)
+    return found
 
 
 def _rules(plan: Plan) -> dict[str, str]:
