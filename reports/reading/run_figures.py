@@ -142,13 +142,13 @@ def run_figures(study: StudyResult, name: str) -> RunFigures:
     )
 
 
-def _devices(study: StudyResult) -> dict[str | None, set[str]]:
+def _devices(study: StudyResult) -> dict[str, set[str]]:
     """What ranks say that they computed on, by environment: that of a script names no device, others rank 0's alone."""
-    found: dict[str | None, set[str]] = {}
+    found: dict[str, set[str]] = {}
     for result in study.cells.values():
         for reading in result.completed.values():
             names = {name for name in reading.by_rank("device") if isinstance(name, str)}
-            if names:
+            if names and reading.record.environment is not None:
                 found.setdefault(reading.record.environment, set()).update(names)
     return found
 
