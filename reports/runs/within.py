@@ -63,7 +63,9 @@ def compare_within(
     for each in found:
         if not each.points:
             continue  # all of them are unsupported
-        base = next(point for point in each.points if point.baseline)
+        base = next((point for point in each.points if point.baseline), None)
+        if base is None:
+            continue  # its part of another device
         for point in each.points:
             if point.cell != base.cell:
                 pairs.append((_titled(figures, base.cell, point.label), _titled(figures, point.cell, point.label)))

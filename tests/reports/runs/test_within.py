@@ -145,6 +145,20 @@ def test_an_experiment_without_points_closes_no_gate_and_opens_none(environment:
         compare_runs(run.folder, None, within="gate")
 
 
+def test_variants_on_another_device_than_their_baseline_are_no_traceback(environment: Path) -> None:
+    """Each device has a part of the experiment: that of the variants has no baseline."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    for path in run.records.glob("*/*.json"):
+        record = json.loads(path.read_text())
+        record["figures"]["device"] = "A10G" if record["cell"]["workload"]["params"]["x"] == 0 else "H100"
+        path.write_text(json.dumps(record))
+    with pytest.raises(WrongArgument, match="it has: gate on A10G, gate on H100"):
+        compare_runs(run.folder, None, within="gate")
+    for device in ("A10G", "H100"):
+        with pytest.raises(ValueError, match="has no point beside its baseline to compare"):
+            compare_runs(run.folder, None, within=f"gate on {device}")
+
+
 def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:
     run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
     cell = next(iter(read_plan(run.plan).cells.values()))
