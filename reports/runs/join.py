@@ -4,8 +4,8 @@
     text = joined_report([load_comparable(RunPaths(folder)) for folder in found.folders])
 
 A node is a target of a run, or one of its devices where its cells ran on several. Where two runs have a target of the
-same name, each is a node of its own, named with its run folder, so that measurements of different machines or days never
-flow into one figure. Cells are the same where they agree in everything but the target.
+same name, each is a node of its own, named with its run folder, so that measurements of different machines or days
+never flow into one figure. Cells are the same where they agree in everything but the target.
 """
 
 import glob
