@@ -50,6 +50,7 @@ FIGURE_KINDS = (
 class CellFigures:
     """One cell of a run. `figures`: name -> repeat -> value; `environments`: hashes, of the timed repeats.
 
+    `failed`: repeats that were tried to their end and have no figure, as `broken` is said of a whole cell.
     `confidence`: what intervals must be asked for to cover 95 %, above that where one looked before stopping.
     """
 
@@ -173,7 +174,10 @@ def _cell(result: CellResult) -> CellFigures:
         status=result.status,
         compared=result.compared,
         planned=result.planned,
-        failed=len(result.measurements) - len(result.completed),
+        failed=sum(
+            not reading.completed and reading.record.status not in NOT_MEASURED
+            for reading in result.measurements.values()
+        ),
         fields=flat_environment(result.cell.model_dump(mode="json")),
         figures={name: values for name, values in figures.items() if values},
         environments=tuple(sorted({record.environment for record in records if record.environment})),

@@ -117,6 +117,19 @@ def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (runs / "joined.md").read_text().startswith("# 3 nodes side by side: nodes")
 
 
+def test_repeats_that_were_cancelled_are_not_said_to_have_failed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs / "again"
+    for place, path in enumerate(sorted(run.glob("records/*/r[789]-a1.json"))):
+        record = json.loads(path.read_text())
+        record["status"] = "failed" if place % 3 == 0 else "cancelled"
+        record["failure"] = {"message": "gone"}
+        path.write_text(json.dumps(record))
+    assert compare_runs(runs / "first", run) == 0
+    assert "repeats failed: 1 of 10 in the second" in capsys.readouterr().out
+
+
 def test_no_figure_of_a_joined_report_is_of_two_devices(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A partition of mixed nodes: three repeats of one cell, and all of another, ran on a GPU twice as fast."""
     run = node_run(runs / "mixed", "gpus", 1.0)
