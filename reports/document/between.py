@@ -208,7 +208,8 @@ def _trend(runs: Sequence[KeptRun], cell: CellFigures, kind: FigureKind) -> Char
         value = found.estimate(kind.name)
         label = f"{run.title}, {_moment(run.figures.started_at)}"
         if value is None:
-            lost.append((float(place), f"{label}: {found.status.replace('_', ' ')}"))
+            why = "no figure" if found.completed else found.status.replace("_", " ")
+            lost.append((float(place), f"{label}: {why}"))
         else:
             points.append(measured_point(place, value, found.values(kind.name), kind.scale, label))
     if not points:

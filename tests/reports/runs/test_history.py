@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from configs.records.record import SchemaError
+from reports.document.between import history_document
 from reports.plots.runs.history import draw_history, history_height
 from reports.plots.style import drawn
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures
@@ -186,3 +187,14 @@ def test_the_figure_without_any_value(tmp_path: Path) -> None:
         history.add(run_of(cell_of("aaaa1", status="timeout"), cell_of("other")))
         kept = history.runs(["aaaa1"])
     assert drawn(partial(draw_history, runs=kept, key="aaaa1", kind=FIGURE_KINDS[4]))["png"]
+
+
+def test_a_run_whose_memory_pass_left_nothing_is_not_said_to_be_completed_on_the_page(tmp_path: Path) -> None:
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        history.add(at(1))
+        history.add(at(2, 101))
+        history.add(run_of(cell_of("aaaa1"), started_at="2026-11-21T03:00:00+00:00"))
+        kept = history.runs(["aaaa1"])
+    document = history_document(kept, kind=FIGURE_KINDS[4], key="aaaa1")
+    ((chart,),) = document.charts.values()
+    assert [label.rpartition(": ")[2] for _, label in chart.lost] == ["no figure"]
