@@ -44,7 +44,8 @@ class Change:
     """One figure of one cell. `ratio` is second / first; `bounds` its interval, widened by the noise between runs.
 
     `verdict` is None where the figure has one value a run (peak memory), which no interval can judge.
-    `repeats_needed`: about so many in each run would settle a "cannot tell"; None where none is known to.
+    `repeats_needed`: about so many in each run would settle a "cannot tell", or give it the interval that it has not;
+    None where none is known to.
     """
 
     kind: FigureKind

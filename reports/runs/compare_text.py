@@ -154,7 +154,7 @@ def details(comparison: Comparison) -> list[str]:
             lines.append(f"{cell.first.title}: {'; '.join([*said, *([cell.why] if cell.why else [])])}.")
         main = cell.change("throughput")
         if main is not None and cell.verdict is ComparisonVerdict.CANNOT_TELL:
-            lines.append(f"{cell.first.title}: cannot tell; {what_would_help(main)}.")
+            lines.append(f"{cell.first.title}: cannot tell; {what_would_help(main, comparison.paired)}.")
     return lines
 
 
@@ -169,10 +169,14 @@ def change_text(cell: CellChange, change: Change) -> str:
     return f"{text}, {before} to {after} {cell.first.unit_of(change.kind)}"
 
 
-def what_would_help(change: Change) -> str:
+def what_would_help(change: Change, paired: bool = False) -> str:
+    """`about 12 repeats in each run would settle it, there are 8`. paired: both are of one run."""
     if change.repeats_needed is not None:
-        verb = "is" if change.ratio.count == 1 else "are"
-        return f"about {repeats(change.repeats_needed)} in each run would settle it, there {verb} {change.ratio.count}"
+        verb, place = "is" if change.ratio.count == 1 else "are", "" if paired else " in each run"
+        there = f"there {verb} {change.ratio.count}"
+        if change.ratio.interval is None:
+            return f"{repeats(change.repeats_needed)}{place} would give an interval, {there}"
+        return f"about {repeats(change.repeats_needed)}{place} would settle it, {there}"
     if change.ratio.interval != change.bounds:
         return "the noise between runs is too wide; measure both again, in turn, on a quieter machine"
     return "the difference lies at the edge of what counts, where more repeats do not help"

@@ -91,7 +91,7 @@ def test_too_few_repeats_give_no_interval_and_no_alarm() -> None:
     comparison = compared(around(100, count=5), around(50, count=5))
     (change,) = comparison.cells[0].changes
     assert change.bounds is None and change.repeats_needed == 6 and not comparison.regressions
-    assert "about 6 repeats in each run would settle it, there are 5" in terminal_text(comparison)
+    assert "cannot tell; 6 repeats in each run would give an interval, there are 5" in terminal_text(comparison)
     assert repeats_for_interval(1) == 6 and repeats_for_interval(1000) > 6
 
 
