@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from configs.records.record import Status
-from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
+from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, ROUNDING, Bounds, Estimate, Ratio, unpaired_ratio
 from reports.reading.load import MISSING
 from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures
 from reports.runs.between_runs import BetweenRuns
@@ -171,7 +171,7 @@ def judge_change(
     if bounds is None:
         return ComparisonVerdict.CANNOT_TELL, False
     low, high = bounds
-    if low > 1 or high < 1:
+    if low > 1 + ROUNDING or high < 1 - ROUNDING:
         worse = (low > 1) != kind.more_is_better
         beyond = abs(value - 1) > threshold
         return (ComparisonVerdict.WORSE, beyond) if worse else (ComparisonVerdict.BETTER, False)
