@@ -9,7 +9,7 @@ in its interval, unless runs of the same code in the history say how large such 
 (`reports.runs.between_runs`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -209,11 +209,17 @@ def repeats_for_interval(comparisons: int, confidence: float = CONFIDENCE) -> in
     return count
 
 
-def changed_environment(first: RunFigures, second: RunFigures, keys: list[str]) -> tuple[Difference, ...]:
-    """In what the environments differ that these cells were measured in; what matters most comes first."""
+def changed_environment(
+    first: RunFigures, second: RunFigures, keys: Sequence[str], others: Sequence[str] | None = None
+) -> tuple[Difference, ...]:
+    """In what the environments differ that these cells were measured in; what matters most comes first.
+
+    others: the cells of the second run, where they have other keys.
+    """
+    sides = ((first, keys), (second, keys if others is None else others))
     names = {name for run in (first, second) for flat in run.environments.values() for name in flat or ()}
-    facts = [run.facts(names, keys) for run in (first, second)]
-    hosts = [{host for key in keys for host in run.cells[key].hosts} for run in (first, second)]
+    facts = [run.facts(names, used) for run, used in sides]
+    hosts = [{host for key in used for host in run.cells[key].hosts} for run, used in sides]
     for known, found in zip(facts, hosts, strict=True):
         known["hosts"] = found
     if facts[0].get("hostname") == facts[0]["hosts"] and facts[1].get("hostname") == facts[1]["hosts"]:

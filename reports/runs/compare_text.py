@@ -124,7 +124,10 @@ def difference_sentence(comparison: Comparison) -> str:
     elif comparison.differences:
         text = f"The environments differ in {joined(item.what for item in comparison.differences)}"
         foreign = [item.what for item in comparison.differences if item.what not in ("commit", "dirty")]
-        text += ": what follows may come from that as well as from the code." if foreign else "."
+        # Within one run a variant may be what differs.
+        text += (
+            ": what follows may come from that as well as from the code." if foreign and not comparison.paired else "."
+        )
     else:
         text = "Both were measured in the same environment."
     if comparison.rules:

@@ -28,6 +28,7 @@ from reports.runs.compare import (
     Change,
     Comparison,
     ComparisonVerdict,
+    changed_environment,
     idle_cell,
     judge_change,
     repeats_needed,
@@ -81,7 +82,9 @@ def compare_within(
         only_first=(),
         only_second=(),
         answers_kept=(),
-        differences=(),
+        differences=changed_environment(
+            figures, figures, [first.key for first, _ in pairs], [second.key for _, second in pairs]
+        ),
         rules=(),
         half_width=None,
         between={},

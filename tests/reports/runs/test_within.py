@@ -160,6 +160,23 @@ def test_variants_on_another_device_than_their_baseline_are_no_traceback(environ
             compare_runs(run.folder, None, within=f"gate on {device}")
 
 
+def test_variants_measured_in_another_environment_are_not_said_to_share_it(
+    environment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that went on with another version of torch has the variants of it and the baseline of the old one."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    assert compare_runs(run.folder, None, within="gate") == 4
+    assert "Both were measured in the same environment." in capsys.readouterr().out
+    run.environment("e2").write_text('{"python": "3.11.2", "commit": "abc123", "torch": "2.11"}')
+    for path in run.records.glob("*/*.json"):
+        record = json.loads(path.read_text())
+        record["environment"] = "e1" if record["cell"]["workload"]["params"]["x"] == 0 else "e2"
+        path.write_text(json.dumps(record))
+    assert compare_runs(run.folder, None, within="gate") == 4
+    said = capsys.readouterr().out
+    assert "The environments differ in torch.\n" in said and "same environment" not in said
+
+
 def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:
     run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
     cell = next(iter(read_plan(run.plan).cells.values()))
