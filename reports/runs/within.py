@@ -110,7 +110,12 @@ def _undisturbed(study: StudyResult, result: CellResult, cell: CellFigures) -> C
                 f"--undisturbed: {cell.title}: got {plural(count, 'step')} a repeat, expected at least {_MIN_STEPS}"
             )
         steps = np.max([steps[:count] for steps in ranks], axis=0)  # a step lasts as long as its slowest rank
-        found[repeat] = value * float(steps.mean() / np.quantile(steps, _FAST))
+        fastest = float(np.quantile(steps, _FAST))
+        if fastest <= 0:
+            raise ValueError(
+                f"--undisturbed: {cell.title}: the fastest tenth of the steps took 0 s. Compare without it"
+            )
+        found[repeat] = value * float(steps.mean()) / fastest
     return replace(cell, figures={**cell.figures, throughput: found}, unit=f"{cell.unit} undisturbed")
 
 

@@ -185,6 +185,16 @@ def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:
         compare_runs(run.folder, None, within="gate", undisturbed=True)
 
 
+def test_steps_of_a_coarse_clock_show_no_undisturbed_ones(environment: Path) -> None:
+    """Steps of less than a clock's tick last 0 s or a tick: the fastest tenth of them says nothing."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    cell = next(iter(read_plan(run.plan).cells.values()))
+    steps = np.tile([0.0, 0.0, 1.0], 10)
+    write_record(run, cell, 0, samples={"0/step_seconds": steps}, figures={"steps": 30}, num_columns=1)
+    with pytest.raises(ValueError, match=r"--undisturbed: .*: the fastest tenth of the steps took 0 s"):
+        compare_runs(run.folder, None, within="gate", undisturbed=True)
+
+
 @pytest.mark.parametrize(("loss", "agrees"), [(0.0, "yes"), (0.5, "no")])
 def test_loss_curves_are_judged_by_the_noise_of_repeats(environment: Path, loss: float, agrees: str) -> None:
     strong = {"strong": {"kind": "strong", "grow": "dp", "to": 2}}
