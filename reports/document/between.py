@@ -26,7 +26,7 @@ from reports.runs.compare_text import (
 )
 from reports.runs.history import KeptRun
 from reports.tables import first_rows
-from reports.text import UNKNOWN, Table, code, escaped, estimate_cell, percent, plural
+from reports.text import UNKNOWN, Table, code, escaped, estimate_cell, joined, percent, plural
 
 MAX_CELLS = 24
 """Charts of single cells on one page; the table has the others."""
@@ -121,7 +121,10 @@ def history_document(
         table = first_rows(_trend_table(group, cells, kind), where="the runs")
         groups.append(Section(study, f"{told}.", table, plot=name if charts[name] else None))
     question = f"How did {kind.title} change over time?"
-    note = "Marks are medians, bars their intervals or ranges. Runs of other machines or versions are not comparable."
+    note = (
+        "Marks are medians, bars their intervals or ranges. Runs of other machines or versions are not comparable: a "
+    )
+    note += "cell that ran on several devices has a line for each, and no ratio."
     sections = [Section("Runs", question="What was measured, when and with what?", table=runs_table(shown))]
     if groups:
         sections.append(Section("Trends", note, question=question, more=tuple(groups)))
@@ -199,8 +202,10 @@ def _cells(runs: Sequence[KeptRun]) -> list[CellFigures]:
 
 
 def _trend(runs: Sequence[KeptRun], cell: CellFigures, kind: FigureKind) -> Chart | None:
-    """A cell's figure by number of the run; None where no run has one."""
-    points, lost = [], []
+    """A cell's figure by number of the run, a line for each device; None where no run has one."""
+    devices = _devices(runs, cell.key)
+    points: dict[str, list[ChartPoint]] = {}
+    lost = []
     for place, run in enumerate(runs, 1):
         found = run.figures.cells.get(cell.key)
         if found is None:
@@ -208,13 +213,15 @@ def _trend(runs: Sequence[KeptRun], cell: CellFigures, kind: FigureKind) -> Char
         value = found.estimate(kind.name)
         label = f"{run.title}, {_moment(run.figures.started_at)}"
         if value is None:
-            lost.append((float(place), f"{label}: {found.status.replace('_', ' ')}"))
+            why = "no figure" if found.completed else found.status.replace("_", " ")
+            lost.append((float(place), f"{label}: {why}"))
         else:
-            points.append(measured_point(place, value, found.values(kind.name), kind.scale, label))
+            name = kind.title + (f" on {devices[place - 1] or 'an unknown device'}" if _several(devices) else "")
+            points.setdefault(name, []).append(measured_point(place, value, found.values(kind.name), kind.scale, label))
     if not points:
         return None
     unit = cell.unit_of(kind)
-    series = (ChartSeries(kind.title, tuple(points)),)
+    series = tuple(ChartSeries(name, tuple(line)) for name, line in points.items())
     y_label = f"{kind.title}, {unit}"
     return Chart(cell.title, "run, by time", y_label, series, unit=unit, lost=tuple(lost), from_zero=False)
 
@@ -226,7 +233,9 @@ def _trend_table(runs: Sequence[KeptRun], cells: Sequence[CellFigures], kind: Fi
         found = [run.figures.cells[cell.key].estimate(kind.name) for run in runs if cell.key in run.figures.cells]
         known = [value for value in found if value is not None]
         medians = [value.median for value in known]
-        spread = percent(max(medians) / min(medians) - 1) if len(known) > 1 and min(medians) > 0 else UNKNOWN
+        one_device = not _several(_devices(runs, cell.key))
+        ratio = len(known) > 1 and min(medians) > 0 and one_device
+        spread = percent(max(medians) / min(medians) - 1) if ratio else UNKNOWN
         first, last = (known[0], known[-1]) if known else (None, None)
         rows.append(
             (
@@ -241,6 +250,16 @@ def _trend_table(runs: Sequence[KeptRun], cells: Sequence[CellFigures], kind: Fi
         )
     columns = ("cell", "key", "runs", "first", "last", "unit", "largest over smallest median")
     return Table(columns, tuple(rows), text_columns=2)
+
+
+def _devices(runs: Sequence[KeptRun], key: str) -> list[str | None]:
+    """What a cell was measured on in each run; None where that is not known."""
+    found = [run.figures.facts(("device",), [key] if key in run.figures.cells else [])["device"] for run in runs]
+    return [joined(sorted(names)) or None for names in found]
+
+
+def _several(devices: Sequence[str | None]) -> bool:
+    return len({*devices} - {None}) > 1
 
 
 def _moment(text: str | None) -> str:

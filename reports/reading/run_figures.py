@@ -16,6 +16,7 @@ from configs.plans.plan import Plan
 from configs.records.record import Status
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.reading.load import CellResult, StudyResult, flat_environment
+from reports.text import joined
 
 OTHERS_SHARE = "others_cpu_share"
 """Kept beside the figures: the share of the machine's CPU that other processes took, by repeat."""
@@ -49,6 +50,7 @@ FIGURE_KINDS = (
 class CellFigures:
     """One cell of a run. `figures`: name -> repeat -> value; `environments`: hashes, of the timed repeats.
 
+    `failed`: repeats that were tried to their end and have no figure, as `broken` is said of a whole cell.
     `confidence`: what intervals must be asked for to cover 95 %, above that where one looked before stopping.
     """
 
@@ -126,6 +128,10 @@ def run_figures(study: StudyResult, name: str) -> RunFigures:
     """Reduce a run folder as read. `name` is what texts call the run."""
     used = [reading.record for reading in study.readings if reading.used]
     known = {digest: None if data is None else flat_environment(data) for digest, data in study.environments.items()}
+    for digest, devices in _devices(study).items():
+        flat = known.get(digest)
+        if flat is not None:
+            flat["device"] = joined(sorted(devices))
     return RunFigures(
         name=name,
         study=study.plan.study,
@@ -135,6 +141,17 @@ def run_figures(study: StudyResult, name: str) -> RunFigures:
         cells={key: _cell(result) for key, result in study.cells.items()},
         environments=known,
     )
+
+
+def _devices(study: StudyResult) -> dict[str, set[str]]:
+    """What ranks say that they computed on, by environment: that of a script names no device, others rank 0's alone."""
+    found: dict[str, set[str]] = {}
+    for result in study.cells.values():
+        for reading in result.completed.values():
+            names = {name for name in reading.by_rank("device") if isinstance(name, str)}
+            if names and reading.record.environment is not None:
+                found.setdefault(reading.record.environment, set()).update(names)
+    return found
 
 
 def _rules(plan: Plan) -> dict[str, str]:
@@ -157,7 +174,10 @@ def _cell(result: CellResult) -> CellFigures:
         status=result.status,
         compared=result.compared,
         planned=result.planned,
-        failed=len(result.measurements) - len(result.completed),
+        failed=sum(
+            not reading.completed and reading.record.status not in NOT_MEASURED
+            for reading in result.measurements.values()
+        ),
         fields=flat_environment(result.cell.model_dump(mode="json")),
         figures={name: values for name, values in figures.items() if values},
         environments=tuple(sorted({record.environment for record in records if record.environment})),

@@ -9,7 +9,7 @@ in its interval, unless runs of the same code in the history say how large such 
 (`reports.runs.between_runs`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from configs.records.record import Status
-from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, Estimate, Ratio, unpaired_ratio
+from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, ROUNDING, Bounds, Estimate, Ratio, unpaired_ratio
 from reports.reading.load import MISSING
 from reports.reading.run_figures import FIGURE_KINDS, OTHERS_SHARE, CellFigures, FigureKind, RunFigures
 from reports.runs.between_runs import BetweenRuns
@@ -44,7 +44,8 @@ class Change:
     """One figure of one cell. `ratio` is second / first; `bounds` its interval, widened by the noise between runs.
 
     `verdict` is None where the figure has one value a run (peak memory), which no interval can judge.
-    `repeats_needed`: about so many in each run would settle a "cannot tell"; None where none is known to.
+    `repeats_needed`: about so many in each run would settle a "cannot tell", or give it the interval that it has not;
+    None where none is known to.
     """
 
     kind: FigureKind
@@ -70,7 +71,8 @@ class CellChange:
 
     @property
     def key(self) -> str:
-        return self.first.key
+        """Of what is judged: within one run a variant's key, not its baseline's; two runs have one key."""
+        return self.second.key
 
     def change(self, figure: str) -> Change | None:
         """The change of one figure, where both runs have it."""
@@ -114,10 +116,15 @@ class Comparison:
         """Cells of a verdict."""
         return sum(cell.verdict is verdict for cell in self.cells)
 
+    def matched(self, run: RunFigures) -> list[CellFigures]:
+        """The cells of one of the runs that are compared, each once: variants of one run share their baseline."""
+        keys = dict.fromkeys(cell.first.key if run is self.first else cell.second.key for cell in self.cells)
+        return [run.cells[key] for key in keys]
+
     def busy(self, run: RunFigures) -> dict[str, float]:
         """The largest share of CPU that others took during each matched cell of a run, by title."""
-        shares = {cell.key: run.cells[cell.key].values(OTHERS_SHARE) for cell in self.cells}
-        return {run.cells[key].title: max(values) for key, values in shares.items() if values}
+        shares = {cell.title: cell.values(OTHERS_SHARE) for cell in self.matched(run)}
+        return {title: max(values) for title, values in shares.items() if values}
 
 
 def compare(
@@ -164,7 +171,7 @@ def judge_change(
     if bounds is None:
         return ComparisonVerdict.CANNOT_TELL, False
     low, high = bounds
-    if low > 1 or high < 1:
+    if low > 1 + ROUNDING or high < 1 - ROUNDING:
         worse = (low > 1) != kind.more_is_better
         beyond = abs(value - 1) > threshold
         return (ComparisonVerdict.WORSE, beyond) if worse else (ComparisonVerdict.BETTER, False)
@@ -202,11 +209,17 @@ def repeats_for_interval(comparisons: int, confidence: float = CONFIDENCE) -> in
     return count
 
 
-def changed_environment(first: RunFigures, second: RunFigures, keys: list[str]) -> tuple[Difference, ...]:
-    """In what the environments differ that these cells were measured in; what matters most comes first."""
+def changed_environment(
+    first: RunFigures, second: RunFigures, keys: Sequence[str], others: Sequence[str] | None = None
+) -> tuple[Difference, ...]:
+    """In what the environments differ that these cells were measured in; what matters most comes first.
+
+    others: the cells of the second run, where they have other keys.
+    """
+    sides = ((first, keys), (second, keys if others is None else others))
     names = {name for run in (first, second) for flat in run.environments.values() for name in flat or ()}
-    facts = [run.facts(names, keys) for run in (first, second)]
-    hosts = [{host for key in keys for host in run.cells[key].hosts} for run in (first, second)]
+    facts = [run.facts(names, used) for run, used in sides]
+    hosts = [{host for key in used for host in run.cells[key].hosts} for run, used in sides]
     for known, found in zip(facts, hosts, strict=True):
         known["hosts"] = found
     if facts[0].get("hostname") == facts[0]["hosts"] and facts[1].get("hostname") == facts[1]["hosts"]:

@@ -61,7 +61,7 @@ def _case(comparison: Comparison, cell: CellChange) -> xml.Element:
         failure = xml.SubElement(case, "failure", {"type": "regression", "message": _clean("; ".join(said))})
         failure.text = _clean("\n".join(said))
     elif cell.verdict is ComparisonVerdict.CANNOT_TELL:
-        help_text = what_would_help(main) if main else cell.why or "no figure in common"
+        help_text = what_would_help(main, comparison.paired) if main else cell.why or "no figure in common"
         xml.SubElement(case, "skipped", {"message": _clean(f"cannot tell: {help_text}")})
     lines = [
         f"{change.kind.title}: {change_ratio_text(change)} {change.verdict or ''}".rstrip() for change in cell.changes

@@ -124,7 +124,10 @@ def difference_sentence(comparison: Comparison) -> str:
     elif comparison.differences:
         text = f"The environments differ in {joined(item.what for item in comparison.differences)}"
         foreign = [item.what for item in comparison.differences if item.what not in ("commit", "dirty")]
-        text += ": what follows may come from that as well as from the code." if foreign else "."
+        # Within one run a variant may be what differs.
+        text += (
+            ": what follows may come from that as well as from the code." if foreign and not comparison.paired else "."
+        )
     else:
         text = "Both were measured in the same environment."
     if comparison.rules:
@@ -154,7 +157,7 @@ def details(comparison: Comparison) -> list[str]:
             lines.append(f"{cell.first.title}: {'; '.join([*said, *([cell.why] if cell.why else [])])}.")
         main = cell.change("throughput")
         if main is not None and cell.verdict is ComparisonVerdict.CANNOT_TELL:
-            lines.append(f"{cell.first.title}: cannot tell; {what_would_help(main)}.")
+            lines.append(f"{cell.first.title}: cannot tell; {what_would_help(main, comparison.paired)}.")
     return lines
 
 
@@ -169,10 +172,14 @@ def change_text(cell: CellChange, change: Change) -> str:
     return f"{text}, {before} to {after} {cell.first.unit_of(change.kind)}"
 
 
-def what_would_help(change: Change) -> str:
+def what_would_help(change: Change, paired: bool = False) -> str:
+    """`about 12 repeats in each run would settle it, there are 8`. paired: both are of one run."""
     if change.repeats_needed is not None:
-        verb = "is" if change.ratio.count == 1 else "are"
-        return f"about {repeats(change.repeats_needed)} in each run would settle it, there {verb} {change.ratio.count}"
+        verb, place = "is" if change.ratio.count == 1 else "are", "" if paired else " in each run"
+        there = f"there {verb} {change.ratio.count}"
+        if change.ratio.interval is None:
+            return f"{repeats(change.repeats_needed)}{place} would give an interval, {there}"
+        return f"about {repeats(change.repeats_needed)}{place} would settle it, {there}"
     if change.ratio.interval != change.bounds:
         return "the noise between runs is too wide; measure both again, in turn, on a quieter machine"
     return "the difference lies at the edge of what counts, where more repeats do not help"
@@ -224,7 +231,7 @@ def _noise_lines(comparison: Comparison) -> list[str]:
     lines = []
     threshold = threshold_text(comparison)
     for run in (comparison.first, comparison.second):
-        series = [run.cells[cell.key].figures.get("throughput", {}) for cell in comparison.cells]
+        series = [cell.figures.get("throughput", {}) for cell in comparison.matched(run)]
         noisy, drifting = noise(series), drift(series)
         if noisy is not None and noisy.typical > comparison.threshold:
             lines.append(

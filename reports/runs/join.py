@@ -1,11 +1,11 @@
 """Joint report of several runs: comparison of nodes, their differences, and the best node for each goal.
 
     found = find_runs("runs/*")                         # folders, and what else the pattern named
-    text = joined_report([load_study(RunPaths(folder)) for folder in found.folders])
+    text = joined_report([load_comparable(RunPaths(folder)) for folder in found.folders])
 
-A node is a target of a run. Where two runs have a target of the same name, each is a node of its own, named
-with its run folder, so that measurements of different machines or days never flow into one figure. Cells are
-the same where they agree in everything but the target.
+A node is a target of a run, or one of its devices where its cells ran on several. Where two runs have a target of the
+same name, each is a node of its own, named with its run folder, so that measurements of different machines or days
+never flow into one figure. Cells are the same where they agree in everything but the target.
 """
 
 import glob
@@ -28,7 +28,7 @@ from reports.decisions.nodes import (
     nodes_sentence,
     throughput_table,
 )
-from reports.reading.load import StudyResult
+from reports.reading.load import CellResult, StudyResult, model_title
 from reports.reading.run_figures import RunFigures, run_figures
 from reports.runs.compare import FIRST
 from reports.runs.compare_text import short_commit
@@ -101,21 +101,35 @@ class JoinedNode:
 
 def nodes_of(studies: Sequence[StudyResult]) -> list[JoinedNode]:
     """Every target of every run that has cells to compare, named so that no two are alike."""
-    targets = [list(dict.fromkeys(result.cell.target for result in study.cells.values())) for study in studies]
-    times = Counter(name for names in targets for name in names)
+    places = [_places(study) for study in studies]
+    times = Counter(name for place in places for name in place)
     labels = _labels([study.folder for study in studies])
     titles = _model_titles(studies)
     nodes = []
-    for study, names, label in zip(studies, targets, labels, strict=True):
+    for study, place, label in zip(studies, places, labels, strict=True):
         figures = run_figures(study, label)
-        for target in names:
-            name = target if times[target] == 1 else f"{target} ({label})"
-            results = [result for result in study.cells.values() if result.cell.target == target and result.compared]
+        for node, members in place.items():
+            name = node if times[node] == 1 else f"{node} ({label})"
+            results = [result for result in members if result.compared]
             if not results:
                 continue
+            target = results[0].cell.target
             cells = [NodeCell(name, replace(result, model=titles[result.cell.model or ""])) for result in results]
             nodes.append(JoinedNode(name, study, figures, target, tuple(cells)))
     return nodes
+
+
+def _places(study: StudyResult) -> dict[str, list[CellResult]]:
+    """Cells by target, and by device where a target's ran on several; one without a figure stays with the first."""
+    devices: dict[str, dict[str, None]] = {}
+    for result in study.cells.values():
+        devices.setdefault(result.cell.target, {}).update({result.device: None} if result.device else {})
+    places: dict[str, list[CellResult]] = {}
+    for result in study.cells.values():
+        target, known = result.cell.target, list(devices[result.cell.target])
+        name = f"{target} on {result.device or known[0]}" if len(known) > 1 else target
+        places.setdefault(name, []).append(result)
+    return places
 
 
 def _labels(folders: Sequence[Path]) -> list[str]:
@@ -133,7 +147,7 @@ def _model_titles(studies: Sequence[StudyResult]) -> dict[str, str]:
     titles: dict[str, str] = {"": "no model"}
     for study in studies:
         for result in study.cells.values():
-            titles.setdefault(result.cell.model or "", result.model)
+            titles.setdefault(result.cell.model or "", model_title(study.plan, result.cell.model))
     shared = Counter(titles.values())
     return {
         identity: title if shared[title] == 1 else f"{title} {content_hash(identity, digits=6)}"

@@ -28,6 +28,7 @@ from reports.runs.compare import (
     Change,
     Comparison,
     ComparisonVerdict,
+    changed_environment,
     idle_cell,
     judge_change,
     repeats_needed,
@@ -63,7 +64,9 @@ def compare_within(
     for each in found:
         if not each.points:
             continue  # all of them are unsupported
-        base = next(point for point in each.points if point.baseline)
+        base = next((point for point in each.points if point.baseline), None)
+        if base is None:
+            continue  # its part of another device
         for point in each.points:
             if point.cell != base.cell:
                 pairs.append((_titled(figures, base.cell, point.label), _titled(figures, point.cell, point.label)))
@@ -79,7 +82,9 @@ def compare_within(
         only_first=(),
         only_second=(),
         answers_kept=(),
-        differences=(),
+        differences=changed_environment(
+            figures, figures, [first.key for first, _ in pairs], [second.key for _, second in pairs]
+        ),
         rules=(),
         half_width=None,
         between={},
@@ -105,7 +110,12 @@ def _undisturbed(study: StudyResult, result: CellResult, cell: CellFigures) -> C
                 f"--undisturbed: {cell.title}: got {plural(count, 'step')} a repeat, expected at least {_MIN_STEPS}"
             )
         steps = np.max([steps[:count] for steps in ranks], axis=0)  # a step lasts as long as its slowest rank
-        found[repeat] = value * float(steps.mean() / np.quantile(steps, _FAST))
+        fastest = float(np.quantile(steps, _FAST))
+        if fastest <= 0:
+            raise ValueError(
+                f"--undisturbed: {cell.title}: the fastest tenth of the steps took 0 s. Compare without it"
+            )
+        found[repeat] = value * float(steps.mean()) / fastest
     return replace(cell, figures={**cell.figures, throughput: found}, unit=f"{cell.unit} undisturbed")
 
 

@@ -148,9 +148,16 @@ def equality_sentence(found: SameLearning) -> str:
         f"The reference is {found.reference.result.name}. {same} of {plural(len(found.others), 'other cell')} "
         f"{verb} it within rounding over the first {JUDGED_STEPS} steps"
     )
-    worst = max(found.others, key=lambda item: item.loss)
-    text += f"; the largest relative difference of a loss, over all steps, is {number(worst.loss, 2)}"
-    text += f" ({worst.curve.result.name})."
+    known = [item for item in found.others if np.isfinite(item.loss)]  # no maximum has a place for NaN
+    if known:
+        worst = max(known, key=lambda item: item.loss)
+        text += f"; the largest relative difference of a loss, over all steps, is {number(worst.loss, 2)}"
+        text += f" ({worst.curve.result.name})"
+    curves = (found.reference, *(item.curve for item in found.others))
+    broken = [curve.result.name for curve in curves if not np.isfinite(curve.losses).all()]
+    if broken:
+        text += f"; {first_of(broken, 4)} {'has' if len(broken) == 1 else 'have'} a loss that is not finite"
+    text += "."
     return text + (f" Not explained by rounding: {first_of(stray, 4)}." if stray else "")
 
 
@@ -178,7 +185,8 @@ def relative(values: Floats, reference: Floats) -> Floats:
     """Relative difference at each step that both have; of a reference of 0 the difference itself."""
     steps = min(len(values), len(reference))
     scale = np.where(reference[:steps] == 0, 1.0, np.abs(reference[:steps]))
-    found: Floats = np.abs(values[:steps] - reference[:steps]) / scale
+    with np.errstate(invalid="ignore"):  # infinite losses have no difference
+        found: Floats = np.abs(values[:steps] - reference[:steps]) / scale
     return found
 
 

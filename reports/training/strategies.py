@@ -113,7 +113,10 @@ def way_name(cell: Cell) -> str:
 
 
 def strategies(study: StudyResult) -> list[Strategies]:
-    """Every piece of work that was planned in several ways on the same ranks of a target."""
+    """Every piece of work that was planned in several ways on the same ranks of a target, and measured on one device.
+
+    Ways without a figure stay with the first device.
+    """
     groups: dict[tuple[object, ...], list[CellResult]] = {}
     for result in study.cells.values():
         cell = result.cell
@@ -121,7 +124,7 @@ def strategies(study: StudyResult) -> list[Strategies]:
             place = (cell.target, cell.layout.ranks, cell.nodes, cell.cores_per_rank)
             groups.setdefault((what_is_learnt(cell), cell.dtype, *place), []).append(result)
     found = []
-    for members in groups.values():
+    for members in (part for group in groups.values() for part in _by_device(group)):
         names = [way_name(result.cell) for result in members]
         if len(set(names)) < 2:
             continue
@@ -132,6 +135,11 @@ def strategies(study: StudyResult) -> list[Strategies]:
         )
         found.append(Strategies(_title(members[0]), members[0].cell.target, ways))
     return found
+
+
+def _by_device(group: Sequence[CellResult]) -> list[list[CellResult]]:
+    devices: list[str | None] = [*dict.fromkeys(one.device for one in group if one.device is not None)] or [None]
+    return [[one for one in group if (one.device or devices[0]) == device] for device in devices]
 
 
 def _title(result: CellResult) -> str:

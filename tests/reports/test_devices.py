@@ -9,7 +9,9 @@ from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side
 from reports.reading.devices import load_comparable
 from reports.reading.load import StudyResult
+from reports.reading.run_figures import run_figures
 from reports.render import render_report
+from reports.runs.compare import compare
 from tests.support.run_folders.made_studies import (
     decoded,
     planned,
@@ -85,6 +87,23 @@ def test_ranks_on_different_gpus_are_a_device_of_their_own(tmp_path: Path) -> No
         figures = {"num_prompts": 8, "prompt_tokens": 80, "measurement_seconds": 2.0}
         write_record(run, cell, 0, samples=decoded(cell, 1.0), figures=figures, rank_figures=by_rank)
     assert load_comparable(run).devices == (A10G, f"{A10G} and {H100}")
+
+
+def test_two_runs_whose_ranks_alone_name_their_gpus_are_in_no_ratio(tmp_path: Path) -> None:
+    """The environment of a script has no device: each rank's record has its GPU's name."""
+    runs = []
+    for name, seconds in ((A10G, 1.0), (H100, 0.3), (H100, 0.3)):
+        plan = planned(STRONG, repeats=6)
+        run = write_plan(tmp_path / f"run-{len(runs)}", plan)
+        for cell in plan.cells.values():
+            write_measurements(run, cell, seconds / cell.layout.ranks, repeats=6, device=name)
+        runs.append(run_figures(load_comparable(run), run.folder.name))
+    apart, same = compare(runs[0], runs[1]), compare(runs[1], runs[2])
+    assert all(
+        cell.why == f"measured on {A10G} in the first, on {H100} in the second: no ratio" for cell in apart.cells
+    )
+    assert [item.what for item in apart.differences] == ["device"] and apart.comparisons == 0
+    assert all(cell.change("throughput") for cell in same.cells) and same.differences == ()
 
 
 def test_the_report_says_why_they_are_apart(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from configs.plans.paths import RunPaths
 from reports.document.between import cells_table, comparison_document, history_document, run_document
 from reports.document.html import report_page
 from reports.reading.devices import load_comparable
-from reports.reading.load import StudyResult, load_run
+from reports.reading.load import StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, FigureKind, RunFigures, run_figures
 from reports.runs.between_runs import BetweenRuns, between_runs
 from reports.runs.compare import Comparison, compare
@@ -306,7 +306,7 @@ def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
         raise WrongArgument(str(error)) from error
     if len(found.folders) == 1:
         return render_again(found.folders[0])
-    studies = [load_run(RunPaths(folder.absolute())) for folder in found.folders]
+    studies = [load_comparable(RunPaths(folder.absolute())) for folder in found.folders]
     for folder, study in zip(found.folders, studies, strict=True):
         _tell_unreadable(folder, study)
     file = output or Path("joined.md")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.numbers.statistics import Ratio
+from reports.numbers.statistics import ROUNDING, Ratio
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures
 from reports.runs.between_runs import BetweenRuns, between_runs
 from reports.runs.compare import (
@@ -57,6 +57,13 @@ def test_faster_the_same_and_not_to_be_told() -> None:
     assert comparison_headline(wide) == "No regression of more than 5 % is shown. Of 1 cell, 1 cannot be told."
 
 
+@pytest.mark.parametrize("figure", ["throughput", "step_seconds"])
+def test_what_rounding_leaves_of_equal_figures_is_the_same(figure: str) -> None:
+    """Steps read with a coarse clock have no noise: 0.1 + 0.2 is not quite 0.3."""
+    for first, second in ((0.3, 0.1 + 0.2), (0.1 + 0.2, 0.3)):
+        assert compared([first] * 8, [second] * 8, figure).cells[0].verdict is ComparisonVerdict.SAME
+
+
 def test_worse_within_the_threshold_closes_no_gate() -> None:
     comparison = compared(around(100, 0.002), around(98, 0.002))
     assert comparison.cells[0].verdict is ComparisonVerdict.WORSE and not comparison.regressions
@@ -91,7 +98,7 @@ def test_too_few_repeats_give_no_interval_and_no_alarm() -> None:
     comparison = compared(around(100, count=5), around(50, count=5))
     (change,) = comparison.cells[0].changes
     assert change.bounds is None and change.repeats_needed == 6 and not comparison.regressions
-    assert "about 6 repeats in each run would settle it, there are 5" in terminal_text(comparison)
+    assert "cannot tell; 6 repeats in each run would give an interval, there are 5" in terminal_text(comparison)
     assert repeats_for_interval(1) == 6 and repeats_for_interval(1000) > 6
 
 
@@ -245,7 +252,7 @@ def test_noise_between_runs_needs_three_runs_of_known_code() -> None:
 def test_each_interval_has_one_verdict(low: float, width: float, more: bool, threshold: float) -> None:
     bounds, kind = (low, low + width), THROUGHPUT if more else TTFT
     verdict, regression = judge_change(kind, bounds, low + width / 2, threshold)
-    if low <= 1 <= low + width:
+    if low <= 1 + ROUNDING and low + width >= 1 - ROUNDING:
         assert verdict in (ComparisonVerdict.SAME, ComparisonVerdict.CANNOT_TELL) and not regression
     else:
         assert verdict is (ComparisonVerdict.BETTER if (low > 1) == more else ComparisonVerdict.WORSE)

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from configs.records.record import SchemaError
+from reports.charts.chart import Chart
+from reports.document.between import history_document
 from reports.plots.runs.history import draw_history, history_height
 from reports.plots.style import drawn
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures
 from reports.runs.compare import compare
-from reports.runs.history import HISTORY_VERSION, open_history
+from reports.runs.history import HISTORY_VERSION, KeptRun, open_history
+from reports.text import UNKNOWN
 from tests.support.run_folders.compared_runs import HOME, around, cell_of, run_of
 
 
@@ -186,3 +189,38 @@ def test_the_figure_without_any_value(tmp_path: Path) -> None:
         history.add(run_of(cell_of("aaaa1", status="timeout"), cell_of("other")))
         kept = history.runs(["aaaa1"])
     assert drawn(partial(draw_history, runs=kept, key="aaaa1", kind=FIGURE_KINDS[4]))["png"]
+
+
+def test_a_run_whose_memory_pass_left_nothing_is_not_said_to_be_completed_on_the_page(tmp_path: Path) -> None:
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        history.add(at(1))
+        history.add(at(2, 101))
+        history.add(run_of(cell_of("aaaa1"), started_at="2026-11-21T03:00:00+00:00"))
+        kept = history.runs(["aaaa1"])
+    document = history_document(kept, kind=FIGURE_KINDS[4], key="aaaa1")
+    ((chart,),) = document.charts.values()
+    assert [label.rpartition(": ")[2] for _, label in chart.lost] == ["no figure"]
+
+
+def test_runs_on_different_devices_share_no_line_and_no_ratio_on_the_page(tmp_path: Path) -> None:
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        for hour, device in enumerate(("A10G", "H100", "A10G"), 1):
+            history.add(at(hour, 100 * hour, environments={"e1": HOME | {"device": device}}))
+        several = history.runs(["aaaa1"])
+    chart, ratio = trend_of(several)
+    assert [(series.name, [point.x for point in series.points]) for series in chart.series] == [
+        ("throughput on A10G", [1, 3]),
+        ("throughput on H100", [2]),
+    ]
+    assert ratio == UNKNOWN
+    chart, ratio = trend_of([several[0], several[2]])
+    assert [series.name for series in chart.series] == ["throughput"] and ratio == "200 %"
+
+
+def trend_of(runs: list[KeptRun]) -> tuple[Chart, str]:
+    """The one cell's chart, and the ratio of its largest median to its smallest."""
+    document = history_document(runs, key="aaaa1")
+    ((chart,),) = document.charts.values()
+    (part,) = document.sections[1].more
+    assert part.table is not None
+    return chart, part.table.rows[0][-1]

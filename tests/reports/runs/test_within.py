@@ -1,5 +1,6 @@
 """Variants of one run against their baseline: verdicts, exit codes, JUnit; and the report's part on own programs."""
 
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree as xml
@@ -16,6 +17,7 @@ from flows.cli.results.compare import compare_runs
 from reports.experiments.own_programs import agreement_table, same_losses
 from reports.reading.load import load_run
 from reports.render import render_report
+from reports.runs.within import compare_within
 from tests.support.run_folders.made_studies import write_plan, write_record
 from tests.support.run_folders.reports import whole_report
 
@@ -70,6 +72,30 @@ def test_a_gate_within_one_run(environment: Path, capsys: pytest.CaptureFixture[
     assert compare_runs(run.folder, run.folder, within="gate") == 2
 
 
+def test_what_is_said_of_variants_is_theirs_and_not_their_baselines(
+    environment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Others took the CPU during one variant only, whose repeats alone are noisy; its key is what regressed."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.02})
+    keys = {int(cell.workload.model_dump()["params"]["x"]): key for key, cell in read_plan(run.plan).cells.items()}
+    for repeat in range(8):
+        steps = np.full(20, 0.02 * (1 + 0.2 * (repeat % 2)))
+        figures = {"steps": 20, "others_cpu_share": 0.5}
+        cell = read_plan(run.plan).cells[keys[2]]
+        write_record(run, cell, repeat, samples={"0/step_seconds": steps}, figures=figures, num_columns=1)
+    assert compare_runs(run.folder, None, within="gate", json_wanted=True) == 4
+    told = json.loads(capsys.readouterr().out)
+    assert told["regressions"] == [keys[2]] and [cell["key"] for cell in told["cells"]] == [keys[1], keys[2]]
+    junit = environment.parent / "gate.xml"
+    assert compare_runs(run.folder, None, within="gate", junit_file=junit) == 4
+    assert f"key: {keys[2]}" in junit.read_text() and keys[0] not in junit.read_text()
+    said = capsys.readouterr().out
+    assert "variants of gate other processes took over 10 %" in said and "t.py, x 2 (50 %)" in said
+    assert "baseline of gate other processes took" not in said
+    comparison = compare_within(load_run(run), "r", "gate", 0.05)
+    assert len(comparison.matched(comparison.first)) == 1 and len(comparison.matched(comparison.second)) == 2
+
+
 def test_other_processes_do_not_hide_a_slower_script(environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the steps last several times as long, in each repeat otherwise: only fast steps can tell."""
     run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
@@ -103,7 +129,8 @@ def test_noise_is_told_by_the_repeats_that_would_settle_it(
             times = 0.01 * (1 + 0.3 * ((repeat * 7 + place * 3) % 5))
             write_record(run, cell, repeat, samples={"0/step_seconds": np.full(20, times)}, figures={"steps": 20})
     assert compare_runs(run.folder, None, within="gate") == 0
-    told = re.search(r"about (\d+) repeats in each run would settle it, there are (\d+)", capsys.readouterr().out)
+    ending = "would settle it" if variants == 1 else "would give an interval"
+    told = re.search(rf"cannot tell; (?:about )?(\d+) repeats {ending}, there are (\d+)", capsys.readouterr().out)
     assert told is not None and int(told[2]) == repeats and int(told[1]) >= needed
     assert variants == 1 or int(told[1]) == needed
 
@@ -119,11 +146,52 @@ def test_an_experiment_without_points_closes_no_gate_and_opens_none(environment:
         compare_runs(run.folder, None, within="gate")
 
 
+def test_variants_on_another_device_than_their_baseline_are_no_traceback(environment: Path) -> None:
+    """Each device has a part of the experiment: that of the variants has no baseline."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    for path in run.records.glob("*/*.json"):
+        record = json.loads(path.read_text())
+        record["figures"]["device"] = "A10G" if record["cell"]["workload"]["params"]["x"] == 0 else "H100"
+        path.write_text(json.dumps(record))
+    with pytest.raises(WrongArgument, match="it has: gate on A10G, gate on H100"):
+        compare_runs(run.folder, None, within="gate")
+    for device in ("A10G", "H100"):
+        with pytest.raises(ValueError, match="has no point beside its baseline to compare"):
+            compare_runs(run.folder, None, within=f"gate on {device}")
+
+
+def test_variants_measured_in_another_environment_are_not_said_to_share_it(
+    environment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that went on with another version of torch has the variants of it and the baseline of the old one."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    assert compare_runs(run.folder, None, within="gate") == 4
+    assert "Both were measured in the same environment." in capsys.readouterr().out
+    run.environment("e2").write_text('{"python": "3.11.2", "commit": "abc123", "torch": "2.11"}')
+    for path in run.records.glob("*/*.json"):
+        record = json.loads(path.read_text())
+        record["environment"] = "e1" if record["cell"]["workload"]["params"]["x"] == 0 else "e2"
+        path.write_text(json.dumps(record))
+    assert compare_runs(run.folder, None, within="gate") == 4
+    said = capsys.readouterr().out
+    assert "The environments differ in torch.\n" in said and "same environment" not in said
+
+
 def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:
     run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
     cell = next(iter(read_plan(run.plan).cells.values()))
     write_record(run, cell, 0, samples={"0/step_seconds": np.full(5, 0.01)}, figures={"steps": 5}, num_columns=1)
     with pytest.raises(ValueError, match=r"--undisturbed: .*: got 5 steps a repeat, expected at least 20"):
+        compare_runs(run.folder, None, within="gate", undisturbed=True)
+
+
+def test_steps_of_a_coarse_clock_show_no_undisturbed_ones(environment: Path) -> None:
+    """Steps of less than a clock's tick last 0 s or a tick: the fastest tenth of them says nothing."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    cell = next(iter(read_plan(run.plan).cells.values()))
+    steps = np.tile([0.0, 0.0, 1.0], 10)
+    write_record(run, cell, 0, samples={"0/step_seconds": steps}, figures={"steps": 30}, num_columns=1)
+    with pytest.raises(ValueError, match=r"--undisturbed: .*: the fastest tenth of the steps took 0 s"):
         compare_runs(run.folder, None, within="gate", undisturbed=True)
 
 

@@ -16,6 +16,7 @@ from reports.decisions.objectives import judge_objectives
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.style import drawn
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
+from reports.reading.devices import load_comparable
 from reports.reading.load import load_run
 from reports.render import render_report
 from reports.text import Table
@@ -213,6 +214,42 @@ def test_only_the_first_steps_are_judged(tmp_path: Path) -> None:
     assert item.steps == 3 * JUDGED_STEPS - 1
 
 
+@pytest.mark.parametrize(("broken", "verb"), [(("fsdp",), "has"), (("ddp", "fsdp"), "have")])
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_is_no_small_difference(
+    tmp_path: Path, broken: tuple[str, ...], verb: str, loss: float
+) -> None:
+    """A maximum takes no notice of NaN: curves that broke were said to lie 1e-7 from the reference."""
+    plan = planned(STUDY, repeats=6)
+    run = write_plan(tmp_path / "run", plan)
+    ways = by_way(plan, "fast")
+    curve = np.linspace(4, 2, 3 * JUDGED_STEPS)
+    (alone,) = (cell for cell in plan.cells.values() if cell.target == "fast" and cell.layout.dp == 1)
+    write_training(run, alone, 0.1, curve)
+    for name in ("ddp", "fsdp", "zero2, in 2 micro-batches"):
+        losses = curve * (1 + 1e-7)
+        losses[20:] = loss if name in broken else losses[20:]
+        write_training(run, ways[name], 0.1, losses)
+    (found,) = same_learning(load_run(run))
+    text = equality_sentence(found)
+    assert f"{verb} a loss that is not finite." in text and "is 1.0e-7 (" in text
+    keys = {ways[name].key for name in broken}
+    names = [item.curve.result.name for item in found.others if item.curve.result.key in keys]
+    assert len(names) == len(broken) and all(name in text.rpartition("; ")[2] for name in names)
+
+
+def test_the_plainest_itself_may_have_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    plan = planned(STUDY, repeats=6)
+    run = write_plan(tmp_path / "run", plan)
+    ways = by_way(plan, "fast")
+    for name in ("ddp", "fsdp"):
+        write_training(run, ways[name], 0.1, [4.0, 3.0, np.inf])
+    (found,) = same_learning(load_run(run))
+    assert "the largest" not in equality_sentence(found) and "have a loss that is not finite." in equality_sentence(
+        found
+    )
+
+
 def test_a_ranking_is_wrong_where_a_clear_pair_is(run: RunPaths) -> None:
     study = load_run(run)
     slow, fast = strategies(study)
@@ -242,6 +279,21 @@ def test_one_repeat_tells_no_ways_apart(tmp_path: Path) -> None:
     assert ranking(found).pairs == 1 and ranking(found).clear == 0
     assert "No pair of ways differs clearly" in strategies_sentence(found)
     assert column(strategies_table(load_run(run), found), "state").count("missing") == 1
+
+
+def test_ways_on_different_devices_are_not_ranked(tmp_path: Path) -> None:
+    """A target of mixed nodes ran ddp on one kind of GPU and zero2 on another; what has no figure is still shown."""
+    plan = planned(STUDY, repeats=6)
+    ways = by_way(plan, "fast")
+    run = write_plan(tmp_path / "run", plan)
+    write_training(run, ways["ddp"], 0.01, device="H100")
+    write_training(run, ways["zero2, in 2 micro-batches"], 0.2, device="A10G")
+    (found,) = (each for each in strategies(load_comparable(run)) if each.target == "fast")
+    assert [way.name for way in found.ways] == ["ddp", "fsdp"] and [way.name for way in found.ranked] == ["ddp"]
+    write_training(run, ways["fsdp"], 0.1, device="A10G")
+    (found,) = (each for each in strategies(load_comparable(run)) if each.target == "fast")
+    assert "tiny on A10G" in found.title and [way.name for way in found.ranked] == ["fsdp", "zero2, in 2 micro-batches"]
+    assert strategies_sentence(found).startswith("Fastest is fsdp")
 
 
 def test_the_report_has_it_all(run: RunPaths) -> None:

@@ -7,8 +7,9 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
+from configs.plans.plan import read_plan
 from flows.cli.results.compare import compare_runs, history_add, history_list, history_show, join_runs
-from tests.support.run_folders.report_runs import node_run
+from tests.support.run_folders.report_runs import generated, node_run, write_record
 from tests.support.run_folders.studies import rankwise, write_study
 
 SLOWED = "import time\n_sleep = time.sleep\ntime.sleep = lambda seconds: _sleep(1.1 * seconds)\n"
@@ -114,6 +115,40 @@ def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "3 runs joined" in said and "notes: not a run folder, skipped" in said
     assert (runs / "joined.md").read_text().startswith("# 3 nodes side by side: nodes")
+
+
+def test_repeats_that_were_cancelled_are_not_said_to_have_failed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs / "again"
+    for place, path in enumerate(sorted(run.glob("records/*/r[789]-a1.json"))):
+        record = json.loads(path.read_text())
+        record["status"] = "failed" if place % 3 == 0 else "cancelled"
+        record["failure"] = {"message": "gone"}
+        path.write_text(json.dumps(record))
+    assert compare_runs(runs / "first", run) == 0
+    assert "repeats failed: 1 of 10 in the second" in capsys.readouterr().out
+
+
+def test_no_figure_of_a_joined_report_is_of_two_devices(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A partition of mixed nodes: three repeats of one cell, and all of another, ran on a GPU twice as fast."""
+    run = node_run(runs / "mixed", "gpus", 1.0)
+    four, eight = read_plan(run.plan).cells.values()
+    for cell in (four, eight):
+        fast = range(3) if cell is four else range(10)
+        for repeat in range(10):
+            device = "H100" if repeat in fast else "A10G"
+            figures = {"measurement_seconds": 2.0, "device": device}
+            samples = generated(cell, 0.5 if repeat in fast else 1.0)
+            write_record(run, cell, repeat, samples=samples, figures=figures)
+    assert join_runs([str(runs / "first"), str(runs / "mixed")], runs / "joined.md") == 0
+    assert "left out: 3 repeats of" in capsys.readouterr().err
+    text = (runs / "joined.md").read_text()
+    assert text.startswith("# 3 nodes side by side") and "gpus on H100 with" in text.splitlines()[2]
+    assert "gpus on A10G | 40.0 (40.0 to 40.0)" in text and "tiny on" not in text
+    rows = [line for line in text.splitlines() if line.startswith("| gpus on ")]
+    assert any(line.startswith("| gpus on A10G | tokens/s | 1 of 1 | 40.0 |") for line in rows)
+    assert any(line.startswith("| gpus on H100 | tokens/s | 1 of 1 | 80.0 |") for line in rows)
 
 
 @pytest.mark.nightly
