@@ -76,11 +76,12 @@ ALLOWED = {
         "questions and methods by the kind of an experiment, `communication` among them",
     ),
     "reports/experiments/targets.py": (1, "the kind of an experiment, not of a workload"),
-    "tasks/planning/inputs.py": (1, "counts the prompts of a file"),
+    "tasks/planning/inputs.py": (2, "counts the prompts of a file, and looks whether they are texts"),
     "tasks/planning/predictions.py": (1, "the training that a script is predicted as"),
     "tasks/planning/layouts.py": (1, "a cell of no work, for its machine"),
     "tasks/deployment/level_checks.py": (1, "a bundle's levels are checked by cells of generation or encoding"),
     "tasks/models/saved_reference.py": (4, "`rankwise verify` is for the kinds that take prompts"),
+    "tasks/checks/resumed.py": (1, "random prompts are drawn with the seed"),
     "tasks/checks/requirements.py": (2, "prompts and new tokens must fit into the context"),
     "tasks/checks/verification.py": (9, "`rankwise verify` is for the kinds that take prompts"),
 }

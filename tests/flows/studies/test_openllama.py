@@ -90,11 +90,16 @@ def test_the_prompts_are_twenty_of_each_length() -> None:
 
 
 def test_the_cluster_is_asked_for_two_nodes_with_a_gpu_each(tmp_path: Path) -> None:
-    """The study as a folder for sbatch; random weights of the same shape stand for the model."""
+    """The study as a folder for sbatch; random weights of the same shape stand for the model, token ids for texts."""
+    prompts = tmp_path / "ids.jsonl"
+    prompts.write_text("".join(f'{{"variant": "{name}", "tokens": [{n}]}}\n' for name in VARIANTS for n in range(20)))
     study = load_study(
         STUDIES / "openllama_cluster.yaml",
-        ["models.0.id=synthetic:openllama-76m@0", "models.0.revision=null", "targets.0.partition=gpu"],
-    )
+        [
+            "models.0.id=synthetic:openllama-76m@0", "models.0.revision=null", "targets.0.partition=gpu",
+            f"workload.prompts={prompts}",
+        ],
+    )  # fmt: skip
     written = write_bundle(study, STUDIES, tmp_path / "cache", tmp_path / "openllama", None)
     assert written.nodes == 2 and not written.large_models
     script = (tmp_path / "openllama" / "submit.sbatch").read_text()
