@@ -12,7 +12,7 @@ from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from tasks.checks.machine import check_clusters, check_resources
 from tasks.checks.requirements import check_requirements
-from tasks.checks.resumed import check_seed
+from tasks.checks.resumed import check_rules
 from tasks.models.sources import DEFAULT_REVISION, hub_repository
 from tasks.planning.inputs import (
     copy_inputs,
@@ -49,7 +49,7 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
             plan = make_sound_plan(study, models, unusable, inputs, scratch.inputs, cache, before)
             check_resources(plan, run_folder)
             check_requirements(plan, cache)
-            check_seed(plan, before, RunPaths(run_folder))
+            check_rules(plan, before, RunPaths(run_folder))
         except StudyError as error:
             problems += error.problems
     if problems:

@@ -9,7 +9,7 @@ from configs.spec.study import StudySpec, study_yaml
 from tasks.campaign.repeats import carried_on
 from tasks.checks.machine import check_clusters, check_resources
 from tasks.checks.requirements import check_requirements
-from tasks.checks.resumed import check_seed
+from tasks.checks.resumed import check_rules
 from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, earlier_plan, make_sound_plan
 from tasks.planning.predictions import with_predictions
@@ -46,7 +46,7 @@ def resolve_study(
         check_resources(plan, run.folder)
         check_requirements(plan, cache)
         check_clusters(plan)
-    check_seed(plan, before, run)
+    check_rules(plan, before, run)
     if before is not None:
         plan = carried_on(plan, before)
     plan = with_predictions(plan, run.inputs, cache, before.predictions if before else None)

@@ -1,37 +1,80 @@
-"""Check that a study goes on in its run folder with the seed that the folder was measured with.
+"""Check that a study goes on in its run folder under the rules that the folder was measured with.
 
-check_seed(plan, before, run)          # StudyError; before anything is started
+check_rules(plan, before, run)         # StudyError; before anything is started
 
-The seed is not in the key of a cell. Random prompts and the order of training data are drawn with it: answers to other
-prompts would be called wrong, and other batches' losses be laid over each other.
+The rules of measuring are not in the key of a cell, so that its records would be taken as they are. Random prompts and
+the order of training data are drawn with the seed: answers to other prompts would be called wrong, and other batches'
+losses be laid over each other. A measurement of fewer passes, or of less warmed-up ones, is another figure than the
+report would say that it is.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError
 from configs.workloads import descriptor_of
+from configs.workloads.communication import CommunicationWorkload
 from configs.workloads.prompted import PromptedWorkload
+from configs.workloads.script import ScriptWorkload
 
 
-def check_seed(plan: Plan, before: Plan | None, run: RunPaths) -> None:
-    """Raise StudyError where records of the run folder were drawn with another seed than the plan's.
+@dataclass(frozen=True)
+class _Rule:
+    """A field of `measuring`, which cells' records depend on it, and how."""
+
+    field: str
+    shapes: Callable[[Cell], bool]
+    records: str
+    why: str
+
+
+def check_rules(plan: Plan, before: Plan | None, run: RunPaths) -> None:
+    """Raise StudyError, naming each rule, where the plan goes on with records of the run folder that other rules made.
 
     before: the plan of an earlier run in this folder.
     """
-    if before is None or before.measuring.seed == plan.measuring.seed:
+    if before is None:
         return
-    drawn = (key for key, cell in before.cells.items() if _draws(cell))
-    if any(any((run.records / key).glob("*.json")) for key in drawn):
-        raise StudyError(
-            [
-                f"measuring.seed: got {plan.measuring.seed}, but {run.folder} was measured with "
-                f"{before.measuring.seed}, which draws random prompts and the order of training data. "
-                f"Keep {before.measuring.seed}, or use another folder with --runs"
-            ]
-        )
+    problems = [
+        f"measuring.{rule.field}: got {got}, but {run.folder} was measured with {said}, {rule.why}. "
+        f"Keep {said}, or use another folder with --runs"
+        for rule in _RULES
+        for got, said in [(getattr(plan.measuring, rule.field), getattr(before.measuring, rule.field))]
+        if got != said and _kept(rule, plan, before, run)
+    ]
+    if problems:
+        raise StudyError(problems)
+
+
+def _kept(rule: _Rule, plan: Plan, before: Plan, run: RunPaths) -> bool:
+    keys = (key for key, cell in before.cells.items() if key in plan.cells and rule.shapes(cell))
+    return any(any((run.records / key).glob(rule.records)) for key in keys)
 
 
 def _draws(cell: Cell) -> bool:
     work = cell.workload
     return descriptor_of(work).trains or (isinstance(work, PromptedWorkload) and work.prompts is None)
+
+
+def _has_passes(cell: Cell) -> bool:
+    work = cell.workload
+    repeated = descriptor_of(work).marks_work or isinstance(work, CommunicationWorkload)
+    return repeated and not work.keeps_answers
+
+
+def _warms_up(cell: Cell) -> bool:
+    work = cell.workload
+    return work.warmup_steps is None if isinstance(work, ScriptWorkload) else _has_passes(cell)
+
+
+_TIMED = "r*.json"
+_REPORTED = "and these records would be reported as if of the new rule"
+_RULES = (
+    _Rule("seed", _draws, "*.json", "which draws random prompts and the order of training data"),
+    _Rule("warmup", _warms_up, _TIMED, _REPORTED),
+    _Rule("min_seconds", _has_passes, _TIMED, _REPORTED),
+    _Rule("min_passes", _has_passes, _TIMED, _REPORTED),
+)

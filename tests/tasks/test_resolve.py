@@ -75,3 +75,35 @@ def test_the_seed_of_work_that_draws_nothing_may_change(tmp_path: Path) -> None:
     (run.records / key).mkdir(parents=True)
     run.record(key, "timed", 0, 1).write_text("{}")
     assert resolved(parse_study(noop | {"measuring": {"seed": 1}}), tmp_path, CheckedPlan()).measuring.seed == 1
+
+
+@pytest.mark.parametrize("rule", ["warmup", "min_seconds", "min_passes"])
+def test_a_folder_goes_on_with_the_rules_that_it_was_measured_with(tmp_path: Path, rule: str) -> None:
+    study, other = parse_study(STUDY), parse_study(STUDY | {"measuring": {rule: 7}})
+    run = RunPaths(tmp_path / "run")
+    key = next(iter(resolved(study, tmp_path, CheckedPlan()).cells))
+    (run.records / key).mkdir(parents=True)
+    run.record(key, "memory", 0, 1).write_text("{}")
+    assert resolved(other, tmp_path, CheckedPlan()) and resolved(study, tmp_path, CheckedPlan()), "nothing is timed yet"
+    run.record(key, "timed", 0, 1).write_text("{}")
+    refused = (
+        f"measuring.{rule}: got 7(.0)?, but .*run was measured with [12](.0)?, .* or use another folder with --runs"
+    )
+    with pytest.raises(StudyError, match=refused):
+        check_study(other, tmp_path, tmp_path / "cache", run.folder)
+    with pytest.raises(StudyError, match=refused):
+        resolved(other, tmp_path, CheckedPlan())
+    longer = STUDY | {"measuring": {rule: 7}, "workload": {"kind": "generate", "new_tokens": 8, "num_prompts": 4}}
+    assert resolved(parse_study(longer), tmp_path, CheckedPlan()), "no cell is the same, no record is shared"
+
+
+def test_a_program_that_cuts_its_own_warm_up_does_not_ask_for_the_rule(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("print()")
+    script = {"kind": "script", "command": ["own.py"], "warmup_steps": 2}
+    swept = {"e": {"kind": "sweep", "over": {"dp": [1]}}}
+    study: dict[str, object] = {"study": "s", "workload": script, "experiments": swept}
+    run = RunPaths(tmp_path / "run")
+    key = next(iter(resolved(parse_study(study), tmp_path, CheckedPlan()).cells))
+    (run.records / key).mkdir(parents=True)
+    run.record(key, "timed", 0, 1).write_text("{}")
+    assert resolved(parse_study(study | {"measuring": {"warmup": 7}}), tmp_path, CheckedPlan()).measuring.warmup == 7
