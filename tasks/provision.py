@@ -8,6 +8,7 @@ from typing import Any
 
 from tasks.campaign.launches.staging import TargetAway, stage_targets
 from tasks.campaign.session import Session
+from tasks.checks.installed import installed_servers
 from tasks.checks.machine import check_environment
 from tasks.prefect_api.stages import run_logger, stage
 
@@ -18,7 +19,12 @@ def provision(session: Session, accept_environment: bool) -> dict[str, Any]:
 
     Raises EnvironmentChanged where the run folder was begun in another environment and `accept_environment` is false.
     """
-    environment = check_environment(session.run, accept_environment, session.plan.targets)
+    environment = check_environment(
+        session.run,
+        accept_environment,
+        session.plan.targets,
+        installed_servers(session.plan, session.cache),
+    )
     stage_targets(session.targets, session.plan.models, lambda line: _say(session, line))
     return environment
 

@@ -56,6 +56,7 @@ DESCRIPTOR = Descriptor(
     axes=("tp",),
     layout_rule=_among_tp,
     own_groups=True,
+    repeats_passes=True,
     compared=False,
     unpredicted="single operations are what predictions are made from",
 )

@@ -227,6 +227,8 @@ class Descriptor:
     """Whether the launch is one process that starts a server, whose ranks are the layout's, and a load generator."""
     marks_work: bool = False
     """Whether it marks what a profiler is to record."""
+    repeats_passes: bool = False
+    """Whether it warms up and repeats passes, or steps, until `measuring` is content."""
 
     # How a study and a report treat it.
     in_studies: bool = True

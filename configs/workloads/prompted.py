@@ -24,6 +24,7 @@ prompted_descriptor = partial(
     input_fields=("prompts",),
     own_groups=True,
     marks_work=True,
+    repeats_passes=True,
     hidden_fields=(
         "answers",
         "longest_tokens",

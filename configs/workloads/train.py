@@ -249,6 +249,7 @@ DESCRIPTOR = Descriptor(
     input_fields=("data", "validation_data", "tokenizer"),
     trains=True,
     marks_work=True,
+    repeats_passes=True,
     verb="Train",
     form_title="Train",
 )

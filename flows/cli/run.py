@@ -228,12 +228,15 @@ def publish_folder(folder: Path) -> int:
 
 def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     """On a terminal, ask for confirmation before mixing measurements of two environments."""
+    from flows.folders import cache_folder
+    from tasks.checks.installed import installed_servers
     from tasks.checks.machine import EnvironmentChanged, check_environment
 
     if not (run.folder / "environment.json").exists() or not sys.stdin.isatty():
         return False
     try:
-        check_environment(run, accept=False, targets=plan.targets)
+        servers = installed_servers(plan, cache_folder())
+        check_environment(run, accept=False, targets=plan.targets, servers=servers)
     except EnvironmentChanged as error:
         print(error)
         try:

@@ -9,10 +9,11 @@ A study of a cluster can be checked and planned where there is no Slurm.
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -288,12 +289,18 @@ def _parameters(manifest: Path) -> int | None:
     return total // 4 or None
 
 
-def check_environment(run: RunPaths, accept: bool, targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:
+def check_environment(
+    run: RunPaths,
+    accept: bool,
+    targets: Iterable[Target] = (LocalTarget(),),
+    servers: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Compare today's environment with the one that the run folder was begun in; keep today's, and other targets'.
 
-    Raises EnvironmentChanged, and ClusterError where a cluster of the targets cannot be asked.
+    servers: other projects' that the study measures (`tasks.checks.installed`). Raises EnvironmentChanged, and
+    ClusterError where a cluster of the targets cannot be asked.
     """
-    today = machine_fingerprint(targets)
+    today = {**machine_fingerprint(targets), **servers}
     path = run.folder / "environment.json"
     before: dict[str, Any] = {}
     if path.exists():

@@ -16,7 +16,6 @@ from configs.plans.plan import Plan
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError
 from configs.workloads import descriptor_of
-from configs.workloads.communication import CommunicationWorkload
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.script import ScriptWorkload
 
@@ -60,9 +59,7 @@ def _draws(cell: Cell) -> bool:
 
 
 def _has_passes(cell: Cell) -> bool:
-    work = cell.workload
-    repeated = descriptor_of(work).marks_work or isinstance(work, CommunicationWorkload)
-    return repeated and not work.keeps_answers
+    return descriptor_of(cell.workload).repeats_passes and not cell.workload.keeps_answers
 
 
 def _warms_up(cell: Cell) -> bool:
