@@ -4,6 +4,8 @@ files = kubernetes_of_server(served, image="registry/rankwise-tiny:1")     # {"b
 files = kubernetes_of_script("strong", "registry/rankwise:1", nodes=2, ranks_per_node=1)
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from slurm.manifests.dockerfile import USER_ID
@@ -139,10 +141,12 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
     return _with_overlays({"job.yaml": job, "service.yaml": service}, job, "ranks", ranks_per_node, None)
 
 
-def kubernetes_of_study(name: str, image: str, gpus: int = 1) -> dict[str, Any]:
+def kubernetes_of_study(
+    name: str, image: str, gpus: int = 1, files: Mapping[str, str] = MappingProxyType({"study.yaml": "study.yaml"})
+) -> dict[str, Any]:
     """Return a Job that runs a study, whose run folder is on a claim; the study is a ConfigMap, made beforehand.
 
-    gpus: those of its overlay `gpu`.
+    gpus: those of its overlay `gpu`. files: key in the ConfigMap -> place beside the study, of all that it names.
     """
     labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
     container = {
@@ -158,10 +162,11 @@ def kubernetes_of_study(name: str, image: str, gpus: int = 1) -> dict[str, Any]:
             {"name": "runs", "mountPath": "/home/rankwise/runs"},
         ],
     }
+    items = [{"key": key, "path": path} for key, path in files.items()]
     volumes = [
         _SHM,
         _CACHE,
-        {"name": "study", "configMap": {"name": f"{name}-study"}},
+        {"name": "study", "configMap": {"name": f"{name}-study", "items": items}},
         {"name": "runs", "persistentVolumeClaim": {"claimName": f"{name}-runs"}},
     ]
     claim = {

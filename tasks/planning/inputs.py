@@ -45,7 +45,8 @@ _SUFFIXES = {
     "reference": ".zip",
     "trace": ".jsonl",
 }
-_LEARNT = ("data", "validation_data")
+LEARNT = ("data", "validation_data")
+"""Fields that name data to learn from, which may come from a hub."""
 _PACKED = "inputs"
 """Field whose files and folders become an archive each."""
 _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
@@ -258,8 +259,8 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
     first: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     problems = []
-    for dotted, field, written in _named_inputs(study):
-        kind = "data" if field in _LEARNT else field  # one file may be prompts here and data there
+    for dotted, field, written in named_inputs(study):
+        kind = "data" if field in LEARNT else field  # one file may be prompts here and data there
         if (kind, written) in seen:
             continue
         seen.add((kind, written))
@@ -288,7 +289,7 @@ def _kept_otherwise(written: str, where: str) -> str:
     )
 
 
-def _named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
+def named_inputs(study: StudySpec) -> Iterator[tuple[str, str, str]]:
     """(dotted field, kind of input, path as written) wherever a study can name a file."""
     if study.prices is not None:
         yield "prices", "prices", study.prices
@@ -337,7 +338,7 @@ def _check_source(source: Path, written: str) -> None:
 
 
 def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
-    learnt = field in _LEARNT
+    learnt = field in LEARNT
     if learnt and written == "stdlib":
         return write_stdlib_text(folder)
     if learnt and written.startswith(HUB_PREFIX):

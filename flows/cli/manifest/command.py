@@ -17,6 +17,7 @@ from configs.common.base import write_atomically
 if TYPE_CHECKING:
     from configs.serving.deployment import ServingBundle
     from configs.spec.study import StudySpec
+    from flows.cli.manifest.study_files import MountedFile
 
 app = typer.Typer(help="Write files for Docker, Compose, Kubernetes and Apptainer.", no_args_is_help=True)
 What = Annotated[str, typer.Argument(metavar="BUNDLE|STUDY.yaml", help="bundle of a deployment, or study file")]
@@ -95,6 +96,7 @@ def k8s(
         bundle, study = _read(what)
         _refuse(context, *(("nodes", "only for a study") if bundle is not None else ("replicas", "only for a bundle")))
         served = None if bundle is None else _served(bundle, gpus)
+        mounted = _mounted(study, Path(what)) if study is not None and nodes == 1 else []
         folder = _new(out)
         if served is not None:
             files = kubernetes_of_server(served, image, replicas)
@@ -106,8 +108,8 @@ def k8s(
                 files = kubernetes_of_script(name, image, nodes, max(1, gpus)) | {"train.py": multi_node_example()}
                 needed = ["configmap", f"{name}-script", f"--from-file={folder}/train.py"]
             else:
-                files = kubernetes_of_study(name, image, max(1, gpus))
-                needed = ["configmap", f"{name}-study", f"--from-file=study.yaml={what}"]
+                files = kubernetes_of_study(name, image, max(1, gpus), {file.key: file.path for file in mounted})
+                needed = ["configmap", f"{name}-study", *(f"--from-file={file.key}={file.source}" for file in mounted)]
         write_files(folder, files)
         apply = ["kubectl", "apply", "-k", f"{folder}/overlays/{'gpu' if gpus else 'cpu'}"]
         return _said(folder, shlex.join(["kubectl", "create", *needed]), shlex.join(apply))
@@ -140,6 +142,12 @@ def apptainer(
         return 0
 
     _exit(context, work)
+
+
+def _mounted(study: "StudySpec", path: Path) -> "list[MountedFile]":
+    from flows.cli.manifest.study_files import study_files
+
+    return study_files(study, path)
 
 
 def write_files(folder: Path, files: dict[str, Any]) -> None:

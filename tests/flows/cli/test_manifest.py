@@ -172,3 +172,56 @@ def test_a_server_with_more_ranks_than_gpus_is_refused(tmp_path: Path) -> None:
         assert done.exit_code == code, done.output
         assert ("--gpus: got 1, but m has 2 ranks, each on a GPU" in done.output) is (code == 2)
         assert out.exists() is (code == 0)
+
+
+def job_of(folder: Path, **fields: Any) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, output and the volume of a study's Job; the study names prompts in a folder beside it."""
+    (folder / "data").mkdir()
+    (folder / "data" / "prompts.jsonl").write_text('{"id": 1, "tokens": [1, 2]}\n')
+    told = {
+        "study": "s",
+        "models": [{"id": "synthetic:llama-1m@0", "name": "m"}],
+        "workload": {"kind": "generate", "prompts": "data/prompts.jsonl", "new_tokens": 2},
+        "experiments": {"one": {"kind": "sweep", "over": {"batch_size": [1]}}},
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(told | fields))
+    done = CliRunner().invoke(app, ["manifest", "k8s", str(folder / "study.yaml"), "--out", str(folder / "out")])
+    job = folder / "out" / "base" / "job.yaml"
+    spec = yaml.safe_load(job.read_text())["spec"]["template"]["spec"] if job.exists() else {}
+    [volume] = [each for each in spec.get("volumes", ()) if each["name"] == "study"] or [{}]
+    return done.exit_code, done.output, volume
+
+
+def test_a_job_finds_the_files_that_its_study_names(tmp_path: Path) -> None:
+    """The ConfigMap held the study alone, and the pod ended with `no such file`."""
+    code, output, volume = job_of(tmp_path)
+    assert code == 0, output
+    items = {item["key"]: item["path"] for item in volume["configMap"]["items"]}
+    assert items == {"study.yaml": "study.yaml", "1-data-prompts.jsonl": "data/prompts.jsonl"}
+    [create] = [line.removeprefix("  next: ") for line in output.splitlines() if "create configmap" in line]
+    given = dict(word.removeprefix("--from-file=").split("=") for word in shlex.split(create)[4:])
+    assert given == {key: str(tmp_path / path) for key, path in items.items()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"models": [{"id": "./llama", "name": "m"}]}, "models[0].id: ./llama is a folder of this machine"),
+        ({"targets": [{"kind": "slurm", "name": "gpu", "partition": "gpu"}]}, "targets[0]: gpu: a Job measures on its"),
+        (
+            {"workload": {"kind": "generate", "prompts": "/data/p.jsonl"}},
+            "/data/p.jsonl lies outside the folder of the",
+        ),
+        ({"workload": {"kind": "generate", "prompts": "none.jsonl"}}, "no such file: "),
+    ],
+    ids=["model", "target", "outside", "missing"],
+)
+def test_a_study_that_a_pod_could_not_run_is_refused(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    code, output, _ = job_of(tmp_path, **fields)
+    assert code == 2 and said in output and not (tmp_path / "out").exists()
+
+
+def test_files_that_no_configmap_holds_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "long.jsonl").write_text('{"id": 1, "tokens": [1]}\n' * 50_000)
+    code, output, _ = job_of(tmp_path, workload={"kind": "generate", "prompts": "long.jsonl"})
+    assert code == 2 and "and a ConfigMap holds 1,048,576" in output
