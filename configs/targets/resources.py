@@ -16,6 +16,30 @@ from configs.common.base import Frozen
 from configs.common.execution import Degree
 from configs.common.variables import checked_variables
 
+CONDITIONS = frozenset(
+    {
+        "attributes",
+        "chunk",
+        "constraint",
+        "container",
+        "cores_per_rank",
+        "exclusive",
+        "extra",
+        "gpus_per_node",
+        "gres",
+        "launcher",
+        "modules",
+        "place",
+        "placement",
+        "python",
+        "resources",
+        "setup",
+        "srun_args",
+    }
+)
+"""Fields of targets that figures may depend on, and that are in no key of a cell: `env` is, and the numbers of ranks
+and nodes are."""
+
 
 class Resources(Frozen):
     """Common fields of all kinds of targets."""
@@ -49,6 +73,12 @@ class Resources(Frozen):
         ):
             raise ValueError(f"got {machine!r}, expected provider/instance/region, such as aws/g4dn.xlarge/us-east-1")
         return machine
+
+    @property
+    def conditions(self) -> str:
+        """Under what the target's cells are measured, as far as no key of a cell says it: `cores_per_rank: 2`."""
+        given = self.model_dump(mode="json", exclude_defaults=True, include=set(CONDITIONS))
+        return ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in CONDITIONS)
 
     @property
     def catalog_name(self) -> str | None:

@@ -300,7 +300,9 @@ def check_environment(
     servers: other projects' that the study measures (`tasks.checks.installed`). Raises EnvironmentChanged, and
     ClusterError where a cluster of the targets cannot be asked.
     """
-    today = {**machine_fingerprint(targets), **servers}
+    targets = tuple(targets)
+    conditions = {f"settings of target {target.name}": target.conditions or "the defaults" for target in targets}
+    today = {**machine_fingerprint(targets), **conditions, **servers}
     path = run.folder / "environment.json"
     before: dict[str, Any] = {}
     if path.exists():

@@ -1,5 +1,6 @@
 """What machines have against what a plan needs: this machine's own, and what a study of a cluster asks of none here."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import LIVE_LIBRARIES
 from configs.spec.study import StudyError, parse_study
 from configs.targets.rented import RentedTarget
-from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget
+from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget, SshTarget
 from engine.planner.accelerators import LocalAccelerator
 from slurm.schedulers.commands.partitions import ClusterError, Need
 from tasks.checks.machine import (
@@ -28,6 +29,7 @@ from tasks.planning.inputs import make_plan, planned_model
 from tasks.planning.predictions import with_predictions
 
 LAB = {"kind": "slurm", "name": "lab", "nodes": 2, "ranks_per_node": 64, "cores_per_rank": 2}
+SSH = {"name": "ssh", "hosts": ["a"]}
 
 
 def plan_of(*targets: dict[str, Any], **changes: Any) -> Plan:
@@ -90,7 +92,7 @@ def test_the_environment_of_a_local_run_is_this_machine(tmp_path: Path) -> None:
     run = RunPaths(tmp_path)
     facts = check_environment(run, accept=False, targets=[LocalTarget()])
     assert {"host", "cores", "memory_gib", "cpu_model", "python", "torch"} <= facts.keys()
-    assert machine_fingerprint([LocalTarget()]) == facts
+    assert facts == machine_fingerprint([LocalTarget()]) | {"settings of target local": "the defaults"}
 
 
 def study_of_layouts(folder: Path, **target: Any) -> Plan:
@@ -344,3 +346,34 @@ def test_another_server_behind_an_endpoint_is_another_environment(tmp_path: Path
     check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before | {"max_rate": 5})])
     with pytest.raises(EnvironmentChanged, match=r"server of target endpoint: was llama-8b at http:.*8000, now"):
         check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before | edited)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "edited"),
+    [
+        ({}, {"cores_per_rank": 2}),
+        (SSH, {"setup": ["module load cuda/12"]}),
+        (SSH, {"gpus_per_node": 1}),
+    ],
+    ids=str,
+)
+def test_other_settings_of_a_target_are_another_environment(
+    kind: dict[str, Any], edited: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are in no key of a cell: what one core a rank measured was given as the figures of two."""
+
+    async def identity(_: SshTarget) -> str:
+        return "hosts"
+
+    monkeypatch.setattr("tasks.checks.machine.identity_of_hosts", identity)
+
+    def check(**fields: Any) -> None:
+        target = SshTarget if kind else LocalTarget
+        check_environment(RunPaths(tmp_path), accept=False, targets=[target.model_validate(kind | fields)])
+
+    check()
+    check(max_ranks=2, env={"A": "b"}, price_usd_per_hour=2)
+    [(name, value)] = edited.items()
+    said = rf"settings of target \w+: was the defaults, now {name}: {re.escape(str(value))}"
+    with pytest.raises(EnvironmentChanged, match=said):
+        check(**edited)
