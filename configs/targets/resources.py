@@ -22,7 +22,6 @@ CONDITIONS = frozenset(
         "chunk",
         "constraint",
         "container",
-        "cores_per_rank",
         "exclusive",
         "extra",
         "gpus_per_node",
@@ -37,8 +36,8 @@ CONDITIONS = frozenset(
         "srun_args",
     }
 )
-"""Fields of targets that figures may depend on, and that are in no key of a cell: `env` is, and the numbers of ranks
-and nodes are."""
+"""Fields of targets that figures may depend on, and that are in no key of a cell: `env`, `cores_per_rank` and the
+numbers of ranks and nodes are."""
 
 
 class Resources(Frozen):
@@ -76,7 +75,7 @@ class Resources(Frozen):
 
     @property
     def conditions(self) -> str:
-        """Under what the target's cells are measured, as far as no key of a cell says it: `cores_per_rank: 2`."""
+        """Under what the target's cells are measured, as far as no key of a cell says it: `launcher: deepspeed`."""
         given = self.model_dump(mode="json", exclude_defaults=True, include=set(CONDITIONS))
         return ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in CONDITIONS)
 

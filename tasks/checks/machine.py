@@ -301,7 +301,8 @@ def check_environment(
     ClusterError where a cluster of the targets cannot be asked.
     """
     targets = tuple(targets)
-    conditions = {f"settings of target {target.name}": target.conditions or "the defaults" for target in targets}
+    clusters = [target for target in targets if not isinstance(target, LocalTarget)]
+    conditions = {f"settings of target {target.name}": target.conditions or "the defaults" for target in clusters}
     today = {**machine_fingerprint(targets), **conditions, **servers}
     path = run.folder / "environment.json"
     before: dict[str, Any] = {}

@@ -29,7 +29,6 @@ from tasks.planning.inputs import make_plan, planned_model
 from tasks.planning.predictions import with_predictions
 
 LAB = {"kind": "slurm", "name": "lab", "nodes": 2, "ranks_per_node": 64, "cores_per_rank": 2}
-SSH = {"name": "ssh", "hosts": ["a"]}
 
 
 def plan_of(*targets: dict[str, Any], **changes: Any) -> Plan:
@@ -92,7 +91,7 @@ def test_the_environment_of_a_local_run_is_this_machine(tmp_path: Path) -> None:
     run = RunPaths(tmp_path)
     facts = check_environment(run, accept=False, targets=[LocalTarget()])
     assert {"host", "cores", "memory_gib", "cpu_model", "python", "torch"} <= facts.keys()
-    assert facts == machine_fingerprint([LocalTarget()]) | {"settings of target local": "the defaults"}
+    assert machine_fingerprint([LocalTarget()]) == facts
 
 
 def study_of_layouts(folder: Path, **target: Any) -> Plan:
@@ -349,18 +348,12 @@ def test_another_server_behind_an_endpoint_is_another_environment(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("kind", "edited"),
-    [
-        ({}, {"cores_per_rank": 2}),
-        (SSH, {"setup": ["module load cuda/12"]}),
-        (SSH, {"gpus_per_node": 1}),
-    ],
-    ids=str,
+    "edited", [{"launcher": "deepspeed"}, {"setup": ["module load cuda/12"]}, {"gpus_per_node": 1}], ids=str
 )
 def test_other_settings_of_a_target_are_another_environment(
-    kind: dict[str, Any], edited: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    edited: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are in no key of a cell: what one core a rank measured was given as the figures of two."""
+    """They are in no key of a cell: what one launcher's ranks measured was given as the figures of another's."""
 
     async def identity(_: SshTarget) -> str:
         return "hosts"
@@ -368,12 +361,12 @@ def test_other_settings_of_a_target_are_another_environment(
     monkeypatch.setattr("tasks.checks.machine.identity_of_hosts", identity)
 
     def check(**fields: Any) -> None:
-        target = SshTarget if kind else LocalTarget
-        check_environment(RunPaths(tmp_path), accept=False, targets=[target.model_validate(kind | fields)])
+        target = SshTarget.model_validate({"name": "ssh", "hosts": ["a"], **fields})
+        check_environment(RunPaths(tmp_path), accept=False, targets=[target])
 
     check()
-    check(max_ranks=2, env={"A": "b"}, price_usd_per_hour=2)
+    check(max_ranks=2, env={"A": "b"}, price_usd_per_hour=2, cores_per_rank=2)  # in keys, or of no effect on figures
     [(name, value)] = edited.items()
-    said = rf"settings of target \w+: was the defaults, now {name}: {re.escape(str(value))}"
+    said = rf"settings of target ssh: was the defaults, now {name}: {re.escape(str(value))}"
     with pytest.raises(EnvironmentChanged, match=said):
         check(**edited)
