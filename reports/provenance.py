@@ -81,6 +81,7 @@ def facts_set_by(plan: Plan, cells: Iterable[Cell]) -> set[str]:
     """Facts of the environment that the study itself sets; on clusters also which of its nodes a job gets."""
     found, clusters = list(cells), {target.name for target in plan.targets if not isinstance(target, LocalTarget)}
     names = {f"variables.{name}" for cell in found for name in cell.env} | set(SET_BY_THE_STUDY)
+    names |= {f"servers.{cell.engine}" for cell in found}
     return names | ({"hostname"} if all(cell.target in clusters for cell in found) else set())
 
 

@@ -185,7 +185,23 @@ def make_context(
         "cores_shared": place.cores_shared,
     }
     environment |= computing_environment(cell, device, _config_of(context), context.communicators.tensor.transport)
-    return context, environment
+    return context, environment | other_server(job)
+
+
+def other_server(job: "Job") -> "dict[str, Any]":
+    """Which server that is not ours the cell's requests go to: `servers.vllm: vllm 0.32.0`; nothing of ours."""
+    from configs.serving.installations import DISTRIBUTIONS, installation, installed_version
+    from configs.targets.target import EndpointTarget
+    from configs.workloads import descriptor_of
+
+    cell, target = job.cell, job.target
+    if not descriptor_of(cell.workload).starts_server:
+        return {}
+    said = f"{target.model} at {target.url}" if isinstance(target, EndpointTarget) else ""
+    for name in DISTRIBUTIONS:
+        if name == cell.engine:
+            said = installed_version(name, installation(job.engines, name, Path(job.cache)))
+    return {"servers": {cell.engine: said}} if said else {}
 
 
 def _config_of(context: "Context") -> "ModelConfig | None":

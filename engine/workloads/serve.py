@@ -33,8 +33,8 @@ from configs.load.search import SEARCH_FILE
 from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.records.samples import read_samples
+from configs.serving.installations import installation
 from configs.serving.settings import ServingSettings
-from configs.spec.engines import EngineEnvironment
 from configs.targets.target import EndpointTarget
 from configs.workloads.serve import MAX_START_SECONDS, ServeWorkload
 from engine.context import Context, RankResult
@@ -117,7 +117,7 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
     wanted = Wanted(
         cell=cell,
         manifest=context.manifest,
-        environment=_environment(context, cell.engine),
+        environment=installation(context.job.engines, cell.engine, Path(context.job.cache)),
         port=free_port(),
         cores=cores[: cell.layout.ranks * cell.cores_per_rank],
         on_gpus=context.device.type == "cuda",
@@ -147,15 +147,6 @@ def shown_command(text: str, run: Path) -> str:
         if folder != Path("/"):  # the home of a user without an entry in a container
             text = re.sub(rf"{re.escape(str(folder))}(?![^/\s:,=])", shown, text)
     return text
-
-
-def _environment(context: Context, engine: str) -> EngineEnvironment:
-    """Return where an engine is installed: as the study says, else where `rankwise engine add` puts it."""
-    given = next((one for name, one in context.job.engines.items() if name == engine), EngineEnvironment())
-    added = Path(context.job.cache) / "engines" / engine / "bin" / "python"
-    if given.python is None and given.program is None and added.exists():
-        return given.model_copy(update={"python": str(added)})
-    return given
 
 
 def _own_command(wanted: Wanted, context: Context) -> ServerCommand:

@@ -157,7 +157,8 @@ def _devices(study: StudyResult) -> dict[str, set[str]]:
 def _rules(plan: Plan) -> dict[str, str]:
     """How was measured, as dotted names and text."""
     rules: dict[str, Any] = {"measuring": plan.measuring.model_dump(mode="json"), "pack": plan.pack}
-    return flat_environment(rules)
+    conditions = {target.name: target.conditions for target in plan.targets if target.conditions}
+    return flat_environment(rules | ({"targets": conditions} if conditions else {}))
 
 
 def _cell(result: CellResult) -> CellFigures:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from configs.targets.target import SlurmTarget
 from reports.decisions.recommendation import recommend
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side
@@ -12,6 +13,7 @@ from reports.reading.load import StudyResult
 from reports.reading.run_figures import run_figures
 from reports.render import render_report
 from reports.runs.compare import compare
+from reports.runs.compare_text import difference_sentence
 from tests.support.run_folders.made_studies import (
     decoded,
     planned,
@@ -104,6 +106,21 @@ def test_two_runs_whose_ranks_alone_name_their_gpus_are_in_no_ratio(tmp_path: Pa
     )
     assert [item.what for item in apart.differences] == ["device"] and apart.comparisons == 0
     assert all(cell.change("throughput") for cell in same.cells) and same.differences == ()
+
+
+def test_settings_of_a_cluster_that_differ_are_told(tmp_path: Path) -> None:
+    """Runs under other modules or launchers were said to be of the same environment and rules."""
+    runs = []
+    for name, fields in (("a", {}), ("b", {"launcher": "deepspeed"})):
+        target = SlurmTarget.model_validate({"name": "gpu", "partition": "gpu", **fields})
+        plan = planned(STRONG, repeats=6).model_copy(update={"targets": (target,)})
+        run = write_plan(tmp_path / name, plan)
+        for cell in plan.cells.values():
+            write_measurements(run, cell, 1.0, repeats=6)
+        runs.append(run_figures(load_comparable(run), name))
+    assert compare(runs[0], runs[0]).rules == ()
+    told = difference_sentence(compare(*runs))
+    assert "measured by different rules: targets.gpu." in told
 
 
 def test_the_report_says_why_they_are_apart(tmp_path: Path) -> None:

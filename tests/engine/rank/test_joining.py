@@ -1,5 +1,6 @@
 """A rank computes on its own GPU, or says why not: nothing turns to the CPU unasked. torch's devices are patched."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +9,15 @@ import torch
 
 from configs.plans.job import Job, Measurement
 from configs.spec.cell import Cell
+from configs.spec.engines import EngineEnvironment
 from configs.spec.measuring import Measuring
-from configs.targets.target import LocalTarget, SlurmTarget, Target
+from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget, Target
 from configs.workloads.noop import NoopWorkload
+from configs.workloads.serve import ServeWorkload
 from engine.planner import accelerators
 from engine.planner.accelerators import LocalAccelerator
 from engine.rank.devices import claim_device
-from engine.rank.joining import DeviceError, choose_device, choose_job_device
+from engine.rank.joining import DeviceError, choose_device, choose_job_device, other_server
 from engine.rank.processes import RankPlace
 
 A10G = LocalAccelerator(name="NVIDIA A10G")
@@ -103,3 +106,24 @@ def test_bfloat16_needs_a_device_that_has_it(gpus: Any, monkeypatch: pytest.Monk
     gpus(1, capability=(7, 5))
     monkeypatch.setattr(torch.version, "hip", "7.1")  # AMD counts capabilities otherwise, and has it from CDNA 1 on
     assert choose_job_device(job(LocalTarget(), "bfloat16"), place())[0] == torch.device("cuda", 0)
+
+
+def serving(target: Target, engine: Any, **fields: Any) -> Job:
+    cell = Cell(model="m", workload=ServeWorkload(rate=1, max_requests=20), engine=engine)
+    measured = (Measurement(cell=cell, repeat=0, attempt=1),)
+    return job(target).model_copy(update={"measurements": measured, **fields})
+
+
+def test_a_record_says_which_server_of_others_was_measured(tmp_path: Path) -> None:
+    """`rankwise compare` said of two versions of vLLM, or two endpoints, that the environment was the same."""
+    python = tmp_path / "bin" / "python"
+    (tmp_path / "lib" / "python3.11" / "site-packages" / "vllm-0.32.0.dist-info").mkdir(parents=True)
+    python.parent.mkdir()
+    python.touch()
+    engines = {"vllm": EngineEnvironment(python=str(python))}
+    assert other_server(serving(LocalTarget(), "vllm", engines=engines)) == {"servers": {"vllm": "vllm 0.32.0"}}
+    assert other_server(serving(LocalTarget(), "vllm", cache=str(tmp_path))) == {}, "none is installed"
+    assert other_server(serving(LocalTarget(), "rankwise")) == {} == other_server(job(LocalTarget()))
+    there = EndpointTarget(url="http://10.0.0.5:8000", model="llama-8b")
+    said = {"servers": {"endpoint": "llama-8b at http://10.0.0.5:8000"}}
+    assert other_server(serving(there, "endpoint")) == said

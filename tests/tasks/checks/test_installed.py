@@ -60,6 +60,7 @@ def test_another_file_of_a_model_is_another_environment(tmp_path: Path) -> None:
     given = {name: str(tmp_path / file) for name, file in LLAMA.items()}
     plan = plan_of(tmp_path, "llama.cpp", engines={"llama.cpp": given})
     before = installed_servers(plan, tmp_path)
-    assert before == {"server llama.cpp": f"{given['program']} (4 bytes), {given['model']} (4 bytes)"}
+    sizes = "llama-server (4 bytes), model-bf16.gguf (4 bytes)"
+    assert before == {"server llama.cpp": f"{given['program']}, {given['model']}, {sizes}"}
     (tmp_path / LLAMA["model"]).write_bytes(b"12")
     assert installed_servers(plan, tmp_path) != before

