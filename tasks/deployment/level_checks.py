@@ -26,6 +26,7 @@ from reports.correctness.data import ANSWER_COLUMNS, answers_of
 from reports.experiments.compression import Compressed, compression, weight_bytes
 from reports.experiments.compression_answers import VECTOR_COLUMNS
 from reports.reading.load import CellResult, StudyResult, load_run
+from reports.tables import noise_warning
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.checks.machine import check_environment
@@ -67,6 +68,8 @@ def check_levels(
     plan, prompts = _plan(model, target, levels, dtype, run, tp, nodes, positions, group_timeout_seconds)
     _measure(plan, run, cache, say)
     study = load_run(run)
+    if (warning := noise_warning(study)) is not None:
+        say(warning)
     [experiment] = plan.experiments
     if levels:
         rows = {_level_of(row): row for row in compression(study, experiment).rows}
@@ -200,12 +203,13 @@ def _check(level: OptimizationLevel, row: Compressed | None, max_loss: float) ->
     elif row.loss > max_loss:
         assert row.quality is not None
         refused = f"{row.quality.text()}, more than {max_loss:g}"
+    passes = () if row.resolved in (None, "none") else tuple(str(row.resolved).split("+"))
     return LevelCheck(
         level=level,
-        passes=() if row.resolved in (None, "none") else tuple(str(row.resolved).split("+")),
+        passes=passes,
         weights_bytes=None if row.size_bytes is None else int(row.size_bytes),
         throughput=None if found is None else found.median,
-        speed=row.speed,
+        speed=row.speed if passes else None,  # unchanged weights are as fast as themselves: the ratio is noise
         loss=row.loss,
         loss_text="" if row.quality is None else row.quality.text(),
         refused=refused,

@@ -12,18 +12,20 @@ import pytest
 
 from configs.common.execution import Layout
 from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel, ServingBundle
 from configs.targets.target import LocalTarget, SshTarget
 from engine.planner.families import read_architecture
-from tasks.deployment import first_answers
+from tasks.deployment import first_answers, level_checks
 from tasks.deployment.bundles import WantedBundle, chosen_level, resolved_model, served_length
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import TIES, _compare
 from tasks.deployment.fit import check_fit, memory_of_rank
 from tasks.deployment.fronts import tunnel_argv
-from tasks.deployment.level_checks import _plan
+from tasks.deployment.level_checks import _plan, check_levels
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target, ssh_host
+from tests.support.run_folders.made_studies import VOCABULARY, words, write_measurements
 
 
 @pytest.mark.parametrize(
@@ -249,3 +251,31 @@ def test_levels_are_measured_with_the_time_that_servers_have(
     run = RunPaths(tmp_path / "run")
     plan, _ = _plan(model, LocalTarget(device="cpu"), (), "float32", run, 1, 1, 64, group_timeout)
     assert plan.measuring.group_timeout_seconds == measured
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.56, True), (0.02, False)])
+def test_levels_without_a_pass_have_no_speed_up_and_a_busy_machine_is_said(
+    share: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside other work unchanged weights were said to be 0.57 times as fast as themselves, and that was all."""
+
+    def measure(plan: Plan, run: RunPaths, *_: object) -> None:
+        run.environments.mkdir(parents=True)
+        run.environment("e1").write_text("{}")
+        for seconds, cell in enumerate(plan.cells.values(), 1):
+            kept = getattr(cell.workload, "answers", False)
+            answers = words(0, prompts=cell.workload.num_prompts or 1) if kept else None  # type: ignore[union-attr]
+            passes: dict[str, Any] = {"compression_passes": "none"} if cell.compression else {}
+            passes |= {"answer_vocabulary": VOCABULARY} if kept else {}
+            write_measurements(run, cell, seconds, answers, repeats=1, others_cpu_share=share, **passes)
+
+    monkeypatch.setattr(level_checks, "_measure", measure)
+    model = resolved_model("synthetic:llama-1m@0", tmp_path / "cache", tmp_path)
+    said: list[str] = []
+    target, folder = LocalTarget(device="cpu"), tmp_path / "run"
+    checks, _ = check_levels(
+        model, target, ["balanced"], "float32", folder, tmp_path / "cache", 0.01, said.append, max_length=64
+    )
+    assert checks["balanced"].throughput and checks["balanced"].passes == () and checks["balanced"].speed is None
+    busy = [line for line in said if "Other processes took more than 10 % of the machine's CPU" in line]
+    assert len(busy) == warned
