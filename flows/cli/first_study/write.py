@@ -105,6 +105,12 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
             "# The whole run is timed. To time steps, add to the script:  from rankwise_probe import step",
             "# and in its loop:  step(tokens=..., loss=loss)    then set measure: probe",
         ]
+    if facts.pattern and "(?P<units_per_second>" in facts.pattern:
+        stated = "tokens_per_step" if "tokens_per_step" in study["workload"] else "items_per_step and unit"
+        head += [
+            f"# Its lines have a rate, of the job or of one rank: throughput is counted by {stated}.",
+            f"# To report the rate of its lines, leave {stated} out. One rank's is the group rank_units_per_second.",
+        ]
     others = [option.flag for option in facts.options if option.flag not in study["workload"]["command"]]
     if others:
         head += [f"# Further options of the script: {' '.join(others)[:300]}"]

@@ -48,6 +48,12 @@ def test_a_script_with_options_and_lines(tmp_path: Path, capsys: pytest.CaptureF
     assert work["tokens_per_step"] == "{micro_batch_size} * {sequence_length} * {dp}"
     found = re.search(work["lines"]["pattern"], "step 7 loss 3.21 tok/s 8123")
     assert found and found.groupdict() == {"step": "7", "loss": "3.21", "units_per_second": "8123"}
+    comments = [line for line in (tmp_path / "study.yaml").read_text().splitlines() if line.startswith("#")]
+    assert any("throughput is counted by tokens_per_step" in line for line in comments)
+    only_loss = PLAIN.replace(" tok/s {rate:.0f}", "")
+    assert only_loss != PLAIN
+    init_study(written(tmp_path, only_loss), tmp_path / "without.yaml", 8, None)
+    assert "throughput is counted" not in (tmp_path / "without.yaml").read_text()
 
 
 @pytest.mark.parametrize(
