@@ -329,12 +329,16 @@ def _scope(group: str) -> str:
 
 
 def _known(entry: Any, tags: dict[str, str] | None) -> Iterator[Resource]:
-    """Make a resource of a listed one; none of a kind that a rental has not. tags: those of its group."""
+    """Make a resource of a listed one; none of a kind that a rental has not. tags: those of its group.
+
+    Azure's names have no case, and its compute service answers with groups in capitals: ours are lower-case, as in
+    `_group_of`, or a node would not be known as one that was made.
+    """
     kind = _TYPES.get(entry.type.lower())
     if kind is not None:
         group = re.search(r"/resourcegroups/([^/]+)/", entry.id, re.IGNORECASE)
         assert group is not None, entry.id
-        yield _resource(kind, f"{group[1]}/{entry.name}", entry, {**(entry.tags or {}), **(tags or {})})
+        yield _resource(kind, f"{group[1].lower()}/{entry.name}", entry, {**(entry.tags or {}), **(tags or {})})
 
 
 def _resource(kind: ResourceKind, id: str, entry: Any, tags: dict[str, str] | None) -> Resource:

@@ -284,16 +284,20 @@ class FakeAzure:
         if inside in ("/resourcegroups", "/resources"):
             groups = inside == "/resourcegroups"
             found = [each for key, each in everything.items() if ("/providers/" not in key) == groups]
-            return 200, {}, {"value": [each for each in found if _fits(each, query.get("$filter"))]}
+            return 200, {}, {"value": [_as_listed(each) for each in found if _fits(each, query.get("$filter"))]}
         group = re.match(r"/resourcegroups/[^/]+", inside)
         if group is None or f"/subscriptions/{SUBSCRIPTION}{group[0]}".lower() not in everything:
             return _refusal("ResourceGroupNotFound", 404)
         if inside.count("/") > 5:
             return _refusal("ResourceNotFound", 404)
         if "/providers/" in inside:
-            return 200, {}, {"value": [each for key, each in everything.items() if key.startswith(f"{id}/")]}
+            return (
+                200,
+                {},
+                {"value": [_as_listed(each) for key, each in everything.items() if key.startswith(f"{id}/")]},
+            )
         start = f"{id.removesuffix('/resources')}/providers/"
-        return 200, {}, {"value": [each for key, each in everything.items() if key.startswith(start)]}
+        return 200, {}, {"value": [_as_listed(each) for key, each in everything.items() if key.startswith(start)]}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         azure = self
@@ -377,6 +381,14 @@ def _kind(path: str) -> str:
         place = parts.index("providers")
         return parts[place + 2] if len(parts) > place + 2 else "providers"
     return "resources" if parts[-1] == "resources" else "resourceGroups"
+
+
+def _as_listed(resource: dict[str, Any]) -> dict[str, Any]:
+    """A resource as a list has it: the compute service writes the group in capitals, which are the same name."""
+    if not resource["type"].startswith("Microsoft.Compute/"):
+        return resource
+    parts = resource["id"].split("/")
+    return {**resource, "id": "/".join([*parts[:4], parts[4].upper(), *parts[5:]])}
 
 
 def _fits(resource: dict[str, Any], wanted: str | None) -> bool:

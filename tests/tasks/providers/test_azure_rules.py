@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,10 @@ from azure.core.exceptions import HttpResponseError
 from tasks.providers.azure.errors import call_azure
 from tasks.providers.azure.provider import Azure
 from tasks.providers.azure.requests import machine, refuse_retired
-from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
-from tasks.providers.renting import RentalFailed, plan_rental
+from tasks.providers.giving_back import Teardown
+from tasks.providers.leases import open_ledger
+from tasks.providers.rental import Node, ProviderError, RentalLease, RentalRequest, Rung
+from tasks.providers.renting import Limits, RentalFailed, _Renting, plan_rental
 
 REQUEST = RentalRequest(
     provider="azure", instance="Standard_NC24ads_A100_v4", nodes=2, regions=("eastus",), ssh_from="203.0.113.7/32"
@@ -139,3 +142,38 @@ def test_what_was_made_before_a_throttled_request_is_kept_for_the_next_try(monke
         azure.create(LEASE, BOOT, rung, "token-of-8")
     assert len(azure.create(LEASE, BOOT, rung, "token-of-8")) == 2
     assert asked == ["node-token-of-0", "node-token-of-0", "node-token-of-1"], "and none was deleted"
+
+
+def test_nodes_are_known_again_where_azure_lists_their_group_in_capitals(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its compute service does, and names have no case: nodes that had just come up were deleted as strangers."""
+    inside = "/subscriptions/s/resourceGroups/RANKWISE-R-EASTUS/providers"
+    types = {"node-0": "Microsoft.Compute/virtualMachines", "disk-0": "Microsoft.Compute/disks"}
+    listed = [
+        SimpleNamespace(id=f"{inside}/{type}/{name}", name=name, type=type, location="eastus", tags=LEASE.tags)
+        for name, type in types.items()
+    ]
+    group = SimpleNamespace(id="/subscriptions/s/resourceGroups/rankwise-r-eastus", name="rankwise-r-eastus",
+                            location="eastus", tags=LEASE.tags)  # fmt: skip
+    resources = SimpleNamespace(
+        resource_groups=SimpleNamespace(list=lambda filter: [group]),
+        resources=SimpleNamespace(list=lambda filter: listed, list_by_resource_group=lambda name: listed),
+    )
+    deleted: list[str] = []
+    monkeypatch.setattr(Azure, "_resources", resources)
+    for other in ("_compute", "_network"):  # asked for nothing: a disk of the run's own group ends with the group
+        monkeypatch.setattr(Azure, other, SimpleNamespace())
+    azure = Azure()
+    found = {each.kind: each for each in azure.tagged(["eastus"], "r")}
+    made = Node(id="rankwise-r-eastus/node-0", region="eastus", state="running")
+    assert found["instance"].id == made.id
+    azure.delete(found["disk"])
+    monkeypatch.setattr(Azure, "delete", lambda azure, resource: deleted.append(resource.id))
+    with open_ledger(tmp_path / "r") as ledger:
+        ledger.write("create", provider="azure", region="eastus", token="t")
+        ledger.write("created", region="eastus", token="t", ids=[made.id])
+        limits = Limits(teardown=Teardown(settle_seconds=0))
+        renting = _Renting(azure, LEASE, tmp_path / "r", ledger, print, limits, 1)
+        renting._remove_others(Rung(region="eastus"), [made])
+    assert deleted == []
