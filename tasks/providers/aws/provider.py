@@ -256,7 +256,7 @@ class Aws:
         """Return the VPC of the request by id or by its tag Name, that of its subnet, or the default one."""
         ec2 = self._ec2(region)
         if request.subnet is not None:
-            return str(_ask(lambda: ec2.describe_subnets(SubnetIds=[request.subnet]))["Subnets"][0]["VpcId"])
+            return str(self._subnet(request.subnet, region)["VpcId"])
         if request.network is None:
             wanted = {"Name": "is-default", "Values": ["true"]}
         elif request.network.startswith("vpc-"):
@@ -267,7 +267,14 @@ class Aws:
         if len(found) != 1:
             what = request.network or "default VPC"
             raise ProviderError("invalid", "", f"{region}: {what}: {len(found)} VPCs found, expected 1. Use --network")
+        if request.network is not None and not found[0].get("IsDefault"):
+            # Instances without a subnet go to the default VPC, where this one's security group is refused.
+            needs = "is not the default VPC, so that a subnet of it is needed. Use --subnet"
+            raise ProviderError("invalid", "", f"{region}: {request.network} {needs}")
         return str(found[0]["VpcId"])
+
+    def _subnet(self, id: str, region: str) -> dict[str, Any]:
+        return dict(_ask(lambda: self._ec2(region).describe_subnets(SubnetIds=[id]))["Subnets"][0])
 
     def _image(self, request: RentalRequest, region: str) -> str:
         """Return the image of the request by id or name, or the vendor's current one."""

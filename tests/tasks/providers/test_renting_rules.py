@@ -155,6 +155,26 @@ def test_an_image_of_a_strangers_is_not_taken_for_its_name(monkeypatch: pytest.M
         Aws._image(object.__new__(Aws), named, "us-east-1")
 
 
+def test_a_vpc_that_is_not_the_default_one_needs_a_subnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EC2 starts instances without one in the default VPC, and refuses another VPC's security group there."""
+    vpcs = {
+        "vpc-own": {"VpcId": "vpc-own", "IsDefault": False},
+        "vpc-default": {"VpcId": "vpc-default", "IsDefault": True},
+    }
+    client = SimpleNamespace(
+        describe_vpcs=lambda Filters: {"Vpcs": [vpcs[Filters[0]["Values"][0].replace("true", "vpc-default")]]},
+        describe_subnets=lambda SubnetIds: {"Subnets": [{"VpcId": "vpc-own", "AvailabilityZone": "us-east-1b"}]},
+    )
+    monkeypatch.setattr(Aws, "_ec2", lambda aws, region: client)
+    aws, own = object.__new__(Aws), REQUEST.model_copy(update={"network": "vpc-own"})
+    with pytest.raises(ProviderError, match=r"^us-east-1: vpc-own is not the default VPC.*Use --subnet$") as caught:
+        aws._vpc(own, "us-east-1")
+    assert caught.value.problem == "invalid"
+    assert aws._vpc(own.model_copy(update={"subnet": "subnet-1"}), "us-east-1") == "vpc-own"
+    assert aws._vpc(own.model_copy(update={"network": "vpc-default"}), "us-east-1") == "vpc-default"
+    assert aws._vpc(REQUEST, "us-east-1") == "vpc-default"
+
+
 @pytest.mark.parametrize(
     "error",
     [
