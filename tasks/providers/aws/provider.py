@@ -139,6 +139,10 @@ class Aws:
         """Create all nodes or none: MinCount and MaxCount are the same."""
         request, ec2 = lease.request, self._ec2(rung.region)
         group = self._visible_group(lease, rung.region)
+        if request.subnet is not None and rung.zone is not None:
+            own = self._subnet(request.subnet, rung.region)["AvailabilityZone"]
+            if own != rung.zone:  # EC2 calls that a wrong parameter, which would end renting
+                raise ProviderError("capacity", "", f"{request.subnet} is in {own}")
         id = self._image(request, rung.region)
         images = _ask(lambda: ec2.describe_images(ImageIds=[id]))["Images"]
         if not images:
@@ -365,11 +369,13 @@ def _unless(code: str, call: Callable[[], Any]) -> None:
             raise
 
 
-def _problem(code: str, status: int) -> Problem:
+def _problem(code: str, status: int, message: str) -> Problem:
     """Return the problem of a code, by its form where it is none of those above: EC2 has a limit for each kind."""
     if code in _PROBLEMS:
         return _PROBLEMS[code]
     if code.startswith("Insufficient"):  # InsufficientFreeAddressesInSubnet, InsufficientVolumeCapacity
+        return "capacity"
+    if message.startswith("No default subnet for availability zone"):  # as of zones that were opened later
         return "capacity"
     if code.endswith("LimitExceeded"):  # VolumeLimitExceeded, NetworkInterfaceLimitExceeded
         return "quota"
@@ -384,7 +390,7 @@ def _ask(call: Callable[[], Any]) -> Any:
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", error))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        raise ProviderError(_problem(code, status), code, message) from error
+        raise ProviderError(_problem(code, status, message), code, message) from error
     except (failures.NoCredentialsError, failures.PartialCredentialsError) as error:
         remedy = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
         raise ProviderError("auth", "", f"aws: {error}. {remedy}") from error

@@ -175,6 +175,52 @@ def test_a_vpc_that_is_not_the_default_one_needs_a_subnet(monkeypatch: pytest.Mo
     assert aws._vpc(REQUEST, "us-east-1") == "vpc-default"
 
 
+@pytest.mark.parametrize(("zone", "asked"), [("us-east-1a", False), ("us-east-1b", True), (None, True)])
+def test_a_zone_without_the_subnet_has_no_capacity(
+    monkeypatch: pytest.MonkeyPatch, zone: str | None, asked: bool
+) -> None:
+    """EC2 calls another zone than the subnet's a wrong parameter, which ended renting before the other market."""
+    wanted: list[dict[str, Any]] = []
+
+    def run_instances(**given: Any) -> Any:
+        wanted.append(given)
+        return {"Instances": []}
+
+    client = SimpleNamespace(
+        describe_subnets=lambda SubnetIds: {"Subnets": [{"VpcId": "vpc-1", "AvailabilityZone": "us-east-1b"}]},
+        describe_images=lambda ImageIds: {"Images": [{"ImageId": ImageIds[0]}]},
+        run_instances=run_instances,
+    )
+    monkeypatch.setattr(Aws, "_ec2", lambda aws, region: client)
+    monkeypatch.setattr(Aws, "_visible_group", lambda aws, lease, region: "sg-1")
+    request = REQUEST.model_copy(update={"subnet": "subnet-1", "image": "ami-1"})
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=1, request=request)
+    rung = Rung(region="us-east-1", zone=zone)
+    if asked:
+        assert object.__new__(Aws).create(lease, "", rung, "token") == []
+        assert wanted[0]["NetworkInterfaces"][0]["SubnetId"] == "subnet-1"
+        return
+    with pytest.raises(ProviderError, match=r"^subnet-1 is in us-east-1b$") as caught:
+        object.__new__(Aws).create(lease, "", rung, "token")
+    assert caught.value.problem == "capacity" and not wanted
+    left = [other for other in ladder(request, ZONES) if not is_excluded(other, "capacity", rung)]
+    assert {other.market for other in left} == {"spot", "on_demand"}
+
+
+@pytest.mark.parametrize("code", ["MissingInput", "InvalidInput"])
+def test_a_zone_without_a_default_subnet_has_no_capacity(code: str) -> None:
+    """As zones that AWS opened after the VPC was made: the other zones and markets were not asked."""
+
+    def refused() -> None:
+        message = "No default subnet for availability zone: 'us-east-1e'."
+        answer = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        raise ClientError(answer, "RunInstances")
+
+    with pytest.raises(ProviderError, match="us-east-1e") as caught:
+        _ask(refused)
+    assert caught.value.problem == "capacity"
+
+
 @pytest.mark.parametrize(
     "error",
     [
