@@ -121,6 +121,13 @@ def test_everybody_may_not_connect() -> None:
         RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "0.0.0.0/0"})
 
 
+@pytest.mark.parametrize("written", ["203.0.113.7", "203.0.113.7/32", "203.0.113.7/255.255.255.255"])
+def test_an_address_is_a_range_of_one(written: str) -> None:
+    """EC2 refused it after the security group had been made: `CIDR block 203.0.113.7 is malformed`."""
+    typed = RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": written})
+    assert typed.ssh_from == "203.0.113.7/32"
+
+
 def test_an_address_that_no_node_can_be_reached_from_is_refused() -> None:
     """Nodes have IPv4 addresses: they were rented and waited for in vain where the cloud took the rule."""
     with pytest.raises(ValueError, match="2001:db8::/32, but nodes have IPv4 addresses only"):
