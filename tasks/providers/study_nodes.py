@@ -239,11 +239,14 @@ class StudyNodes:
         return cap is None or (price is not None and price <= cap * (1 + ROUNDING))
 
     def _are_extended(self, lease: RentalLease, used: float | None) -> bool:
-        """Extend the nodes of an earlier run; False: they cannot be, such as beyond the end that Google has set."""
+        """Extend the nodes of an earlier run; False: they cannot be, such as beyond the end that Google has set.
+
+        Or one does not take the new end, and would power itself off before the others.
+        """
         unused = 0.0 if used is None else max(0.0, time.time() - used)
         try:
             extend_run(self._provider, lease, self._folder, self._next_end(), unused_seconds=unused)
-        except ProviderError as error:
+        except (ProviderError, ValueError) as error:
             self._say(f"nodes of an earlier run were not extended: {redacted(str(error))}")
             return False
         return True

@@ -592,6 +592,7 @@ def test_a_cloud_that_cannot_be_asked_any_more_is_not_said_to_have_nothing_left(
         (4.0, None, True),
         (3.9, None, False),  # lowered since
         (None, "Google deletes it at 12:00:00 UTC; rent anew for longer", False),  # the run ended with this error
+        (None, "i-1 did not take the new end", False),  # and with this one
     ],
 )
 def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_back(
@@ -602,12 +603,13 @@ def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_bac
             return NODES
 
         def extend(self, resource: Resource, expires_at: int) -> None:
-            if refusal is not None:
+            if refusal is not None and "Google" in refusal:
                 raise ProviderError("invalid", "", refusal)
 
     cloud, said = Limited(), list[str]()
     clouds(monkeypatch, cloud)
-    monkeypatch.setattr(renting, "prolong", lambda *_: True)
+    missed = [] if refusal is None or "Google" in refusal else [NODES[1].public_address]
+    monkeypatch.setattr(renting, "prolong", lambda folder, user, address, seconds: address not in missed)
     monkeypatch.setattr(study_nodes, "probe", lambda *_: "ready")
     wanted = {
         "kind": "aws",
