@@ -165,12 +165,15 @@ def extend(
     """Move the end of a rental: in the tags and in the dead man's switch of every node."""
 
     def work() -> int:
+        from tasks.providers.leases import read_entries
         from tasks.providers.renting import extend_run
 
         if not math.isfinite(hours):
             raise ValueError(f"--hours: got {hours}, expected a number of hours")
         provider, lease, folder = _rental(run)
-        until = extend_run(provider, lease, folder, int(time.time() + hours * 3600))
+        # Nodes that a study left up for its next run stay so; `reap` takes others that no run uses for abandoned.
+        kept = [entry["event"] for entry in read_entries(folder / "ledger.jsonl")][-1:] == ["kept"]
+        until = extend_run(provider, lease, folder, int(time.time() + hours * 3600), "kept" if kept else "extended")
         typer.echo(f"{run}: until {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(until))}")
         return 0
 
