@@ -33,7 +33,15 @@ from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
-from tasks.providers.leases import in_use, last_used, mark_used, read_entries, read_lease
+from tasks.providers.leases import (
+    in_use,
+    last_used,
+    mark_used,
+    note_abandoned,
+    open_ledger,
+    read_entries,
+    read_lease,
+)
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest
 from tasks.providers.renting import (
     ROUNDING,
@@ -227,6 +235,8 @@ class StudyNodes:
             self._say(f"nodes of an earlier run are used again: {', '.join(node.id for node in nodes)}")
             return nodes
         self._say("nodes of an earlier run are gone, or others are wanted now: giving back what is left")
+        with open_ledger(self._folder) as ledger:
+            note_abandoned(ledger, used)
         self._end_rental(lease)
         return []
 

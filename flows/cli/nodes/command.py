@@ -211,9 +211,12 @@ def down(context: typer.Context, run: RunName) -> None:
     """Give back everything of a run; exit code 1 names what could not be removed."""
 
     def work() -> int:
+        from tasks.providers.leases import last_used, note_abandoned, open_ledger
         from tasks.providers.renting import give_back_run
 
         provider, lease, folder = _rental(run)
+        with open_ledger(folder) as ledger:
+            note_abandoned(ledger, last_used(folder))
         removed = give_back_run(provider, lease, folder, typer.echo, _patience())
         typer.echo(f"{run}: gave back {removed} resources; nothing is left")
         return 0

@@ -1,6 +1,7 @@
 """Giving back and reaping by a stand-in for a cloud: what may be removed, a full disk, ends that move meanwhile."""
 
 import errno
+import json
 import os
 import threading
 import time
@@ -11,9 +12,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
 from configs.common.base import write_atomically
 from configs.targets.rented import RentedTarget
+from flows.cli.main import app
+from flows.cli.nodes import command
 from tasks.providers import connections, giving_back, leases, renting, study_nodes
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws
@@ -628,3 +632,37 @@ def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_bac
     assert nodes._taken_over(None) == (NODES if again else [])
     assert bool(cloud.there) == again
     assert refusal is None or refusal in said[0]
+
+
+@pytest.mark.parametrize("ended_by", ["the next run", "reap", "nodes down"])
+def test_what_a_killed_run_left_up_was_unused_until_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    """It was killed an hour before, and its lease ended a minute ago: the report called all of it used."""
+    cloud, now = Cloud(), time.time()
+    clouds(monkeypatch, cloud)
+    wanted = {"kind": "aws", "instance": "g5.xlarge", "regions": [REGION], "ssh_from": REQUEST.ssh_from}
+    nodes = StudyNodes(RentedTarget.model_validate(wanted), "s", tmp_path, tmp_path, lambda _: None, lambda: None)
+    lease, folder = rental(nodes._folder, int(now - 60)), nodes._folder
+    asked = {"event": "create", "token": "t", "region": REGION, "market": "spot", "usd_per_hour": 1.0}
+    entries = [
+        {"event": "opened", "epoch": now - 7200, "expires_at": int(now - 60)},
+        {**asked, "epoch": now - 7200},
+        {"event": "created", "epoch": now - 7100, "token": "t", "region": REGION, "ids": ["i-0", "i-1"]},
+        {"event": "ready", "epoch": now - 7000, "nodes": [node.model_dump() for node in NODES]},
+    ]
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    with study_nodes.in_use(folder):
+        os.utime(folder / "in_use.lock", (now - 3600, now - 3600))
+    cloud.there = [resource("instance", nodes.name, left=-60)]
+    if ended_by == "the next run":
+        assert nodes._taken_over(leases.last_used(folder)) == []
+    elif ended_by == "reap":
+        assert reap(cloud, tmp_path).problems == []
+    else:
+        monkeypatch.setattr(command, "_rental", lambda run: (cloud, lease, folder))
+        done = CliRunner().invoke(app, ["nodes", "down", nodes.name])
+        assert done.exit_code == 0, done.output
+    (attempt,) = attempts_of(read_entries(folder / "ledger.jsonl"), time.time())
+    assert cloud.there == [] and attempt.seconds == pytest.approx(7040, abs=2)
+    assert attempt.unused_seconds == pytest.approx(3540, abs=2)

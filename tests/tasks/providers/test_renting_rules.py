@@ -392,6 +392,32 @@ def test_nodes_between_two_runs_are_counted_as_unused() -> None:
     assert (attempt.seconds, attempt.unused_seconds, attempt.unused_usd(2)) == (1800, 360, 0.4)
 
 
+@pytest.mark.parametrize(
+    ("end", "off", "unused"),
+    [
+        (2000, False, 1400),  # given back before their lease ended
+        (90_000, False, 3000),  # the lease ended at 3600
+        (90_000, True, 89_400),  # where a cloud charges for nodes that are off
+    ],
+)
+def test_nodes_that_no_run_takes_over_are_unused_from_the_kill_to_their_end(end: int, off: bool, unused: int) -> None:
+    """Their whole time was called used. A try that was in vain, and what an extension has counted, count once."""
+    entries: list[dict[str, Any]] = [
+        {"event": "opened", "epoch": 0, "expires_at": 3600},
+        {"event": "create", "region": "r", "market": "spot", "usd_per_hour": 2.0, "epoch": 0},
+        {"event": "created", "epoch": 10},
+        {"event": "ready", "epoch": 40},
+        {"event": "abandoned", "epoch": end - 100, "last_used": 600.0},
+        {"event": "left", "epoch": end - 50},
+        {"event": "abandoned", "epoch": end, "last_used": 600.0},
+        {"event": "given_back", "epoch": end + 30},
+    ]
+    (attempt,) = attempts_of(entries, end + 60, off)
+    assert attempt.unused_seconds == unused and attempt.seconds >= unused
+    entries[4:5] = [{"event": "extended", "epoch": 1000, "expires_at": 3600, "unused_seconds": 400.0}]
+    assert attempts_of(entries, end + 60, off)[0].unused_seconds == unused
+
+
 def test_a_rental_is_named_after_run_and_target() -> None:
     names = {rental_name("My study", Path(run), target) for run in ("/a", "/b") for target in ("x", "y")}
     assert len(names) == 4 and rental_name("My study", Path("/a"), "x") in names
