@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from azure.core.exceptions import HttpResponseError
+from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 
 from tasks.providers.azure.errors import call_azure
 from tasks.providers.azure.provider import Azure
 from tasks.providers.azure.requests import machine, refuse_retired
-from tasks.providers.giving_back import Teardown
+from tasks.providers.giving_back import Teardown, why_doomed
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import Node, ProviderError, RentalLease, RentalRequest, Rung
 from tasks.providers.renting import Limits, RentalFailed, _Renting, plan_rental
@@ -113,12 +113,18 @@ def test_refusals_by_code(code: str, message: str, status: int, problem: str) ->
 class Response:
     """A refusal for too many requests."""
 
-    status_code, reason, request, headers = 429, "", None, dict[str, str]()
+    status_code, code, reason, request, headers = 429, "TooManyRequests", "", None, dict[str, str]()
 
     def text(self, encoding: str | None = None) -> str:
-        return json.dumps({"error": {"code": "TooManyRequests", "message": "wait"}})
+        return json.dumps({"error": {"code": self.code, "message": "wait"}})
 
     body = text
+
+
+class NotFound(Response):
+    """Of a resource that is gone."""
+
+    status_code, code = 404, "ResourceNotFound"
 
 
 def test_what_was_made_before_a_throttled_request_is_kept_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,3 +183,29 @@ def test_nodes_are_known_again_where_azure_lists_their_group_in_capitals(
         renting = _Renting(azure, LEASE, tmp_path / "r", ledger, print, limits, 1)
         renting._remove_others(Rung(region="eastus"), [made])
     assert deleted == []
+
+
+def test_what_was_left_in_another_group_is_found_with_its_tags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Azure's list of resources by their tags leaves these out, so that nothing was known to be expired."""
+    inside = "/subscriptions/s/resourceGroups/Others/providers/Microsoft.Compute/disks"
+    listed = [
+        SimpleNamespace(id=f"{inside}/{name}", name=name, type="Microsoft.Compute/disks", location="eastus", tags=None)
+        for name in ("lost", "gone")
+    ]
+    own = {f"{inside}/lost": LEASE.model_copy(update={"expires_at": 7}).tags}
+
+    def get_at_scope(id: str) -> Any:
+        if id not in own:
+            raise ResourceNotFoundError("ResourceNotFound", response=NotFound())  # type: ignore[arg-type]
+        return SimpleNamespace(properties=SimpleNamespace(tags=own[id]))
+
+    resources = SimpleNamespace(
+        resource_groups=SimpleNamespace(list=lambda filter: []),
+        resources=SimpleNamespace(list=lambda filter: listed),
+        tags=SimpleNamespace(get_at_scope=get_at_scope),
+    )
+    monkeypatch.setattr(Azure, "_resources", resources)
+    for run in (None, "r"):
+        lost, gone = Azure().tagged(["eastus"], run)
+        assert (lost.id, lost.run, lost.owner, lost.expires_at) == ("others/lost", "r", "o", 7)
+        assert why_doomed(lost, tmp_path, False, time.time()) and why_doomed(gone, tmp_path, True, time.time()) is None
