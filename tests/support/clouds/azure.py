@@ -33,7 +33,7 @@ SUBSCRIPTION = "00000000-1111-2222-3333-444444444444"
 REGIONS = {"East US": "eastus", "West US 2": "westus2", "West Europe": "westeurope"}
 SIZES = ("Standard_NC4as_T4_v3", "Standard_NC24ads_A100_v4", "Standard_D4s_v5")
 _TAGS = "/providers/microsoft.resources/tags/default"
-_LATER = {"AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest"}
+_LATER = {"AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest", "InternalExecutionError"}
 """Codes with which an accepted operation fails."""
 _STATUS = {
     "SkuNotAvailable": 409,

@@ -85,6 +85,8 @@ def test_an_image_that_is_neither_urn_nor_id_is_refused(image: str) -> None:
         ("OperationNotAllowed", "the disk is attached", 409, "invalid"),
         ("TooManyRequests", "", 429, "throttled"),
         ("", "", 503, "transient"),
+        ("InternalExecutionError", "An internal execution error occurred. Please retry later.", 200, "transient"),
+        ("NetworkingInternalOperationError", "Unknown network allocation error.", 200, "transient"),
         ("ExpiredAuthenticationToken", "", 401, "auth"),
         ("InvalidParameter", "", 400, "invalid"),
     ],
