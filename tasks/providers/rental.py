@@ -141,6 +141,7 @@ class Node(Frozen):
     private_address: str | None = None
     public_address: str | None = None
     market: MarketName = "on_demand"
+    reason: str = Field("", description="why it is stopping or gone, where its cloud says so")
 
 
 class Resource(Frozen):

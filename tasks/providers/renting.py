@@ -284,8 +284,9 @@ class _Renting:
         AWS lists such a node for an hour; GCP lists it no longer.
         """
         up = {node.id for node in nodes if node.state not in ("stopping", "gone")}
+        reasons = {node.id: f": {node.reason}" for node in nodes if node.reason}
         for id in sorted((seen | {node.id for node in nodes}) - up):
-            raise ProviderError("capacity", "", f"{id} was taken back before it was ready")
+            raise ProviderError("capacity", "", f"{id} was taken back before it was ready{reasons.get(id, '')}")
 
     def _wait_until_reachable(self, rung: Rung, nodes: list[Node]) -> None:
         """Connect to each node with its planted host key until its user data has run. Raises ProviderError."""

@@ -329,14 +329,17 @@ def _pages(ec2: Any, operation: str, filters: list[dict[str, Any]]) -> list[dict
 
 
 def _node(entry: dict[str, Any], region: str) -> Node:
+    state = _STATES[entry["State"]["Name"]]
     return Node(
         id=entry["InstanceId"],
         region=region,
         zone=entry.get("Placement", {}).get("AvailabilityZone"),
-        state=_STATES[entry["State"]["Name"]],
+        state=state,
         private_address=entry.get("PrivateIpAddress") or None,
         public_address=entry.get("PublicIpAddress") or None,
         market="spot" if entry.get("InstanceLifecycle") == "spot" else "on_demand",
+        # Such as a limit of volumes, or a key of encryption that may not be used: these end an instance at its launch.
+        reason="" if state in ("pending", "running") else str(entry.get("StateReason", {}).get("Message", "")),
     )
 
 

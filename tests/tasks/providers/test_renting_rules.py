@@ -18,7 +18,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
 from tasks.providers.attempts import attempts_of
-from tasks.providers.aws.provider import Aws, _ask
+from tasks.providers.aws.provider import Aws, _ask, _node
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import why_doomed
@@ -26,7 +26,7 @@ from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
 from tasks.providers.rental import Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import RentalFailed, extend_run, plan_rental
+from tasks.providers.renting import RentalFailed, _Renting, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name, request_of
 
 REQUEST = RentalRequest(
@@ -212,6 +212,26 @@ def test_a_zone_without_the_subnet_has_no_capacity(
     assert caught.value.problem == "capacity" and not wanted
     left = [other for other in ladder(request, ZONES) if not is_excluded(other, "capacity", rung)]
     assert {other.market for other in left} == {"spot", "on_demand"}
+
+
+@pytest.mark.parametrize(("state", "told"), [("terminated", True), ("shutting-down", True), ("running", False)])
+def test_why_ec2_ended_an_instance_is_told(state: str, told: bool) -> None:
+    """A key of encryption that may not be used ended every instance at its launch, and was told as no capacity."""
+    why = "Client.InternalError: Client error on launch"
+    entry = {
+        "InstanceId": "i-1",
+        "State": {"Name": state},
+        "StateReason": {"Code": "Client.InternalError", "Message": why},
+    }
+    node = _node(entry, "us-east-1")
+    renting = object.__new__(_Renting)
+    if not told:
+        renting._check_not_taken_back({"i-1"}, [node])
+        return
+    with pytest.raises(ProviderError, match=f"^i-1 was taken back before it was ready: {why}$"):
+        renting._check_not_taken_back({"i-1"}, [node])
+    with pytest.raises(ProviderError, match=r"before it was ready$"):
+        renting._check_not_taken_back({"i-1"}, [])
 
 
 @pytest.mark.parametrize("code", ["MissingInput", "InvalidInput"])
