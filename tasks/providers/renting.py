@@ -387,11 +387,13 @@ def extend_run(
         nodes = nodes_of(folder)
         if not nodes:
             raise ValueError(f"{lease.run}: its nodes are not up")
-        missed = [
-            node.id
-            for node in nodes
-            if not prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time()))
-        ]
+
+        def took(node: Node) -> bool:
+            return prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time()))
+
+        # Side by side, as each that does not answer takes its time: giving back waits for this, and not for ever.
+        with ThreadPoolExecutor(min(len(nodes), _PROBES_AT_ONCE)) as pool:
+            missed = [node.id for node, done in zip(nodes, pool.map(took, nodes), strict=True) if not done]
         if len(missed) == len(nodes):
             raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")
         for resource in provider.tagged(regions_of(ledger, provider.name), lease.run):

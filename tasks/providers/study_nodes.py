@@ -62,7 +62,7 @@ _LOST_AFTER_SECONDS = 120.0
 _AGAIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
 _EXTENDING_SECONDS = 300.0
-"""As long as extending a lease takes at most: one node after another, and some of them may not answer."""
+"""As long as extending a lease takes at most: all nodes, some of which may not answer, and their tags."""
 _MARK_SECONDS = 2.0
 """How often a run notes that it lives: so exactly is known for how long nodes of a killed run were unused."""
 
