@@ -228,8 +228,12 @@ class Azure:
                     inside = []
                 found |= {each.id.lower(): made for each in inside for made in _known(each, group.tags)}
         for each in call_azure(lambda: list(self._resources.resources.list(filter=wanted))):
-            if each.location in regions and each.id.lower() not in found:
-                found |= {each.id.lower(): made for made in _known(each, self._tags(each))}
+            if each.location in regions and each.id.lower() not in found and each.type.lower() in _TYPES:
+                for made in _known(each, self._tags(each)):
+                    found[each.id.lower()] = made
+                    group = made.id.partition("/")[0]
+                    if group == _group_of(made.run, made.region):  # it has lost its own tags
+                        found[group] = made.model_copy(update={"kind": "group", "id": group})
         return list(found.values())
 
     def _tags(self, entry: Any) -> dict[str, str]:

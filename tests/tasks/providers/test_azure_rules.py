@@ -211,3 +211,17 @@ def test_what_was_left_in_another_group_is_found_with_its_tags(monkeypatch: pyte
         lost, gone = Azure().tagged(["eastus"], run)
         assert (lost.id, lost.run, lost.owner, lost.expires_at) == ("others/lost", "r", "o", 7)
         assert why_doomed(lost, tmp_path, False, time.time()) and why_doomed(gone, tmp_path, True, time.time()) is None
+
+
+def test_a_group_that_has_lost_its_tags_is_removed_with_what_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in a run's own group ends with it alone."""
+    inside = "/subscriptions/s/resourceGroups/RANKWISE-R-EASTUS/providers/Microsoft.Compute/disks"
+    disk = SimpleNamespace(id=f"{inside}/d", name="d", type="Microsoft.Compute/disks", location="eastus", tags=None)
+    resources = SimpleNamespace(
+        resource_groups=SimpleNamespace(list=lambda filter: []),
+        resources=SimpleNamespace(list=lambda filter: [disk]),
+        tags=SimpleNamespace(get_at_scope=lambda id: SimpleNamespace(properties=SimpleNamespace(tags=LEASE.tags))),
+    )
+    monkeypatch.setattr(Azure, "_resources", resources)
+    found = {each.kind: (each.id, each.run) for each in Azure().tagged(["eastus"], "r")}
+    assert found == {"disk": ("rankwise-r-eastus/d", "r"), "group": ("rankwise-r-eastus", "r")}
