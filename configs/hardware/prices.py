@@ -20,7 +20,7 @@ from pydantic import Field, PositiveFloat, ValidationError, field_validator
 
 from configs.common.base import Frozen
 from configs.common.files.reading import PLAN_BYTES, read_text
-from configs.targets.rented import RentedTarget
+from configs.targets.rented import RentedTarget, region_name
 from configs.targets.resources import Resources
 
 Market = Literal["on_demand", "spot", "reserved_1_year", "reserved_3_years"]
@@ -168,8 +168,8 @@ def _sum(parts: Sequence[tuple[int, Price | None]]) -> Price | None:
 def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]) -> TargetPrices:
     """Prices of exactly this machine, its parts left alone."""
     machine, region = target.catalog_name, target.region
-    like_own = [offer for offer in own if offer.is_like(target.name, machine)]
-    like_shipped = [offer for offer in shipped if offer.is_like(target.name, machine)]
+    like_own = [_spelled_as(offer, region) for offer in own if offer.is_like(target.name, machine)]
+    like_shipped = [_spelled_as(offer, region) for offer in shipped if offer.is_like(target.name, machine)]
     found = [offer.price for offer in like_own if offer.is_in(region)]
     found += [offer.price for offer in like_shipped if offer.is_in(region) and offer.price.market == "on_demand"]
     if target.price_usd_per_hour is not None:
@@ -186,6 +186,14 @@ def _prices_of(target: Resources, own: Sequence[Offer], shipped: Sequence[Offer]
             taken.add(place)
             others.append(offer.price)
     return TargetPrices(price=price, others=tuple(others))
+
+
+def _spelled_as(offer: Offer, region: str | None) -> Offer:
+    """Return an offer of this region with its spelling of it: Azure's `East US` and `EastUS` are eastus."""
+    own = offer.price.region
+    if own is None or region is None or own == region or region_name(own) != region_name(region):
+        return offer
+    return offer.model_copy(update={"price": offer.price.model_copy(update={"region": region})})
 
 
 def read_catalog(path: Path = CATALOG) -> tuple[Offer, ...]:

@@ -112,6 +112,7 @@ class ServiceState(Frozen):
 class RoutedServer(Frozen):
     """One server behind a front. usd_per_hour: None for own machines, which are asked first.
 
+    rented: on nodes of a cloud, which are asked last where their price is unknown.
     max_in_flight: requests at once before the next backend is asked. draining: gets no new requests.
     """
 
@@ -119,6 +120,7 @@ class RoutedServer(Frozen):
     url: str
     key: str | None = None
     usd_per_hour: PositiveFloat | None = None
+    rented: bool = False
     max_in_flight: PositiveInt = 32
     draining: bool = False
 

@@ -2,10 +2,11 @@
 
     next_backend(backends, states, tried=set())        # the backend, or None: none is ready
 
-Own machines (no price) take the base, cheaper clouds come before dearer ones; a backend with as many requests as it may
-have is passed over while another has room, so that peaks go to the next.
+Own machines (no price) take the base, cheaper clouds come before dearer ones and those of unknown price last; a backend
+with as many requests as it may have is passed over while another has room, so that peaks go to the next.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ def next_backend(
         load = loads[backend.name]
         full = load.in_flight >= backend.max_in_flight
         share = load.in_flight / backend.max_in_flight
-        price = backend.usd_per_hour or 0.0
+        price = backend.usd_per_hour or (math.inf if backend.rented else 0.0)
         # Where all are full, the fullest is the worst, whatever it costs.
         return (full, share if full else price, share, backend.name)
 

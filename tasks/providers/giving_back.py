@@ -17,6 +17,8 @@ from tasks.providers.leases import (
     SETTLED_SECONDS,
     RentalLedger,
     is_dead,
+    last_used,
+    note_abandoned,
     open_ledger,
     read_lease,
     unsettled_seconds,
@@ -220,6 +222,7 @@ def remove_expired(
                 ledger = stack.enter_context(open_ledger(rented / run))
                 # A region that did not answer, too: "given back" must be true of the whole run.
                 regions = list(dict.fromkeys([*regions, *regions_of(ledger, name)]))
+                note_abandoned(ledger, last_used(rented / run))
                 sweep.removed += give_back(by_name[name], run, regions, ledger, say, patience)
         except (LeftBehind, ValueError, OSError) as error:
             sweep.removed += error.removed if isinstance(error, LeftBehind) else []

@@ -139,6 +139,12 @@ def last_used(folder: Path) -> float | None:
         return None
 
 
+def note_abandoned(ledger: RentalLedger, used: float | None) -> None:
+    """Note that no run takes these nodes over: they were unused from `used` (seconds since 1970) to their end."""
+    if ledger.entries and used is not None:
+        ledger.note("abandoned", last_used=used)
+
+
 def is_dead(folder: Path) -> bool:
     """Return whether no process is renting or giving back for this run, and its nodes are not up either.
 

@@ -84,7 +84,7 @@ class RentalRequest(Frozen):
             raise ValueError(f"got {ssh_from}, which is everybody. Name an address, such as 203.0.113.7/32")
         if network.version != 4:
             raise ValueError(f"got {ssh_from}, but nodes have IPv4 addresses only. Name one, such as 203.0.113.7/32")
-        return ssh_from
+        return str(network)  # AWS takes CIDR notation alone: no bare address, no mask
 
     @property
     def close_together(self) -> bool:
@@ -141,6 +141,7 @@ class Node(Frozen):
     private_address: str | None = None
     public_address: str | None = None
     market: MarketName = "on_demand"
+    reason: str = Field("", description="why it is stopping or gone, where its cloud says so")
 
 
 class Resource(Frozen):

@@ -284,8 +284,9 @@ class _Renting:
         AWS lists such a node for an hour; GCP lists it no longer.
         """
         up = {node.id for node in nodes if node.state not in ("stopping", "gone")}
+        reasons = {node.id: f": {node.reason}" for node in nodes if node.reason}
         for id in sorted((seen | {node.id for node in nodes}) - up):
-            raise ProviderError("capacity", "", f"{id} was taken back before it was ready")
+            raise ProviderError("capacity", "", f"{id} was taken back before it was ready{reasons.get(id, '')}")
 
     def _wait_until_reachable(self, rung: Rung, nodes: list[Node]) -> None:
         """Connect to each node with its planted host key until its user data has run. Raises ProviderError."""
@@ -386,11 +387,13 @@ def extend_run(
         nodes = nodes_of(folder)
         if not nodes:
             raise ValueError(f"{lease.run}: its nodes are not up")
-        missed = [
-            node.id
-            for node in nodes
-            if not prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time()))
-        ]
+
+        def took(node: Node) -> bool:
+            return prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time()))
+
+        # Side by side, as each that does not answer takes its time: giving back waits for this, and not for ever.
+        with ThreadPoolExecutor(min(len(nodes), _PROBES_AT_ONCE)) as pool:
+            missed = [node.id for node, done in zip(nodes, pool.map(took, nodes), strict=True) if not done]
         if len(missed) == len(nodes):
             raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")
         for resource in provider.tagged(regions_of(ledger, provider.name), lease.run):

@@ -33,7 +33,15 @@ from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
-from tasks.providers.leases import in_use, last_used, mark_used, read_entries, read_lease
+from tasks.providers.leases import (
+    in_use,
+    last_used,
+    mark_used,
+    note_abandoned,
+    open_ledger,
+    read_entries,
+    read_lease,
+)
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest
 from tasks.providers.renting import (
     ROUNDING,
@@ -54,7 +62,7 @@ _LOST_AFTER_SECONDS = 120.0
 _AGAIN_SECONDS = 60.0
 _LOOK_SECONDS = 0.5
 _EXTENDING_SECONDS = 300.0
-"""As long as extending a lease takes at most: one node after another, and some of them may not answer."""
+"""As long as extending a lease takes at most: all nodes, some of which may not answer, and their tags."""
 _MARK_SECONDS = 2.0
 """How often a run notes that it lives: so exactly is known for how long nodes of a killed run were unused."""
 
@@ -227,6 +235,8 @@ class StudyNodes:
             self._say(f"nodes of an earlier run are used again: {', '.join(node.id for node in nodes)}")
             return nodes
         self._say("nodes of an earlier run are gone, or others are wanted now: giving back what is left")
+        with open_ledger(self._folder) as ledger:
+            note_abandoned(ledger, used)
         self._end_rental(lease)
         return []
 
@@ -239,11 +249,14 @@ class StudyNodes:
         return cap is None or (price is not None and price <= cap * (1 + ROUNDING))
 
     def _are_extended(self, lease: RentalLease, used: float | None) -> bool:
-        """Extend the nodes of an earlier run; False: they cannot be, such as beyond the end that Google has set."""
+        """Extend the nodes of an earlier run; False: they cannot be, such as beyond the end that Google has set.
+
+        Or one does not take the new end, and would power itself off before the others.
+        """
         unused = 0.0 if used is None else max(0.0, time.time() - used)
         try:
             extend_run(self._provider, lease, self._folder, self._next_end(), unused_seconds=unused)
-        except ProviderError as error:
+        except (ProviderError, ValueError) as error:
             self._say(f"nodes of an earlier run were not extended: {redacted(str(error))}")
             return False
         return True

@@ -15,7 +15,7 @@ from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import read_model, read_text
 from configs.common.printable import plural
 from configs.common.system.ports import free_port
-from configs.serving.deployment import FrontConfig, FrontState, RoutedServer
+from configs.serving.deployment import Deployment, FrontConfig, FrontState, RoutedServer
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.signals import ended_by_signals
 from tasks.deployment.servers import is_ready
@@ -33,13 +33,7 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
         raise WrongArgument(f"NAME: deployments of different models: {', '.join(sorted(models))}. Route one model")
     own = os.environ.get(_KEY_VARIABLE, "").strip() or None
     key = None if no_token else own or secrets.token_urlsafe(32)
-    backends = tuple(
-        RoutedServer(
-            name=each.name, url=each.url, key=read_text(Path(each.key_file), 4096).strip(),
-            usd_per_hour=each.usd_per_hour, max_in_flight=max_in_flight,
-        )
-        for each in found
-    )  # fmt: skip
+    backends = tuple(_backend(each, max_in_flight) for each in found)
     port = port or free_port()
     with tempfile.TemporaryDirectory(prefix="rankwise-route-") as folder, ended_by_signals():
         config, state = Path(folder) / "front.json", Path(folder) / "state.json"
@@ -57,6 +51,17 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
             _end(process)
             if state.exists():
                 _print_shares(read_model(state, FrontState))
+
+
+def _backend(deployment: Deployment, max_in_flight: int) -> RoutedServer:
+    return RoutedServer(
+        name=deployment.name,
+        url=deployment.url,
+        key=read_text(Path(deployment.key_file), 4096).strip(),
+        usd_per_hour=deployment.usd_per_hour,
+        rented=deployment.rental is not None,
+        max_in_flight=max_in_flight,
+    )
 
 
 def _announce(process: "subprocess.Popen[bytes]", port: int, key: str | None, made: bool, models: set[str]) -> None:

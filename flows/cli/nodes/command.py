@@ -165,12 +165,15 @@ def extend(
     """Move the end of a rental: in the tags and in the dead man's switch of every node."""
 
     def work() -> int:
+        from tasks.providers.leases import read_entries
         from tasks.providers.renting import extend_run
 
         if not math.isfinite(hours):
             raise ValueError(f"--hours: got {hours}, expected a number of hours")
         provider, lease, folder = _rental(run)
-        until = extend_run(provider, lease, folder, int(time.time() + hours * 3600))
+        # Nodes that a study left up for its next run stay so; `reap` takes others that no run uses for abandoned.
+        kept = [entry["event"] for entry in read_entries(folder / "ledger.jsonl")][-1:] == ["kept"]
+        until = extend_run(provider, lease, folder, int(time.time() + hours * 3600), "kept" if kept else "extended")
         typer.echo(f"{run}: until {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(until))}")
         return 0
 
@@ -208,9 +211,12 @@ def down(context: typer.Context, run: RunName) -> None:
     """Give back everything of a run; exit code 1 names what could not be removed."""
 
     def work() -> int:
+        from tasks.providers.leases import last_used, note_abandoned, open_ledger
         from tasks.providers.renting import give_back_run
 
         provider, lease, folder = _rental(run)
+        with open_ledger(folder) as ledger:
+            note_abandoned(ledger, last_used(folder))
         removed = give_back_run(provider, lease, folder, typer.echo, _patience())
         typer.echo(f"{run}: gave back {removed} resources; nothing is left")
         return 0

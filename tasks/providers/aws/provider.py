@@ -139,6 +139,10 @@ class Aws:
         """Create all nodes or none: MinCount and MaxCount are the same."""
         request, ec2 = lease.request, self._ec2(rung.region)
         group = self._visible_group(lease, rung.region)
+        if request.subnet is not None and rung.zone is not None:
+            own = self._subnet(request.subnet, rung.region)["AvailabilityZone"]
+            if own != rung.zone:  # EC2 calls that a wrong parameter, which would end renting
+                raise ProviderError("capacity", "", f"{request.subnet} is in {own}")
         id = self._image(request, rung.region)
         images = _ask(lambda: ec2.describe_images(ImageIds=[id]))["Images"]
         if not images:
@@ -256,7 +260,7 @@ class Aws:
         """Return the VPC of the request by id or by its tag Name, that of its subnet, or the default one."""
         ec2 = self._ec2(region)
         if request.subnet is not None:
-            return str(_ask(lambda: ec2.describe_subnets(SubnetIds=[request.subnet]))["Subnets"][0]["VpcId"])
+            return str(self._subnet(request.subnet, region)["VpcId"])
         if request.network is None:
             wanted = {"Name": "is-default", "Values": ["true"]}
         elif request.network.startswith("vpc-"):
@@ -267,7 +271,14 @@ class Aws:
         if len(found) != 1:
             what = request.network or "default VPC"
             raise ProviderError("invalid", "", f"{region}: {what}: {len(found)} VPCs found, expected 1. Use --network")
+        if request.network is not None and not found[0].get("IsDefault"):
+            # Instances without a subnet go to the default VPC, where this one's security group is refused.
+            needs = "is not the default VPC, so that a subnet of it is needed. Use --subnet"
+            raise ProviderError("invalid", "", f"{region}: {request.network} {needs}")
         return str(found[0]["VpcId"])
+
+    def _subnet(self, id: str, region: str) -> dict[str, Any]:
+        return dict(_ask(lambda: self._ec2(region).describe_subnets(SubnetIds=[id]))["Subnets"][0])
 
     def _image(self, request: RentalRequest, region: str) -> str:
         """Return the image of the request by id or name, or the vendor's current one."""
@@ -318,14 +329,17 @@ def _pages(ec2: Any, operation: str, filters: list[dict[str, Any]]) -> list[dict
 
 
 def _node(entry: dict[str, Any], region: str) -> Node:
+    state = _STATES[entry["State"]["Name"]]
     return Node(
         id=entry["InstanceId"],
         region=region,
         zone=entry.get("Placement", {}).get("AvailabilityZone"),
-        state=_STATES[entry["State"]["Name"]],
+        state=state,
         private_address=entry.get("PrivateIpAddress") or None,
         public_address=entry.get("PublicIpAddress") or None,
         market="spot" if entry.get("InstanceLifecycle") == "spot" else "on_demand",
+        # Such as a limit of volumes, or a key of encryption that may not be used: these end an instance at its launch.
+        reason="" if state in ("pending", "running") else str(entry.get("StateReason", {}).get("Message", "")),
     )
 
 
@@ -358,11 +372,13 @@ def _unless(code: str, call: Callable[[], Any]) -> None:
             raise
 
 
-def _problem(code: str, status: int) -> Problem:
+def _problem(code: str, status: int, message: str) -> Problem:
     """Return the problem of a code, by its form where it is none of those above: EC2 has a limit for each kind."""
     if code in _PROBLEMS:
         return _PROBLEMS[code]
     if code.startswith("Insufficient"):  # InsufficientFreeAddressesInSubnet, InsufficientVolumeCapacity
+        return "capacity"
+    if message.startswith("No default subnet for availability zone"):  # as of zones that were opened later
         return "capacity"
     if code.endswith("LimitExceeded"):  # VolumeLimitExceeded, NetworkInterfaceLimitExceeded
         return "quota"
@@ -377,7 +393,7 @@ def _ask(call: Callable[[], Any]) -> Any:
         code = str(error.response.get("Error", {}).get("Code", ""))
         message = str(error.response.get("Error", {}).get("Message", error))
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        raise ProviderError(_problem(code, status), code, message) from error
+        raise ProviderError(_problem(code, status, message), code, message) from error
     except (failures.NoCredentialsError, failures.PartialCredentialsError) as error:
         remedy = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
         raise ProviderError("auth", "", f"aws: {error}. {remedy}") from error

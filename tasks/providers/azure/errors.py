@@ -68,4 +68,6 @@ def _refusal(error: Any) -> ProviderError:
     if code == "OperationNotAllowed" and "quota" in message.lower():
         return ProviderError("quota", code, message)
     problem = _PROBLEMS.get(code) or _STATUS.get(status)
-    return ProviderError(problem or ("transient" if status >= 500 else "invalid"), code, message)
+    # An operation that has failed is told with status 200: InternalExecutionError, NetworkingInternalOperationError.
+    passing = status >= 500 or "Internal" in code
+    return ProviderError(problem or ("transient" if passing else "invalid"), code, message)

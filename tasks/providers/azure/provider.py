@@ -228,9 +228,22 @@ class Azure:
                     inside = []
                 found |= {each.id.lower(): made for each in inside for made in _known(each, group.tags)}
         for each in call_azure(lambda: list(self._resources.resources.list(filter=wanted))):
-            if each.location in regions and each.id.lower() not in found:
-                found |= {each.id.lower(): made for made in _known(each, {})}
+            if each.location in regions and each.id.lower() not in found and each.type.lower() in _TYPES:
+                for made in _known(each, self._tags(each)):
+                    found[each.id.lower()] = made
+                    group = made.id.partition("/")[0]
+                    if group == _group_of(made.run, made.region):  # it has lost its own tags
+                        found[group] = made.model_copy(update={"kind": "group", "id": group})
         return list(found.values())
+
+    def _tags(self, entry: Any) -> dict[str, str]:
+        """Return the tags of a resource that was listed by them: such a list leaves them out."""
+        try:
+            return dict(call_azure(lambda: self._resources.tags.get_at_scope(entry.id)).properties.tags or {})
+        except ProviderError as error:
+            if not _is_gone(error):
+                raise
+            return {}
 
     def delete(self, resource: Resource) -> None:
         """Ask for the end of one resource. What lies in a run's own group ends with the group."""
@@ -329,12 +342,16 @@ def _scope(group: str) -> str:
 
 
 def _known(entry: Any, tags: dict[str, str] | None) -> Iterator[Resource]:
-    """Make a resource of a listed one; none of a kind that a rental has not. tags: those of its group."""
+    """Make a resource of a listed one; none of a kind that a rental has not. tags: those of its group, or its own.
+
+    Azure's names have no case, and its compute service answers with groups in capitals: ours are lower-case, as in
+    `_group_of`, or a node would not be known as one that was made.
+    """
     kind = _TYPES.get(entry.type.lower())
     if kind is not None:
         group = re.search(r"/resourcegroups/([^/]+)/", entry.id, re.IGNORECASE)
         assert group is not None, entry.id
-        yield _resource(kind, f"{group[1]}/{entry.name}", entry, {**(entry.tags or {}), **(tags or {})})
+        yield _resource(kind, f"{group[1].lower()}/{entry.name}", entry, {**(entry.tags or {}), **(tags or {})})
 
 
 def _resource(kind: ResourceKind, id: str, entry: Any, tags: dict[str, str] | None) -> Resource:

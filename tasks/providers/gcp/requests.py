@@ -22,7 +22,7 @@ _ACCELERATORS = {
     "v100": "nvidia-tesla-v100",
 }
 """Those that attach to N1: https://cloud.google.com/compute/docs/gpus."""
-_HYPERDISK = re.compile(r"(a3-ultragpu|a4|a4x|c4|c4a|c4d|n4)-")
+_HYPERDISK = re.compile(r"(a3-ultragpu|a4|a4x|c4|c4a|c4d|g4|n4)-")
 """Families that take no persistent disks: https://cloud.google.com/compute/docs/disks/hyperdisks."""
 _NOT_PLACED = re.compile(r"(e2|f1|g1|n1|t2a|t2d)-")
 """Families without compact placement: https://cloud.google.com/compute/docs/instances/placement-policies-overview."""

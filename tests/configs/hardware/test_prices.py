@@ -212,3 +212,22 @@ prices:
     assert unplaced is not None and unplaced.usd_per_hour == 5
     elsewhere = target_prices(LocalTarget(name="gpu", machine="aws/g4dn.xlarge/ap-south-1"), offers, ())
     assert elsewhere.price is None and len(elsewhere.others) == 2
+
+
+@pytest.mark.parametrize("told", ["machine: azure/Standard_NC4as_T4_v3", "target: azure"])
+def test_an_own_price_holds_in_its_region_however_it_is_written(tmp_path: Path, told: str) -> None:
+    """Azure's `East US` is eastus: a rented target has that name, and a contract's price was left out for it."""
+    path = tmp_path / "prices.yaml"
+    path.write_text(f"prices: [{{{told}, region: East US, usd_per_hour: 0.1}}]\n")
+    offers = read_price_file(path, "prices.yaml")
+    rented = RentedTarget(kind="azure", instance="Standard_NC4as_T4_v3", regions=["East US"])
+    named = LocalTarget(name="azure", machine="azure/Standard_NC4as_T4_v3/EastUS")
+    for target in (rented, named):
+        found = target_prices(target, offers)
+        assert found.price is not None and (found.price.usd_per_hour, found.price.region) == (0.1, target.region)
+        assert not any(other.region == "East US" for other in found.others)
+    listed = target_prices(named).price
+    assert listed is not None and listed.usd_per_hour == 0.526, "as listed for eastus"
+    elsewhere = RentedTarget(kind="azure", instance="Standard_NC4as_T4_v3", regions=["West US 2"])
+    price = target_prices(elsewhere, offers).price
+    assert price is None or price.usd_per_hour != 0.1

@@ -30,6 +30,16 @@ def test_the_base_is_own_and_the_peaks_go_on_by_price() -> None:
     assert chosen(own=2, cheap=2) == "dear"
 
 
+def test_rented_nodes_of_unknown_price_come_after_those_of_a_known_one() -> None:
+    """They were taken for own machines, and got the base."""
+    unknown = RoutedServer(name="a-cloud", url="http://x", rented=True, max_in_flight=2)
+    loads = {each.name: BackendLoad(ready=True) for each in (*ALL, unknown)}
+    order = []
+    while (found := next_backend((*ALL, unknown), loads, order)) is not None:
+        order.append(found.name)
+    assert order == ["own", "cheap", "dear", "a-cloud"]
+
+
 def test_where_all_are_full_the_least_full_is_taken() -> None:
     assert chosen(own=4, cheap=3, dear=2) == "dear"
     assert chosen(own=2, cheap=3, dear=4) == "own"

@@ -32,7 +32,8 @@ Answer = tuple[int, dict[str, str], dict[str, Any] | None]
 SUBSCRIPTION = "00000000-1111-2222-3333-444444444444"
 REGIONS = {"East US": "eastus", "West US 2": "westus2", "West Europe": "westeurope"}
 SIZES = ("Standard_NC4as_T4_v3", "Standard_NC24ads_A100_v4", "Standard_D4s_v5")
-_LATER = {"AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest"}
+_TAGS = "/providers/microsoft.resources/tags/default"
+_LATER = {"AllocationFailed", "ZonalAllocationFailed", "OverconstrainedAllocationRequest", "InternalExecutionError"}
 """Codes with which an accepted operation fails."""
 _STATUS = {
     "SkuNotAvailable": 409,
@@ -173,8 +174,8 @@ class FakeAzure:
         inside = path.removeprefix(f"/subscriptions/{SUBSCRIPTION}").lower()
         if method == "GET":
             return self._get(path, inside, query)
-        if inside.endswith("/providers/microsoft.resources/tags/default"):
-            scope = path.lower().removesuffix("/providers/microsoft.resources/tags/default")
+        if inside.endswith(_TAGS):
+            scope = path.lower().removesuffix(_TAGS)
             self.resources[scope].setdefault("tags", {}).update(body["properties"]["tags"])
             return 200, {}, {"id": path, "properties": {"tags": self.resources[scope]["tags"]}}
         if method == "PUT":
@@ -277,6 +278,11 @@ class FakeAzure:
             name = id.split("/")[-2]
             state = "running" if name in self.hosts.running() else "stopped"
             return 200, {}, {"statuses": [{"code": f"PowerState/{state}"}]}
+        if id.endswith(_TAGS):
+            tagged = self.resources.get(id.removesuffix(_TAGS))
+            if tagged is None:
+                return _refusal("ResourceNotFound", 404)
+            return 200, {}, {"id": path, "properties": {"tags": tagged.get("tags", {})}}
         if id in self.resources:
             return 200, {}, self.resources[id]
         with self._lock:
@@ -284,16 +290,24 @@ class FakeAzure:
         if inside in ("/resourcegroups", "/resources"):
             groups = inside == "/resourcegroups"
             found = [each for key, each in everything.items() if ("/providers/" not in key) == groups]
-            return 200, {}, {"value": [each for each in found if _fits(each, query.get("$filter"))]}
+            wanted = query.get("$filter")
+            listed = [_as_listed(each) for each in found if _fits(each, wanted)]
+            if wanted is not None and not groups:  # Azure's list of resources by their tags leaves these out
+                listed = [{name: value for name, value in each.items() if name != "tags"} for each in listed]
+            return 200, {}, {"value": listed}
         group = re.match(r"/resourcegroups/[^/]+", inside)
         if group is None or f"/subscriptions/{SUBSCRIPTION}{group[0]}".lower() not in everything:
             return _refusal("ResourceGroupNotFound", 404)
         if inside.count("/") > 5:
             return _refusal("ResourceNotFound", 404)
         if "/providers/" in inside:
-            return 200, {}, {"value": [each for key, each in everything.items() if key.startswith(f"{id}/")]}
+            return (
+                200,
+                {},
+                {"value": [_as_listed(each) for key, each in everything.items() if key.startswith(f"{id}/")]},
+            )
         start = f"{id.removesuffix('/resources')}/providers/"
-        return 200, {}, {"value": [each for key, each in everything.items() if key.startswith(start)]}
+        return 200, {}, {"value": [_as_listed(each) for key, each in everything.items() if key.startswith(start)]}
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         azure = self
@@ -377,6 +391,14 @@ def _kind(path: str) -> str:
         place = parts.index("providers")
         return parts[place + 2] if len(parts) > place + 2 else "providers"
     return "resources" if parts[-1] == "resources" else "resourceGroups"
+
+
+def _as_listed(resource: dict[str, Any]) -> dict[str, Any]:
+    """A resource as a list has it: the compute service writes the group in capitals, which are the same name."""
+    if not resource["type"].startswith("Microsoft.Compute/"):
+        return resource
+    parts = resource["id"].split("/")
+    return {**resource, "id": "/".join([*parts[:4], parts[4].upper(), *parts[5:]])}
 
 
 def _fits(resource: dict[str, Any], wanted: str | None) -> bool:

@@ -97,6 +97,7 @@ def test_nodes_come_up_and_go(renter: Renter, seen: Seen) -> None:
         ("throttled", {"code": "TooManyRequests", "times": 3}, {}, "eastus"),
         ("throttled in the middle of a gang", {"code": "TooManyRequests", "after": 1, "times": 6}, {}, "eastus"),
         ("burst of 5xx", {"code": "InternalServerError", "times": 2}, {}, "eastus"),
+        ("internal error of an operation", {"code": "InternalExecutionError", "times": 1, "after": 1}, {}, "eastus"),
         ("answer of create lost", {"lose": True, "times": 1}, {}, "eastus"),
         ("region outage", {"action": ".*", "code": "ServiceUnavailable", "region": "eastus"}, {}, "westus2"),
     ],

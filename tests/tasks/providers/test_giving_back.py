@@ -1,6 +1,7 @@
 """Giving back and reaping by a stand-in for a cloud: what may be removed, a full disk, ends that move meanwhile."""
 
 import errno
+import json
 import os
 import threading
 import time
@@ -11,9 +12,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from typer.testing import CliRunner
 
 from configs.common.base import write_atomically
 from configs.targets.rented import RentedTarget
+from flows.cli.main import app
+from flows.cli.nodes import command
 from tasks.providers import connections, giving_back, leases, renting, study_nodes
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws
@@ -233,7 +237,7 @@ def test_a_node_that_was_taken_back_does_not_end_the_others(tmp_path: Path, monk
     lease, cloud = rental(folder, until - 7000), Cloud(resource("instance"))
     with pytest.raises(ValueError, match="i-0 did not take"):
         extend_run(cast(Provider, cloud), lease, folder, until)
-    assert prolonged == ["198.51.100.0", "198.51.100.1"] and cloud.there[0].expires_at == until
+    assert sorted(prolonged) == ["198.51.100.0", "198.51.100.1"] and cloud.there[0].expires_at == until
     assert leases.read_lease(folder).expires_at == until
 
 
@@ -592,6 +596,7 @@ def test_a_cloud_that_cannot_be_asked_any_more_is_not_said_to_have_nothing_left(
         (4.0, None, True),
         (3.9, None, False),  # lowered since
         (None, "Google deletes it at 12:00:00 UTC; rent anew for longer", False),  # the run ended with this error
+        (None, "i-1 did not take the new end", False),  # and with this one
     ],
 )
 def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_back(
@@ -602,12 +607,13 @@ def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_bac
             return NODES
 
         def extend(self, resource: Resource, expires_at: int) -> None:
-            if refusal is not None:
+            if refusal is not None and "Google" in refusal:
                 raise ProviderError("invalid", "", refusal)
 
     cloud, said = Limited(), list[str]()
     clouds(monkeypatch, cloud)
-    monkeypatch.setattr(renting, "prolong", lambda *_: True)
+    missed = [] if refusal is None or "Google" in refusal else [NODES[1].public_address]
+    monkeypatch.setattr(renting, "prolong", lambda folder, user, address, seconds: address not in missed)
     monkeypatch.setattr(study_nodes, "probe", lambda *_: "ready")
     wanted = {
         "kind": "aws",
@@ -626,3 +632,51 @@ def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_bac
     assert nodes._taken_over(None) == (NODES if again else [])
     assert bool(cloud.there) == again
     assert refusal is None or refusal in said[0]
+
+
+def test_nodes_are_extended_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that does not answer takes 20 s: sixteen of them kept the lease busy for longer than giving back waits."""
+    together = threading.Barrier(len(NODES))
+
+    def silent(*_: Any) -> bool:
+        together.wait(10)
+        return False
+
+    monkeypatch.setattr(renting, "prolong", silent)
+    lease = rental(tmp_path / "r", int(time.time()) + 60)
+    with pytest.raises(ValueError, match="r: i-0, i-1 did not take the new end"):
+        extend_run(cast(Provider, Cloud()), lease, tmp_path / "r", int(time.time()) + 600)
+
+
+@pytest.mark.parametrize("ended_by", ["the next run", "reap", "nodes down"])
+def test_what_a_killed_run_left_up_was_unused_until_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    """It was killed an hour before, and its lease ended a minute ago: the report called all of it used."""
+    cloud, now = Cloud(), time.time()
+    clouds(monkeypatch, cloud)
+    wanted = {"kind": "aws", "instance": "g5.xlarge", "regions": [REGION], "ssh_from": REQUEST.ssh_from}
+    nodes = StudyNodes(RentedTarget.model_validate(wanted), "s", tmp_path, tmp_path, lambda _: None, lambda: None)
+    lease, folder = rental(nodes._folder, int(now - 60)), nodes._folder
+    asked = {"event": "create", "token": "t", "region": REGION, "market": "spot", "usd_per_hour": 1.0}
+    entries = [
+        {"event": "opened", "epoch": now - 7200, "expires_at": int(now - 60)},
+        {**asked, "epoch": now - 7200},
+        {"event": "created", "epoch": now - 7100, "token": "t", "region": REGION, "ids": ["i-0", "i-1"]},
+        {"event": "ready", "epoch": now - 7000, "nodes": [node.model_dump() for node in NODES]},
+    ]
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    with study_nodes.in_use(folder):
+        os.utime(folder / "in_use.lock", (now - 3600, now - 3600))
+    cloud.there = [resource("instance", nodes.name, left=-60)]
+    if ended_by == "the next run":
+        assert nodes._taken_over(leases.last_used(folder)) == []
+    elif ended_by == "reap":
+        assert reap(cloud, tmp_path).problems == []
+    else:
+        monkeypatch.setattr(command, "_rental", lambda run: (cloud, lease, folder))
+        done = CliRunner().invoke(app, ["nodes", "down", nodes.name])
+        assert done.exit_code == 0, done.output
+    (attempt,) = attempts_of(read_entries(folder / "ledger.jsonl"), time.time())
+    assert cloud.there == [] and attempt.seconds == pytest.approx(7040, abs=2)
+    assert attempt.unused_seconds == pytest.approx(3540, abs=2)

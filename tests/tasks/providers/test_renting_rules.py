@@ -18,7 +18,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
 from tasks.providers.attempts import attempts_of
-from tasks.providers.aws.provider import Aws, _ask
+from tasks.providers.aws.provider import Aws, _ask, _node
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import why_doomed
@@ -26,7 +26,7 @@ from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
 from tasks.providers.rental import Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import RentalFailed, extend_run, plan_rental
+from tasks.providers.renting import RentalFailed, _Renting, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name, request_of
 
 REQUEST = RentalRequest(
@@ -121,6 +121,13 @@ def test_everybody_may_not_connect() -> None:
         RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "0.0.0.0/0"})
 
 
+@pytest.mark.parametrize("written", ["203.0.113.7", "203.0.113.7/32", "203.0.113.7/255.255.255.255"])
+def test_an_address_is_a_range_of_one(written: str) -> None:
+    """EC2 refused it after the security group had been made: `CIDR block 203.0.113.7 is malformed`."""
+    typed = RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": written})
+    assert typed.ssh_from == "203.0.113.7/32"
+
+
 def test_an_address_that_no_node_can_be_reached_from_is_refused() -> None:
     """Nodes have IPv4 addresses: they were rented and waited for in vain where the cloud took the rule."""
     with pytest.raises(ValueError, match="2001:db8::/32, but nodes have IPv4 addresses only"):
@@ -153,6 +160,92 @@ def test_an_image_of_a_strangers_is_not_taken_for_its_name(monkeypatch: pytest.M
     del images["self"]
     with pytest.raises(ProviderError, match=r"us-east-1: no image named 'our-gpu-image' of this account.*by its id"):
         Aws._image(object.__new__(Aws), named, "us-east-1")
+
+
+def test_a_vpc_that_is_not_the_default_one_needs_a_subnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EC2 starts instances without one in the default VPC, and refuses another VPC's security group there."""
+    vpcs = {
+        "vpc-own": {"VpcId": "vpc-own", "IsDefault": False},
+        "vpc-default": {"VpcId": "vpc-default", "IsDefault": True},
+    }
+    client = SimpleNamespace(
+        describe_vpcs=lambda Filters: {"Vpcs": [vpcs[Filters[0]["Values"][0].replace("true", "vpc-default")]]},
+        describe_subnets=lambda SubnetIds: {"Subnets": [{"VpcId": "vpc-own", "AvailabilityZone": "us-east-1b"}]},
+    )
+    monkeypatch.setattr(Aws, "_ec2", lambda aws, region: client)
+    aws, own = object.__new__(Aws), REQUEST.model_copy(update={"network": "vpc-own"})
+    with pytest.raises(ProviderError, match=r"^us-east-1: vpc-own is not the default VPC.*Use --subnet$") as caught:
+        aws._vpc(own, "us-east-1")
+    assert caught.value.problem == "invalid"
+    assert aws._vpc(own.model_copy(update={"subnet": "subnet-1"}), "us-east-1") == "vpc-own"
+    assert aws._vpc(own.model_copy(update={"network": "vpc-default"}), "us-east-1") == "vpc-default"
+    assert aws._vpc(REQUEST, "us-east-1") == "vpc-default"
+
+
+@pytest.mark.parametrize(("zone", "asked"), [("us-east-1a", False), ("us-east-1b", True), (None, True)])
+def test_a_zone_without_the_subnet_has_no_capacity(
+    monkeypatch: pytest.MonkeyPatch, zone: str | None, asked: bool
+) -> None:
+    """EC2 calls another zone than the subnet's a wrong parameter, which ended renting before the other market."""
+    wanted: list[dict[str, Any]] = []
+
+    def run_instances(**given: Any) -> Any:
+        wanted.append(given)
+        return {"Instances": []}
+
+    client = SimpleNamespace(
+        describe_subnets=lambda SubnetIds: {"Subnets": [{"VpcId": "vpc-1", "AvailabilityZone": "us-east-1b"}]},
+        describe_images=lambda ImageIds: {"Images": [{"ImageId": ImageIds[0]}]},
+        run_instances=run_instances,
+    )
+    monkeypatch.setattr(Aws, "_ec2", lambda aws, region: client)
+    monkeypatch.setattr(Aws, "_visible_group", lambda aws, lease, region: "sg-1")
+    request = REQUEST.model_copy(update={"subnet": "subnet-1", "image": "ami-1"})
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=1, request=request)
+    rung = Rung(region="us-east-1", zone=zone)
+    if asked:
+        assert object.__new__(Aws).create(lease, "", rung, "token") == []
+        assert wanted[0]["NetworkInterfaces"][0]["SubnetId"] == "subnet-1"
+        return
+    with pytest.raises(ProviderError, match=r"^subnet-1 is in us-east-1b$") as caught:
+        object.__new__(Aws).create(lease, "", rung, "token")
+    assert caught.value.problem == "capacity" and not wanted
+    left = [other for other in ladder(request, ZONES) if not is_excluded(other, "capacity", rung)]
+    assert {other.market for other in left} == {"spot", "on_demand"}
+
+
+@pytest.mark.parametrize(("state", "told"), [("terminated", True), ("shutting-down", True), ("running", False)])
+def test_why_ec2_ended_an_instance_is_told(state: str, told: bool) -> None:
+    """A key of encryption that may not be used ended every instance at its launch, and was told as no capacity."""
+    why = "Client.InternalError: Client error on launch"
+    entry = {
+        "InstanceId": "i-1",
+        "State": {"Name": state},
+        "StateReason": {"Code": "Client.InternalError", "Message": why},
+    }
+    node = _node(entry, "us-east-1")
+    renting = object.__new__(_Renting)
+    if not told:
+        renting._check_not_taken_back({"i-1"}, [node])
+        return
+    with pytest.raises(ProviderError, match=f"^i-1 was taken back before it was ready: {why}$"):
+        renting._check_not_taken_back({"i-1"}, [node])
+    with pytest.raises(ProviderError, match=r"before it was ready$"):
+        renting._check_not_taken_back({"i-1"}, [])
+
+
+@pytest.mark.parametrize("code", ["MissingInput", "InvalidInput"])
+def test_a_zone_without_a_default_subnet_has_no_capacity(code: str) -> None:
+    """As zones that AWS opened after the VPC was made: the other zones and markets were not asked."""
+
+    def refused() -> None:
+        message = "No default subnet for availability zone: 'us-east-1e'."
+        answer = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+        raise ClientError(answer, "RunInstances")
+
+    with pytest.raises(ProviderError, match="us-east-1e") as caught:
+        _ask(refused)
+    assert caught.value.problem == "capacity"
 
 
 @pytest.mark.parametrize(
@@ -317,6 +410,32 @@ def test_nodes_between_two_runs_are_counted_as_unused() -> None:
     ]
     (attempt,) = attempts_of(entries, now=5000)
     assert (attempt.seconds, attempt.unused_seconds, attempt.unused_usd(2)) == (1800, 360, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("end", "off", "unused"),
+    [
+        (2000, False, 1400),  # given back before their lease ended
+        (90_000, False, 3000),  # the lease ended at 3600
+        (90_000, True, 89_400),  # where a cloud charges for nodes that are off
+    ],
+)
+def test_nodes_that_no_run_takes_over_are_unused_from_the_kill_to_their_end(end: int, off: bool, unused: int) -> None:
+    """Their whole time was called used. A try that was in vain, and what an extension has counted, count once."""
+    entries: list[dict[str, Any]] = [
+        {"event": "opened", "epoch": 0, "expires_at": 3600},
+        {"event": "create", "region": "r", "market": "spot", "usd_per_hour": 2.0, "epoch": 0},
+        {"event": "created", "epoch": 10},
+        {"event": "ready", "epoch": 40},
+        {"event": "abandoned", "epoch": end - 100, "last_used": 600.0},
+        {"event": "left", "epoch": end - 50},
+        {"event": "abandoned", "epoch": end, "last_used": 600.0},
+        {"event": "given_back", "epoch": end + 30},
+    ]
+    (attempt,) = attempts_of(entries, end + 60, off)
+    assert attempt.unused_seconds == unused and attempt.seconds >= unused
+    entries[4:5] = [{"event": "extended", "epoch": 1000, "expires_at": 3600, "unused_seconds": 400.0}]
+    assert attempts_of(entries, end + 60, off)[0].unused_seconds == unused
 
 
 def test_a_rental_is_named_after_run_and_target() -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from configs.common.base import WrongArgument
 from configs.common.execution import Layout
 from configs.serving.deployment import PlacedServer
+from engine.routing.choosing import BackendLoad, next_backend
 from flows.cli.deploy import deploying, listing, routing
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
 from flows.cli.main import app
@@ -164,7 +165,7 @@ def test_a_deployment_costs_what_its_cloud_charges_for_nodes_that_are_off(kind: 
 def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "key").write_text("k")
     found = SimpleNamespace(
-        name="a", url="http://127.0.0.1:9", key_file=str(tmp_path / "key"), usd_per_hour=None, model="m"
+        name="a", url="http://127.0.0.1:9", key_file=str(tmp_path / "key"), usd_per_hour=None, model="m", rental=None
     )
     monkeypatch.setattr(
         routing, "store_of_user", lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
@@ -177,6 +178,21 @@ def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as taken:  # it ends by itself, after its imports
         assert routing.run_route(["a"], taken.getsockname()[1], 1, no_token=True) != 0
     assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(("rental", "first"), [("deploy-1a2b", "cheap"), (None, "a")])
+def test_a_router_takes_no_rented_nodes_of_unknown_price_for_own_machines(
+    tmp_path: Path, rental: str | None, first: str
+) -> None:
+    (tmp_path / "key").write_text("k")
+    known = {"url": "u", "key_file": str(tmp_path / "key")}
+    found = [
+        SimpleNamespace(**known, name="a", rental=rental, usd_per_hour=None),
+        SimpleNamespace(**known, name="cheap", rental="deploy-3c4d", usd_per_hour=0.5),
+    ]
+    backends = [routing._backend(cast(Any, each), 1) for each in found]
+    chosen = next_backend(backends, {each.name: BackendLoad(ready=True) for each in backends})
+    assert chosen is not None and chosen.name == first
 
 
 def test_a_login_name_reaches_rented_nodes(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:

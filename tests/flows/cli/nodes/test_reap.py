@@ -1,5 +1,7 @@
-"""`rankwise reap --provider`: what cannot be searched is never said to be empty."""
+"""`rankwise reap`: what cannot be searched is never said to be empty, and what somebody keeps is kept."""
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +9,10 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.cli.nodes import command as nodes
+from tasks.providers import renting
+from tasks.providers.giving_back import why_doomed
+from tasks.providers.leases import in_use, open_ledger
+from tasks.providers.rental import Node, RentalLease, RentalRequest, Resource
 
 
 @pytest.mark.parametrize(
@@ -22,3 +28,27 @@ def test_a_provider_that_cannot_be_searched_is_no_success(
     monkeypatch.setattr(nodes, "providers_at_hand", lambda: [SimpleNamespace(name="aws")])
     done = CliRunner().invoke(app, ["reap", "--dry-run", "--provider", named])
     assert done.exit_code == code and message in done.output and "removed 0" not in done.output
+
+
+@pytest.mark.parametrize(("event", "doomed"), [("kept", False), ("extended", True)])
+def test_nodes_that_a_study_keeps_are_kept_when_they_are_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str, doomed: bool
+) -> None:
+    """`reap` removed them as those of a run that has ended, hours before the end to which a person had moved them."""
+    now, folder = time.time(), tmp_path / "r"
+    request = RentalRequest(provider="aws", instance="x", regions=("us-east-1",), ssh_from="203.0.113.7/32")
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(now + 600), request=request)
+    machine = Resource(
+        provider="aws", kind="instance", id="i-1", region="us-east-1", run="r", expires_at=int(now + 600)
+    )
+    node = Node(id="i-1", region="us-east-1", state="running", public_address="198.51.100.7")
+    with in_use(folder), open_ledger(folder) as ledger:
+        ledger.write("opened", attempt=1, expires_at=lease.expires_at)
+        ledger.write("ready", nodes=[node.model_dump()])
+        ledger.write(event, expires_at=lease.expires_at)
+    cloud = SimpleNamespace(name="aws", default_user="ubuntu", tagged=lambda *_: [machine], extend=lambda *_: None)
+    monkeypatch.setattr(nodes, "_rental", lambda run: (cloud, lease, folder))
+    monkeypatch.setattr(renting, "prolong", lambda *_: True)
+    done = CliRunner().invoke(app, ["nodes", "extend", "r", "--hours", "3"])
+    assert done.exit_code == 0 and done.stdout.startswith("r: until "), done.output
+    assert (why_doomed(machine, tmp_path, False, now) is not None) == doomed

@@ -72,6 +72,21 @@ def test_project_keys_and_os_login_are_shut_out() -> None:
     assert (found["block-project-ssh-keys"], found["enable-oslogin"]) == ("TRUE", "FALSE")
 
 
+@pytest.mark.parametrize(
+    ("instance", "disk"),
+    [
+        ("a3-ultragpu-8g", "hyperdisk-balanced"),
+        ("c4-standard-8", "hyperdisk-balanced"),
+        ("g4-standard-48", "hyperdisk-balanced"),
+        ("g2-standard-4", "pd-balanced"),
+        ("a3-megagpu-8g", "pd-balanced"),
+    ],
+)
+def test_a_machine_boots_from_a_disk_of_a_type_that_its_family_takes(instance: str, disk: str) -> None:
+    disks = asked(lease(instance))["disks"]
+    assert isinstance(disks, list) and disks[0]["initialize_params"]["disk_type"] == disk
+
+
 def test_private_nodes_have_no_public_address() -> None:
     interfaces = asked(lease(public_address=False))["network_interfaces"]
     assert isinstance(interfaces, list) and "access_configs" not in interfaces[0]
