@@ -111,10 +111,7 @@ def _value_ticks(scales: Sequence[tuple[str, Scale]], axis: str, low: float, hig
     for name, scale in scales:
         parts.append(f'<g class="ticks {name}">')
         for tick in scale.ticks():
-            at, text = _f(scale.at(tick)), number(tick) if tick else "0"
-            text = escape(
-                _large(tick) if abs(tick) >= _EXPONENT_FROM else f"{tick:,.10g}" if abs(tick) >= 1e-3 else text
-            )
+            at, text = _f(scale.at(tick)), escape(_tick(tick))
             if axis == "y":
                 parts.append(
                     f'<path d="M{_f(low)} {at}H{_f(high)}"/><text x="{_f(low - 6)}" y="{at}" dy="4">{text}</text>'
@@ -128,7 +125,7 @@ def _value_ticks(scales: Sequence[tuple[str, Scale]], axis: str, low: float, hig
 
 def _large(value: float) -> str:
     """`2.5e9`: all its digits would run out of the picture."""
-    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    mantissa, _, exponent = f"{value:.6e}".partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
@@ -159,7 +156,7 @@ def _xy(chart: Chart) -> str:
     for index, series in enumerate(chart.series):
         parts.append(_series(series, index, x, y, chart.unit, raw))
     for place, why in chart.lost[:MAX_POINTS]:
-        parts.append(_cross(x.at(place), HEIGHT - BOTTOM, f"{number(place)}: {why.replace('_', ' ')}"))
+        parts.append(_cross(x.at(place), HEIGHT - BOTTOM, f"{_place(place)}: {why.replace('_', ' ')}"))
     return "".join(parts) + "</svg>"
 
 
@@ -178,9 +175,15 @@ def _x_ticks(x: Scale, xs: Sequence[float]) -> str:
 
 
 def _tick(value: float) -> str:
-    if abs(value) >= _EXPONENT_FROM:
-        return _large(value)
-    return f"{value:,.4g}" if 1e-3 <= abs(value) < 1e4 else number(value) if value else "0"
+    """A value beside an axis. Not rounded: 16,384 tokens are not 16,400, and close ticks must differ."""
+    if value == 0:
+        return "0"
+    return f"{value:,.10g}" if 1e-3 <= abs(value) < _EXPONENT_FROM else _large(value)
+
+
+def _place(value: float) -> str:
+    """A value of the x axis in a sentence, every digit of a whole number: 1,024 ranks are not 1,020."""
+    return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else number(value, 4)
 
 
 def _titles(x_label: str, y_label: str) -> str:
@@ -215,11 +218,11 @@ def _series(series: ChartSeries, index: int, x: Scale, y: Scale, unit: str, raw:
     if series.line and len(points) > 1:
         parts.append(_path([(point.x, point.y) for point in points], x, y, "line"))
     for point in points if series.marks else ():
-        parts.append(_mark(point, index, x.at(point.x), y, unit, "y", raw, f"{series.name}, {number(point.x)}"))
+        parts.append(_mark(point, index, x.at(point.x), y, unit, "y", raw, f"{series.name}, {_place(point.x)}"))
     if not series.marks and not series.dashed:
         every = max(1, len(points) // 24)
         for point in points[::every]:
-            parts.append(_mark(point, index, x.at(point.x), y, unit, "y", False, f"{number(point.x)}", small=True))
+            parts.append(_mark(point, index, x.at(point.x), y, unit, "y", False, _place(point.x), small=True))
     return "".join(parts) + "</g>"
 
 

@@ -103,3 +103,22 @@ def test_the_name_of_a_row_is_no_wider_than_a_narrow_picture() -> None:
     drawn = svg(Chart("t", "", "y", (ChartSeries("a", points),), "dots", rows=names))
     shown = re.findall(r'class="row"[^>]*>([^<]*)</text>', drawn)
     assert len(set(shown)) == 3 and all(terminal_columns(name) <= 54 for name in shown)
+
+
+def test_whole_numbers_of_an_axis_are_not_rounded() -> None:
+    """16,384 tokens stood as 16,400 below the axis, and the point of 1,024 ranks was read as that of 1,020."""
+    points = tuple(ChartPoint(float(x), 1.0) for x in (16_384, 32_768, 131_072))
+    drawn = svg(
+        Chart("t", "prompt tokens", "y", (ChartSeries("a", points),), log_x=True, lost=((65_536.0, "timeout"),))
+    )
+    assert re.findall(r'class="mid">([\d,]+)</text>', drawn) == ["16,384", "32,768", "65,536", "131,072"]
+    assert 'data-t="a, 16,384: 1.00"' in drawn and 'data-t="65,536: timeout"' in drawn
+
+
+@pytest.mark.parametrize("middle", [2e-4, 1.0, 123_456.0, 1_234_567.0])
+def test_ticks_of_close_values_differ(middle: float) -> None:
+    """Beside values that differ by a few in a thousand stood one number several times."""
+    points = tuple(ChartPoint(float(x), middle * (1 + x / 2000)) for x in range(3))
+    drawn = svg(Chart("t", "run", "y", (ChartSeries("a", points),), from_zero=False))
+    ticks = re.findall(r'dy="4">([^<]+)</text>', drawn.partition('class="ticks log"')[0])
+    assert len(ticks) > 2 and len({float(tick.replace(",", "")) for tick in ticks}) == len(ticks)
