@@ -95,13 +95,13 @@ def _f(value: float) -> str:
 
 
 def _v(values: Iterable[float]) -> str:
-    return ",".join(f"{value:.4g}" for value in values)
+    return ",".join(f"{value:.7g}" for value in values)
 
 
 def _head(height: float, lin: Scale, log: Scale | None, axis: str, shown_log: bool) -> str:
-    data = f'data-axis="{axis}" data-lin="{lin.low:.6g},{lin.high:.6g}" data-px="{_f(lin.start)},{_f(lin.end)}"'
+    data = f'data-axis="{axis}" data-lin="{lin.low:.9g},{lin.high:.9g}" data-px="{_f(lin.start)},{_f(lin.end)}"'
     if log is not None:
-        data += f' data-log="{log.low:.6g},{log.high:.6g}"'
+        data += f' data-log="{log.low:.9g},{log.high:.9g}"'
     mode = "log" if shown_log else "lin"
     return f'<svg viewBox="0 0 {WIDTH} {_f(height)}" class="{mode}" aria-hidden="true" focusable="false" {data}>'
 
@@ -265,7 +265,7 @@ def _mark(
 def _circle(name: str, place: float, value: float, scale: Scale, axis: str, radius: int) -> str:
     at, other = _f(scale.at(value)), _f(place)
     where = f'cx="{other}" cy="{at}"' if axis == "y" else f'cx="{at}" cy="{other}"'
-    return f'<circle class="v {name}" {where} r="{radius}" data-v="{value:.4g}"/>'
+    return f'<circle class="v {name}" {where} r="{radius}" data-v="{value:.7g}"/>'
 
 
 def _cross(x: float, y: float, told: str) -> str:
@@ -298,7 +298,7 @@ def _dots(chart: Chart) -> str:
     parts, bottom = _rows_head(chart, lin, log, shown_log)
     if chart.reference is not None:
         at = _f(x.at(chart.reference))
-        value = f"{chart.reference:.4g},{chart.reference:.4g}"
+        value = _v((chart.reference, chart.reference))
         parts.append(
             f'<line class="v reference" x1="{at}" x2="{at}" y1="{ROW_TOP}" y2="{_f(bottom)}" data-v="{value}"/>'
         )

@@ -122,3 +122,16 @@ def test_ticks_of_close_values_differ(middle: float) -> None:
     drawn = svg(Chart("t", "run", "y", (ChartSeries("a", points),), from_zero=False))
     ticks = re.findall(r'dy="4">([^<]+)</text>', drawn.partition('class="ticks log"')[0])
     assert len(ticks) > 2 and len({float(tick.replace(",", "")) for tick in ticks}) == len(ticks)
+
+
+def test_the_script_finds_marks_where_they_are_drawn() -> None:
+    """It places them by their values when the scale changes; of close ones four digits were left, so they moved."""
+    points = tuple(ChartPoint(float(x), 1000.0 + x / 4, 999.9 + x / 4, 1000.1 + x / 4) for x in range(8))
+    drawn = svg(Chart("t", "run", "y", (ChartSeries("a", points),), from_zero=False))
+    (ends,) = re.findall(r'data-lin="([^"]+)" data-px="([^"]+)"', drawn)
+    (low, high), (start, end) = (map(float, pair.split(",")) for pair in ends)
+    marks = re.findall(r'cy="([^"]+)" r="5" data-v="([^"]+)"', drawn)
+    marks += re.findall(r'y1="([^"]+)"[^>]*data-v="([^",]+),', drawn)
+    assert len(marks) == 16
+    for at, value in marks:
+        assert start + (float(value) - low) / (high - low) * (end - start) == pytest.approx(float(at), abs=0.1)
