@@ -37,10 +37,12 @@ def scaling_charts(result: Scaling) -> tuple[Chart, ...]:
         one = base.throughput.median / base.ranks
         speed.append(_line("ideal: linear", [(x, one * x) for x in ranks]))
         if law is not None:
-            grid = np.array(ranks)
+            # Not over ranks that failed: there nothing was measured that a law could be drawn through.
+            fitted = [float(point.ranks) for point in result.laws.points]
+            grid = np.array(fitted)
             values, (low, high) = law.throughput(grid), law.band(grid)
-            band = tuple(zip(ranks, map(float, low), map(float, high), strict=True))
-            drawn = tuple(ChartPoint(x, float(y)) for x, y in zip(ranks, values, strict=True))
+            band = tuple(zip(fitted, map(float, low), map(float, high), strict=True))
+            drawn = tuple(ChartPoint(x, float(y)) for x, y in zip(fitted, values, strict=True))
             speed.append(ChartSeries(TITLES[law.law], drawn, marks=False, band=band))
     wide = grows(ranks)
     return (
