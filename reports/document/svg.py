@@ -11,7 +11,7 @@ from html import escape
 
 from configs.common.printable import terminal_columns
 from reports.charts.chart import MAX_POINTS, Chart, ChartPoint, ChartSeries
-from reports.plots.style import tick_text
+from reports.plots.style import statuses_by_place, tick_text
 from reports.text import number
 
 WIDTH, HEIGHT = 480, 300
@@ -155,8 +155,8 @@ def _xy(chart: Chart) -> str:
     raw = sum(len(point.repeats) for series in chart.series for point in series.points) <= MAX_RAW
     for index, series in enumerate(chart.series):
         parts.append(_series(series, index, x, y, chart.unit, raw))
-    for place, why in chart.lost[:MAX_POINTS]:
-        parts.append(_cross(x.at(place), HEIGHT - BOTTOM, f"{_place(place)}: {why.replace('_', ' ')}"))
+    for place, why in statuses_by_place(chart.lost)[:MAX_POINTS]:
+        parts.append(_cross(x.at(place), HEIGHT - BOTTOM, f"{_place(place)}: {why}"))
     return "".join(parts) + "</svg>"
 
 
@@ -284,10 +284,10 @@ def _rows_head(chart: Chart, lin: Scale, log: Scale | None, shown_log: bool) -> 
     for row, name in enumerate(chart.rows):
         y = ROW_TOP + ROW * row + 13
         parts.append(f'<text class="row" x="10" y="{y}">{escape(_row_name(name))}</text>')
-    for row_at, why in chart.lost:
+    for row_at, why in statuses_by_place(chart.lost):
         place = ROW_TOP + ROW * row_at + 26
-        parts.append(_cross(18, place, f"{chart.rows[int(row_at)]}: {why.replace('_', ' ')}"))
-        parts.append(f'<text class="row why" x="30" y="{_f(place + 4)}">{escape(_short(why.replace("_", " ")))}</text>')
+        parts.append(_cross(18, place, f"{chart.rows[int(row_at)]}: {why}"))
+        parts.append(f'<text class="row why" x="30" y="{_f(place + 4)}">{escape(_short(why))}</text>')
     return parts, bottom
 
 

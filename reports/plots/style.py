@@ -12,11 +12,12 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from reports.numbers.statistics import Estimate
+from reports.text import first_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,9 +161,10 @@ def medians(axes: "Axes", points: Sequence[tuple[float, Estimate]], index: int, 
 
 
 def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
-    """A cross on the x axis for each point without a figure, with its status; of many, some evenly spaced ones."""
-    every = -(-len(lost) // MOST_TICKS)
-    for place, (x, status) in enumerate(lost):
+    """A cross on the x axis for each x without a figure, with its statuses; of many, some evenly spaced ones."""
+    places = statuses_by_place(lost)
+    every = -(-len(places) // MOST_TICKS)
+    for place, (x, statuses) in enumerate(places):
         axes.plot(
             [x],
             [0.0],
@@ -173,7 +175,7 @@ def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
         if place % every:
             continue
         axes.annotate(
-            status.replace("_", " "),
+            statuses,
             (x, 0.0),
             (0, 8),
             xycoords=axes.get_xaxis_transform(),
@@ -184,6 +186,16 @@ def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
             color=FAILED_COLOUR,
             fontsize=8,
         )
+
+
+def statuses_by_place(lost: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """(place, statuses) in the order given: several of one place, as of two series, would cover each other."""
+    found: dict[float, list[str]] = {}
+    for place, status in lost:
+        known = found.setdefault(place, [])
+        text = status.replace("_", " ")
+        known += [text] if text not in known else []
+    return [(place, first_of(statuses, 2)) for place, statuses in found.items()]
 
 
 def axis_positions(values: Sequence[Any]) -> tuple[list[float], list[str] | None]:

@@ -16,7 +16,7 @@ from configs.common.printable import terminal_columns
 from reports.charts.chart import Chart, ChartPoint, ChartSeries
 from reports.document.album import Album
 from reports.document.svg import svg
-from reports.plots.style import STYLE, legend_columns, tick_text
+from reports.plots.style import STYLE, crosses, legend_columns, tick_text
 from reports.reading.load import load_run
 from reports.sections.experiments import experiment_sections
 from tests.support.run_folders.report_runs import experiment, generate, plan_of, write_measurements, write_plan
@@ -135,3 +135,18 @@ def test_the_script_finds_marks_where_they_are_drawn() -> None:
     assert len(marks) == 16
     for at, value in marks:
         assert start + (float(value) - low) / (high - low) * (end - start) == pytest.approx(float(at), abs=0.1)
+
+
+def test_statuses_of_one_place_do_not_cover_each_other() -> None:
+    """Two engines failed with one dtype: "out of memory" was printed over "timeout", in the figure and on the page."""
+    lost = ((2.0, "out_of_memory"), (2.0, "timeout"), (2.0, "timeout"), (0.0, "failed"))
+    axes = Figure().subplots()
+    crosses(axes, lost)
+    assert [text.get_text() for text in axes.texts] == ["out of memory and timeout", "failed"]
+    assert len(axes.lines) == 2
+    series = (ChartSeries("a", (ChartPoint(1.0, 3.0),)),)
+    rows = svg(Chart("t", "", "y", series, "dots", rows=("float32", "bfloat16", "float16"), lost=lost))
+    assert re.findall(r'class="row why"[^>]*>([^<]*)<', rows) == ["out of memory and timeout", "failed"]
+    assert 'data-t="float16: out of memory and timeout"' in rows
+    told = svg(Chart("t", "x", "y", series, lost=lost))
+    assert re.findall(r'class="m lost"[^>]*data-t="([^"]*)"', told) == ["2: out of memory and timeout", "0: failed"]
