@@ -110,17 +110,26 @@ def tick_text(text: str, max_characters: int = MOST_TICK_CHARACTERS) -> str:
     return f"{text[: kept - end].rstrip()}…{text[len(text) - end :].lstrip()}"
 
 
+def legend_texts(labels: Sequence[str]) -> list[str]:
+    """Labels that leave room for their marks."""
+    return [tick_text(label, LINE_CHARACTERS - _MARK_CHARACTERS) for label in labels]
+
+
 def legend_columns(labels: Sequence[str], columns: int = 3) -> int:
     """So many columns of a legend below a figure as its labels leave room for."""
-    longest = max((len(tick_text(label, LINE_CHARACTERS)) for label in labels), default=0)
+    longest = max(map(len, legend_texts(labels)), default=0)
     return max(1, min(columns, LINE_CHARACTERS // (longest + _MARK_CHARACTERS)))
+
+
+def legend_height(labels: Sequence[str], columns: int = 3) -> float:
+    """Inches of such a legend: one of many labels in a figure of fixed height would leave its panels none."""
+    return 0.2 * -(-len(labels) // legend_columns(labels, columns))
 
 
 def legend(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
     """The legend of one panel for the whole figure, below it, where it hides no point."""
     handles, labels = axes.get_legend_handles_labels()
-    shown = [tick_text(label, LINE_CHARACTERS) for label in labels]
-    figure.legend(handles, shown, loc="outside lower center", ncols=legend_columns(labels, columns))
+    figure.legend(handles, legend_texts(labels), loc="outside lower center", ncols=legend_columns(labels, columns))
 
 
 def are_slanted(names: Sequence[str], panels: int) -> bool:

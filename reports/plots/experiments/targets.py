@@ -3,10 +3,15 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.targets import SideBySide
-from reports.plots.style import LINE_CHARACTERS, crosses, legend, medians, tick_text
+from reports.plots.style import LINE_CHARACTERS, crosses, legend, legend_height, medians, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def targets_height(found: SideBySide) -> float:
+    """Inches: the legend has lines for its points."""
+    return 3.1 + legend_height(found.labels)
 
 
 def draw_targets(figure: "Figure", found: SideBySide) -> None:
