@@ -94,6 +94,8 @@ def _few_colours(canvas: Any) -> bytes:
     return content.getvalue()
 
 
+PANEL_POINTS, FIGURE_POINTS = 190, 430
+"""Width of one of two panels and of a single one in points of type, about: how close ticks may stand."""
 LINE_CHARACTERS = 96
 """Of the font's size, about as many as a figure is wide."""
 _MARK_CHARACTERS = 8
@@ -232,8 +234,8 @@ def numeric(axes: "Axes", places: Sequence[float]) -> None:
     if distinct[0] > 0 and distinct[-1] / distinct[0] >= 4:
         log2(axes, distinct)
     elif len(distinct) <= 8:
-        axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
         axes.margins(x=0.1)
+        _value_ticks(axes, distinct)
 
 
 def spread_by_logarithm(places: Sequence[float]) -> bool:
@@ -250,7 +252,26 @@ def log2(axes: "Axes", values: Sequence[float]) -> None:
     """A scale of base 2 with a tick at each value (of many, at some) and room at both ends."""
     distinct = sorted(set(values))
     axes.set_xscale("log", base=2)
-    shown = distinct[:: -(-len(distinct) // MOST_TICKS)]
-    axes.set_xticks(shown, [f"{value:g}" for value in shown])
-    axes.minorticks_off()
     axes.set_xlim(distinct[0] / 1.25, distinct[-1] * 1.25)
+    _value_ticks(axes, distinct)
+    axes.minorticks_off()
+
+
+def _value_ticks(axes: "Axes", distinct: Sequence[float]) -> None:
+    """Ticks at values of an axis, as many as can be read: last and first, then others from the greatest down."""
+    spec = axes.get_subplotspec()
+    width = PANEL_POINTS if spec is not None and spec.get_gridspec().ncols > 1 else FIGURE_POINTS
+    measure = math.log2 if axes.get_xscale() == "log" else float
+    low, high = map(measure, axes.get_xlim())
+    places = {value: width * (measure(value) - low) / (high - low) for value in distinct}
+    texts = {value: _value_text(value) for value in distinct}
+    kept: list[float] = []
+    for value in (distinct[-1], distinct[0], *distinct[-2:0:-1]):
+        if all(abs(places[value] - places[at]) > 3 * len(texts[value] + texts[at]) + 4 for at in kept):
+            kept.append(value)
+    axes.set_xticks(sorted(kept), [texts[value] for value in sorted(kept)])
+
+
+def _value_text(value: float) -> str:
+    """`16384`, every digit of a whole number, `0.0003`, `1e-05`."""
+    return f"{value:.10g}" if float(value).is_integer() else f"{value:g}"
