@@ -6,7 +6,7 @@ Everything here is a pure function of its arguments; nothing knows of records or
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.common.files.reading import MIB
 from configs.common.printable import padded, printable, terminal_columns
@@ -24,11 +24,16 @@ _MOST_DIGITS = 1e15
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text. The first `text_columns` columns are aligned left, the others (numbers) right."""
+    """A table of text. The first `text_columns` columns are aligned left, the others (numbers) right.
+
+    left_out: how many rows more there are, which its last row says to be `elsewhere` (`reports.tables.first_rows`).
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text_columns: int = 1
+    left_out: int = 0
+    elsewhere: str = ""
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown, without a newline at its end."""
@@ -42,10 +47,10 @@ class Table:
             for index in range(len(self.columns))
             if index < self.text_columns or any(row[index] != UNKNOWN for row in self.rows)
         ]
-        return Table(
-            tuple(self.columns[index] for index in kept),
-            tuple(tuple(row[index] for index in kept) for row in self.rows),
-            self.text_columns,
+        return replace(
+            self,
+            columns=tuple(self.columns[index] for index in kept),
+            rows=tuple(tuple(row[index] for index in kept) for row in self.rows),
         )
 
 
