@@ -118,7 +118,8 @@ def _value_ticks(scales: Sequence[tuple[str, Scale]], axis: str, low: float, hig
                 )
             else:
                 parts.append(f'<path d="M{at} {_f(low)}V{_f(high)}"/>')
-                parts.append(f'<text x="{at}" y="{_f(high + 16)}" class="mid">{text}</text>')
+                if _is_inside(scale.at(tick), text):
+                    parts.append(f'<text x="{at}" y="{_f(high + 16)}" class="mid">{text}</text>')
         parts.append("</g>")
     return "".join(parts)
 
@@ -169,9 +170,17 @@ def _x_ticks(x: Scale, xs: Sequence[float]) -> str:
         at, text = x.at(place), _tick(place)
         if at - last < max(34, _DIGIT * len(text)) or not LEFT - 1 <= at <= WIDTH - RIGHT + 1:
             continue
+        if not _is_inside(at, text):
+            continue
         last = at
         drawn.append(f'<text x="{_f(at)}" y="{HEIGHT - BOTTOM + 16}" class="mid">{escape(text)}</text>')
     return f'<g class="ticks"><path d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>{"".join(drawn)}</g>'
+
+
+def _is_inside(at: float, text: str) -> bool:
+    """Whether a text whose middle is at a pixel of the picture's width is whole."""
+    half = 3.5 * len(text)
+    return half <= at <= WIDTH - half
 
 
 def _tick(value: float) -> str:

@@ -150,3 +150,13 @@ def test_statuses_of_one_place_do_not_cover_each_other() -> None:
     assert 'data-t="float16: out of memory and timeout"' in rows
     told = svg(Chart("t", "x", "y", series, lost=lost))
     assert re.findall(r'class="m lost"[^>]*data-t="([^"]*)"', told) == ["2: out of memory and timeout", "0: failed"]
+
+
+def test_numbers_below_an_axis_are_whole() -> None:
+    """Of the last one, which lay near the edge, the picture had half."""
+    points = (ChartPoint(1000.5, 50.0), ChartPoint(1000.5, 100.0))
+    told = svg(Chart("t", "latency, ms", "y", (ChartSeries("a", points),)))
+    told += svg(Chart("t", "latency, ms", "y", (ChartSeries("a", (ChartPoint(1e-6, 1.0),)),)))
+    places = re.findall(r'<text x="([\d.]+)" y="[^"]+" class="mid">([^<]+)</text>', told)
+    assert len(places) > 6
+    assert all(3.5 * len(text) <= float(at) <= 480 - 3.5 * len(text) for at, text in places)
