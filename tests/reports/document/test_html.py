@@ -185,6 +185,10 @@ def _use_cells(page: Page) -> str:
     count = rows.count()
     page.locator("#cells-table th button").nth(4).click()
     expect(page.locator("#cells-table th").nth(4)).to_have_attribute("aria-sort", "ascending")
+    expect(rows.last.locator("td").nth(4)).to_have_text("–")
+    page.locator("#cells-table th button").nth(4).click()
+    expect(page.locator("#cells-table th").nth(4)).to_have_attribute("aria-sort", "descending")
+    expect(rows.last.locator("td").nth(4)).to_have_text("–")  # the fastest first, what failed still last
     page.locator("#cells-filter").fill("failed")
     expect(rows).to_have_count(1)
     page.locator("#cells-filter").fill("")
