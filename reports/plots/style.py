@@ -11,6 +11,7 @@ too, so that print in grey can be read.
 import io
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -110,6 +111,14 @@ def tick_text(text: str, max_characters: int = MOST_TICK_CHARACTERS) -> str:
     kept = max(max_characters - 1, 0)
     end = kept // 2
     return f"{text[: kept - end].rstrip()}…{text[len(text) - end :].lstrip()}"
+
+
+def wrapped(text: str, width: int, max_lines: int) -> str:
+    """A long name on so many lines: the last one has its end, in which names of cells mostly differ."""
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    if len(lines) > max_lines:
+        lines = [*lines[: max_lines - 1], f"…{text[1 - width :].lstrip()}"]
+    return "\n".join(lines)
 
 
 def legend_texts(labels: Sequence[str]) -> list[str]:

@@ -37,7 +37,7 @@ def draw_compression(figure: "Figure", result: CompressionResult) -> None:
     left.set_title("Speed: better is up and left")
     right.set_ylabel("weights, % of the base's bytes")
     right.set_title("Size: better is down and left")
-    names = [f"{place}  {tick_text(row.label, 32)}" for place, row in enumerate(rows, start=1)]
+    names = [f"{place}  {tick_text(row.label, 30)}" for place, row in enumerate(rows, start=1)]
     width = max(map(len, names), default=0)
     starts = range(0, len(names), _NAMES_A_LINE)
     lines = ["   ".join(name.ljust(width) for name in names[start : start + _NAMES_A_LINE]) for start in starts]

@@ -12,8 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from reports.numbers.statistics import Estimate
 from reports.plots.experiments.time_split import draw_time_split
-from reports.plots.style import STYLE, log2, numeric
+from reports.plots.planning.layouts import draw_layouts
+from reports.plots.style import STYLE, log2, numeric, wrapped
 
 
 def laid_out(draw: Callable[[Figure], None]) -> list[Axes]:
@@ -70,3 +72,28 @@ def test_numbers_of_ranks_below_a_time_split_stand_apart(ranks: Sequence[int]) -
     for axes in laid_out(lambda figure: draw_time_split(figure, result)):
         shown = list(numbers(axes))
         assert shown[0] == "1" and len(shown) >= 3
+
+
+@pytest.mark.parametrize("rate", [0.011, 0.8, 2.0, 450.0, 2_300_000.0])
+def test_rates_below_layouts_are_read_as_they_are(rate: float) -> None:
+    """Of a model that gives 2 tokens/s the axis read `0, 0, 1, 2, 2`, and millions ran into each other."""
+    estimate = Estimate(rate, 0.95 * rate, 1.05 * rate, 3)
+    prediction = SimpleNamespace(throughput=1.1 * rate, factor=1.3, fits=True)
+    label = "dp=16 tp=8 pp=4, fsdp, 64 nodes, bfloat16"
+    candidate = SimpleNamespace(label=label, prediction=prediction)
+    placed = [SimpleNamespace(place=place, measured=estimate, candidate=candidate) for place in (1, 2, 3)]
+    result: Any = SimpleNamespace(unit="tokens/s", placed=placed)
+    (axes,) = laid_out(lambda figure: draw_layouts(figure, result))
+    low, high = axes.get_xlim()
+    places = [float(place) for place in axes.get_xticks() if low <= place <= high]
+    shown = [float(text.replace(",", "")) for text in numbers(axes)][: len(places)]
+    assert shown == pytest.approx(places) and len(set(shown)) == len(shown) > 2
+
+
+def test_names_of_bars_keep_their_ends() -> None:
+    """Two lines of a name that begins with a long word were its beginning and an ellipsis, the same of all cells."""
+    assert wrapped("short name", 42, 2) == "short name"
+    assert wrapped("a b c d e f", 5, 3) == "a b c\nd e f"
+    names = [wrapped(f"models--{'very-' * 20}long, dp={place}, bfloat16, batch 4", 42, 2) for place in (2, 4)]
+    assert names[0] != names[1] and all(len(line) <= 42 for name in names for line in name.split("\n"))
+    assert names[0].endswith("dp=2, bfloat16, batch 4") and names[0].count("\n") == 1
