@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from configs.common.files.reading import MIB
 from configs.common.printable import padded, printable, terminal_columns
 from configs.common.printable import plural as plural
-from reports.numbers.statistics import Estimate, Ratio
+from reports.numbers.statistics import ROUNDING, Bounds, Estimate, Ratio
 
 UNKNOWN = "–"
 
@@ -107,11 +107,21 @@ def estimate_text(value: Estimate, unit: str, scale: float = 1.0) -> str:
     return f"{text} ({low} to {high}, {kind})"
 
 
+def ratio_digits(interval: Bounds | None) -> int:
+    """Three, or as many as show that an interval leaves out 1: `better` beside `1.00 (1.00 to 1.00)` is no news."""
+    if interval is None or (interval[0] <= 1 + ROUNDING and interval[1] >= 1 - ROUNDING):
+        return 3
+    nearest = min(interval, key=lambda bound: abs(bound - 1))
+    return next((digits for digits in range(3, 6) if number(nearest, digits) != number(1.0, digits)), 6)
+
+
 def ratio_cell(value: Ratio | None) -> str:
     """`1.87 (1.80 to 1.93)`; brackets where the pairs are too few for an interval."""
     if value is None:
         return UNKNOWN
-    return number(value.value) if value.count == 1 else f"{number(value.value)} {_bounds(value, number)}"
+    digits = ratio_digits(value.interval)
+    text = number(value.value, digits)
+    return text if value.count == 1 else f"{text} {_bounds(value, lambda bound: number(bound, digits))}"
 
 
 def change_cell(value: Ratio | None) -> str:
@@ -129,10 +139,11 @@ def _bounds(value: Ratio, written: Callable[[float], str]) -> str:
 
 def ratio_text(value: Ratio, noun: str) -> str:
     """For a sentence: `1.87 times (1.80 to 1.93, 95 % interval, 10 pairs)`."""
-    text = f"{number(value.value)} times"
+    digits = ratio_digits(value.interval)
+    text = f"{number(value.value, digits)} times"
     if value.count == 1:
         return f"{text} (1 {noun})"
-    low, high = (number(bound) for bound in value.bounds)
+    low, high = (number(bound, digits) for bound in value.bounds)
     counted = plural(value.count, noun)
     kind = f"range of {counted}" if value.interval is None else f"95 % interval, {counted}"
     if value.interval is not None and value.comparisons > 1:

@@ -213,7 +213,7 @@ def statuses_by_place(lost: Iterable[tuple[float, str]]) -> list[tuple[float, st
     found: dict[float, list[str]] = {}
     for place, status in lost:
         known = found.setdefault(place, [])
-        text = status.replace("_", " ")
+        text = status if " " in status else status.replace("_", " ")  # names of runs keep their underscores
         known += [text] if text not in known else []
     return [(place, first_of(statuses, 2)) for place, statuses in found.items()]
 

@@ -148,6 +148,8 @@ def test_statuses_of_one_place_do_not_cover_each_other() -> None:
     rows = svg(Chart("t", "", "y", series, "dots", rows=("float32", "bfloat16", "float16"), lost=lost))
     assert re.findall(r'class="row why"[^>]*>([^<]*)<', rows) == ["out of memory and timeout", "failed"]
     assert 'data-t="float16: out of memory and timeout"' in rows
+    named = svg(Chart("t", "x", "y", series, lost=((1.0, "nightly_build, 2026-11-04: timeout"),)))
+    assert 'data-t="1: nightly_build, 2026-11-04: timeout"' in named, "a run keeps its name"
     told = svg(Chart("t", "x", "y", series, lost=lost))
     assert re.findall(r'class="m lost"[^>]*data-t="([^"]*)"', told) == ["2: out of memory and timeout", "0: failed"]
 

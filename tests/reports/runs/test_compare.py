@@ -102,6 +102,16 @@ def test_too_few_repeats_give_no_interval_and_no_alarm() -> None:
     assert repeats_for_interval(1) == 6 and repeats_for_interval(1000) > 6
 
 
+def test_a_verdict_is_seen_in_the_ratio_beside_it() -> None:
+    """`better` stood beside `1.00 (1.00 to 1.00)` where the noise is so little that 0.2 per cent are told apart."""
+    first, second = cell_of(figures={"throughput": around(1000, 0.0003)}), around(1002, 0.0003)
+    found = compare(run_of(first), run_of(cell_of(figures={"throughput": second})))
+    (row,) = change_table(found).rows
+    assert row[1] == "better" and row[4] == "1.002 (1.002 to 1.002)", row
+    same = compare(run_of(first), run_of(first))
+    assert change_table(same).rows[0][4].startswith("1.00 ("), "no more digits than they say something"
+
+
 def test_peak_memory_is_shown_and_not_judged() -> None:
     cells = [cell_of(figures={"throughput": around(100), "peak_memory_bytes": [peak]}) for peak in (2e8, 4e8)]
     comparison = compare(run_of(cells[0]), run_of(cells[1]))
