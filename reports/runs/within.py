@@ -30,6 +30,7 @@ from reports.runs.compare import (
     ComparisonVerdict,
     changed_environment,
     idle_cell,
+    idle_repeats,
     judge_change,
     repeats_needed,
     unmeasured_cell,
@@ -131,7 +132,7 @@ def _judged(first: CellFigures, second: CellFigures, threshold: float, compariso
     if change is None or change.verdict is None:
         why = "no block has a figure of both"
         return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=why)
-    return CellChange(first, second, change.verdict, change.regression, (change,))
+    return CellChange(first, second, change.verdict, change.regression, (change,), idle_repeats(first, second))
 
 
 def _change(first: CellFigures, second: CellFigures, threshold: float, comparisons: int) -> Change | None:

@@ -368,3 +368,11 @@ def test_a_throughput_of_0_closes_the_gate_although_it_has_no_ratio() -> None:
     assert (again.cells[0].verdict, again.cells[0].why) == (ComparisonVerdict.BETTER, "throughput was 0 before")
     both = compare(run_of(cell_of(figures=idles)), run_of(cell_of(figures=idles)))
     assert both.cells[0].verdict is not ComparisonVerdict.WORSE and not both.regressions
+
+
+def test_repeats_without_any_throughput_are_said() -> None:
+    """Three of ten repeats had come to nothing, and the comparison said "same" of the others without a word."""
+    second = cell_of(figures={"throughput": [*around(100)[:7], 0.0, 0.0, 0.0]})
+    found = compare(run_of(cell_of()), run_of(second))
+    assert "repeats with a throughput of 0, which are in no ratio: 3 of 10 in the second." in terminal_text(found)
+    assert "throughput of 0" not in terminal_text(compare(run_of(cell_of()), run_of(cell_of())))
