@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from configs.common.printable import shortened
+from configs.records.record import Status
 from engine.planner.forecasting.forecast import HALF
 from reports.correctness.section import JudgedCell
 from reports.decisions.decision import Decision, decision_body, decision_lead, efficiency_text, shown_decisions
@@ -25,6 +26,7 @@ from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
 from reports.reading.load import CellResult, StudyResult
+from reports.reading.run_figures import NOT_MEASURED
 from reports.tables import NOISE_LIMIT, lost_passes, noise_warning, others_shares
 from reports.text import joined, number, plural
 
@@ -285,9 +287,11 @@ def _lost(study: StudyResult) -> Sentence:
     if unusable:
         unsupported += f"; {joined(unusable)} could not be measured at all, listed under failures"
     if not lost:
-        failed = sum(len(result.measurements) - len(result.completed) for result in study.cells.values())
+        ended = [one.record.status for result in study.cells.values() for one in result.measurements.values()]
+        spared = [status.value.replace("_", " ") for status in ended if status in NOT_MEASURED]
+        failed = sum(status is not Status.COMPLETED for status in ended) - len(spared)
         missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
-        if not failed and not missing:
+        if not failed and not spared and not missing:
             done = f"{'The cell' if total == 1 else f'Each of {total:,} cells'} has all planned repeats"
             passes = lost_passes(study)
             lead = "All repeats completed." if passes else "All measurements completed."
@@ -296,6 +300,8 @@ def _lost(study: StudyResult) -> Sentence:
                 unsupported += f"; {kind} pass: {state} for {plural(count, 'cell')}"
             return Sentence("Models are missing:" if unusable else lead, f"{done}{unsupported}.", FAILURES)
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
+        verb, why = "was" if len(spared) == 1 else "were", ", ".join(dict.fromkeys(spared))
+        parts += [f"{plural(len(spared), 'repeat')} {verb} not measured ({why})"] if spared else []
         parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
         return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.", FAILURES)
     reasons = [f"{result.title}: {_why(result)}" for result in lost[:3]]

@@ -24,13 +24,18 @@ MOST_ROWS = 200
 def first_rows(table: Table, total: int | None = None, where: str = "cells.csv", max_rows: int = MOST_ROWS) -> Table:
     """The first rows, and where there are more a last one that says where all are.
 
-    total: how many rows there would be, where `table` was not given all of them.
+    total: how many rows there would be, where `table` was not given all of them. A table that was cut before goes on
+    naming the place that has all.
     """
-    more = (len(table.rows) if total is None else total) - max_rows
+    rows = table.rows[:-1] if table.left_out else table.rows
+    if len(rows) <= max_rows and table.left_out:
+        return table
+    more = (len(rows) + table.left_out if total is None else total) - max_rows
     if more <= 0:
         return table
-    last = (f"… and {more:,} more: all of them are in {where}", *[""] * (len(table.columns) - 1))
-    return Table(table.columns, (*table.rows[:max_rows], last), table.text_columns)
+    place = table.elsewhere or where
+    last = (f"… and {more:,} more: all of them are in {place}", *[""] * (len(table.columns) - 1))
+    return Table(table.columns, (*rows[:max_rows], last), table.text_columns, more, place)
 
 
 def resources_table(study: StudyResult) -> Table | None:
@@ -166,7 +171,7 @@ def failures_table(study: StudyResult) -> Table | None:
 def unreadable_table(study: StudyResult) -> Table | None:
     """Every damaged file that the report leaves out, and why."""
     rows = tuple((code(item.path), escaped(item.reason)) for item in study.unreadable)
-    return first_rows(Table(("file", "why"), rows, text_columns=2)) if rows else None
+    return first_rows(Table(("file", "why"), rows, text_columns=2), where="the JSON form") if rows else None
 
 
 def _failures(result: CellResult, passes: tuple[MeasuringPass, ...]) -> list[tuple[str, ...]]:

@@ -6,12 +6,12 @@ Everything here is a pure function of its arguments; nothing knows of records or
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.common.files.reading import MIB
 from configs.common.printable import padded, printable, terminal_columns
 from configs.common.printable import plural as plural
-from reports.numbers.statistics import Estimate, Ratio
+from reports.numbers.statistics import ROUNDING, Bounds, Estimate, Ratio
 
 UNKNOWN = "–"
 
@@ -24,11 +24,16 @@ _MOST_DIGITS = 1e15
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text. The first `text_columns` columns are aligned left, the others (numbers) right."""
+    """A table of text. The first `text_columns` columns are aligned left, the others (numbers) right.
+
+    left_out: how many rows more there are, which its last row says to be `elsewhere` (`reports.tables.first_rows`).
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     text_columns: int = 1
+    left_out: int = 0
+    elsewhere: str = ""
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown, without a newline at its end."""
@@ -42,10 +47,10 @@ class Table:
             for index in range(len(self.columns))
             if index < self.text_columns or any(row[index] != UNKNOWN for row in self.rows)
         ]
-        return Table(
-            tuple(self.columns[index] for index in kept),
-            tuple(tuple(row[index] for index in kept) for row in self.rows),
-            self.text_columns,
+        return replace(
+            self,
+            columns=tuple(self.columns[index] for index in kept),
+            rows=tuple(tuple(row[index] for index in kept) for row in self.rows),
         )
 
 
@@ -102,11 +107,21 @@ def estimate_text(value: Estimate, unit: str, scale: float = 1.0) -> str:
     return f"{text} ({low} to {high}, {kind})"
 
 
+def ratio_digits(interval: Bounds | None) -> int:
+    """Three, or as many as show that an interval leaves out 1: `better` beside `1.00 (1.00 to 1.00)` is no news."""
+    if interval is None or (interval[0] <= 1 + ROUNDING and interval[1] >= 1 - ROUNDING):
+        return 3
+    nearest = min(interval, key=lambda bound: abs(bound - 1))
+    return next((digits for digits in range(3, 6) if number(nearest, digits) != number(1.0, digits)), 6)
+
+
 def ratio_cell(value: Ratio | None) -> str:
     """`1.87 (1.80 to 1.93)`; brackets where the pairs are too few for an interval."""
     if value is None:
         return UNKNOWN
-    return number(value.value) if value.count == 1 else f"{number(value.value)} {_bounds(value, number)}"
+    digits = ratio_digits(value.interval)
+    text = number(value.value, digits)
+    return text if value.count == 1 else f"{text} {_bounds(value, lambda bound: number(bound, digits))}"
 
 
 def change_cell(value: Ratio | None) -> str:
@@ -124,10 +139,11 @@ def _bounds(value: Ratio, written: Callable[[float], str]) -> str:
 
 def ratio_text(value: Ratio, noun: str) -> str:
     """For a sentence: `1.87 times (1.80 to 1.93, 95 % interval, 10 pairs)`."""
-    text = f"{number(value.value)} times"
+    digits = ratio_digits(value.interval)
+    text = f"{number(value.value, digits)} times"
     if value.count == 1:
         return f"{text} (1 {noun})"
-    low, high = (number(bound) for bound in value.bounds)
+    low, high = (number(bound, digits) for bound in value.bounds)
     counted = plural(value.count, noun)
     kind = f"range of {counted}" if value.interval is None else f"95 % interval, {counted}"
     if value.interval is not None and value.comparisons > 1:

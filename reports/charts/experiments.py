@@ -1,6 +1,7 @@
 """Charts of the experiments: scaling, sweeps, gains, compression, targets, latency, time split."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from reports.plots.experiments.compression import drawn_rows
 from reports.plots.experiments.sweep import sweep_axes
 from reports.plots.style import is_numeric, spread_by_logarithm
 from reports.profiles.time_split import TimeSplit
+from reports.text import number
 
 CURVE_POINTS = 100
 """Of a distribution: enough for its tail."""
@@ -37,10 +39,12 @@ def scaling_charts(result: Scaling) -> tuple[Chart, ...]:
         one = base.throughput.median / base.ranks
         speed.append(_line("ideal: linear", [(x, one * x) for x in ranks]))
         if law is not None:
-            grid = np.array(ranks)
+            # Not over ranks that failed: there nothing was measured that a law could be drawn through.
+            fitted = [float(point.ranks) for point in result.laws.points]
+            grid = np.array(fitted)
             values, (low, high) = law.throughput(grid), law.band(grid)
-            band = tuple(zip(ranks, map(float, low), map(float, high), strict=True))
-            drawn = tuple(ChartPoint(x, float(y)) for x, y in zip(ranks, values, strict=True))
+            band = tuple(zip(fitted, map(float, low), map(float, high), strict=True))
+            drawn = tuple(ChartPoint(x, float(y)) for x, y in zip(fitted, values, strict=True))
             speed.append(ChartSeries(TITLES[law.law], drawn, marks=False, band=band))
     wide = grows(ranks)
     return (
@@ -181,8 +185,9 @@ def latency_charts(drawn: LatencyCurves) -> tuple[Chart, ...]:
         count = len(curve.seconds)
         kept = np.unique(np.linspace(0, count - 1, min(count, CURVE_POINTS)).round().astype(int))
         pairs = [(1000 * float(curve.seconds[place]), 100 * float(curve.shares[place])) for place in kept]
-        done.append(ChartSeries(curve.label, tuple(ChartPoint(x, y, label=curve.label) for x, y in pairs), marks=False))
-        tail = tuple(ChartPoint(x, 100 - y, label=curve.label) for x, y in pairs if y < 100)
+        points = tuple(ChartPoint(x, y, label=f"{curve.label}, {number(x)} ms") for x, y in pairs)
+        done.append(ChartSeries(curve.label, points, marks=False))
+        tail = tuple(replace(point, y=100 - point.y) for point in points if point.y < 100)
         longer.append(ChartSeries(curve.label, tail, marks=False))
     times = [point.x for series in done for point in series.points]
     label, what = f"latency of a {drawn.kind}, ms", "passes" if drawn.kind == "pass" else f"{drawn.kind}s"

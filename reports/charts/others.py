@@ -32,8 +32,8 @@ CURVE_POINTS = 200
 def _curve(name: str, values: Floats) -> ChartSeries:
     """Values by step from 1 on, thinned evenly."""
     steps = np.unique(np.linspace(0, len(values) - 1, min(len(values), CURVE_POINTS)).round().astype(int))
-    points = [(float(step + 1), float(values[step])) for step in steps if np.isfinite(values[step])]
-    return ChartSeries(name, tuple(ChartPoint(x, y, label=name) for x, y in points), marks=False)
+    points = [(int(step + 1), float(values[step])) for step in steps if np.isfinite(values[step])]
+    return ChartSeries(name, tuple(ChartPoint(x, y, label=f"{name}, step {x:,}") for x, y in points), marks=False)
 
 
 def loss_charts(curves: Mapping[str, Floats]) -> tuple[Chart, ...]:

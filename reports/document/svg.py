@@ -11,7 +11,7 @@ from html import escape
 
 from configs.common.printable import terminal_columns
 from reports.charts.chart import MAX_POINTS, Chart, ChartPoint, ChartSeries
-from reports.plots.style import tick_text
+from reports.plots.style import statuses_by_place, tick_text
 from reports.text import number
 
 WIDTH, HEIGHT = 480, 300
@@ -95,13 +95,13 @@ def _f(value: float) -> str:
 
 
 def _v(values: Iterable[float]) -> str:
-    return ",".join(f"{value:.4g}" for value in values)
+    return ",".join(f"{value:.7g}" for value in values)
 
 
 def _head(height: float, lin: Scale, log: Scale | None, axis: str, shown_log: bool) -> str:
-    data = f'data-axis="{axis}" data-lin="{lin.low:.6g},{lin.high:.6g}" data-px="{_f(lin.start)},{_f(lin.end)}"'
+    data = f'data-axis="{axis}" data-lin="{lin.low:.9g},{lin.high:.9g}" data-px="{_f(lin.start)},{_f(lin.end)}"'
     if log is not None:
-        data += f' data-log="{log.low:.6g},{log.high:.6g}"'
+        data += f' data-log="{log.low:.9g},{log.high:.9g}"'
     mode = "log" if shown_log else "lin"
     return f'<svg viewBox="0 0 {WIDTH} {_f(height)}" class="{mode}" aria-hidden="true" focusable="false" {data}>'
 
@@ -111,24 +111,22 @@ def _value_ticks(scales: Sequence[tuple[str, Scale]], axis: str, low: float, hig
     for name, scale in scales:
         parts.append(f'<g class="ticks {name}">')
         for tick in scale.ticks():
-            at, text = _f(scale.at(tick)), number(tick) if tick else "0"
-            text = escape(
-                _large(tick) if abs(tick) >= _EXPONENT_FROM else f"{tick:,.10g}" if abs(tick) >= 1e-3 else text
-            )
+            at, text = _f(scale.at(tick)), escape(_tick(tick))
             if axis == "y":
                 parts.append(
                     f'<path d="M{_f(low)} {at}H{_f(high)}"/><text x="{_f(low - 6)}" y="{at}" dy="4">{text}</text>'
                 )
             else:
                 parts.append(f'<path d="M{at} {_f(low)}V{_f(high)}"/>')
-                parts.append(f'<text x="{at}" y="{_f(high + 16)}" class="mid">{text}</text>')
+                if _is_inside(scale.at(tick), text):
+                    parts.append(f'<text x="{at}" y="{_f(high + 16)}" class="mid">{text}</text>')
         parts.append("</g>")
     return "".join(parts)
 
 
 def _large(value: float) -> str:
     """`2.5e9`: all its digits would run out of the picture."""
-    mantissa, _, exponent = f"{value:.3e}".partition("e")
+    mantissa, _, exponent = f"{value:.6e}".partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
@@ -158,8 +156,8 @@ def _xy(chart: Chart) -> str:
     raw = sum(len(point.repeats) for series in chart.series for point in series.points) <= MAX_RAW
     for index, series in enumerate(chart.series):
         parts.append(_series(series, index, x, y, chart.unit, raw))
-    for place, why in chart.lost[:MAX_POINTS]:
-        parts.append(_cross(x.at(place), HEIGHT - BOTTOM, f"{number(place)}: {why.replace('_', ' ')}"))
+    for place, why in statuses_by_place(chart.lost)[:MAX_POINTS]:
+        parts.append(_cross(x.at(place), HEIGHT - BOTTOM, f"{_place(place)}: {why}"))
     return "".join(parts) + "</svg>"
 
 
@@ -172,15 +170,29 @@ def _x_ticks(x: Scale, xs: Sequence[float]) -> str:
         at, text = x.at(place), _tick(place)
         if at - last < max(34, _DIGIT * len(text)) or not LEFT - 1 <= at <= WIDTH - RIGHT + 1:
             continue
+        if not _is_inside(at, text):
+            continue
         last = at
         drawn.append(f'<text x="{_f(at)}" y="{HEIGHT - BOTTOM + 16}" class="mid">{escape(text)}</text>')
     return f'<g class="ticks"><path d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>{"".join(drawn)}</g>'
 
 
+def _is_inside(at: float, text: str) -> bool:
+    """Whether a text whose middle is at a pixel of the picture's width is whole."""
+    half = 3.5 * len(text)
+    return half <= at <= WIDTH - half
+
+
 def _tick(value: float) -> str:
-    if abs(value) >= _EXPONENT_FROM:
-        return _large(value)
-    return f"{value:,.4g}" if 1e-3 <= abs(value) < 1e4 else number(value) if value else "0"
+    """A value beside an axis. Not rounded: 16,384 tokens are not 16,400, and close ticks must differ."""
+    if value == 0:
+        return "0"
+    return f"{value:,.10g}" if 1e-3 <= abs(value) < _EXPONENT_FROM else _large(value)
+
+
+def _place(value: float) -> str:
+    """A value of the x axis in a sentence, every digit of a whole number: 1,024 ranks are not 1,020."""
+    return f"{value:,.0f}" if abs(value) < 1e15 and value == int(value) else number(value, 4)
 
 
 def _titles(x_label: str, y_label: str) -> str:
@@ -215,11 +227,11 @@ def _series(series: ChartSeries, index: int, x: Scale, y: Scale, unit: str, raw:
     if series.line and len(points) > 1:
         parts.append(_path([(point.x, point.y) for point in points], x, y, "line"))
     for point in points if series.marks else ():
-        parts.append(_mark(point, index, x.at(point.x), y, unit, "y", raw, f"{series.name}, {number(point.x)}"))
+        parts.append(_mark(point, index, x.at(point.x), y, unit, "y", raw, f"{series.name}, {_place(point.x)}"))
     if not series.marks and not series.dashed:
         every = max(1, len(points) // 24)
         for point in points[::every]:
-            parts.append(_mark(point, index, x.at(point.x), y, unit, "y", False, f"{number(point.x)}", small=True))
+            parts.append(_mark(point, index, x.at(point.x), y, unit, "y", False, _place(point.x), small=True))
     return "".join(parts) + "</g>"
 
 
@@ -262,7 +274,7 @@ def _mark(
 def _circle(name: str, place: float, value: float, scale: Scale, axis: str, radius: int) -> str:
     at, other = _f(scale.at(value)), _f(place)
     where = f'cx="{other}" cy="{at}"' if axis == "y" else f'cx="{at}" cy="{other}"'
-    return f'<circle class="v {name}" {where} r="{radius}" data-v="{value:.4g}"/>'
+    return f'<circle class="v {name}" {where} r="{radius}" data-v="{value:.7g}"/>'
 
 
 def _cross(x: float, y: float, told: str) -> str:
@@ -281,10 +293,10 @@ def _rows_head(chart: Chart, lin: Scale, log: Scale | None, shown_log: bool) -> 
     for row, name in enumerate(chart.rows):
         y = ROW_TOP + ROW * row + 13
         parts.append(f'<text class="row" x="10" y="{y}">{escape(_row_name(name))}</text>')
-    for row_at, why in chart.lost:
+    for row_at, why in statuses_by_place(chart.lost):
         place = ROW_TOP + ROW * row_at + 26
-        parts.append(_cross(18, place, f"{chart.rows[int(row_at)]}: {why.replace('_', ' ')}"))
-        parts.append(f'<text class="row why" x="30" y="{_f(place + 4)}">{escape(_short(why.replace("_", " ")))}</text>')
+        parts.append(_cross(18, place, f"{chart.rows[int(row_at)]}: {why}"))
+        parts.append(f'<text class="row why" x="30" y="{_f(place + 4)}">{escape(_short(why))}</text>')
     return parts, bottom
 
 
@@ -295,7 +307,7 @@ def _dots(chart: Chart) -> str:
     parts, bottom = _rows_head(chart, lin, log, shown_log)
     if chart.reference is not None:
         at = _f(x.at(chart.reference))
-        value = f"{chart.reference:.4g},{chart.reference:.4g}"
+        value = _v((chart.reference, chart.reference))
         parts.append(
             f'<line class="v reference" x1="{at}" x2="{at}" y1="{ROW_TOP}" y2="{_f(bottom)}" data-v="{value}"/>'
         )

@@ -2,7 +2,7 @@
 
 from math import isnan
 
-from reports.load.metrics import LatencyFigures, LoadFigures, LoadPercentile
+from reports.load.metrics import MAX_SCORE, LatencyFigures, LoadFigures, LoadPercentile
 from reports.load.search import FoundRate, ProbedRate
 from reports.load.verdict import LoadVerdict, Verdict
 from reports.text import UNKNOWN, Table, number, percent, plural
@@ -15,6 +15,7 @@ LATENCY_NAMES = {
     "e2e": "end to end",
 }
 MARK = "†"
+_FAILED = "failed requests"
 
 
 def served_latency_table(figures: LoadFigures) -> Table:
@@ -85,12 +86,21 @@ def search_table(found: FoundRate) -> Table:
 
 
 def _probe_row(probe: ProbedRate) -> tuple[str, ...]:
-    quantile = UNKNOWN if isnan(probe.quantile) else number(probe.quantile)
-    if probe.interval is not None:
-        low, high = map(number, probe.interval)
+    quantile = UNKNOWN if isnan(probe.quantile) else _score(probe, probe.quantile)
+    if probe.interval is not None and quantile != _FAILED:
+        low, high = (_score(probe, bound) for bound in probe.interval)
         quantile += f" ({low} to {high})"
     decision = {True: "passes", False: "fails", None: "undecided"}[probe.passes]
     return (number(probe.rate), str(len(probe.runs)), f"{probe.requests:,}", quantile, decision)
+
+
+def _score(probe: ProbedRate, value: float) -> str:
+    """A score; in words where it is that of a failed request, MAX_SCORE, or lies between it and the answered ones."""
+    largest, failed = 0.0, False
+    for scores in probe.runs:
+        answered = scores[scores < MAX_SCORE]
+        largest, failed = max(largest, float(answered.max(initial=0.0))), failed or len(answered) < len(scores)
+    return _FAILED if failed and value > largest else number(value)
 
 
 def search_sentence(found: FoundRate, objectives: str) -> str:

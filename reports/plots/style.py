@@ -11,12 +11,14 @@ too, so that print in grey can be read.
 import io
 import math
 import re
+import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from reports.numbers.statistics import Estimate
+from reports.text import first_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,6 +95,8 @@ def _few_colours(canvas: Any) -> bytes:
     return content.getvalue()
 
 
+PANEL_POINTS, FIGURE_POINTS = 190, 430
+"""Width of one of two panels and of a single one in points of type, about: how close ticks may stand."""
 LINE_CHARACTERS = 96
 """Of the font's size, about as many as a figure is wide."""
 _MARK_CHARACTERS = 8
@@ -109,17 +113,34 @@ def tick_text(text: str, max_characters: int = MOST_TICK_CHARACTERS) -> str:
     return f"{text[: kept - end].rstrip()}…{text[len(text) - end :].lstrip()}"
 
 
+def wrapped(text: str, width: int, max_lines: int) -> str:
+    """A long name on so many lines: the last one has its end, in which names of cells mostly differ."""
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    if len(lines) > max_lines:
+        lines = [*lines[: max_lines - 1], f"…{text[1 - width :].lstrip()}"]
+    return "\n".join(lines)
+
+
+def legend_texts(labels: Sequence[str]) -> list[str]:
+    """Labels that leave room for their marks."""
+    return [tick_text(label, LINE_CHARACTERS - _MARK_CHARACTERS) for label in labels]
+
+
 def legend_columns(labels: Sequence[str], columns: int = 3) -> int:
     """So many columns of a legend below a figure as its labels leave room for."""
-    longest = max((len(tick_text(label, LINE_CHARACTERS)) for label in labels), default=0)
+    longest = max(map(len, legend_texts(labels)), default=0)
     return max(1, min(columns, LINE_CHARACTERS // (longest + _MARK_CHARACTERS)))
+
+
+def legend_height(labels: Sequence[str], columns: int = 3) -> float:
+    """Inches of such a legend: one of many labels in a figure of fixed height would leave its panels none."""
+    return 0.2 * -(-len(labels) // legend_columns(labels, columns))
 
 
 def legend(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
     """The legend of one panel for the whole figure, below it, where it hides no point."""
     handles, labels = axes.get_legend_handles_labels()
-    shown = [tick_text(label, LINE_CHARACTERS) for label in labels]
-    figure.legend(handles, shown, loc="outside lower center", ncols=legend_columns(labels, columns))
+    figure.legend(handles, legend_texts(labels), loc="outside lower center", ncols=legend_columns(labels, columns))
 
 
 def are_slanted(names: Sequence[str], panels: int) -> bool:
@@ -160,9 +181,10 @@ def medians(axes: "Axes", points: Sequence[tuple[float, Estimate]], index: int, 
 
 
 def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
-    """A cross on the x axis for each point without a figure, with its status; of many, some evenly spaced ones."""
-    every = -(-len(lost) // MOST_TICKS)
-    for place, (x, status) in enumerate(lost):
+    """A cross on the x axis for each x without a figure, with its statuses; of many, some evenly spaced ones."""
+    places = statuses_by_place(lost)
+    every = -(-len(places) // MOST_TICKS)
+    for place, (x, statuses) in enumerate(places):
         axes.plot(
             [x],
             [0.0],
@@ -173,7 +195,7 @@ def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
         if place % every:
             continue
         axes.annotate(
-            status.replace("_", " "),
+            statuses,
             (x, 0.0),
             (0, 8),
             xycoords=axes.get_xaxis_transform(),
@@ -184,6 +206,16 @@ def crosses(axes: "Axes", lost: Sequence[tuple[float, str]]) -> None:
             color=FAILED_COLOUR,
             fontsize=8,
         )
+
+
+def statuses_by_place(lost: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    """(place, statuses) in the order given: several of one place, as of two series, would cover each other."""
+    found: dict[float, list[str]] = {}
+    for place, status in lost:
+        known = found.setdefault(place, [])
+        text = status if " " in status else status.replace("_", " ")  # names of runs keep their underscores
+        known += [text] if text not in known else []
+    return [(place, first_of(statuses, 2)) for place, statuses in found.items()]
 
 
 def axis_positions(values: Sequence[Any]) -> tuple[list[float], list[str] | None]:
@@ -211,8 +243,8 @@ def numeric(axes: "Axes", places: Sequence[float]) -> None:
     if distinct[0] > 0 and distinct[-1] / distinct[0] >= 4:
         log2(axes, distinct)
     elif len(distinct) <= 8:
-        axes.set_xticks(distinct, [f"{value:g}" for value in distinct])
         axes.margins(x=0.1)
+        _value_ticks(axes, distinct)
 
 
 def spread_by_logarithm(places: Sequence[float]) -> bool:
@@ -229,7 +261,26 @@ def log2(axes: "Axes", values: Sequence[float]) -> None:
     """A scale of base 2 with a tick at each value (of many, at some) and room at both ends."""
     distinct = sorted(set(values))
     axes.set_xscale("log", base=2)
-    shown = distinct[:: -(-len(distinct) // MOST_TICKS)]
-    axes.set_xticks(shown, [f"{value:g}" for value in shown])
-    axes.minorticks_off()
     axes.set_xlim(distinct[0] / 1.25, distinct[-1] * 1.25)
+    _value_ticks(axes, distinct)
+    axes.minorticks_off()
+
+
+def _value_ticks(axes: "Axes", distinct: Sequence[float]) -> None:
+    """Ticks at values of an axis, as many as can be read: last and first, then others from the greatest down."""
+    spec = axes.get_subplotspec()
+    width = PANEL_POINTS if spec is not None and spec.get_gridspec().ncols > 1 else FIGURE_POINTS
+    measure = math.log2 if axes.get_xscale() == "log" else float
+    low, high = map(measure, axes.get_xlim())
+    places = {value: width * (measure(value) - low) / (high - low) for value in distinct}
+    texts = {value: _value_text(value) for value in distinct}
+    kept: list[float] = []
+    for value in (distinct[-1], distinct[0], *distinct[-2:0:-1]):
+        if all(abs(places[value] - places[at]) > 3 * len(texts[value] + texts[at]) + 4 for at in kept):
+            kept.append(value)
+    axes.set_xticks(sorted(kept), [texts[value] for value in sorted(kept)])
+
+
+def _value_text(value: float) -> str:
+    """`16384`, every digit of a whole number, `0.0003`, `1e-05`."""
+    return f"{value:.10g}" if float(value).is_integer() else f"{value:g}"

@@ -298,7 +298,8 @@ def _cell(
     regression = any(change.regression for change in changes)
     main = next((change.verdict for change in changes if change.verdict is not None), None)
     verdict = ComparisonVerdict.WORSE if regression else main or ComparisonVerdict.CANNOT_TELL
-    return CellChange(first, second, verdict, regression, changes, _lost_repeats(first, second))
+    why = "; ".join(text for text in (_lost_repeats(first, second), idle_repeats(first, second)) if text)
+    return CellChange(first, second, verdict, regression, changes, why)
 
 
 def unmeasured_cell(first: CellFigures, second: CellFigures) -> CellChange:
@@ -336,6 +337,16 @@ def _lost_repeats(first: CellFigures, second: CellFigures) -> str:
         if cell.failed
     ]
     return f"repeats failed: {' and '.join(lost)}" if lost else ""
+
+
+def idle_repeats(first: CellFigures, second: CellFigures) -> str:
+    """Whether repeats of a cell that does work did none: no ratio has a place for 0, so it is of the others alone."""
+    zeros = [
+        f"{idle} of {len(values)} in {side}"
+        for side, values in zip(SIDES, (cell.values("throughput") for cell in (first, second)), strict=True)
+        if (idle := sum(value <= 0 for value in values)) and idle < len(values)
+    ]
+    return f"repeats with a throughput of 0, which are in no ratio: {' and '.join(zeros)}" if zeros else ""
 
 
 def _change(

@@ -15,7 +15,7 @@ from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
 from reports.runs.compare import CellChange, Change, Comparison, ComparisonVerdict
 from reports.tables import NOISE_LIMIT
 from reports.templating import template_environment
-from reports.text import UNKNOWN, Table, aligned, code, escaped, joined, number, percent, plural, repeats
+from reports.text import UNKNOWN, Table, aligned, code, escaped, joined, number, percent, plural, ratio_digits, repeats
 
 LISTED = 20
 """Unmatched cells that are named before the rest is counted."""
@@ -95,7 +95,9 @@ def change_ratio_text(change: Change) -> str:
     """`0.905 (0.898 to 0.913)`; without an interval the ratio alone."""
     if change.bounds is None:
         return number(change.ratio.value)
-    return f"{number(change.ratio.value)} ({number(change.bounds[0])} to {number(change.bounds[1])})"
+    digits = ratio_digits(change.bounds)
+    low, high = (number(bound, digits) for bound in change.bounds)
+    return f"{number(change.ratio.value, digits)} ({low} to {high})"
 
 
 def _ratio_and_verdict(change: Change | None, cell: CellChange) -> str:

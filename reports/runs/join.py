@@ -19,7 +19,7 @@ from configs.common.base import content_hash, expanded
 from configs.common.files.reading import PLAN_BYTES, read_json_object
 from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
-from reports.decisions.cost import cell_cost, price_of
+from reports.decisions.cost import CellCost, cell_cost, price_of
 from reports.decisions.nodes import (
     NodeCell,
     node_latency_table,
@@ -27,7 +27,10 @@ from reports.decisions.nodes import (
     node_table,
     nodes_sentence,
     throughput_table,
+    work_key,
+    work_title,
 )
+from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult, model_title
 from reports.reading.run_figures import RunFigures, run_figures
 from reports.runs.compare import FIRST
@@ -287,25 +290,31 @@ def _contenders(nodes: Sequence[JoinedNode]) -> list[Contender]:
 
 
 def cost_table(nodes: Sequence[JoinedNode]) -> Table | None:
-    """What the work of each node costs at its cheapest, by model; None where no price is known."""
-    rows = []
+    """What the work of each node costs at its cheapest, by model and work; None where no price is known."""
+    priced: dict[str, list[tuple[str, Estimate, CellCost]]] = {}
+    works: dict[str, set[str]] = {}
     for node in nodes:
         costs = [cell_cost(item.result, price_of(node.study, item.result)) for item in node.cells]
-        priced = [(cost.usd_per_million, cost) for cost in costs if cost.usd_per_million]
-        for model in dict.fromkeys(cost.result.model for _, cost in priced):
-            value, cheapest = min(
-                ((value, cost) for value, cost in priced if cost.result.model == model), key=lambda pair: pair[0].median
-            )
+        known = [(cost.usd_per_million, cost) for cost in costs if cost.usd_per_million]
+        priced[node.name] = [(work_key(cost.result.cell), value, cost) for value, cost in known]
+        for work, _, cost in priced[node.name]:
+            works.setdefault(cost.result.model, set()).add(work)
+    rows = []
+    for name, found in priced.items():
+        # A token of another work is no price to compare with.
+        for model, work in dict.fromkeys((cost.result.model, work) for work, _, cost in found):
+            alike = [(value, cost) for key, value, cost in found if (cost.result.model, key) == (model, work)]
+            value, cheapest = min(alike, key=lambda pair: pair[0].median)
             assert cheapest.price is not None
-            price = cheapest.price
+            told = f"{model}, {work_title(cheapest.result.cell)}" if len(works[model]) > 1 else model
             rows.append(
                 (
-                    escaped(node.name),
-                    escaped(model),
+                    escaped(name),
+                    escaped(told),
                     escaped(cheapest.result.name),
                     number(cheapest.usd_per_hour, 4),
                     estimate_cell(value),
-                    escaped(price.source),
+                    escaped(cheapest.price.source),
                 )
             )
     columns = (

@@ -16,7 +16,7 @@ from reports.decisions.nodes import BATCH_FIELDS
 from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import Estimate, Ratio, estimate, unpaired_ratio
 from reports.reading.load import CellResult
-from reports.text import estimate_text, joined, number
+from reports.text import estimate_text, joined, number, ratio_digits
 
 _FREE_FIELDS = {
     "target": True,
@@ -151,7 +151,9 @@ def _sentence(contest: Contest, comparisons: int) -> str:
 def _ratio_text(ratio: Ratio) -> str:
     if ratio.interval is None:
         return f"{number(ratio.value)} times"
-    return f"{number(ratio.value)} times ({number(ratio.interval[0])} to {number(ratio.interval[1])})"
+    digits = ratio_digits(ratio.interval)
+    low, high = (number(bound, digits) for bound in ratio.interval)
+    return f"{number(ratio.value, digits)} times ({low} to {high})"
 
 
 def _doubt(ratio: Ratio) -> str:

@@ -30,6 +30,7 @@ from reports.runs.compare import (
     ComparisonVerdict,
     changed_environment,
     idle_cell,
+    idle_repeats,
     judge_change,
     repeats_needed,
     unmeasured_cell,
@@ -61,6 +62,7 @@ def compare_within(
         fast = {key: _undisturbed(study, study.cells[key], figures.cells[key]) for key in used}
         figures = replace(figures, cells={**figures.cells, **fast})
     pairs = []
+    several = len({each.model for each in found}) > 1
     for each in found:
         if not each.points:
             continue  # all of them are unsupported
@@ -69,7 +71,8 @@ def compare_within(
             continue  # its part of another device
         for point in each.points:
             if point.cell != base.cell:
-                pairs.append((_titled(figures, base.cell, point.label), _titled(figures, point.cell, point.label)))
+                title = f"{each.model}, {point.label}" if several else point.label
+                pairs.append((_titled(figures, base.cell, title), _titled(figures, point.cell, title)))
     if not pairs:
         raise ValueError(f"--within: experiment {experiment} of this run has no point beside its baseline to compare")
     cells = tuple(_judged(first, second, threshold, len(pairs)) for first, second in pairs)
@@ -129,7 +132,7 @@ def _judged(first: CellFigures, second: CellFigures, threshold: float, compariso
     if change is None or change.verdict is None:
         why = "no block has a figure of both"
         return CellChange(first, second, ComparisonVerdict.CANNOT_TELL, False, why=why)
-    return CellChange(first, second, change.verdict, change.regression, (change,))
+    return CellChange(first, second, change.verdict, change.regression, (change,), idle_repeats(first, second))
 
 
 def _change(first: CellFigures, second: CellFigures, threshold: float, comparisons: int) -> Change | None:

@@ -52,12 +52,12 @@ from reports.planning.forecast import forecast_lines, forecast_sentence, forecas
 from reports.planning.layouts import layout_ranking, layouts_lines, layouts_sentence, layouts_table
 from reports.plots.experiments.compression import compression_height, draw_compression, drawn_rows
 from reports.plots.experiments.latency import draw_latency
-from reports.plots.experiments.load import draw_load, drawn_axis
+from reports.plots.experiments.load import draw_load, drawn_axis, load_height
 from reports.plots.experiments.optimization import draw_optimization
 from reports.plots.experiments.profiled import draw_profiled, profiled_height
 from reports.plots.experiments.scaling import draw_scaling
 from reports.plots.experiments.sweep import draw_sweep, sweep_height
-from reports.plots.experiments.targets import draw_targets
+from reports.plots.experiments.targets import draw_targets, targets_height
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.planning.forecast import draw_forecast
 from reports.plots.planning.layouts import draw_layouts, drawn_layouts, layouts_height
@@ -125,7 +125,12 @@ def target_sections(study: StudyResult, album: Album) -> list[Section]:
     for found in side_by_side(study):
         drawn = any(side.ranked for side in found.sides)
         plot = (
-            album.add(f"targets {found.title}", partial(draw_targets, found=found), target_charts(found), 3.3)
+            album.add(
+                f"targets {found.title}",
+                partial(draw_targets, found=found),
+                target_charts(found),
+                targets_height(found),
+            )
             if drawn
             else None
         )
@@ -203,7 +208,9 @@ def _communication(study: StudyResult, experiment: PlannedExperiment, album: Alb
 
 def _load(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
     found, title = load_experiment(study, experiment), study.title(experiment)
-    plot = album.add(title, partial(draw_load, found=found), load_charts(found)) if drawn_axis(found) else None
+    plot = None
+    if drawn_axis(found):
+        plot = album.add(title, partial(draw_load, found=found), load_charts(found), load_height(found))
     measured = any(point.valid for point in found.points)
     tables = (
         ("Search for the highest rate", LIMITS_SENTENCE, limits_table(found)),

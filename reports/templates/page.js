@@ -96,11 +96,14 @@ const value = text => {
   const found = /^\s*[-+]?[\d,]*\.?\d+(e[-+]?\d+)?/i.exec(text);
   return found ? parseFloat(found[0].replace(/,/g, "")) : null;
 };
-const compare = (a, b) => {
+// What is unknown is last in both directions: the fastest first must not begin with those that failed.
+const unknown = text => text === "" || text === "–";
+const compare = (a, b, sign) => {
+  if (unknown(a) !== unknown(b)) return unknown(a) ? 1 : -1;
   const x = value(a), y = value(b);
-  if (x !== null && y !== null) return x - y;
-  if (x !== null || y !== null) return x !== null ? -1 : 1;
-  return a.localeCompare(b, "en", {numeric: true});
+  if (x !== null && y !== null) return sign * (x - y);
+  if (x !== null || y !== null) return x !== null ? -sign : sign;
+  return sign * a.localeCompare(b, "en", {numeric: true});
 };
 function sortable(table, apply) {
   const heads = $$("thead th", table);
@@ -118,7 +121,7 @@ function sortable(table, apply) {
 function plain(table) {
   const body = $("tbody", table), text = (row, column) => row.cells[column] ? row.cells[column].textContent : "";
   sortable(table, (column, sign) => {
-    body.append(...[...body.rows].sort((a, b) => sign * compare(text(a, column), text(b, column))));
+    body.append(...[...body.rows].sort((a, b) => compare(text(a, column), text(b, column), sign)));
   });
   const box = table.closest(".tabled"), input = box && $("input", box);
   if (!input) return;
@@ -145,7 +148,7 @@ function cells() {
   const draw = () => {
     const wanted = input.value.toLowerCase();
     rows = all.cells.filter(c => c.row.join(" ").toLowerCase().includes(wanted) || c.key.includes(wanted));
-    if (order) rows = [...rows].sort((a, b) => order[1] * compare(String(a.row[order[0]]), String(b.row[order[0]])));
+    if (order) rows = [...rows].sort((a, b) => compare(String(a.row[order[0]]), String(b.row[order[0]]), order[1]));
     body.replaceChildren(...rows.slice(0, limit).map(c => {
       const tr = make("tr");
       c.row.forEach((text, i) => {

@@ -22,7 +22,7 @@ from reports.decisions.decision import decide
 from reports.decisions.wrong_answers import cells_with_wrong_answers
 from reports.reading.load import CellResult, StudyResult, load_run
 from reports.reading.read import Reading, Unreadable
-from tests.support.run_folders.priced_runs import cell, make_plan, strong, write_measurements, write_run
+from tests.support.run_folders.priced_runs import cell, make_plan, strong, write_measurements, write_record, write_run
 
 
 def result(label: str, ranks: int, items: int, speeds: list[float], status: Status = Status.COMPLETED) -> CellResult:
@@ -174,3 +174,16 @@ def test_fewer_ranks_than_the_baseline_say_nothing_of_more(tmp_path: Path, order
     text = " ".join(sentence.text for sentence in opening(load_run(run)))
     assert ("strong scaling of tiny gives 87.1 % (87.1 to 87.1) of linear at 4 ranks" in text) is told
     assert ("scaling" in text) is told and "at 1 rank" not in text
+
+
+def test_repeats_that_were_cancelled_or_not_paid_for_did_not_fail(tmp_path: Path) -> None:
+    """A run that was cancelled, or whose budget ended, opened with repeats that failed."""
+    one = cell()
+    run = write_run(tmp_path / "run", make_plan([one], repeats=6))
+    write_measurements(run, one, [10.0, 11.0])
+    for repeat, status in enumerate((Status.CANCELLED, Status.OVER_BUDGET, Status.CANCELLED, Status.TIMEOUT), 2):
+        write_record(run, one, repeat, status=status, failure=Failure(message="why"))
+    told = answer(load_run(run), [])[-1]
+    assert told.text == (
+        "Every cell has a figure, but 1 repeat failed and 3 repeats were not measured (cancelled, over budget)."
+    )

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from configs.common.execution import Layout, Strategy
 from configs.hardware.catalog import instance
@@ -30,6 +32,7 @@ from reports.planning.forecast import (
 )
 from reports.planning.layouts import layout_ranking, layouts_lines, layouts_sentence, layouts_table
 from reports.planning.text import NO_PREDICTIONS, prediction_lines, prediction_sentence
+from reports.plots.planning.forecast import draw_forecast
 from reports.plots.planning.prediction import panels
 from reports.reading.load import load_run
 from reports.render import render_report
@@ -297,6 +300,20 @@ def test_strong_scaling_ends_with_the_work(tmp_path: Path) -> None:
     found = forecast_of(*scaling_run(tmp_path, "strong"))
     assert found.last.ranks == 32
     assert forecast_lines(found)[-1] == "A batch of 32 sequences feeds no more ranks, so the forecast ends there."
+
+
+def test_efficiencies_above_linear_are_within_the_figure(tmp_path: Path) -> None:
+    """What caches gave beyond 112 % of linear was cut off: two of three measured points were not to be seen."""
+    found = forecast_of(*scaling_run(tmp_path, "strong"))
+    one = found.seconds[1]
+    found = replace(found, seconds={1: one, 2: one.scaled(0.5 / 1.3), 4: one.scaled(0.25 / 1.6)})
+    figure = Figure()
+    draw_forecast(figure, found)
+    right = figure.axes[1]
+    assert right.get_title().startswith("Efficiency")
+    measured = [line for line in right.lines if line.get_marker() == "o"]
+    assert max(float(np.max(line.get_ydata())) for line in measured) == pytest.approx(160)
+    assert right.get_ylim()[1] > 160
 
 
 def test_the_interconnect_of_the_study(tmp_path: Path) -> None:

@@ -255,7 +255,13 @@ def test_long_tables_say_where_the_rest_is() -> None:
     shown = first_rows(table)
     assert len(shown.rows) == MOST_ROWS + 1
     assert shown.rows[-1] == ("… and 5 more: all of them are in cells.csv", "")
-    assert first_rows(shown).rows[:MOST_ROWS] == table.rows[:MOST_ROWS]
+    assert first_rows(shown) == shown
+    # The short form said "and 189 more: all of them are in the appendix", which has 200 of the thousand.
+    thousand = first_rows(Table(("a", "b"), tuple((str(row), "x") for row in range(1000))))
+    again = first_rows(thousand.without_empty_columns(), where="the appendix", max_rows=12)
+    assert again.rows == (*thousand.rows[:12], ("… and 988 more: all of them are in cells.csv", ""))
+    few = first_rows(Table(("a",), (("x",),) * 20), where="the appendix", max_rows=12)
+    assert few.rows[-1] == ("… and 8 more: all of them are in the appendix",)
     short = Table(("a",), (("1",),))
     assert first_rows(short) is short
     assert first_rows(short, 1000, "records.parquet").rows[-1] == (

@@ -6,8 +6,21 @@ import pytest
 
 from configs.common.printable import shortened, terminal_columns
 from reports.document.inline import inline_plain
-from reports.numbers.statistics import Estimate
-from reports.text import Table, aligned, code, count, escaped, estimate_cell, estimate_text, joined, number, percent
+from reports.numbers.statistics import Estimate, Ratio
+from reports.text import (
+    Table,
+    aligned,
+    code,
+    count,
+    escaped,
+    estimate_cell,
+    estimate_text,
+    joined,
+    number,
+    percent,
+    ratio_cell,
+    ratio_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +84,12 @@ def test_columns_stand_in_line_behind_wide_signs() -> None:
         1,
         2,
     ]
+
+
+def test_a_ratio_that_is_told_apart_from_1_is_not_written_as_1() -> None:
+    """`wins` stood beside `1.00 (1.00 to 1.00)`."""
+    assert ratio_cell(Ratio(1.0017, 1.001, 1.003, 10, (1.0014, 1.0021))) == "1.002 (1.001 to 1.002)"
+    assert ratio_cell(Ratio(0.99996, 0.9, 1.1, 10, (0.99994, 0.99998))) == "0.99996 (0.99994 to 0.99998)"
+    assert ratio_text(Ratio(1.0017, 1.001, 1.003, 10, (1.0014, 1.0021)), "pair").startswith("1.002 times (1.001 to")
+    for same in (Ratio(1.0001, 0.999, 1.001, 10, (0.9999, 1.0002)), Ratio(1.0001, 1.0001, 1.0002, 3, None)):
+        assert ratio_cell(same)[:4] == "1.00"

@@ -46,6 +46,8 @@ def open_run(folder: Path) -> tuple[RunPaths, Plan]:
 
 def print_status(folder: Path, as_json: bool) -> int:
     """Print one line (or JSON object) for each cell and repeat."""
+    from reports.reading.load import cell_names
+
     run, plan = open_run(folder)
     ledger = _ledger(run)
     rows = status_rows(run, plan, ledger)
@@ -53,12 +55,13 @@ def print_status(folder: Path, as_json: bool) -> int:
         print(json.dumps(rows, indent=1))
         return 0
     names = {model.identity: model.name for model in plan.models}
+    titles = cell_names(plan)
     with_jobs = any(row["job"] for row in rows)
     columns = ("key", "cell", "repeat", "status", *(("job",) if with_jobs else ()), "attempts", "started", "why")
     lines = []
     for row in rows:
-        cell = plan.cells[row["key"]]
-        label = f"{names.get(cell.model or '', '')}  {cell.label}".strip()
+        model = names.get(plan.cells[row["key"]].model or "", "")
+        label = f"{model}  {titles[row['key']]}".strip()
         started = (row["started_at"] or "")[:19].replace("T", " ")
         why = row["failure"] or row["waits_for"] or ""
         jobs = (row["job"] or "",) if with_jobs else ()

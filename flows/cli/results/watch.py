@@ -58,6 +58,7 @@ class LivePage:
 
 def progress(run: RunPaths, version: str) -> LiveHeader:
     """How far a run is, and how long and at what price the rest may take, judged by the measurements so far."""
+    from flows.cli.live import duration
     from flows.cli.results.inspect import status_rows
     from tasks.campaign.ledger import read_ledger
 
@@ -73,7 +74,7 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     left = len(rows) - len(ended)
     if left and len(ended) > 1:
         seconds = _seconds_a_measurement([str(row["finished_at"]) for row in ended]) * left
-        text += f"; about {int(seconds // 60)}:{int(seconds % 60):02} to go"
+        text += f"; about {duration(seconds)} to go"
         prices = [found.price.usd_per_hour for found in plan.prices.values() if found.price is not None]
         if len(plan.targets) == len(prices) == 1:
             nodes = max(cell.nodes for cell in plan.cells.values())

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.common.printable import shortened
 from reports.decisions.cost import CellCost
-from reports.plots.style import COLOURS, MOST_BARS
+from reports.plots.style import COLOURS, MOST_BARS, legend, legend_height, tick_text
 from reports.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_LEGEND_COLUMNS = 2
 
 
 def cheapest_first(costs: Sequence[CellCost]) -> list[CellCost]:
@@ -20,7 +21,7 @@ def cheapest_first(costs: Sequence[CellCost]) -> list[CellCost]:
 
 def cost_height(costs: Sequence[CellCost]) -> float:
     """Inches for so many bars and the legend."""
-    return 1.2 + 0.26 * len(cheapest_first(costs)) + 0.12 * len(_models(costs))
+    return 1.2 + 0.26 * len(cheapest_first(costs)) + legend_height(_models(costs), _LEGEND_COLUMNS)
 
 
 def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
@@ -56,14 +57,14 @@ def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
         )
         widest = max(widest, high)
         axes.annotate(number(value.median), (high, row), (5, 0), textcoords="offset points", va="center", fontsize=8)
-    labels = [shortened(cost.result.name, 62) for cost in drawn]
+    labels = [tick_text(cost.result.name, 62) for cost in drawn]
     axes.set_yticks(range(len(drawn)), labels, fontsize=8)
     axes.set_ylim(len(drawn) - 0.4, -0.6)
     axes.set_xlim(0, widest * 1.14)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"USD per million {drawn[0].result.work_unit}s")
     if len(models) > 1:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
+        legend(figure, axes, _LEGEND_COLUMNS)
 
 
 def _models(costs: Sequence[CellCost]) -> list[str]:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.common.printable import shortened
 from reports.decisions.pareto import Pareto
 from reports.numbers.statistics import Estimate
-from reports.plots.style import COLOURS, IDEAL
+from reports.plots.style import COLOURS, IDEAL, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,7 +60,7 @@ def draw_pareto(figure: "Figure", pareto: Pareto) -> None:
     axes.set_title(f"{better}; faint: beaten in both" if beaten else better)
     names = []
     if len(front) <= MOST_NAMES:
-        names = [f"{position}  {shortened(point.result.name, 100)}" for position, point in enumerate(front, start=1)]
+        names = [f"{position}  {tick_text(point.result.name, 100)}" for position, point in enumerate(front, start=1)]
     if names:
         figure.supxlabel("\n".join(names), x=0.02, ha="left", fontsize=8)
 

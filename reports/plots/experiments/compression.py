@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from configs.common.printable import shortened
 from reports.experiments.compression import MOST_LOSS, Compressed, CompressionResult
-from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL
+from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +37,7 @@ def draw_compression(figure: "Figure", result: CompressionResult) -> None:
     left.set_title("Speed: better is up and left")
     right.set_ylabel("weights, % of the base's bytes")
     right.set_title("Size: better is down and left")
-    names = [f"{place}  {shortened(row.label, 32)}" for place, row in enumerate(rows, start=1)]
+    names = [f"{place}  {tick_text(row.label, 30)}" for place, row in enumerate(rows, start=1)]
     width = max(map(len, names), default=0)
     starts = range(0, len(names), _NAMES_A_LINE)
     lines = ["   ".join(name.ljust(width) for name in names[start : start + _NAMES_A_LINE]) for start in starts]

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANEL_POINTS = 190
-"""Width of a panel in points of type, about: how close labels may stand."""
-
 IDEAL_LABEL = "ideal: linear"
 MOST_ABOVE = 1.8
 """How far the ideal line may go above all points, as a share of the highest."""
@@ -144,27 +141,11 @@ def finish_axes(
     for axes in (left, right):
         axes.set_xlabel("ranks")
         log2(axes, ranks)
-        _label_ranks(axes, ranks)
         axes.set_ylim(bottom=0, top=_top(axes))
         crosses(axes, lost)
     right.set_ylim(top=max(112.0, right.get_ylim()[1]))
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3 if max(map(len, labels), default=0) < 26 else 2)
-
-
-def _label_ranks(axes: "Axes", ranks: Sequence[int]) -> None:
-    """Ticks at measured ranks, as many as can be read: first and last, then others from the greatest down."""
-    distinct = sorted(set(ranks))
-    low, high = np.log2(axes.get_xlim())
-
-    def place(n: int) -> float:
-        return float((np.log2(n) - low) / (high - low)) * PANEL_POINTS
-
-    kept: list[int] = []
-    for n in (distinct[-1], distinct[0], *distinct[-2:0:-1]):
-        if all(abs(place(n) - place(other)) > 3 * len(f"{n}{other}") + 4 for other in kept):
-            kept.append(n)
-    axes.set_xticks(sorted(kept), [str(n) for n in sorted(kept)])
 
 
 def _top(axes: "Axes") -> float:

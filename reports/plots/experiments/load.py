@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
-from reports.plots.style import COLOURS, LINES, MARKERS, legend, log2, spread_by_logarithm
+from reports.plots.style import COLOURS, LINES, MARKERS, legend, legend_height, log2, spread_by_logarithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_LEGEND_COLUMNS = 2
 _NAMES = {"rate": "requests/s asked for", "users": "users"}
 
 
@@ -16,6 +17,12 @@ def drawn_axis(found: LoadExperiment) -> str | None:
     """The axis of the curves; None where there are none."""
     drawn = any(sum(bool(point.valid) for _, point in points) > 1 for points in found.series().values())
     return found.axis if drawn else None
+
+
+def load_height(found: LoadExperiment) -> float:
+    """Inches: the legend has two labels for each series."""
+    labels = [f"{title}, TTFT P99" for title in found.series()]
+    return 2.9 + legend_height([*labels, *labels], _LEGEND_COLUMNS)
 
 
 def draw_load(figure: "Figure", found: LoadExperiment) -> None:
@@ -42,7 +49,7 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
     right.yaxis.minorticks_off()
     right.set_ylabel("ms")
     right.set_title("Latency, P99")
-    legend(figure, right, columns=2)
+    legend(figure, right, _LEGEND_COLUMNS)
 
 
 def _line(

@@ -1,10 +1,9 @@
 """The profile pass as stacked bars: compute, communication behind it, communication alone, idle."""
 
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from reports.plots.style import MOST_BARS
+from reports.plots.style import MOST_BARS, wrapped
 from reports.profiles.profiled import Profiled
 
 if TYPE_CHECKING:
@@ -55,5 +54,4 @@ def parts(cell: Profiled) -> dict[str, float]:
 
 def _label(cell: Profiled) -> str:
     """In two lines: cells of one model differ in the end of their titles."""
-    lines = textwrap.wrap(cell.result.title, _LABEL_CHARACTERS, max_lines=2, placeholder="…", break_on_hyphens=False)
-    return "\n".join(lines)
+    return wrapped(cell.result.title, _LABEL_CHARACTERS, 2)

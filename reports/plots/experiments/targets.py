@@ -3,17 +3,23 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.targets import SideBySide
-from reports.plots.style import LINE_CHARACTERS, crosses, legend, medians, tick_text
+from reports.plots.style import LINE_CHARACTERS, crosses, legend, legend_height, medians, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def targets_height(found: SideBySide) -> float:
+    """Inches: the legend has lines for its points."""
+    return 3.1 + legend_height(found.labels)
+
+
 def draw_targets(figure: "Figure", found: SideBySide) -> None:
     """Targets stand beside each other, at equal distances; their links, where known, are below their names."""
     axes = figure.subplots()
+    lost: list[tuple[float, str]] = []
     for index, label in enumerate(found.labels):
-        values, lost = [], []
+        values = []
         for place, side in enumerate(found.sides):
             point = next((point for point in side.points if point.label == label), None)
             value = point.throughput if point is not None else None
@@ -22,7 +28,7 @@ def draw_targets(figure: "Figure", found: SideBySide) -> None:
             elif point is not None:
                 lost.append((float(place), point.result.status))
         medians(axes, values, index, label)
-        crosses(axes, lost)
+    crosses(axes, lost)
     most = LINE_CHARACTERS // len(found.sides)
     targets = [tick_text(side.target, most) for side in found.sides]
     names = [

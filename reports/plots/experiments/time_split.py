@@ -32,7 +32,8 @@ LOOKS = dict(
 Generation has prefill and decode where training has forward and backward, so these share their looks.
 """
 
-MOST_TICKS = 14
+TICK_CHARACTERS = 36
+"""Of all ticks below a panel, a space after each included."""
 
 
 def draw_time_split(figure: "Figure", result: TimeSplit) -> None:
@@ -76,8 +77,9 @@ def _bars(axes: "Axes", result: TimeSplit, share: bool) -> None:
                 color=FAILED_COLOUR,
                 fontsize=8,
             )
-    stride = -(-len(result.points) // MOST_TICKS)
-    axes.set_xticks(places[::stride], [str(point.ranks) for point in result.points[::stride]])
+    names = [str(point.ranks) for point in result.points]
+    stride = -(-len(names) * (1 + max(map(len, names))) // TICK_CHARACTERS)
+    axes.set_xticks(places[::stride], names[::stride])
     if not share:
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.set_ylim(top=axes.get_ylim()[1] * 1.04)

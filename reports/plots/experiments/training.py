@@ -1,6 +1,5 @@
 """Training: loss by step, time split of a step, and comparison of strategies."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from reports.plots.experiments.time_split import LOOKS
-from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend
+from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend, wrapped
 from reports.reading.load import CellResult, short_titles
 from reports.training.cells import step_parts
 from reports.training.equality import TOLERANCES, SameLearning, relative
@@ -118,4 +117,4 @@ def _stacked(axes: "Axes", names: Sequence[str], bars: Sequence[Mapping[str, flo
 
 def _label(name: str) -> str:
     """In three lines: cells of one model differ in the end of their titles."""
-    return "\n".join(textwrap.wrap(name, _LABEL_CHARACTERS, max_lines=3, placeholder="…", break_on_hyphens=False))
+    return wrapped(name, _LABEL_CHARACTERS, 3)

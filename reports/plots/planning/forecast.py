@@ -31,15 +31,18 @@ def draw_forecast(figure: "Figure", result: StudyForecast) -> None:
     _line(right, result, [100 * point.efficiency for point in points])
     shares = [point.efficiency_interval for point in points]
     _band(right, ranks, [100 * low for low, _ in shares], [100 * high for _, high in shares])
-    if base is not None:
-        points_with_bars(right, _efficiencies(result, base))
+    measured = [] if base is None else _efficiencies(result, base)
+    points_with_bars(right, measured)
     right.axhline(100 * HALF, color=IDEAL, linewidth=1, linestyle="-.", label="50 %")
     left.set_yscale("log")
     left.set_title(f"Time of a {result.unit}")
     left.set_ylabel("ms")
     right.set_title(f"Efficiency against {points[0].ranks} rank{'' if points[0].ranks == 1 else 's'}")
     right.set_ylabel("% of linear")
-    right.set_ylim(0, max(112.0, 106 * max(high for _, high in shares[:1])))
+    # Bounds of the forecast may lie anywhere; what was measured and what is forecast must not be cut.
+    tops = [*(high for _, high in shares[:1]), *(point.efficiency for point in points)]
+    tops += [value.bounds[1] / 100 for _, value in measured]
+    right.set_ylim(0, max(112.0, 106 * max(tops)))
     low, high = left.get_ylim()
     left.set_ylim(low, high * (high / low) ** 0.12)  # room for the name of the border
     _ranks_axis(left, result, top=result.found.kind == "weak")

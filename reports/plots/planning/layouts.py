@@ -28,6 +28,8 @@ def layouts_height(result: LayoutRanking) -> float:
 
 def draw_layouts(figure: "Figure", result: LayoutRanking) -> None:
     """A line for each layout, the one predicted best on top."""
+    from matplotlib.ticker import MaxNLocator
+
     axes = figure.subplots()
     lines = drawn_layouts(result)
     labels = {"predicted, with its stated factor": True, "measured, median": True}
@@ -66,6 +68,7 @@ def draw_layouts(figure: "Figure", result: LayoutRanking) -> None:
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_major_locator(MaxNLocator(4))  # names of layouts leave little room
+    axes.xaxis.set_major_formatter("{x:,.10g}")
     axes.set_xlabel(result.unit)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)

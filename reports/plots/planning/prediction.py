@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.common.files.reading import MIB
 from reports.planning.accuracy import MEMORY, JudgedPrediction
-from reports.plots.style import COLOURS, IDEAL, MARKERS
+from reports.plots.style import COLOURS, IDEAL, MARKERS, legend_columns, legend_height, legend_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,8 @@ Points = Sequence[JudgedPrediction]
 
 def prediction_height(judged: Points) -> float:
     """Inches for the panels, two in a row, and the legend."""
-    return 0.45 + 3.1 * -(-len(panels(judged)) // 2)
+    labels = ["predicted = measured", "within 1.5 times", *dict.fromkeys(item.result.model for item in judged)]
+    return max(0.45, 0.05 + legend_height(labels)) + 3.1 * -(-len(panels(judged)) // 2)
 
 
 def panels(judged: Points) -> dict[str, list[JudgedPrediction]]:
@@ -50,7 +51,9 @@ def draw_predictions(figure: "Figure", judged: Points) -> None:
     for axes in grid[: len(found)]:
         handles, labels = axes.get_legend_handles_labels()
         named |= {label: handle for label, handle in zip(labels, handles, strict=True) if label not in named}
-    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=3, fontsize=8)
+    labels = list(named)
+    columns = legend_columns(labels)
+    figure.legend(list(named.values()), legend_texts(labels), loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def _panel(axes: "Axes", title: str, items: Points, models: Sequence[str]) -> None:

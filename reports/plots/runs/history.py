@@ -8,13 +8,13 @@ where machine or versions change it is broken, and what changed is written there
 alternate with the commit.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from configs.common.printable import shortened
+from configs.common.printable import plural, shortened
 from reports.plots.style import COLOURS, IDEAL, crosses
 from reports.reading.run_figures import CellFigures, FigureKind
 from reports.runs.history import KeptRun
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MOST_LABELS = 20
 WIDE_LABELS = 8
+_LETTERS = "abcdefghijkl"
 CODE_FACTS = ("commit", "dirty")
 """Facts of an environment that are of the code: marks show their change, no line."""
 
@@ -108,8 +109,9 @@ def _changes(facts: Sequence[dict[str, set[str]]]) -> dict[int, str]:
 
 def _mark_changes(axes: "Axes", changes: dict[int, str]) -> None:
     """A dashed line where the environment changes, with what changed above it; a letter where there are more."""
-    for letter, (place, what) in zip(_letters(), changes.items(), strict=False):
+    for place in changes:
         axes.axvline(place - 0.5, color=IDEAL, linestyle="--", linewidth=1)
+    for letter, (place, what) in zip(_LETTERS, _lettered(changes), strict=False):
         axes.annotate(
             shortened(what, 60) if len(changes) == 1 else letter,
             (place - 0.5, 1.0),
@@ -123,10 +125,9 @@ def _mark_changes(axes: "Axes", changes: dict[int, str]) -> None:
         )
 
 
-def _letters() -> Iterator[str]:
-    """a to z, then aa, ab and on."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    return chain(letters, (one + two for one in letters for two in letters))
+def _lettered(changes: dict[int, str]) -> list[tuple[int, str]]:
+    """Those that are told: on a cluster each run may be of another host, and the text would leave no room to draw."""
+    return list(changes.items())[-len(_LETTERS) :]
 
 
 def _legend(runs: Sequence[KeptRun], changes: dict[int, str]) -> list[str]:
@@ -136,7 +137,10 @@ def _legend(runs: Sequence[KeptRun], changes: dict[int, str]) -> list[str]:
     if _commits_before(runs, len(runs) - 1):
         lines.append("filled and hollow marks alternate with the commit")
     if len(changes) > 1:
-        said = "; ".join(f"{letter}: {what}" for letter, what in zip(_letters(), changes.values(), strict=False))
+        told = _lettered(changes)
+        said = "; ".join(f"{letter}: {what}" for letter, (_, what) in zip(_LETTERS, told, strict=False))
+        earlier = len(changes) - len(told)
+        said += f"; {plural(earlier, 'earlier change')} without a letter" if earlier else ""
         lines += wrap(f"the environment changed in {said}", 95)
     return lines
 

@@ -17,7 +17,14 @@ from configs.records.record import Status
 from flows.cli.main import app
 from flows.cli.results.watch import LivePage, live_server, progress
 from tests.support.browser import SLOW, chromium, find_chromium
-from tests.support.run_folders.made_studies import cells_of, planned, write_failure, write_measurements, write_plan
+from tests.support.run_folders.made_studies import (
+    cells_of,
+    planned,
+    write_failure,
+    write_measurements,
+    write_plan,
+    write_record,
+)
 
 STUDY = """
 workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}
@@ -95,6 +102,16 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert (found.done, found.planned) == (10, 20) and "about 10:00 to go" in found.text
     write_measurements(run, second, 0.01)
     assert progress(run, "v").text.endswith("complete.")
+
+
+def test_many_minutes_to_go_are_hours(tmp_path: Path) -> None:
+    """19 hours were `1140:00`, which may as well be minutes and seconds of something longer."""
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    for repeat, hour in enumerate((1, 2)):
+        moment = f"2026-01-01T{hour:02}:00:00Z"
+        write_record(run, cells_of(plan)[0][1], repeat, status=Status.FAILED, started_at=moment, finished_at=moment)
+    assert "about 18:00:00 to go" in progress(run, "v").text
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

@@ -130,6 +130,25 @@ def test_a_browser_uses_the_page(run: RunPaths, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_a_printed_page_is_light_and_names_the_series(run: RunPaths, tmp_path: Path) -> None:
+    """On paper the lines of a chart had no names, and the dark theme was pale letters without their background."""
+    page_file = tmp_path / "report.html"
+    page_file.write_text(render_page(run))
+    with chromium() as browser:
+        page = browser.new_page(color_scheme="dark")
+        page.goto(page_file.as_uri())
+        dark = page.evaluate("getComputedStyle(document.body).color")
+        page.emulate_media(media="print", color_scheme="dark")
+        for theme in ("", "dark"):
+            page.evaluate("theme => { document.documentElement.dataset.theme = theme }", theme)
+            assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)" != dark
+        several = page.locator("figure.chart", has=page.locator('[data-s="1"][aria-pressed]')).first
+        expect(several.locator('[data-s="0"][aria-pressed]')).to_be_visible()
+        expect(several.locator('[data-s="1"][aria-pressed] .swatch')).to_be_visible()
+        expect(several.locator(".scale")).to_be_hidden()
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
 def test_axe_finds_no_fault(run: RunPaths, tmp_path: Path) -> None:
     """Light and dark, wide and narrow, everything unfolded, and with a cell opened."""
     page_file = tmp_path / "report.html"
@@ -166,6 +185,10 @@ def _use_cells(page: Page) -> str:
     count = rows.count()
     page.locator("#cells-table th button").nth(4).click()
     expect(page.locator("#cells-table th").nth(4)).to_have_attribute("aria-sort", "ascending")
+    expect(rows.last.locator("td").nth(4)).to_have_text("–")
+    page.locator("#cells-table th button").nth(4).click()
+    expect(page.locator("#cells-table th").nth(4)).to_have_attribute("aria-sort", "descending")
+    expect(rows.last.locator("td").nth(4)).to_have_text("–")  # the fastest first, what failed still last
     page.locator("#cells-filter").fill("failed")
     expect(rows).to_have_count(1)
     page.locator("#cells-filter").fill("")

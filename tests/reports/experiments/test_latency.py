@@ -10,8 +10,19 @@ from configs.common.execution import Layout
 from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.train import TrainWorkload
-from reports.experiments.latency import MOST_CURVES, latency, latency_curves, latency_sentence, latency_table
-from reports.numbers.percentiles import percentiles, pool, quantiles
+from reports.charts.experiments import latency_charts
+from reports.charts.others import loss_charts
+from reports.document.svg import svg
+from reports.experiments.latency import (
+    MOST_CURVES,
+    LatencyCurve,
+    LatencyCurves,
+    latency,
+    latency_curves,
+    latency_sentence,
+    latency_table,
+)
+from reports.numbers.percentiles import Percentiles, percentiles, pool, quantiles
 from reports.plots.experiments.latency import draw_latency
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.style import drawn
@@ -173,3 +184,13 @@ def test_a_training_step_is_own_work_and_waiting(tmp_path: Path) -> None:
     assert split is not None and split.unit == "step" and split.names == ["own work", "waiting for the slowest rank"]
     assert list(split.points[1].parts.values()) == pytest.approx([0.55, 0.05])
     assert spread is not None and spread.kind == "step" and latency_table(spread).rows[1][2] == "600"
+
+
+def test_a_value_of_a_curve_is_read_with_its_place() -> None:
+    """`dp=2: 50 %` was all that pointer and arrow keys gave of a distribution: of which latency was left out."""
+    seconds = np.array([0.1, 0.2, 0.4, 0.8])
+    curve = LatencyCurve("dp=2", seconds, np.arange(1, 5) / 4, Percentiles(0.2, 0.8, 0.8, 4, None))
+    done, longer = (svg(chart) for chart in latency_charts(LatencyCurves("request", (curve,))))
+    assert 'data-t="dp=2, 200 ms: 50.0 %"' in done and 'data-t="dp=2, 400 ms: 25.0 %"' in longer
+    (loss,) = (svg(chart) for chart in loss_charts({"dp=2": np.array([3.0, np.nan, 2.0])}))
+    assert 'data-t="dp=2, step 3: 2.00 nats"' in loss

@@ -14,6 +14,7 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
+from reports.charts.experiments import scaling_charts
 from reports.experiments.comparison import optimization, optimization_sentence, sweep, sweep_sentence
 from reports.experiments.scaling import scaling, scaling_law_lines, scaling_sentence, scaling_table
 from reports.numbers.statistics import Ratio, pair_ratios
@@ -180,6 +181,18 @@ def test_laws_are_listed_or_refused() -> None:
     assert not any(line.startswith("Gustafson") for line in lines), "that it is for weak scaling is no news"
     weak = scaling_law_lines(scaling(*study_of(speeds, "weak")))
     assert weak[0].startswith("Gustafson: lambda") and not any(line.startswith("Amdahl") for line in weak)
+
+
+def test_the_law_of_a_chart_ends_where_measuring_did() -> None:
+    """On the page it went on over the ranks that ran out of memory, with its band; in the figure it does not."""
+    speeds: dict[str, tuple[int, list[float | None]]] = {
+        str(n): (n, [10.0 * n / (1 + 0.1 * (n - 1))] * 3) for n in (1, 2, 4)
+    }
+    throughput, _ = scaling_charts(scaling(*study_of({**speeds, "8": (8, [None]), "64": (64, [None])}, "strong")))
+    ideal, law = throughput.series[1:]
+    assert (ideal.name, [point.x for point in ideal.points]) == ("ideal: linear", [1, 2, 4, 8, 64])
+    assert [point.x for point in law.points] == [x for x, _, _ in law.band] == [1, 2, 4]
+    assert [x for x, _ in throughput.lost] == [8, 64]
 
 
 def test_what_else_changed_is_marked() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from benchmarks.load.simulated import SingleServer
 from configs.common.arrays import Floats
-from reports.load.metrics import WARM_UP_SHARE
+from reports.load.metrics import MAX_SCORE, WARM_UP_SHARE
 from reports.load.search import FoundRate, RateSearch, SearchGoal
 from reports.load.text import search_table
 from reports.text import UNKNOWN
@@ -112,3 +112,12 @@ def test_a_rate_at_which_no_request_was_due_has_no_quantile() -> None:
     search = RateSearch(SearchGoal(share=0.9, first_rate=0.01, max_runs=1))
     search.add(0.01, np.empty(0))
     assert search_table(search.result()).rows == (("0.0100", "1", "0", UNKNOWN, "undecided"),)
+
+
+def test_a_failed_request_is_no_latency_of_a_million_bounds() -> None:
+    """Where the quantile fell on requests that failed, the table said `1,000,000`, or half of it between two."""
+    search = RateSearch(SearchGoal(share=0.9, first_rate=1.0, max_runs=3))
+    for rate, failed in ((1.0, 0), (2.0, 10), (4.0, 100)):
+        search.add(rate, np.array([0.5] * (100 - failed) + [MAX_SCORE] * failed))
+    told = [row[3] for row in search_table(search.result()).rows]
+    assert told == ["0.500 (0.500 to 0.500)", "failed requests", "failed requests"]

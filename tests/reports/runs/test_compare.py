@@ -102,6 +102,16 @@ def test_too_few_repeats_give_no_interval_and_no_alarm() -> None:
     assert repeats_for_interval(1) == 6 and repeats_for_interval(1000) > 6
 
 
+def test_a_verdict_is_seen_in_the_ratio_beside_it() -> None:
+    """`better` stood beside `1.00 (1.00 to 1.00)` where the noise is so little that 0.2 per cent are told apart."""
+    first, second = cell_of(figures={"throughput": around(1000, 0.0003)}), around(1002, 0.0003)
+    found = compare(run_of(first), run_of(cell_of(figures={"throughput": second})))
+    (row,) = change_table(found).rows
+    assert row[1] == "better" and row[4] == "1.002 (1.002 to 1.002)", row
+    same = compare(run_of(first), run_of(first))
+    assert change_table(same).rows[0][4].startswith("1.00 ("), "no more digits than they say something"
+
+
 def test_peak_memory_is_shown_and_not_judged() -> None:
     cells = [cell_of(figures={"throughput": around(100), "peak_memory_bytes": [peak]}) for peak in (2e8, 4e8)]
     comparison = compare(run_of(cells[0]), run_of(cells[1]))
@@ -358,3 +368,11 @@ def test_a_throughput_of_0_closes_the_gate_although_it_has_no_ratio() -> None:
     assert (again.cells[0].verdict, again.cells[0].why) == (ComparisonVerdict.BETTER, "throughput was 0 before")
     both = compare(run_of(cell_of(figures=idles)), run_of(cell_of(figures=idles)))
     assert both.cells[0].verdict is not ComparisonVerdict.WORSE and not both.regressions
+
+
+def test_repeats_without_any_throughput_are_said() -> None:
+    """Three of ten repeats had come to nothing, and the comparison said "same" of the others without a word."""
+    second = cell_of(figures={"throughput": [*around(100)[:7], 0.0, 0.0, 0.0]})
+    found = compare(run_of(cell_of()), run_of(second))
+    assert "repeats with a throughput of 0, which are in no ratio: 3 of 10 in the second." in terminal_text(found)
+    assert "throughput of 0" not in terminal_text(compare(run_of(cell_of()), run_of(cell_of())))

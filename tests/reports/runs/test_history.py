@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from configs.records.record import SchemaError
 from reports.charts.chart import Chart
@@ -158,8 +161,6 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_the_figure_over_runs(tmp_path: Path) -> None:
     """One line for each environment, a cross where there is no figure, a mark for what changed."""
-    from matplotlib.figure import Figure
-
     runs = [
         at(1),
         at(2),
@@ -182,6 +183,25 @@ def test_the_figure_over_runs(tmp_path: Path) -> None:
     assert len(axes.containers) == 2 and axes.get_ylabel() == "throughput, tokens/s"
     dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
     assert len(dashed) == 1 and dashed[0].get_xdata()[0] == 1.5  # type: ignore[index]
+
+
+def test_many_changes_of_the_environment_leave_room_for_the_figure(tmp_path: Path) -> None:
+    """Forty runs on forty hosts of a cluster: what changed filled the picture, whose panel was a strip."""
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        for place in range(40):
+            day = f"2026-10-{1 + place % 28:02}T{place // 28:02}:00:00+00:00"
+            facts = {"hostname": f"node{place}", "torch": f"2.{place}", "kernel": str(place)}
+            history.add(run_of(cell_of("aaaa1"), environment=facts, started_at=day))
+        kept = history.runs(["aaaa1"])
+    figure = Figure(figsize=(7.2, history_height(len(kept))), layout=ConstrainedLayoutEngine())
+    FigureCanvasAgg(figure)
+    draw_history(figure, kept, "aaaa1", FIGURE_KINDS[0])
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    assert axes.get_window_extent().height > 0.3 * figure.bbox.height
+    assert [text.get_text() for text in axes.texts] == list("abcdefghijkl")
+    assert axes.get_xlabel().replace("\n", " ").endswith("; 27 earlier changes without a letter")
+    assert sum(line.get_linestyle() == "--" for line in axes.lines) == 39
 
 
 def test_the_figure_without_any_value(tmp_path: Path) -> None:

@@ -4,20 +4,23 @@ from pathlib import Path
 
 import pytest
 
+from configs.hardware.prices import Price, TargetPrices
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from configs.spec.study import parse_study
 from reports.reading.load import load_run
 from reports.render import render_report
-from reports.runs.join import common_table, find_runs, joined_report, nodes_environment_table, nodes_of
+from reports.runs.join import common_table, cost_table, find_runs, joined_report, nodes_environment_table, nodes_of
 from reports.runs.join_best import Contender, best_sentences
 from tests.support.run_folders import made_studies
 from tests.support.run_folders.report_runs import (
     MODEL,
     cell_on,
+    generate,
     node_run,
     plan_of,
+    write_measurements,
     write_plan,
     write_record,
 )
@@ -153,3 +156,23 @@ def test_nodes_without_a_known_environment_are_not_called_alike(tmp_path: Path) 
     assert "The environment of local (friday/nodes) is not known. The others were measured in the same" in text
     text = joined_report([known[0], lost])
     assert "All nodes" not in text and "The others" not in text
+
+
+def test_costs_of_different_work_are_in_rows_of_their_own(tmp_path: Path) -> None:
+    """One node's cheapest token was of short prompts, the other's of long ones, as if they were to be compared."""
+    studies = []
+    for node, slowness in (("gpu-a", 1.0), ("gpu-b", 2.0)):
+        work = [generate(prompt_tokens=size).model_copy(update={"target": node}) for size in (8, 512)]
+        price = TargetPrices(price=Price(usd_per_hour=2.0, source="the study file"))
+        run = write_plan(tmp_path / node, plan_of(work, []).model_copy(update={"prices": {node: price}}))
+        for cell, seconds in zip(work, (1.0, 4.0) if node == "gpu-a" else (4.0, 1.0), strict=True):
+            write_measurements(run, cell, [slowness * seconds] * 3)
+        studies.append(load_run(run))
+    table = cost_table(nodes_of(studies))
+    assert table is not None
+    assert [(row[0], row[1], row[4].partition(" ")[0]) for row in table.rows] == [
+        ("gpu-a", "tiny, generate, prompt tokens 8, new tokens 5", "13.9"),
+        ("gpu-a", "tiny, generate, prompt tokens 512, new tokens 5", "55.6"),
+        ("gpu-b", "tiny, generate, prompt tokens 8, new tokens 5", "111"),
+        ("gpu-b", "tiny, generate, prompt tokens 512, new tokens 5", "27.8"),
+    ]

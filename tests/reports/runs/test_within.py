@@ -11,14 +11,15 @@ import pytest
 from configs.common.base import WrongArgument
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
-from configs.plans.plan import RefusedPoint, read_plan
+from configs.plans.plan import PlannedModel, RefusedPoint, read_plan
 from configs.spec.study import parse_study
 from flows.cli.results.compare import compare_runs
 from reports.experiments.own_programs import agreement_table, same_losses
 from reports.reading.load import load_run
 from reports.render import render_report
+from reports.runs.compare_export import junit_xml
 from reports.runs.within import compare_within
-from tests.support.run_folders.made_studies import write_plan, write_record
+from tests.support.run_folders.made_studies import write_measurements, write_plan, write_record
 from tests.support.run_folders.reports import whole_report
 
 STUDY = {
@@ -204,3 +205,29 @@ def test_loss_curves_are_judged_by_the_noise_of_repeats(environment: Path, loss:
     render_report(run)
     text = whole_report(run)
     assert "Your own program" in text and "Loss curves" in text
+
+
+def test_variants_of_several_models_are_named_with_their_model(tmp_path: Path) -> None:
+    """Both models' variants were called `half`, in the table and as cases of JUnit, which tell nothing apart then."""
+    models = [PlannedModel(name=name, identity=f"folder:{name}", manifest="") for name in ("small", "large")]
+    spec = parse_study(
+        {
+            "study": "two",
+            "models": [{"id": "./small"}, {"id": "./large"}],
+            "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 3, "num_prompts": 4, "batch_size": 4},
+            "measuring": {"repeats": 8},
+            "experiments": {"gate": {"kind": "optimization", "variants": {"half": {"dtype": "bfloat16"}}}},
+        }
+    )
+    run = write_plan(tmp_path / "run", expand(spec, models, {}, lambda _: 0))
+    for cell in read_plan(run.plan).cells.values():
+        write_measurements(
+            run, cell, 2.0 if cell.dtype == "bfloat16" and cell.model == "folder:large" else 1.0, repeats=8
+        )
+    comparison = compare_within(load_run(run), "run", "gate", 0.05)
+    assert [(cell.first.title, str(cell.verdict)) for cell in comparison.cells] == [
+        ("small, half", "same"),
+        ("large, half", "worse"),
+    ]
+    cases = xml.fromstring(junit_xml(comparison).partition("\n")[2]).iter("testcase")
+    assert [case.get("name") for case in cases] == ["small, half", "large, half"]

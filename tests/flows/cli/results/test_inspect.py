@@ -331,6 +331,18 @@ def test_status_names_every_state_on_a_terminal_of_any_width(run: RunPaths, colu
         assert all(str(row[name]) in line for name in ("key", "repeat", "status", "attempts")), line
 
 
+def test_status_names_cells_by_what_tells_them_apart(tmp_path: Path) -> None:
+    """A sweep's lines were `1 rank, float32, batch 4, 5 tokens` all of them: which one failed only a hash told."""
+    cells = [generate(prompt_tokens=length) for length in (8, 16, 32)]
+    plan = plan_of(cells, [], repeats=1)
+    run = write_plan(tmp_path / "run", plan)
+    write_record(run, cells[2], status=Status.OUT_OF_MEMORY, failure=Failure(message="no memory left"))
+    lines = CliRunner().invoke(app, ["status", str(run.folder)], catch_exceptions=False).output.splitlines()
+    (failed,) = (line for line in lines if "out_of_memory" in line)
+    assert "tiny  1 rank, float32, batch 4, 5 tokens, prompt_tokens 32" in failed
+    assert all(any(f"prompt_tokens {length}" in line for line in lines) for length in (8, 16))
+
+
 def test_a_suspended_job_is_not_said_to_run(run: RunPaths) -> None:
     """Slurm has stopped its processes: its measurement stood as running, for hours."""
     paths = run.job("0007-timed-abc")

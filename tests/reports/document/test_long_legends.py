@@ -1,0 +1,99 @@
+"""Legends with many or long labels: panels keep their room, and no label runs out of the picture."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from reports.numbers.statistics import Estimate
+from reports.plots.decisions.cost import cost_height, draw_costs
+from reports.plots.experiments.load import draw_load, load_height
+from reports.plots.experiments.targets import draw_targets, targets_height
+from reports.plots.planning.prediction import draw_predictions, prediction_height
+from reports.plots.style import STYLE
+
+LONG = "models--example--a-very-long-name-of-a-checkpoint-of-some-language-model-with-everything-in-it-"
+
+Drawing = tuple[Callable[[Figure], None], float]
+
+
+def estimated(value: float) -> Estimate:
+    return Estimate(value, 0.9 * value, 1.1 * value, 3)
+
+
+def targets(count: int, name: str) -> Drawing:
+    labels = [f"{name}dp={place}" for place in range(count)]
+    points = [
+        SimpleNamespace(
+            label=label,
+            throughput=estimated(1.0 + place) if place > 1 else None,
+            result=SimpleNamespace(status=("timeout", "failed")[place % 2]),
+        )
+        for place, label in enumerate(labels)
+    ]
+    sides = [SimpleNamespace(target=target, link=None, points=points) for target in ("a", "b")]
+    found: Any = SimpleNamespace(labels=labels, sides=sides, unit="tokens/s")
+    return lambda figure: draw_targets(figure, found), targets_height(found)
+
+
+def load(count: int, name: str) -> Drawing:
+    point = SimpleNamespace(valid=True, value=lambda figure: estimated(1.0))
+    series = {f"{name}engine {place}": [(1.0, point), (2.0, point)] for place in range(count)}
+    found: Any = SimpleNamespace(series=lambda: series, axis="rate")
+    return lambda figure: draw_load(figure, found), load_height(found)
+
+
+def predictions(count: int, name: str) -> Drawing:
+    kind = SimpleNamespace(throughput="tokens_per_second", kind="generate")
+    judged: Any = [
+        SimpleNamespace(
+            result=SimpleNamespace(kind=kind, unit="tokens/s", model=f"{name}{place}"),
+            figure="tokens_per_second",
+            predicted=1.0 + place,
+            measured=estimated(2.0 + place),
+            factor=1.5,
+        )
+        for place in range(count)
+    ]
+    return lambda figure: draw_predictions(figure, judged), prediction_height(judged)
+
+
+def costs(count: int, name: str) -> Drawing:
+    priced: Any = [
+        SimpleNamespace(
+            usd_per_million=estimated(1.0 + place),
+            result=SimpleNamespace(model=f"{name}{place}", name=f"{name}dp={place}", work_unit="token"),
+        )
+        for place in range(count)
+    ]
+    return lambda figure: draw_costs(figure, priced), cost_height(priced)
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-70B-Instruct-AWQ-INT4 ", LONG])
+@pytest.mark.parametrize(("made", "count"), [(targets, 40), (load, 14), (predictions, 9), (costs, 12)])
+def test_many_long_labels_leave_the_panels_their_room(
+    made: Callable[[int, str], Drawing], count: int, name: str
+) -> None:
+    """Legends lay over the panels or ran out of the picture, and bars bore the same, shortened name."""
+    draw, height = made(count, name)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(7.2, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05))
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.canvas.draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= -1
+    assert len({text.get_text() for text in legend.get_texts()}) == len(legend.get_texts())
+    for axes in figure.axes:
+        panel = axes.get_window_extent()
+        assert panel.y0 > box.y1 and panel.height > 100, "the legend is below"
+        ticks = [label.get_text() for label in axes.get_yticklabels()]
+        assert len(set(ticks)) == len(ticks)

@@ -1,0 +1,99 @@
+"""Numbers below an axis do not run into each other."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from reports.numbers.statistics import Estimate
+from reports.plots.experiments.time_split import draw_time_split
+from reports.plots.planning.layouts import draw_layouts
+from reports.plots.style import STYLE, log2, numeric, wrapped
+
+
+def laid_out(draw: Callable[[Figure], None]) -> list[Axes]:
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(7.2, 3.1), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05))
+        FigureCanvasAgg(figure)
+        draw(figure)
+        figure.canvas.draw()
+    return list(figure.axes)
+
+
+def numbers(axes: Axes) -> Iterator[str]:
+    """Texts of the ticks, which are checked to stand apart."""
+    labels = axes.get_xticklabels()
+    for one, two in pairwise(labels):
+        assert one.get_window_extent().x1 + 2 < two.get_window_extent().x0, (one.get_text(), two.get_text())
+    yield from (label.get_text() for label in labels)
+
+
+@pytest.mark.parametrize("panels", [1, 2])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [128 * 2**power for power in range(11)],
+        [1000 * 2**power for power in range(20)],
+        [1, 10, 33.25, 33.5, 34.125, 1000],
+        [10_000, 10_001, 10_002, 10_500, 30_000],
+        [1e-5, 3e-5, 1e-4, 3e-4],
+        [16_384],
+    ],
+)
+def test_swept_values_stand_apart(values: Sequence[float], panels: int) -> None:
+    """Of eleven lengths of prompts the last six lay on each other, and so did the rates that a search closed in on."""
+
+    def draw(figure: Figure) -> None:
+        for place, axes in enumerate(figure.subplots(1, panels, squeeze=False)[0]):
+            axes.plot(values, values)
+            (log2 if place else numeric)(axes, values)
+
+    for axes in laid_out(draw):
+        shown = list(numbers(axes))
+        assert {float(text) for text in shown} <= {float(value) for value in values}
+        assert float(shown[0]) == values[0] and float(shown[-1]) == values[-1], "no number is rounded"
+
+
+@pytest.mark.parametrize(
+    "ranks", [[2**place for place in range(count)] for count in (3, 10, 11, 13, 17)] + [range(1, 41)]
+)
+def test_numbers_of_ranks_below_a_time_split_stand_apart(ranks: Sequence[int]) -> None:
+    points = [SimpleNamespace(ranks=number, seconds=1.0, parts={"decode": 1.0}) for number in ranks]
+    result: Any = SimpleNamespace(unit="pass", points=points, names=["decode"])
+    for axes in laid_out(lambda figure: draw_time_split(figure, result)):
+        shown = list(numbers(axes))
+        assert shown[0] == "1" and len(shown) >= 3
+
+
+@pytest.mark.parametrize("rate", [0.011, 0.8, 2.0, 450.0, 2_300_000.0])
+def test_rates_below_layouts_are_read_as_they_are(rate: float) -> None:
+    """Of a model that gives 2 tokens/s the axis read `0, 0, 1, 2, 2`, and millions ran into each other."""
+    estimate = Estimate(rate, 0.95 * rate, 1.05 * rate, 3)
+    prediction = SimpleNamespace(throughput=1.1 * rate, factor=1.3, fits=True)
+    label = "dp=16 tp=8 pp=4, fsdp, 64 nodes, bfloat16"
+    candidate = SimpleNamespace(label=label, prediction=prediction)
+    placed = [SimpleNamespace(place=place, measured=estimate, candidate=candidate) for place in (1, 2, 3)]
+    result: Any = SimpleNamespace(unit="tokens/s", placed=placed)
+    (axes,) = laid_out(lambda figure: draw_layouts(figure, result))
+    low, high = axes.get_xlim()
+    places = [float(place) for place in axes.get_xticks() if low <= place <= high]
+    shown = [float(text.replace(",", "")) for text in numbers(axes)][: len(places)]
+    assert shown == pytest.approx(places) and len(set(shown)) == len(shown) > 2
+
+
+def test_names_of_bars_keep_their_ends() -> None:
+    """Two lines of a name that begins with a long word were its beginning and an ellipsis, the same of all cells."""
+    assert wrapped("short name", 42, 2) == "short name"
+    assert wrapped("a b c d e f", 5, 3) == "a b c\nd e f"
+    names = [wrapped(f"models--{'very-' * 20}long, dp={place}, bfloat16, batch 4", 42, 2) for place in (2, 4)]
+    assert names[0] != names[1] and all(len(line) <= 42 for name in names for line in name.split("\n"))
+    assert names[0].endswith("dp=2, bfloat16, batch 4") and names[0].count("\n") == 1
