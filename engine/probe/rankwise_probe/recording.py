@@ -29,6 +29,7 @@ _UNKNOWN = struct.pack("<Q", 0x7FF8525750524F42)  # bits of a NaN that stands fo
 _FLOAT = struct.Struct("<d")
 _COUNT = struct.Struct("<Q")
 _PENDING = 64
+_BASE_SECONDS = 10.0  # CUDA gives the time between events as float32 milliseconds: 1 us apart after 10 s, 4 ms in hours
 
 
 class StepRecorder:
@@ -91,7 +92,7 @@ class StepRecorder:
     def set_loss(self, loss):
         """Set the loss of the last row, where it is known after the step."""
         if self._rows and not self._full and os.getpid() == self._pid:
-            self._put(self._rows - 1, _LOSS, _number(loss))
+            self._put_loss(self._rows - 1, loss)
 
     def mark(self, name, value):
         """Keep a figure of the current step, that is of the next row that ends."""
@@ -128,9 +129,10 @@ class StepRecorder:
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         on_device = cuda is not None and getattr(cuda, "is_initialized", bool)()
+        later = on_device and getattr(loss, "is_cuda", False)
+        if not later:
+            self._put_loss(row, loss)
         if not on_device:
-            if loss is not None:
-                self._put(row, _LOSS, _number(loss))
             return
         try:
             if cuda.is_current_stream_capturing():
@@ -144,8 +146,8 @@ class StepRecorder:
                 self._header[16:17] = b"\x01"
             event = cuda.Event(enable_timing=True)
             event.record()
-            kept = loss.detach() if getattr(loss, "is_cuda", False) else loss
-            self._pending.append((row, event, kept))
+            # A copy: the next replay of a CUDA graph, or an accumulator set to zero, writes to the same memory.
+            self._pending.append((row, event, loss.detach().clone() if later else None))
             self._settle(wait=len(self._pending) > _PENDING)
         except Exception:
             self._pending.clear()
@@ -156,9 +158,11 @@ class StepRecorder:
             row, event, loss = self._pending.popleft()
             event.synchronize()
             base, began = self._device
-            self._put(row, _DEVICE, began + base.elapsed_time(event) / 1000.0)
-            if loss is not None:
-                self._put(row, _LOSS, _number(loss))
+            passed = base.elapsed_time(event) / 1000.0
+            self._put(row, _DEVICE, began + passed)
+            if passed > _BASE_SECONDS:
+                self._device = (event, began + passed)
+            self._put_loss(row, loss)
             wait = wait and len(self._pending) > _PENDING
 
     def _finish(self):
@@ -174,6 +178,14 @@ class StepRecorder:
                         self._pending[0][1].synchronize()
             except Exception:
                 self._pending.clear()
+
+    def _put_loss(self, row, loss):
+        """Keep a loss; one that is no number stays unknown, since NaN would say that training failed."""
+        try:
+            if loss is not None:
+                self._put(row, _LOSS, float(_host(loss)))
+        except Exception:
+            return
 
     def _put(self, row, column, value):
         page, place = divmod(row, ROWS)
@@ -226,6 +238,10 @@ class StepContext:
 def _number(value):
     """A number of anything like one; NaN for what is none. Reading a tensor of a GPU waits for it."""
     try:
-        return float(value.detach() if hasattr(value, "detach") else value)
+        return float(_host(value))
     except Exception:
         return _NAN
+
+
+def _host(value):
+    return value.detach() if hasattr(value, "detach") else value

@@ -53,6 +53,79 @@ with step():
     assert probe_samples.ended_in_order(tmp_path, 0)
 
 
+FAKE_CUDA = """
+import struct, sys, types
+
+class Event:
+    now, done = 0.0, True                       # the device's clock in seconds; whether its work has passed
+    def __init__(self, enable_timing):
+        assert enable_timing
+    def record(self):
+        self.at = Event.now
+    def synchronize(self):
+        pass
+    def query(self):
+        return Event.done
+    def elapsed_time(self, other):              # milliseconds in float32, as cudaEventElapsedTime has it
+        return struct.unpack("<f", struct.pack("<f", (other.at - self.at) * 1000))[0]
+
+class Loss:
+    is_cuda = True
+    def __init__(self, memory):
+        self.memory = memory
+    def detach(self):
+        return Loss(self.memory)
+    def clone(self):
+        return Loss(list(self.memory))
+    def __float__(self):
+        if self.memory[0] is None:
+            raise RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run")
+        return self.memory[0]
+
+cuda = types.SimpleNamespace(Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False)
+cuda.current_stream = lambda: types.SimpleNamespace(synchronize=lambda: None)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+from rankwise_probe import step
+"""
+"""What the probe uses of torch.cuda, on a machine without a GPU."""
+
+
+def test_steps_of_a_script_that_has_run_for_hours_on_a_gpu_keep_their_precision(tmp_path: Path) -> None:
+    code = """
+step()
+Event.now += 10 * 3600.0
+for _ in range(100):
+    step()
+    Event.now += 0.0107
+"""
+    done = with_probe(tmp_path, FAKE_CUDA + code)
+    assert done.returncode == 0, done.stderr
+    series = probe_samples.series_of_probe(tmp_path, 0)
+    assert series.device_clock and series.seconds[1] == pytest.approx(36_000)
+    assert series.seconds[2:] == pytest.approx([0.0107] * 99, abs=1e-6)
+
+
+def test_a_loss_on_a_gpu_is_that_of_its_step_though_its_memory_is_used_again(tmp_path: Path) -> None:
+    code = """
+Event.done, memory = False, [0.0]               # the device is behind: losses are read later
+for value in (3.0, 2.0, 1.0, None):             # as the output of a CUDA graph, which the next replay invalidates
+    memory[0] = value
+    if value is not None:
+        step(loss=Loss(memory))
+"""
+    done = with_probe(tmp_path, FAKE_CUDA + code)
+    assert done.returncode == 0, done.stderr
+    assert probe_samples.series_of_probe(tmp_path, 0).losses == [3, 2, 1]
+
+
+@pytest.mark.parametrize("start", ["from rankwise_probe import step", FAKE_CUDA])
+def test_a_loss_that_cannot_be_read_is_unknown_and_no_nan(start: str, tmp_path: Path) -> None:
+    code = "\nstep(loss=[1.0, 2.0])\nstep(loss=object())\nstep(loss='0.5')\nwith step() as this:\n    this.loss = {}\n"
+    assert with_probe(tmp_path, start + code).returncode == 0
+    series = probe_samples.series_of_probe(tmp_path, 0)
+    assert series.losses == [None, None, 0.5, None] and series.bad_loss() is None
+
+
 def test_marks_of_long_names_and_of_numbers_keep_every_value(tmp_path: Path) -> None:
     code = """
 from rankwise_probe import step, mark
