@@ -120,7 +120,7 @@ class StepRecorder:
         self._put(row, _DEVICE, _NAN)
         self._rows = row + 1
         self._count()
-        if self._rows % ROWS == 0:
+        if self._rows == ROWS * len(self._pages):  # not again for a row that was taken back
             self._grow()
         return row
 

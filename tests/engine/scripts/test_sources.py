@@ -53,6 +53,15 @@ with step():
     assert probe_samples.ended_in_order(tmp_path, 0)
 
 
+def test_blocks_take_no_more_pages_than_calls(tmp_path: Path) -> None:
+    code = "from rankwise_probe import step\nfor _ in range(2 * 8192):\n    with step(): pass"
+    assert with_probe(tmp_path, code).returncode == 0
+    (path,) = tmp_path.glob("*.samples")
+    assert path.stat().st_size == probe_samples.HEADER + 3 * probe_samples.PAGE
+    series = probe_samples.series_of_probe(tmp_path, 0)
+    assert len(series) == 2 * 8192 and None not in series.seconds
+
+
 FAKE_CUDA = """
 import struct, sys, types
 
