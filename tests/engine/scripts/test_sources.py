@@ -166,6 +166,25 @@ def test_the_probe_does_nothing_by_itself_and_breaks_nothing(tmp_path: Path) -> 
     assert lost.returncode == 0 and lost.stderr.count("rankwise_probe: no samples are kept") == 1
 
 
+def test_a_trainer_is_instrumented_beside_finders_of_an_old_kind(tmp_path: Path) -> None:
+    package = tmp_path / "library" / "transformers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("class TrainerCallback: pass\n")
+    (package / "trainer.py").write_text(
+        "class Trainer:\n    def __init__(self): self.added = []\n"
+        "    def add_callback(self, callback): self.added.append(type(callback).__name__)\n"
+    )
+    code = (
+        "import sys, types\n"
+        "old = types.SimpleNamespace(find_module=lambda name, path=None: None)\n"  # of before Python 3.4
+        "sys.meta_path.insert(0, old)\n"
+        "from rankwise_probe.callbacks import watch; watch('hf_trainer')\n"
+        "from transformers.trainer import Trainer; print(Trainer().added)"
+    )
+    done = with_probe(tmp_path, code, PYTHONPATH=f"{PROBE}:{tmp_path / 'library'}", PYTHONWARNINGS="ignore")
+    assert done.stdout == "['RankwiseCallback']\n", done.stderr
+
+
 def test_garbage_beside_the_samples_is_no_rank(tmp_path: Path) -> None:
     (tmp_path / "rank_0.1.samples").write_bytes(b"x" * 100)
     os.mkfifo(tmp_path / "rank_0.2.samples")
