@@ -291,3 +291,22 @@ def test_a_rank_whose_export_is_ready_second_takes_the_first_ones(
     folder, _ = peer._exported(SimpleNamespace(job=job, manifest=manifest))  # type: ignore[arg-type]
     assert (folder / "decoder.onnx").read_text() == "of another rank"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "said"),
+    [
+        ("kill -KILL $$", MemoryError, r"the export was killed \(SIGKILL\)"),
+        ("kill -SEGV $$", RuntimeError, "the export was ended by SIGSEGV"),
+        ("exit 2", NotImplementedError, "the model was not exported: no operator"),
+    ],
+)
+def test_an_export_that_a_signal_ends_says_nothing_of_the_model(
+    end: str, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho no operator >&2\n{end}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    job: Any = SimpleNamespace(manifest="manifest.json", cell=Cell(model="folder:0", workload=WORK))
+    with pytest.raises(error, match=said):
+        peer._export(SimpleNamespace(job=job), tmp_path)  # type: ignore[arg-type]
