@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,10 @@ def _add_noise(
 
 @dataclass
 class _Kept:
-    """The launch's model. placement: of a reference, None of a timed peer; files: kept as long as layers are read."""
+    """The launch's model. placement: of a reference, None of a timed peer; files: kept as long as layers are read.
+
+    job: the folder in which those have their place that are written for it.
+    """
 
     model: Any
     digest: str | None
@@ -104,12 +108,20 @@ class _Kept:
     work: WorkKind
     placement: Placement | None
     files: ExitStack
+    job: Path
 
     def in_dtype(self, dtype: Dtype) -> Any:
         """Return the model in a precision, beside the one that is loaded."""
         if self.placement is None or not self.placement.offloaded:
             return converted(self.model, dtype)
-        return self.model if dtype == "float32" else self.placement.load(self.folder, self.work, DTYPES[dtype])
+        if dtype == "float32":
+            return self.model
+        return self.placement.load(self.folder, self.work, DTYPES[dtype], _scratch(self.files, self.job))
+
+
+def _scratch(files: ExitStack, job: Path) -> Path:
+    """Return a new folder, removed with `files`. The model's own may be read-only, and is the user's."""
+    return Path(files.enter_context(TemporaryDirectory(dir=job, prefix="offloaded_")))
 
 
 def _load(
@@ -131,13 +143,15 @@ def _load(
             began = time.perf_counter()
             if placement is not None and offloaded:
                 log_line(f"reference: {placement.text}")
-                model, files = placement.load(folder, work, dtype), opened.pop_all()
+                model = placement.load(folder, work, dtype, _scratch(opened, context.paths.folder))
+                files = opened.pop_all()
+                context.closing.callback(files.close)  # also where the work fails before `add_noise`
             else:
                 model, files = from_folder(folder, work, dtype).to(context.device), ExitStack()
                 touch(model)
             loaded["load_seconds"] = time.perf_counter() - began
             digest = None if offloaded else weights_hash(model)
-        context.kept[_KEPT] = _Kept(model, digest, folder, work, placement, files)
+        context.kept[_KEPT] = _Kept(model, digest, folder, work, placement, files, context.paths.folder)
     kept = context.kept[_KEPT]
     # The bytes read by transformers are unknown.
     figures = loaded | {"load_bytes": None, "weights_hash": kept.digest}
