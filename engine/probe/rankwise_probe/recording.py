@@ -57,12 +57,12 @@ class StepRecorder:
     def step(self, now, tokens, loss):
         """Keep a row that ends now and began where the last one ended."""
         if os.getpid() != self._pid or self._full:
-            return StepContext(self, None, now)
+            return StepContext(self, None, now, tokens)
         with self._lock:
             row = self._row(self._last, now, tokens)
             self._last = now
-        self._after(row, loss)
-        return StepContext(self, row, now)
+        self._after(row, tokens, loss)
+        return StepContext(self, row, now, tokens)
 
     def finish(self, row, begin, tokens, loss):
         """Complete the row of a `with` block: it began when the block did."""
@@ -72,7 +72,7 @@ class StepRecorder:
         with self._lock:
             row = self._row(begin, now, tokens)
             self._last = now
-        self._after(row, loss)
+        self._after(row, tokens, loss)
 
     def retract(self, row):
         """Take back the row of a call that turned out to begin a `with` block."""
@@ -82,12 +82,6 @@ class StepRecorder:
                 if self._pending and self._pending[-1][0] == row:
                     self._pending.pop()
                 self._count()
-
-    def tokens_of(self, row):
-        """Tokens that the call of a `with` block named."""
-        page, place = divmod(row, ROWS)
-        value = _FLOAT.unpack_from(self._pages[page], 8 * (_TOKENS * ROWS + place))[0]
-        return None if value != value else value
 
     def set_loss(self, loss):
         """Set the loss of the last row, where it is known after the step."""
@@ -106,13 +100,22 @@ class StepRecorder:
                     return
                 place = self._names[name] = len(self._names)
                 self._header[64:HEADER] = json.dumps(list(self._names)).encode().ljust(HEADER - 64)[: HEADER - 64]
-            self._put(self._rows, _FIRST_MARK + place, _number(value))
+            row, column = self._rows, _FIRST_MARK + place
+            if not _on_gpu(value):
+                self._put(row, column, _number(value))
+                return
+        try:
+            cuda = sys.modules["torch"].cuda
+            if not cuda.is_current_stream_capturing():
+                self._later(cuda.Event(), row, False, [(column, value)])
+        except Exception:
+            self._pending.clear()
 
     def _row(self, begin, end, tokens):
         row = self._rows
         self._put(row, _BEGIN, begin)
         self._put(row, _END, end)
-        self._put(row, _TOKENS, _NAN if tokens is None else _number(tokens))
+        self._put(row, _TOKENS, _NAN if tokens is None or _on_gpu(tokens) else _number(tokens))
         page, place = divmod(row, ROWS)
         if page < len(self._pages):
             at = 8 * (_LOSS * ROWS + place)
@@ -124,13 +127,12 @@ class StepRecorder:
             self._grow()
         return row
 
-    def _after(self, row, loss):
+    def _after(self, row, tokens, loss):
         """Loss and device time, at once where they are known and later where the device still works."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         on_device = cuda is not None and getattr(cuda, "is_initialized", bool)()
-        later = on_device and getattr(loss, "is_cuda", False)
-        if not later:
+        if not _on_gpu(loss):
             self._put_loss(row, loss)
         if not on_device:
             return
@@ -144,26 +146,45 @@ class StepRecorder:
                 base.synchronize()
                 self._device = (base, time.perf_counter())
                 self._header[16:17] = b"\x01"
-            event = cuda.Event(enable_timing=True)
-            event.record()
-            # A copy: the next replay of a CUDA graph, or an accumulator set to zero, writes to the same memory.
-            self._pending.append((row, event, loss.detach().clone() if later else None))
-            self._settle(wait=len(self._pending) > _PENDING)
+            values = [(column, value) for column, value in ((_TOKENS, tokens), (_LOSS, loss)) if _on_gpu(value)]
+            self._later(cuda.Event(enable_timing=True), row, True, values)
         except Exception:
             self._pending.clear()
+
+    def _later(self, event, row, timed, values):
+        """Keep what the device has not computed yet. timed: the row's step ends at the event.
+
+        Values are copied into pinned memory in the order of the stream: to read one where it lies would wait for all
+        work of the stream, and a CUDA graph or an accumulator writes to the same memory again.
+        """
+        copies = []
+        for column, value in values:
+            try:
+                if value.numel() == 1:
+                    copies.append((column, value.detach().to("cpu", non_blocking=True)))
+            except Exception:
+                continue
+        event.record()
+        self._pending.append((row, event, timed, copies))
+        self._settle(wait=len(self._pending) > _PENDING * (1 + len(self._names)))
 
     def _settle(self, wait=False):
         """Read events that have passed; waits for the oldest where too many are kept."""
         while self._pending and (wait or self._pending[0][1].query()):
-            row, event, loss = self._pending.popleft()
+            row, event, timed, values = self._pending.popleft()
             event.synchronize()
-            base, began = self._device
-            passed = base.elapsed_time(event) / 1000.0
-            self._put(row, _DEVICE, began + passed)
-            if passed > _BASE_SECONDS:
-                self._device = (event, began + passed)
-            self._put_loss(row, loss)
-            wait = wait and len(self._pending) > _PENDING
+            if timed:
+                base, began = self._device
+                passed = base.elapsed_time(event) / 1000.0
+                self._put(row, _DEVICE, began + passed)
+                if passed > _BASE_SECONDS:
+                    self._device = (event, began + passed)
+            for column, value in values:
+                if column == _LOSS:
+                    self._put_loss(row, value)
+                else:
+                    self._put(row, column, _number(value))
+            wait = wait and len(self._pending) > _PENDING * (1 + len(self._names))
 
     def _finish(self):
         """At the script's end, read what is left."""
@@ -215,17 +236,17 @@ class StepRecorder:
 class StepContext:
     """What a call returns: nothing needs to be done with it, unless it is used as a context manager."""
 
-    __slots__ = ("_begin", "_recorder", "_row", "loss", "tokens")
+    __slots__ = ("_begin", "_given", "_recorder", "_row", "loss", "tokens")
 
-    def __init__(self, recorder, row, begin):
-        self._recorder, self._row, self._begin = recorder, row, begin
+    def __init__(self, recorder, row, begin, tokens):
+        self._recorder, self._row, self._begin, self._given = recorder, row, begin, tokens
         self.loss = None
         self.tokens = None
 
     def __enter__(self):
         recorder = self._recorder
         if self._row is not None:
-            self.tokens = recorder.tokens_of(self._row)
+            self.tokens = self._given
             recorder.retract(self._row)
         self._begin = time.perf_counter()
         return self
@@ -241,6 +262,10 @@ def _number(value):
         return float(_host(value))
     except Exception:
         return _NAN
+
+
+def _on_gpu(value):
+    return getattr(value, "is_cuda", False) is True
 
 
 def _host(value):

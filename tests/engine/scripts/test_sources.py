@@ -67,28 +67,34 @@ import struct, sys, types
 
 class Event:
     now, done = 0.0, True                       # the device's clock in seconds; whether its work has passed
-    def __init__(self, enable_timing):
-        assert enable_timing
+    def __init__(self, enable_timing=False):
+        self.timed = enable_timing
     def record(self):
         self.at = Event.now
     def synchronize(self):
-        pass
+        Event.done = True
     def query(self):
         return Event.done
     def elapsed_time(self, other):              # milliseconds in float32, as cudaEventElapsedTime has it
+        assert self.timed and other.timed
         return struct.unpack("<f", struct.pack("<f", (other.at - self.at) * 1000))[0]
 
-class Loss:
-    is_cuda = True
-    def __init__(self, memory):
-        self.memory = memory
+class Scalar:
+    def __init__(self, memory, is_cuda=True):
+        self.memory, self.is_cuda = memory, is_cuda
+    def numel(self):
+        return len(self.memory)
     def detach(self):
-        return Loss(self.memory)
-    def clone(self):
-        return Loss(list(self.memory))
+        return Scalar(self.memory, self.is_cuda)
+    def to(self, device, non_blocking):         # into pinned memory, in the order of the stream
+        assert device == "cpu" and non_blocking
+        return Scalar(list(self.memory), is_cuda=False)
     def __float__(self):
-        if self.memory[0] is None:
-            raise RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run")
+        assert len(self.memory) == 1
+        if self.is_cuda:
+            sys.stderr.write("waits for the stream")
+        elif not Event.done:
+            sys.stderr.write("reads before the copy has passed")
         return self.memory[0]
 
 cuda = types.SimpleNamespace(Event=Event, is_initialized=lambda: True, is_current_stream_capturing=lambda: False)
@@ -114,17 +120,39 @@ for _ in range(100):
     assert series.seconds[2:] == pytest.approx([0.0107] * 99, abs=1e-6)
 
 
-def test_a_loss_on_a_gpu_is_that_of_its_step_though_its_memory_is_used_again(tmp_path: Path) -> None:
+def test_values_on_a_gpu_are_those_of_their_step_and_nothing_waits_for_them(tmp_path: Path) -> None:
     code = """
-Event.done, memory = False, [0.0]               # the device is behind: losses are read later
-for value in (3.0, 2.0, 1.0, None):             # as the output of a CUDA graph, which the next replay invalidates
+from rankwise_probe import mark
+Event.done, memory = False, [0.0]               # the device is behind, and its memory is used again for each step
+for value in (3.0, 2.0, 1.0):
     memory[0] = value
-    if value is not None:
-        step(loss=Loss(memory))
+    mark("norm", Scalar(memory))
+    step(tokens=Scalar([value * 10]), loss=Scalar(memory))
+with step(tokens=Scalar([7.0])) as this:
+    this.loss = Scalar(memory)
+step(loss=Scalar([1.0, 2.0]))
+memory[0] = -1.0
 """
     done = with_probe(tmp_path, FAKE_CUDA + code)
-    assert done.returncode == 0, done.stderr
-    assert probe_samples.series_of_probe(tmp_path, 0).losses == [3, 2, 1]
+    assert done.returncode == 0 and done.stderr == ""
+    series = probe_samples.series_of_probe(tmp_path, 0)
+    assert series.losses == [3, 2, 1, 1, None] and series.units == [30, 20, 10, 7, None]
+    assert series.own_figures() == {"mark_norm": 2.0}
+    assert series.device_clock and None not in series.seconds[1:]
+
+
+def test_what_is_kept_of_a_gpu_is_bounded(tmp_path: Path) -> None:
+    code = """
+import gc
+Event.done = False
+for value in range(500):
+    step(loss=Scalar([float(value)]))
+    Event.done = False
+print(sum(isinstance(one, Scalar) for one in gc.get_objects()) < 100)
+"""
+    done = with_probe(tmp_path, FAKE_CUDA + code)
+    assert done.stdout == "True\n", done.stderr
+    assert probe_samples.series_of_probe(tmp_path, 0).losses == list(range(500))
 
 
 @pytest.mark.parametrize("start", ["from rankwise_probe import step", FAKE_CUDA])
