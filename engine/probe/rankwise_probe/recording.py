@@ -1,7 +1,8 @@
 """The file of samples of one rank, written by the probe and read by Rankwise's agent.
 
 Layout, little-endian: a header of HEADER bytes, then pages of ROWS rows. Header: magic, number of rows, whether the
-device's clock was used, whether the interpreter ended in order, names of marks. A page has one block of ROWS float64
+device's clock was used, whether the interpreter ended in order, whether the next is given (bytes 16 to 18), number of
+rows that the device has ended too (byte 24), names of marks (byte 64). A page has one block of ROWS float64
 for each column: begin, end, tokens, loss, device_end, and MARKS own figures. What is not known is NaN. Pages are
 allocated before they are mapped, so a full disk raises here and never becomes a SIGBUS in the script.
 """
@@ -29,6 +30,7 @@ _UNKNOWN = struct.pack("<Q", 0x7FF8525750524F42)  # bits of a NaN that stands fo
 _FLOAT = struct.Struct("<d")
 _COUNT = struct.Struct("<Q")
 _PENDING = 64
+_WHOLE = 24  # place of the number of rows that the device has ended, with all their values
 _BASE_SECONDS = 10.0  # CUDA gives the time between events as float32 milliseconds: 1 us apart after 10 s, 4 ms in hours
 
 
@@ -43,6 +45,7 @@ class StepRecorder:
         os.posix_fallocate(self._descriptor, 0, HEADER)
         self._header = mmap.mmap(self._descriptor, HEADER)
         self._header[:16] = MAGIC + _COUNT.pack(0)
+        self._header[18:19] = b"\x01"
         self._lock = threading.Lock()
         self._pages = []
         self._names = {}
@@ -110,6 +113,8 @@ class StepRecorder:
                 self._later(cuda.Event(), row, False, [(column, value)])
         except Exception:
             self._pending.clear()
+        finally:
+            self._count()
 
     def _row(self, begin, end, tokens):
         row = self._rows
@@ -122,7 +127,6 @@ class StepRecorder:
             self._pages[page][at : at + 8] = _UNKNOWN
         self._put(row, _DEVICE, _NAN)
         self._rows = row + 1
-        self._count()
         if self._rows == ROWS * len(self._pages):  # not again for a row that was taken back
             self._grow()
         return row
@@ -134,10 +138,8 @@ class StepRecorder:
         on_device = cuda is not None and getattr(cuda, "is_initialized", bool)()
         if not _on_gpu(loss):
             self._put_loss(row, loss)
-        if not on_device:
-            return
         try:
-            if cuda.is_current_stream_capturing():
+            if not on_device or cuda.is_current_stream_capturing():
                 return
             if self._device is None:
                 cuda.current_stream().synchronize()  # once: places the device's clock against this machine's
@@ -150,6 +152,8 @@ class StepRecorder:
             self._later(cuda.Event(enable_timing=True), row, True, values)
         except Exception:
             self._pending.clear()
+        finally:
+            self._count()
 
     def _later(self, event, row, timed, values):
         """Keep what the device has not computed yet. timed: the row's step ends at the event.
@@ -166,11 +170,11 @@ class StepRecorder:
                 continue
         event.record()
         self._pending.append((row, event, timed, copies))
-        self._settle(wait=len(self._pending) > _PENDING * (1 + len(self._names)))
+        self._settle(row - _PENDING)
 
-    def _settle(self, wait=False):
-        """Read events that have passed; waits for the oldest where too many are kept."""
-        while self._pending and (wait or self._pending[0][1].query()):
+    def _settle(self, last=-1):
+        """Read events that have passed; waits for those of rows up to the last."""
+        while self._pending and (self._pending[0][0] <= last or self._pending[0][1].query()):
             row, event, timed, values = self._pending.popleft()
             event.synchronize()
             if timed:
@@ -184,21 +188,17 @@ class StepRecorder:
                     self._put_loss(row, value)
                 else:
                     self._put(row, column, _number(value))
-            wait = wait and len(self._pending) > _PENDING * (1 + len(self._names))
 
     def _finish(self):
         """At the script's end, read what is left."""
         if os.getpid() != self._pid:
             return
         self._header[17:18] = b"\x01"
-        if self._pending:
-            try:
-                while self._pending:
-                    self._settle(wait=True)
-                    if self._pending:
-                        self._pending[0][1].synchronize()
-            except Exception:
-                self._pending.clear()
+        try:
+            self._settle(self._rows)
+        except Exception:
+            self._pending.clear()
+        self._count()
 
     def _put_loss(self, row, loss):
         """Keep a loss; one that is no number stays unknown, since NaN would say that training failed."""
@@ -215,6 +215,7 @@ class StepRecorder:
 
     def _count(self):
         _COUNT.pack_into(self._header, 8, self._rows)
+        _COUNT.pack_into(self._header, _WHOLE, self._pending[0][0] if self._pending else self._rows)
 
     def _grow(self):
         """Allocate and map the next page."""

@@ -141,6 +141,22 @@ memory[0] = -1.0
     assert series.device_clock and None not in series.seconds[1:]
 
 
+def test_steps_that_the_gpu_has_not_ended_when_a_script_is_killed_are_none(tmp_path: Path) -> None:
+    code = """
+import os, signal
+for place in range(15):
+    Event.now += 1.0
+    Event.done = place < 10
+    step(tokens=Scalar([4.0]), loss=Scalar([1.0]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert with_probe(tmp_path, FAKE_CUDA + code).returncode == -9
+    series = probe_samples.series_of_probe(tmp_path, 0)
+    assert len(series) == probe_samples.steps_so_far(tmp_path, 0) == 10
+    assert probe_samples.steps_called(tmp_path, 0) == 15
+    assert series.seconds[1:] == pytest.approx([1.0] * 9) and series.units == [4] * 10 and series.losses == [1] * 10
+
+
 def test_what_is_kept_of_a_gpu_is_bounded(tmp_path: Path) -> None:
     code = """
 import gc
