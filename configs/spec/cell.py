@@ -56,6 +56,9 @@ class Cell(Frozen):
             raise ValueError(f"engine: {self.engine} supports {', '.join(measured)} only. Use `engine: rankwise`")
         if self.engine_mode != "eager" and (self.engine != "transformers" or layout.ranks > 1):
             raise ValueError(f"engine_mode: {self.engine_mode} requires engine transformers on one rank. Leave it out")
+        if self.page_cache is not None and not known.takes_prompts:
+            use = ", ".join(kinds_with("takes_prompts"))
+            raise ValueError(f"page_cache: not supported by a {known.kind} workload, only by {use}. Leave it out")
         self.workload.check(self.layout)
         return self
 

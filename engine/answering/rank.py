@@ -4,7 +4,8 @@
     {"id": 1, "tokens": [[101, 7592, 102]], "new_tokens": 0}     ->  {"id": 1, "vectors": [[...]]}
     {"id": 2, "tokens": [[363, 1]], "new_tokens": 8}             ->  {"id": 2, "tokens": [[...]]}
 
-An encoder's vectors are the mean of the last hidden states, of length 1. One batch at a time; it ends with its parent.
+An encoder's vectors are the mean of the last hidden states, or the first where the model's folder says so
+(1_Pooling/config.json), of length 1. One batch at a time; it ends with its parent.
 """
 
 import json
@@ -31,16 +32,18 @@ def encodes(config: "ModelConfig") -> bool:
 
 
 def encoder_answers(settings: "ServingSettings", context: "Context") -> AnswerPrompts:
-    """Return what answers with vectors."""
+    """Return what answers with vectors. Raises ValueError for a model that pools in a way that is not computed."""
     from configs.workloads.encode import EncodeWorkload
     from engine.inference.weights import finalize_weights, load_shard
-    from engine.models.weights import DTYPES
+    from engine.models.weights import DTYPES, required_manifest
+    from engine.prompts.pooling import pooling_of
     from engine.prompts.tokens import padded_batch
     from engine.workloads.encode import Encoder
 
+    work = EncodeWorkload(pooling=pooling_of(required_manifest(context)) or "mean")
     shard = load_shard(context, DTYPES[settings.dtype])
     finalize_weights(context)
-    encoder = Encoder(shard, context.communicators.pipeline, settings.max_sequences, EncodeWorkload())
+    encoder = Encoder(shard, context.communicators.pipeline, settings.max_sequences, work)
 
     def answer(tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
         vectors = encoder.encode(padded_batch(tokens, context.device))[0].vectors

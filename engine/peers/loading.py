@@ -27,7 +27,7 @@ from engine.context import Context
 from engine.loading.prepared import prepare_files
 from engine.models.pretrained import WeightsError, check_files
 from engine.models.text_model import TextModel
-from engine.models.weights import DTYPES, required_manifest, write_folder
+from engine.models.weights import DTYPES, required_manifest, weight_files, write_folder
 from engine.peers.families import text_model
 from engine.peers.folder_model import WorkKind, from_folder, write_small
 from engine.rank.agreement import raise_on_all_ranks
@@ -90,11 +90,10 @@ def load_peer(context: Context, start: Start) -> Peer:
         config = raise_on_all_ranks(lambda: text_model(context, work_kind(context)), context)
         start.before()
         known = isinstance(config, ModelConfig)
-        if known:  # of another family no small model can be made: its load includes the libraries' set-up
-            with _rehearsal_folder(manifest, context) as folder, _able(context):
-                start.load(folder, dtype)
+        with _able(context) if known else nullcontext():
+            rehearse(config, context, lambda folder: start.load(folder, dtype))
         with model_folder(manifest, context) as folder:
-            figures = prepare_files(sorted(folder.glob("*.safetensors")), context)
+            figures = prepare_files(files_read(folder, manifest), context)
             context.barrier()
             began = time.perf_counter()
             with nullcontext() if known else _able(context):
@@ -108,6 +107,24 @@ def load_peer(context: Context, start: Start) -> Peer:
     peer = context.kept[_KEPT]
     assert isinstance(peer, Peer)
     return peer
+
+
+def rehearse(config: TextModel, context: Context, load: Callable[[Path], object]) -> None:
+    """Load a tiny model of the same kind first, untimed: a process's first load imports for seconds.
+
+    Of a family that this engine lacks no small model can be made: its load includes the libraries' set-up.
+    """
+    if isinstance(config, ModelConfig):
+        with _rehearsal_folder(required_manifest(context), context) as folder:
+            load(folder)
+
+
+def files_read(folder: Path, manifest: ModelManifest) -> list[Path]:
+    """Return the files of weights that transformers reads of `model_folder`: other copies beside them are not.
+
+    Raises ValueError if one is missing or truncated.
+    """
+    return sorted(folder.glob("*.safetensors")) if manifest.synthetic_seed is not None else weight_files(manifest)
 
 
 def load_model(folder: Path, dtype: torch.dtype, context: Context, layout: Layout | None = None) -> Any:

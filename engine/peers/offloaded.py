@@ -1,7 +1,7 @@
 """The reference where its float32 weights exceed the memory: layers that do not fit are read when they are needed.
 
     placement = place(folder, files, device, positions=2048, twin=True)
-    model = placement.load(folder, "generate", torch.float32)
+    model = placement.load(folder, "generate", torch.float32, scratch)
 
 accelerate fills the device, then the host's memory, and leaves the rest on disk, from where a hook reads each layer
 before its forward pass and drops it after. The operations and their order are unchanged, and so are the answers; only
@@ -48,17 +48,22 @@ class Placement:
         weights = (self.need.weights + self.need.twin) / _GIB
         return f"{weights:.3g} GiB of weights, at most {places}; other layers are read from disk when they are used"
 
-    def load(self, folder: Path, work: WorkKind, dtype: torch.dtype) -> Any:
-        """Return transformers' model of the folder, ready to run on the device."""
+    def load(self, folder: Path, work: WorkKind, dtype: torch.dtype, scratch: Path | None = None) -> Any:
+        """Return transformers' model of the folder, ready to run on the device.
+
+        scratch: a folder of this load's own, from which layers are read as long as the model is used. Safetensors are
+        read in place, but weights whose form transformers changes (a layer's experts become one tensor) are written
+        there first, by names that are the same in each precision. None: where no such weights are, or nothing is read
+        from disk.
+        """
         if self.budget is None:
             return from_folder(folder, work, dtype).to(self.device)
         share = 1.0
         if self.need.twin:
             share = 1 - _TWIN_SHARE if dtype == torch.float32 else _TWIN_SHARE
-        limits = {place: max(1, int(share * size)) for place, size in self.budget.items()}
-        # Nothing is written: safetensors are read in place, and converted as they are read.
-        scratch = str(folder / "offloaded")
-        return from_folder(folder, work, dtype, device_map="auto", max_memory=limits, offload_folder=scratch)
+        limits = {where: max(1, int(share * size)) for where, size in self.budget.items()}
+        place = None if scratch is None else str(scratch)
+        return from_folder(folder, work, dtype, device_map="auto", max_memory=limits, offload_folder=place)
 
 
 def place(folder: Path, files: list[Path], device: torch.device, positions: int, twin: bool) -> Placement:

@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from engine.correctness.answers import forced_tokens, read_prefill, sequences_of
 from engine.correctness.embeddings import pooled, read_states
 from engine.correctness.noise import converted, measure_noise, measure_state_noise
 from engine.correctness.scoring import ModelEncodeScorer, ModelScorer, Seq2SeqScorer
+from engine.loading.prepared import prepare_files
 from engine.models.text_model import TextModel
-from engine.models.weights import DTYPES, required_manifest, size_figures, weight_files, weights_hash
+from engine.models.weights import DTYPES, required_manifest, size_figures, weights_hash
 from engine.peers.families import text_model
 from engine.peers.folder_model import WorkKind, from_folder
-from engine.peers.loading import Peer, Start, model_folder, work_kind
+from engine.peers.loading import Peer, Start, files_read, model_folder, rehearse, touch, work_kind
 from engine.peers.offloaded import Placement, place
 from engine.peers.work import LoadedWork, model_work
 from engine.prompts.tokens import batches, prompts_of_rank
@@ -95,7 +97,10 @@ def _add_noise(
 
 @dataclass
 class _Kept:
-    """The launch's model. placement: of a reference, None of a timed peer; files: kept as long as layers are read."""
+    """The launch's model. placement: of a reference, None of a timed peer; files: kept as long as layers are read.
+
+    job: the folder in which those have their place that are written for it.
+    """
 
     model: Any
     digest: str | None
@@ -103,36 +108,53 @@ class _Kept:
     work: WorkKind
     placement: Placement | None
     files: ExitStack
+    job: Path
 
     def in_dtype(self, dtype: Dtype) -> Any:
         """Return the model in a precision, beside the one that is loaded."""
         if self.placement is None or not self.placement.offloaded:
             return converted(self.model, dtype)
-        return self.model if dtype == "float32" else self.placement.load(self.folder, self.work, DTYPES[dtype])
+        if dtype == "float32":
+            return self.model
+        return self.placement.load(self.folder, self.work, DTYPES[dtype], _scratch(self.files, self.job))
+
+
+def _scratch(files: ExitStack, job: Path) -> Path:
+    """Return a new folder, removed with `files`. The model's own may be read-only, and is the user's."""
+    return Path(files.enter_context(TemporaryDirectory(dir=job, prefix="offloaded_")))
 
 
 def _load(
     context: Context, dtype: torch.dtype, workload: PromptedWorkload, config: TextModel
 ) -> tuple[_Kept, dict[str, Figure]]:
-    """Return transformers' model, loaded once per launch, and its figures."""
-    seconds = None
+    """Return transformers' model, loaded once per launch, and its figures; of the load None except in the first call.
+
+    It is timed as that of any peer (`engine.peers.loading`).
+    """
+    loaded: dict[str, Figure] = {"load_seconds": None}
     if _KEPT not in context.kept:
         with ExitStack() as opened:
             folder = opened.enter_context(model_folder(required_manifest(context), context))
-            placement = _placement(context, folder, workload, config, dtype)
+            placement, work = _placement(context, folder, workload, config, dtype), work_kind(context)
+            offloaded = placement is not None and placement.offloaded
+            if placement is None:
+                rehearse(config, context, lambda small: from_folder(small, work, dtype))
+            loaded |= prepare_files(files_read(folder, required_manifest(context)), context)
             began = time.perf_counter()
-            work = work_kind(context)
-            if placement is not None and placement.offloaded:
+            if placement is not None and offloaded:
                 log_line(f"reference: {placement.text}")
-                model, digest, files = placement.load(folder, work, dtype), None, opened.pop_all()
+                model = placement.load(folder, work, dtype, _scratch(opened, context.paths.folder))
+                files = opened.pop_all()
+                context.closing.callback(files.close)  # also where the work fails before `add_noise`
             else:
                 model, files = from_folder(folder, work, dtype).to(context.device), ExitStack()
-                digest = weights_hash(model)
-            seconds = time.perf_counter() - began
-        context.kept[_KEPT] = _Kept(model, digest, folder, work, placement, files)
+                touch(model)
+            loaded["load_seconds"] = time.perf_counter() - began
+            digest = None if offloaded else weights_hash(model)
+        context.kept[_KEPT] = _Kept(model, digest, folder, work, placement, files, context.paths.folder)
     kept = context.kept[_KEPT]
     # The bytes read by transformers are unknown.
-    figures: dict[str, Figure] = {"load_seconds": seconds, "load_bytes": None, "weights_hash": kept.digest}
+    figures = loaded | {"load_bytes": None, "weights_hash": kept.digest}
     if kept.placement is not None:
         figures |= {"reference_memory_bytes": kept.placement.need.total, "reference_placement": kept.placement.text}
     return kept, figures | size_figures(kept.model)
@@ -147,6 +169,4 @@ def _placement(
     positions = max(len(ids) for ids in prompts_of_rank(workload, context, config).tokens)
     twin = any(DTYPES[name] != dtype for name in workload.noise_dtypes)
     manifest = required_manifest(context)
-    written = manifest.synthetic_seed is not None
-    files = sorted(folder.glob("*.safetensors")) if written else weight_files(manifest)
-    return place(folder, files, context.device, workload.positions(positions), twin)
+    return place(folder, files_read(folder, manifest), context.device, workload.positions(positions), twin)

@@ -1,5 +1,6 @@
-"""Check the workload's pooling against a sentence-transformers model's configuration.
+"""The pooling of a sentence-transformers model, by its configuration, and a check of the workload's against it.
 
+    pooling_of(manifest)                    # "first"; None: the folder names none
     check_pooling(context, workload)
 
 Such a model was trained with one pooling mode; vectors pooled otherwise are useless without looking wrong. So a
@@ -11,32 +12,41 @@ from typing import Any
 
 from configs.common.files.reading import read_json_object
 from configs.common.printable import printable
-from configs.workloads.encode import EncodeWorkload
+from configs.plans.model_manifest import ModelManifest
+from configs.workloads.encode import EncodeWorkload, Pooling
 from engine.context import Context
 from engine.models.weights import required_manifest
 
 _WAYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 
 
-def check_pooling(context: Context, workload: EncodeWorkload) -> None:
-    """Raise ValueError if the model's folder names another pooling than the workload's, or an unsupported one."""
-    manifest = required_manifest(context)
+def pooling_of(manifest: ModelManifest) -> Pooling | None:
+    """Return the pooling that the model's folder names, None if it names none. Raises ValueError if not supported."""
     path = Path(manifest.folder) / "1_Pooling" / "config.json"
     if not manifest.folder or not path.is_file():
-        return
+        return None
     try:
         wanted = _wanted(read_json_object(path))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
-    if wanted not in (("mean",), ("first",)):
-        raise ValueError(
-            f"workload.pooling: {manifest.identity} wants {printable(' + '.join(wanted), 200) or 'none that is named'} "
-            f"(1_Pooling/config.json), which is not computed; use a model that pools by mean or first"
-        )
-    if workload.pooling != wanted[0]:
+    if wanted == ("mean",):
+        return "mean"
+    if wanted == ("first",):
+        return "first"
+    raise ValueError(
+        f"workload.pooling: {manifest.identity} wants {printable(' + '.join(wanted), 200) or 'none that is named'} "
+        f"(1_Pooling/config.json), which is not computed; use a model that pools by mean or first"
+    )
+
+
+def check_pooling(context: Context, workload: EncodeWorkload) -> None:
+    """Raise ValueError if the model's folder names another pooling than the workload's, or an unsupported one."""
+    manifest = required_manifest(context)
+    wanted = pooling_of(manifest)
+    if wanted is not None and workload.pooling != wanted:
         raise ValueError(
             f"workload.pooling: {workload.pooling} contradicts {manifest.identity}, whose 1_Pooling/config.json wants "
-            f"{wanted[0]}; use pooling: {wanted[0]}"
+            f"{wanted}; use pooling: {wanted}"
         )
 
 

@@ -306,8 +306,8 @@ class NodeRun:
             return False
         if self.work.measure not in _BY_HOOKS:
             return self._came_to_its_end(rank)
-        made = max(probe_samples.steps_so_far(self.samples, other) for other in self.aborted)
-        return probe_samples.steps_so_far(self.samples, rank) >= made > 0
+        made = max(probe_samples.steps_called(self.samples, other) for other in self.aborted)
+        return probe_samples.steps_called(self.samples, rank) >= made > 0
 
     def _unreported(self, rank: int, code: int) -> RankEnd:
         if (self.folder / f"rank_{rank}.json").exists():

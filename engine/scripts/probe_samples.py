@@ -28,8 +28,13 @@ UNKNOWN = 0x7FF8_5257_5052_4F42
 
 
 def steps_so_far(folder: Path, rank: int) -> int:
-    """Steps that a rank has ended."""
-    return max((count for _, count in _files(folder, rank)), default=0)
+    """Steps that a rank has ended, and its GPU too."""
+    return max((whole for _, _, whole in _files(folder, rank)), default=0)
+
+
+def steps_called(folder: Path, rank: int) -> int:
+    """Steps that a rank has ended; its GPU may still work at the last ones."""
+    return max((count for _, count, _ in _files(folder, rank)), default=0)
 
 
 def ended_in_order(folder: Path, rank: int) -> bool:
@@ -43,11 +48,11 @@ def ended_in_order(folder: Path, rank: int) -> bool:
 
 
 def series_of_probe(folder: Path, rank: int) -> StepSeries:
-    """All steps of a rank; none where it left nothing. Raises OSError and ValueError."""
+    """All steps of a rank that its GPU has ended too; none where it left nothing. Raises OSError and ValueError."""
     found = max(_files(folder, rank), key=lambda item: item[1], default=None)
     if found is None:
         return StepSeries()
-    path, count = found
+    path, _, count = found
     data = read_bytes(path, MAX_BYTES)
     pages = [
         np.frombuffer(data, "<f8", ROWS * COLUMNS, HEADER + PAGE * page).reshape(COLUMNS, ROWS)
@@ -82,12 +87,14 @@ def _series(rows: np.ndarray) -> StepSeries:
     return series
 
 
-def _files(folder: Path, rank: int) -> Iterator[tuple[Path, int]]:
+def _files(folder: Path, rank: int) -> Iterator[tuple[Path, int, int]]:
+    """Yield the files of a rank, with its steps, and those that its GPU has ended too."""
     for path in folder.glob(f"rank_{rank}.*.samples"):
         with suppress(OSError, ValueError, struct.error), open_regular(path, MAX_BYTES) as file:
-            head = file.read(16)
+            head = file.read(32)
             if head[:8] == MAGIC:
-                yield path, int(struct.unpack_from("<Q", head, 8)[0])
+                count, whole = (int(struct.unpack_from("<Q", head, place)[0]) for place in (8, 24))
+                yield path, count, whole if head[18] == 1 else count
 
 
 def _slug(name: str) -> str:

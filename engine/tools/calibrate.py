@@ -28,6 +28,7 @@ from typing import get_args
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import MIB, read_json, read_tail
+from configs.common.system.memory import host_memory_available
 from configs.hardware.calibration import CalibratedFigure, Calibration, Fingerprint, LinkTransport, MeasuredLink, Spread
 from engine.planner.local import cpu_model
 from engine.rank import host_usage
@@ -58,7 +59,8 @@ def main(arguments: list[str]) -> int:
 def measure_operators(quick: bool = False) -> Calibration:
     """Start one rank per core and wait for their figures. Raises RuntimeError with the output of a failed rank."""
     cores = len(os.sched_getaffinity(0))
-    ranks = max(1, min(cores, _MOST_RANKS, host_usage.machine_memory_bytes() // _RANK_BYTES))
+    # Of the machine's memory a job or a container may have a small part, and is killed beyond it.
+    ranks = max(1, min(cores, _MOST_RANKS, host_memory_available() // _RANK_BYTES))
     allowed = sorted(os.sched_getaffinity(0))
     busy, own, began = host_usage.machine_busy_seconds(allowed), _children_seconds(), time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="rankwise-calibrate-"))

@@ -14,15 +14,16 @@ import shutil
 import sys
 import warnings
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from configs.common.base import write_atomically
 from configs.common.files.flushing import flush_file
-from configs.common.files.reading import brief
+from configs.common.files.reading import PLAN_BYTES, brief, read_json_object
 from configs.common.printable import printable
 
 COPIED = (
@@ -39,6 +40,8 @@ COPIED = (
     "chat_template.jinja",
 )
 WEIGHTS = "model.safetensors"
+WHOLE = "pytorch_model.bin"
+_SHARD = re.compile(r"pytorch_model-\d+-of-(\d{1,9})\.bin")
 SHARD_BYTES = 2 << 30
 """Maximum size of a file of weights: safetensors copies a file's tensors while it writes them."""
 
@@ -50,6 +53,7 @@ def convert(source: Path, destination: Path) -> list[Path]:
         raise ValueError(f"{source}: holds no pytorch_model*.bin file; name the folder of a pickled checkpoint")
     if not (source / "config.json").is_file():
         raise ValueError(f"{source / 'config.json'}: is missing; a model folder needs it")
+    _check_complete(source, [path.name for path in checkpoints])
     copied = [name for name in COPIED if (source / name).is_file()]
     shards = (path.name for path in destination.glob("model-*-of-*.safetensors"))
     for name in (WEIGHTS, f"{WEIGHTS}.index.json", *shards, *copied):
@@ -68,6 +72,25 @@ def convert(source: Path, destination: Path) -> list[Path]:
     return [*written, *(destination / name for name in copied)]
 
 
+def _check_complete(source: Path, names: list[str]) -> None:
+    """Raise ValueError naming a shard that is not there: of those in the index, or those that the names count."""
+    if WHOLE in names:
+        return
+    index = source / f"{WHOLE}.index.json"
+    if index.is_file():
+        places = read_json_object(index, PLAN_BYTES).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise ValueError(f"{index}: has no weight_map of tensor names to file names; fetch or save it again")
+        if missing := sorted(set(places.values()) - set(names)):
+            raise ValueError(f"{source}: {brief(missing[0])} is missing; fetch or copy the checkpoint again")
+    for of, there in Counter(found[1] for name in names if (found := _SHARD.fullmatch(name))).items():
+        if there < int(of):
+            raise ValueError(
+                f"{source}: holds {there} of the {int(of)} files pytorch_model-*-of-{of}.bin; "
+                "fetch or copy the checkpoint again"
+            )
+
+
 def write_weights(tensors: dict[str, torch.Tensor], destination: Path) -> list[Path]:
     """Write tensors as one file, or as shards with their index, and compare each with what is read back."""
     shards: list[dict[str, torch.Tensor]] = [{}]
@@ -80,7 +103,10 @@ def write_weights(tensors: dict[str, torch.Tensor], destination: Path) -> list[P
     unfinished = [destination / f".{name}.tmp" for name in names]
     try:
         for path, shard in zip(unfinished, shards, strict=True):
-            save_file(shard, path, metadata={"format": "pt"})
+            try:
+                save_file(shard, path, metadata={"format": "pt"})
+            except SafetensorError as error:  # also where the disk is full
+                raise OSError(f"{path}: cannot be written ({printable(str(error), 300)})") from error
             path.chmod(0o644)
             _compare(path, shard)
             flush_file(path)
@@ -135,6 +161,11 @@ def read_pickled(path: Path) -> dict[str, torch.Tensor]:
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise ValueError(
                 f"{path}: {brief(name)} is {type(value).__name__}, not a tensor; export the state dict alone"
+            )
+        if value.layout is not torch.strided or value.is_quantized or value.dtype is torch.complex128:
+            kind = "sparse" if value.layout is not torch.strided else str(value.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{path}: tensor {brief(name)} is {kind}, which safetensors cannot hold; save it as floats"
             )
     return data
 

@@ -5,10 +5,12 @@
 FOLDER holds tokenizer.model or spiece.model and, if it has one, tokenizer_config.json. The conversion honours the
 model's own normalizer: OpenLLaMA's merges repeated spaces, which the usual conversion of a Llama tokenizer does not, so
 its token ids differ. Whatever tokenizer is built must give sentencepiece's ids on all of SAMPLES; otherwise nothing is
-written. On failure the exit code is 2, with one line on stderr.
+written. Tokens added to the model (added_tokens.json, added_tokens_decoder of tokenizer_config.json) keep their ids. On
+failure the exit code is 2, with one line on stderr.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from configs.common.files.reading import TEXT_BYTES, read_json_object
 
 SOURCES = ("tokenizer.model", "spiece.model")
 RESULT = "tokenizer.json"
+ADDED = "added_tokens.json"
 SAMPLES = (
     "",
     "The quick brown fox jumps over the lazy dog.",
@@ -48,10 +51,13 @@ def source_of(folder: Path) -> Path | None:
     return next((folder / name for name in SOURCES if (folder / name).is_file()), None)
 
 
-def convert_tokenizer(model: Path, config: dict[str, Any], result: Path) -> None:
+def convert_tokenizer(
+    model: Path, config: dict[str, Any], result: Path, added: Mapping[int, AddedToken] | None = None
+) -> None:
     """Write the fast tokenizer of a sentencepiece model. Raises ValueError, with nothing written, if they differ.
 
-    config: contents of tokenizer_config.json, for the special tokens around a text.
+    config: contents of tokenizer_config.json, for the special tokens around a text. added: by id, tokens that are
+    matched as a whole, in the model's vocabulary or after it.
     """
     try:
         from sentencepiece import SentencePieceProcessor
@@ -73,7 +79,37 @@ def convert_tokenizer(model: Path, config: dict[str, Any], result: Path) -> None
                 f"{model}: the fast tokenizer differs from sentencepiece on {sample[:40]!r}: token ids {got[:12]}, "
                 f"expected {wanted[:12]}. Convert it by hand and add {RESULT}"
             )
+    # After the comparison, because sentencepiece lacks them.
+    for index, token in sorted((added or {}).items()):
+        fast.add_tokens([token])
+        if fast.token_to_id(token.content) != index:
+            raise ValueError(
+                f"{model}: the added token {token.content[:40]!r} has the id {index}, the fast tokenizer would give it "
+                f"{fast.token_to_id(token.content)}. Convert it by hand and add {RESULT}"
+            )
     write_atomically(result, fast.to_str())
+
+
+def added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
+    """Return the tokens that a folder adds to its sentencepiece model. Raises ValueError for a list of another form.
+
+    They are found in a text before it is normalized, as by the tokenizers of transformers that run sentencepiece.
+    """
+    place = folder / ADDED
+    ids = read_json_object(place, TEXT_BYTES) if place.is_file() else {}
+    told = config.get("added_tokens_decoder") or {}
+    found: dict[int, AddedToken] = {}
+    for text, index in ids.items():
+        if type(index) is not int:
+            raise ValueError(f"{place}: {text[:40]!r}: got {str(index)[:40]!r}, expected its token id")
+        found[index] = AddedToken(text, normalized=False)
+    for index, entry in told.items() if isinstance(told, dict) else ():
+        content: Any = entry.get("content") if isinstance(entry, dict) else None
+        if not isinstance(content, str) or not index.isdecimal():
+            raise ValueError(f"{folder}/tokenizer_config.json: added_tokens_decoder: {index[:40]!r} has no content")
+        how = {name: entry.get(name) is True for name in ("single_word", "lstrip", "rstrip", "special")}
+        found[int(index)] = AddedToken(content, normalized=False, **how)
+    return found
 
 
 def _proto(serialized: bytes) -> Any:
@@ -155,7 +191,7 @@ def convert_folder(folder: Path) -> Path | None:
         return None
     place = folder / "tokenizer_config.json"
     config = read_json_object(place, TEXT_BYTES) if place.is_file() else {}
-    convert_tokenizer(model, config, folder / RESULT)
+    convert_tokenizer(model, config, folder / RESULT, added_tokens(folder, config))
     return folder / RESULT
 
 

@@ -7,6 +7,7 @@ on the nodes by model, precision and versions. Its time is a figure of the launc
 """
 
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -147,10 +148,16 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
 
 
 def _export(context: Context, folder: Path) -> None:
-    """Export in a separate process. Raises NotImplementedError with its message on failure."""
+    """Export in a separate process. Raises NotImplementedError with its message on failure; MemoryError and
+    RuntimeError if a signal ended it, which says nothing of the model.
+    """
     options = ["--to", "onnx", "--out", str(folder), "--dtype", context.job.cell.dtype, "--no-check"]
     command = [sys.executable, "-m", "engine.tools.export", str(context.job.manifest), *options]
     done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == -signal.SIGKILL:
+        raise MemoryError("engine: onnxruntime: the export was killed (SIGKILL), as the kernel does if memory runs out")
+    if done.returncode < 0:
+        raise RuntimeError(f"engine: onnxruntime: the export was ended by {signal.Signals(-done.returncode).name}")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise NotImplementedError(f"engine: onnxruntime: the model was not exported: {reason}")

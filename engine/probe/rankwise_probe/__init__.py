@@ -7,9 +7,10 @@
         this.loss = train(batch)
     mark("data_seconds", 0.004)                  # a figure of one's own, of the current step
 
-A call never waits for a GPU: it records an event on the current CUDA stream and reads the time of that event, and the
-value of a loss that lives on the GPU, in a later call. So steps are timed by when the device finished them, and the
-script runs as it does without the call. Samples lie in a file that is mapped into memory, so they survive a SIGKILL.
+A call never waits for a GPU: it records an event on the current CUDA stream and reads the time of that event, and
+values that live on the GPU, which it copies in the order of the stream, in a later call. So steps are timed by when the
+device finished them, and the script runs as it does without the call. Samples lie in a file that is mapped into memory,
+so they survive a SIGKILL.
 
 Standard library alone, Python 3.8 or later.
 """
@@ -73,7 +74,7 @@ if VARIABLE in os.environ:
     _opening = _Opening()
 
     def step(tokens=None, loss=None):
-        """End a step: `tokens` of this rank in it, and its loss (a number, or a tensor of one element)."""
+        """End a step: `tokens` of this rank in it, and its loss (numbers, or tensors of one element)."""
         now = time.perf_counter()
         recorder = _opening.recorder or _opening.recorder_of_rank()
         return _NOTHING if recorder is None else recorder.step(now, tokens, loss)

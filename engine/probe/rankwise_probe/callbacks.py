@@ -36,7 +36,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name not in self._modules:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            find = None if finder is self else getattr(finder, "find_spec", None)  # old finders lack it
+            spec = None if find is None else find(name, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _Loader(spec.loader, self._modules[name], self._patch)
                 return spec

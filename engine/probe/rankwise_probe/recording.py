@@ -1,7 +1,8 @@
 """The file of samples of one rank, written by the probe and read by Rankwise's agent.
 
 Layout, little-endian: a header of HEADER bytes, then pages of ROWS rows. Header: magic, number of rows, whether the
-device's clock was used, whether the interpreter ended in order, names of marks. A page has one block of ROWS float64
+device's clock was used, whether the interpreter ended in order, whether the next is given (bytes 16 to 18), number of
+rows that the device has ended too (byte 24), names of marks (byte 64). A page has one block of ROWS float64
 for each column: begin, end, tokens, loss, device_end, and MARKS own figures. What is not known is NaN. Pages are
 allocated before they are mapped, so a full disk raises here and never becomes a SIGBUS in the script.
 """
@@ -29,6 +30,8 @@ _UNKNOWN = struct.pack("<Q", 0x7FF8525750524F42)  # bits of a NaN that stands fo
 _FLOAT = struct.Struct("<d")
 _COUNT = struct.Struct("<Q")
 _PENDING = 64
+_WHOLE = 24  # place of the number of rows that the device has ended, with all their values
+_BASE_SECONDS = 10.0  # CUDA gives the time between events as float32 milliseconds: 1 us apart after 10 s, 4 ms in hours
 
 
 class StepRecorder:
@@ -42,6 +45,7 @@ class StepRecorder:
         os.posix_fallocate(self._descriptor, 0, HEADER)
         self._header = mmap.mmap(self._descriptor, HEADER)
         self._header[:16] = MAGIC + _COUNT.pack(0)
+        self._header[18:19] = b"\x01"
         self._lock = threading.Lock()
         self._pages = []
         self._names = {}
@@ -56,12 +60,12 @@ class StepRecorder:
     def step(self, now, tokens, loss):
         """Keep a row that ends now and began where the last one ended."""
         if os.getpid() != self._pid or self._full:
-            return StepContext(self, None, now)
+            return StepContext(self, None, now, tokens)
         with self._lock:
             row = self._row(self._last, now, tokens)
             self._last = now
-        self._after(row, loss)
-        return StepContext(self, row, now)
+        self._after(row, tokens, loss)
+        return StepContext(self, row, now, tokens)
 
     def finish(self, row, begin, tokens, loss):
         """Complete the row of a `with` block: it began when the block did."""
@@ -71,7 +75,7 @@ class StepRecorder:
         with self._lock:
             row = self._row(begin, now, tokens)
             self._last = now
-        self._after(row, loss)
+        self._after(row, tokens, loss)
 
     def retract(self, row):
         """Take back the row of a call that turned out to begin a `with` block."""
@@ -82,16 +86,10 @@ class StepRecorder:
                     self._pending.pop()
                 self._count()
 
-    def tokens_of(self, row):
-        """Tokens that the call of a `with` block named."""
-        page, place = divmod(row, ROWS)
-        value = _FLOAT.unpack_from(self._pages[page], 8 * (_TOKENS * ROWS + place))[0]
-        return None if value != value else value
-
     def set_loss(self, loss):
         """Set the loss of the last row, where it is known after the step."""
         if self._rows and not self._full and os.getpid() == self._pid:
-            self._put(self._rows - 1, _LOSS, _number(loss))
+            self._put_loss(self._rows - 1, loss)
 
     def mark(self, name, value):
         """Keep a figure of the current step, that is of the next row that ends."""
@@ -105,35 +103,43 @@ class StepRecorder:
                     return
                 place = self._names[name] = len(self._names)
                 self._header[64:HEADER] = json.dumps(list(self._names)).encode().ljust(HEADER - 64)[: HEADER - 64]
-            self._put(self._rows, _FIRST_MARK + place, _number(value))
+            row, column = self._rows, _FIRST_MARK + place
+            if not _on_gpu(value):
+                self._put(row, column, _number(value))
+                return
+        try:
+            cuda = sys.modules["torch"].cuda
+            if not cuda.is_current_stream_capturing():
+                self._later(cuda.Event(), row, False, [(column, value)])
+        except Exception:
+            self._pending.clear()
+        finally:
+            self._count()
 
     def _row(self, begin, end, tokens):
         row = self._rows
         self._put(row, _BEGIN, begin)
         self._put(row, _END, end)
-        self._put(row, _TOKENS, _NAN if tokens is None else _number(tokens))
+        self._put(row, _TOKENS, _NAN if tokens is None or _on_gpu(tokens) else _number(tokens))
         page, place = divmod(row, ROWS)
         if page < len(self._pages):
             at = 8 * (_LOSS * ROWS + place)
             self._pages[page][at : at + 8] = _UNKNOWN
         self._put(row, _DEVICE, _NAN)
         self._rows = row + 1
-        self._count()
-        if self._rows % ROWS == 0:
+        if self._rows == ROWS * len(self._pages):  # not again for a row that was taken back
             self._grow()
         return row
 
-    def _after(self, row, loss):
+    def _after(self, row, tokens, loss):
         """Loss and device time, at once where they are known and later where the device still works."""
         torch = sys.modules.get("torch")
         cuda = getattr(torch, "cuda", None)
         on_device = cuda is not None and getattr(cuda, "is_initialized", bool)()
-        if not on_device:
-            if loss is not None:
-                self._put(row, _LOSS, _number(loss))
-            return
+        if not _on_gpu(loss):
+            self._put_loss(row, loss)
         try:
-            if cuda.is_current_stream_capturing():
+            if not on_device or cuda.is_current_stream_capturing():
                 return
             if self._device is None:
                 cuda.current_stream().synchronize()  # once: places the device's clock against this machine's
@@ -142,38 +148,65 @@ class StepRecorder:
                 base.synchronize()
                 self._device = (base, time.perf_counter())
                 self._header[16:17] = b"\x01"
-            event = cuda.Event(enable_timing=True)
-            event.record()
-            kept = loss.detach() if getattr(loss, "is_cuda", False) else loss
-            self._pending.append((row, event, kept))
-            self._settle(wait=len(self._pending) > _PENDING)
+            values = [(column, value) for column, value in ((_TOKENS, tokens), (_LOSS, loss)) if _on_gpu(value)]
+            self._later(cuda.Event(enable_timing=True), row, True, values)
         except Exception:
             self._pending.clear()
+        finally:
+            self._count()
 
-    def _settle(self, wait=False):
-        """Read events that have passed; waits for the oldest where too many are kept."""
-        while self._pending and (wait or self._pending[0][1].query()):
-            row, event, loss = self._pending.popleft()
+    def _later(self, event, row, timed, values):
+        """Keep what the device has not computed yet. timed: the row's step ends at the event.
+
+        Values are copied into pinned memory in the order of the stream: to read one where it lies would wait for all
+        work of the stream, and a CUDA graph or an accumulator writes to the same memory again.
+        """
+        copies = []
+        for column, value in values:
+            try:
+                if value.numel() == 1:
+                    copies.append((column, value.detach().to("cpu", non_blocking=True)))
+            except Exception:
+                continue
+        event.record()
+        self._pending.append((row, event, timed, copies))
+        self._settle(row - _PENDING)
+
+    def _settle(self, last=-1):
+        """Read events that have passed; waits for those of rows up to the last."""
+        while self._pending and (self._pending[0][0] <= last or self._pending[0][1].query()):
+            row, event, timed, values = self._pending.popleft()
             event.synchronize()
-            base, began = self._device
-            self._put(row, _DEVICE, began + base.elapsed_time(event) / 1000.0)
-            if loss is not None:
-                self._put(row, _LOSS, _number(loss))
-            wait = wait and len(self._pending) > _PENDING
+            if timed:
+                base, began = self._device
+                passed = base.elapsed_time(event) / 1000.0
+                self._put(row, _DEVICE, began + passed)
+                if passed > _BASE_SECONDS:
+                    self._device = (event, began + passed)
+            for column, value in values:
+                if column == _LOSS:
+                    self._put_loss(row, value)
+                else:
+                    self._put(row, column, _number(value))
 
     def _finish(self):
         """At the script's end, read what is left."""
         if os.getpid() != self._pid:
             return
         self._header[17:18] = b"\x01"
-        if self._pending:
-            try:
-                while self._pending:
-                    self._settle(wait=True)
-                    if self._pending:
-                        self._pending[0][1].synchronize()
-            except Exception:
-                self._pending.clear()
+        try:
+            self._settle(self._rows)
+        except Exception:
+            self._pending.clear()
+        self._count()
+
+    def _put_loss(self, row, loss):
+        """Keep a loss; one that is no number stays unknown, since NaN would say that training failed."""
+        try:
+            if loss is not None:
+                self._put(row, _LOSS, float(_host(loss)))
+        except Exception:
+            return
 
     def _put(self, row, column, value):
         page, place = divmod(row, ROWS)
@@ -182,6 +215,7 @@ class StepRecorder:
 
     def _count(self):
         _COUNT.pack_into(self._header, 8, self._rows)
+        _COUNT.pack_into(self._header, _WHOLE, self._pending[0][0] if self._pending else self._rows)
 
     def _grow(self):
         """Allocate and map the next page."""
@@ -203,17 +237,17 @@ class StepRecorder:
 class StepContext:
     """What a call returns: nothing needs to be done with it, unless it is used as a context manager."""
 
-    __slots__ = ("_begin", "_recorder", "_row", "loss", "tokens")
+    __slots__ = ("_begin", "_given", "_recorder", "_row", "loss", "tokens")
 
-    def __init__(self, recorder, row, begin):
-        self._recorder, self._row, self._begin = recorder, row, begin
+    def __init__(self, recorder, row, begin, tokens):
+        self._recorder, self._row, self._begin, self._given = recorder, row, begin, tokens
         self.loss = None
         self.tokens = None
 
     def __enter__(self):
         recorder = self._recorder
         if self._row is not None:
-            self.tokens = recorder.tokens_of(self._row)
+            self.tokens = self._given
             recorder.retract(self._row)
         self._begin = time.perf_counter()
         return self
@@ -226,6 +260,14 @@ class StepContext:
 def _number(value):
     """A number of anything like one; NaN for what is none. Reading a tensor of a GPU waits for it."""
     try:
-        return float(value.detach() if hasattr(value, "detach") else value)
+        return float(_host(value))
     except Exception:
         return _NAN
+
+
+def _on_gpu(value):
+    return getattr(value, "is_cuda", False) is True
+
+
+def _host(value):
+    return value.detach() if hasattr(value, "detach") else value

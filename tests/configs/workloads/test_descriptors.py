@@ -245,6 +245,12 @@ def test_engines_and_compression_are_refused_as_the_descriptor_says(known: Descr
 
 
 @every_kind
+def test_the_page_cache_is_set_for_the_kinds_that_load_by_it(known: Descriptor) -> None:
+    own = {} if known.layout_rule is None else {"tp": 2}
+    assert _valid(known, page_cache="cold", layout=own) == known.takes_prompts
+
+
+@every_kind
 def test_weak_scaling_grows_the_field_that_the_descriptor_names(known: Descriptor) -> None:
     work = known.model(**FEWEST.get(known.kind, {}), **({"num_prompts": 3} if known.takes_prompts else {}))
     grown: Any = work.scaled(4)

@@ -14,9 +14,10 @@ from configs.common.system.memory import host_memory_available
 from configs.workloads.generate import GenerateWorkload
 from engine.peers import offloaded
 from engine.peers.offloaded import place
+from engine.peers.reference import load_reference
 from engine.planner.memory.reference import reference_memory
 from engine.prompts.tokens import batches_of_tokens
-from tests.support.answers.peer_runs import made, outcome_of
+from tests.support.answers.peer_runs import context_of, made, outcome_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -45,7 +46,47 @@ def test_the_answers_and_the_noise_are_the_same_when_layers_are_read_from_disk(
     assert np.array_equal(parts.samples["answer_tokens"], whole.samples["answer_tokens"])
     for name in ("answer_logits", "answer_nll", "noise_float32_nll", "noise_bfloat16_nll", "noise_bfloat16_rms"):
         assert np.array_equal(parts.samples[name], whole.samples[name]), name
-    assert not list((tmp_path / "model").glob("offloaded/*")), "nothing is copied"
+    assert not list(tmp_path.rglob("offloaded*")), "nothing is copied"
+
+
+def test_experts_that_are_written_in_another_form_stay_apart_by_precision_and_out_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 16}
+    manifest = made("qwen3_moe", tmp_path / "model", **SIZES, **experts, num_key_value_heads=2)
+    before = sorted(path.name for path in (tmp_path / "model").iterdir())
+    work = GenerateWorkload(
+        num_prompts=3, batch_size=1, prompt_tokens=9, new_tokens=4, answers=True, noise_dtypes=("bfloat16", "float32")
+    )
+    whole = outcome_of(tmp_path, manifest, work)
+    need = reference_memory(0, 96, 64, 4, 13, True)
+    monkeypatch.setattr(
+        offloaded, "available_bytes", lambda device: int((need.working + 900_000) / offloaded.USED_SHARE)
+    )
+    parts = outcome_of(tmp_path, manifest, work)
+    assert "read from disk" in str(parts.figures["reference_placement"])
+    for name in ("answer_logits", "noise_bfloat16_rms", "noise_float32_nll", "noise_float32_rms"):
+        assert np.array_equal(parts.samples[name], whole.samples[name]), name
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == before
+    assert not list(tmp_path.rglob("offloaded*")), "what was written is left"
+
+
+def test_what_was_written_for_a_reference_that_fails_is_removed_with_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = made("llama", tmp_path / "model", **SIZES)
+    work = GenerateWorkload(
+        num_prompts=1, batch_size=1, prompt_tokens=9, new_tokens=4, answers=True, noise_dtypes=("float32",)
+    )
+    need = reference_memory(0, 96, 64, 4, 13, False)
+    monkeypatch.setattr(
+        offloaded, "available_bytes", lambda device: int((need.working + 200_000) / offloaded.USED_SHARE)
+    )
+    measurement, context = context_of(tmp_path, manifest, work)
+    with context.closing:
+        load_reference(measurement, context)
+        assert len(list((tmp_path / "job").glob("offloaded_*"))) == 1
+    assert not list(tmp_path.rglob("offloaded*"))
 
 
 def test_what_does_not_fit_layer_by_layer_is_said_before_anything_is_loaded(

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,7 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.plans.paths import JobPaths
-from configs.records.record import RankPart, Status
+from configs.records.record import Figure, RankPart, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.generate import GenerateWorkload
@@ -25,6 +27,7 @@ from engine.loading import cached_share, evict
 from engine.models.weights import build_model
 from engine.peers.automatic import automatic_start
 from engine.peers.compiled import need_compiler, static_cache
+from engine.peers.folder_model import WorkKind, from_folder
 from engine.peers.loading import touch
 from engine.peers.onnx import peer
 from engine.workloads.other_engines import run
@@ -87,6 +90,14 @@ def run_here(folder: Path, manifest: ModelManifest, **fields: Any) -> dict[str, 
     return outcome.samples
 
 
+def figures_here(folder: Path, manifest: ModelManifest, **fields: Any) -> dict[str, Figure]:
+    """Figures of a one-rank cell of transformers, measured in this process."""
+    cell = Cell(model="folder:0", workload=WORK, engine="transformers", **fields)
+    paths, measurement = write_job(folder, manifest, folder / "cache", cell)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    return run(measurement, Context(job, paths, 0, 1, CPU, manifest, lambda: None)).figures
+
+
 def run_two_ranks(
     folder: Path, manifest: ModelManifest, cache: Path, **fields: Any
 ) -> tuple[list[RankPart], np.ndarray]:
@@ -114,6 +125,46 @@ def test_a_static_cache_gives_the_same_tokens(tmp_path: Path, manifest: ModelMan
     samples = run_here(tmp_path, manifest, engine="transformers", engine_mode="static")
     assert np.array_equal(samples["answer_tokens"], expected)
     assert len(samples["gap_seconds"]) == 2 * 2 * (NEW_TOKENS - 1)
+
+
+@pytest.mark.parametrize("mode", ["eager", "static"])
+def test_the_page_cache_is_set_for_the_files_that_are_read(
+    tmp_path: Path, manifest: ModelManifest, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = tmp_path / "model", list[list[Path]]()
+    shutil.copytree(manifest.folder, folder)
+    shutil.copyfile(folder / "model.safetensors", folder / "consolidated.safetensors")  # as Mistral's repositories have
+
+    def prepare(files: list[Path], wanted: str) -> dict[str, Figure]:
+        seen.append(list(files))
+        return {"load_page_cache_share": 0.0, "raw_read_seconds": 1.0}
+
+    monkeypatch.setattr("engine.loading.prepared._prepare", prepare)
+    here = manifest.model_copy(update={"folder": str(folder)})
+    figures = figures_here(tmp_path, here, engine_mode=mode, page_cache="cold")
+    assert seen == [[folder / "model.safetensors"]]
+    assert (figures["load_page_cache_share"], figures["raw_read_seconds"]) == (0.0, 1.0)
+
+
+def test_plain_transformers_loads_without_imports_and_hashing(
+    tmp_path: Path, manifest: ModelManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+
+    def load(folder: Path, work: WorkKind, dtype: torch.dtype) -> Any:
+        loaded.append(folder.name)
+        return from_folder(folder, work, dtype)
+
+    def hashing(model: torch.nn.Module) -> str:
+        time.sleep(3)
+        return "hash"
+
+    monkeypatch.setattr("engine.peers.reference.from_folder", load)
+    monkeypatch.setattr("engine.peers.reference.weights_hash", hashing)
+    figures = figures_here(tmp_path, manifest)
+    assert loaded == ["peer_rehearsal_0", Path(manifest.folder).name]
+    assert figures["weights_hash"] == "hash" and float(str(figures["load_seconds"])) < 3
+    assert not list(tmp_path.glob("**/peer_*"))
 
 
 @pytest.mark.nightly
@@ -240,3 +291,22 @@ def test_a_rank_whose_export_is_ready_second_takes_the_first_ones(
     folder, _ = peer._exported(SimpleNamespace(job=job, manifest=manifest))  # type: ignore[arg-type]
     assert (folder / "decoder.onnx").read_text() == "of another rank"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "said"),
+    [
+        ("kill -KILL $$", MemoryError, r"the export was killed \(SIGKILL\)"),
+        ("kill -SEGV $$", RuntimeError, "the export was ended by SIGSEGV"),
+        ("exit 2", NotImplementedError, "the model was not exported: no operator"),
+    ],
+)
+def test_an_export_that_a_signal_ends_says_nothing_of_the_model(
+    end: str, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho no operator >&2\n{end}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    job: Any = SimpleNamespace(manifest="manifest.json", cell=Cell(model="folder:0", workload=WORK))
+    with pytest.raises(error, match=said):
+        peer._export(SimpleNamespace(job=job), tmp_path)  # type: ignore[arg-type]

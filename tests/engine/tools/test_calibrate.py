@@ -198,6 +198,21 @@ def test_a_cache_of_which_only_the_level_is_told_is_of_a_typical_size(tmp_path: 
     assert engine_calibrate.private_cache_bytes(tmp_path) == 512 << 10
 
 
+def test_a_job_with_little_memory_is_calibrated_with_as_many_ranks_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(ranks: int, quick: bool, folder: Path) -> None:
+        raise Started(ranks)
+
+    monkeypatch.setattr(engine_calibrate, "_run_ranks", start)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(16)))
+    for free, ranks in ((100 << 20, 1), (3 << 30, 3), (64 << 30, 16)):
+        monkeypatch.setattr(engine_calibrate, "host_memory_available", lambda free=free: free)
+        with pytest.raises(Started, match=f"^{ranks}$"):
+            engine_calibrate.measure_operators()
+
+
 def test_a_calibration_that_takes_too_long_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_calibrate, "LIMIT_SECONDS", 0.0)
     with pytest.raises(RuntimeError, match="did not end within 0 s"):

@@ -1,7 +1,10 @@
 """Conversion of pickled checkpoints, in a process of its own, and its refusals."""
 
+import json
 import os
 import pickle
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -135,6 +138,65 @@ def test_a_folder_without_checkpoint_or_config_is_refused(source: Path, tmp_path
     (source / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json: is missing"):
         convert(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_checkpoint_of_which_a_shard_is_missing_is_refused(
+    source: Path, tmp_path: Path, lost: int, indexed: bool
+) -> None:
+    names = [f"pytorch_model-{at:05d}-of-00003.bin" for at in (1, 2, 3)]
+    for at, name in enumerate(names, start=1):
+        if at != lost:
+            torch.save({f"layer.{at}": torch.ones(2)}, source / name)
+    index = source / "pytorch_model.bin.index.json"
+    if indexed:
+        index.write_text(json.dumps({"weight_map": {f"layer.{at}": name for at, name in enumerate(names, start=1)}}))
+    done = run_convert(source, tmp_path / "out")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    said = f"'{names[lost - 1]}' is missing" if indexed else "holds 2 of the 3 files pytorch_model-*-of-00003.bin"
+    assert said in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_index_beside_a_whole_checkpoint_may_name_other_files(source: Path, tmp_path: Path) -> None:
+    torch.save({"embed": torch.ones(2)}, source / "pytorch_model.bin")
+    index = source / "pytorch_model.bin.index.json"
+    index.write_text('{"weight_map": {"embed": "pytorch_model-00001-of-00002.bin"}}')
+    assert convert(source, tmp_path / "out")
+    (source / "pytorch_model.bin").rename(source / "pytorch_model-00001-of-00001.bin")
+    index.write_text('{"weight_map": ["embed"]}')
+    with pytest.raises(ValueError, match=r"index\.json: has no weight_map"):
+        convert(source, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        (torch.eye(3).to_sparse(), "sparse"),
+        (torch.ones(2, dtype=torch.complex128), "complex128"),
+    ],
+)
+def test_a_tensor_that_safetensors_cannot_hold_is_named(
+    source: Path, tmp_path: Path, tensor: torch.Tensor, kind: str
+) -> None:
+    torch.save({"mask": tensor}, source / "pytorch_model.bin")
+    done = run_convert(source, tmp_path / "out")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"tensor 'mask' is {kind}, which safetensors cannot hold" in done.stderr
+
+
+def test_a_disk_that_is_full_is_said_in_one_line(source: Path, tmp_path: Path) -> None:
+    def small_files() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    torch.save({"embed": torch.ones(1 << 20)}, source / "pytorch_model.bin")
+    command = [sys.executable, "-m", "engine.tools.convert", str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, preexec_fn=small_files)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "cannot be written" in done.stderr and "File too large" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_converted_weights_are_on_disk_before_they_have_their_names(source: Path, tmp_path: Path) -> None:

@@ -44,6 +44,40 @@ def test_special_tokens_are_those_of_the_configuration(tmp_path: Path) -> None:
     assert ids[-1] == 2 and ids[0] != 1
 
 
+@pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json"])
+def test_tokens_added_to_the_model_are_matched_as_a_whole(tmp_path: Path, place: str) -> None:
+    folder = folder_with(tmp_path, TOKENIZER_CONFIG)
+    size = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model")).get_piece_size()
+    ids = {"<|im_end|>": size + 1, "<|im_start|>": size}
+    if place == "added_tokens.json":
+        (folder / place).write_text(json.dumps(ids))
+    else:
+        listed = {"0": {"content": "<unk>", "special": True}, "1": {"content": "<s>", "special": True}}
+        listed |= {str(index): {"content": text, "special": True, "normalized": True} for text, index in ids.items()}
+        (folder / place).write_text(json.dumps(TOKENIZER_CONFIG | {"added_tokens_decoder": listed}))
+    convert_folder(folder)
+    fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    run = fast.encode("run", add_special_tokens=False).ids
+    assert fast.encode("<|im_start|>run<|im_end|>").ids == [1, size, *run, size + 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("added_tokens.json", {"<|x|>": 9999}, "added token '<|x|>' has the id 9999, the fast tokenizer would give"),
+        ("added_tokens.json", {"<|x|>": "9"}, "added_tokens.json: '<|x|>': got '9', expected its token id"),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"900": "<|x|>"}}, "added_tokens_decoder: '900' has no"),
+    ],
+)
+def test_added_tokens_that_cannot_keep_their_ids_are_named(
+    tmp_path: Path, name: str, content: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_with(tmp_path)
+    (folder / name).write_text(json.dumps(content))
+    assert main([str(folder)]) == 2
+    assert said in capsys.readouterr().err and not (folder / "tokenizer.json").exists()
+
+
 def test_a_tokenizer_that_would_differ_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # This normalizer takes a carriage return and line feed for two characters, the fast one for one.
     folder = folder_with(tmp_path, TOKENIZER_CONFIG, rule="nmt_nfkc", remove_extra_whitespaces=False)

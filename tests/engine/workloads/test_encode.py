@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
 from engine.correctness.embeddings import pooled
+from engine.inference.weights import load_shard
 from engine.models.weights import write_folder
+from engine.prompts.tokens import padded_batch
+from engine.workloads.encode import Encoder
 from reports.correctness.embeddings import embedding_noise_of, embeddings_of
 from reports.correctness.embeddings_judge import judge_embeddings
 from tests.support.answers.prompted_runs import (
@@ -229,3 +233,28 @@ def test_how_a_folder_says_what_it_wants(folder: Path, said: Any, pooling: Any, 
     else:
         with pytest.raises(ValueError, match=refused):
             check_pooling(context, work)
+
+
+@pytest.mark.parametrize("named", [None, "mean", "cls", "max"])
+def test_a_server_pools_as_the_models_folder_says(folder: Path, named: str | None) -> None:
+    from engine.answering.rank import encoder_answers
+
+    model = folder / "model"
+    (model / "1_Pooling").mkdir(parents=True)
+    if named is not None:
+        (model / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": named}))
+    manifest = TINY.model_copy(update={"folder": str(model)})
+    context = made_context(folder, manifest, made_measurement(folder, random_work())[1])
+    settings: Any = SimpleNamespace(dtype="float32", max_sequences=2)
+    if named == "max":
+        with pytest.raises(ValueError, match=r"wants max .* which is not computed"):
+            encoder_answers(settings, context)
+        return
+    with torch.inference_mode():
+        answer = encoder_answers(settings, context)
+        shard = load_shard(context, torch.float32)
+        pooling = "first" if named == "cls" else "mean"
+        encoder = Encoder(shard, context.communicators.pipeline, 2, EncodeWorkload(pooling=pooling))
+        wanted = encoder.encode(padded_batch([[5, 6, 7], [8]], context.device))[0].vectors
+        found = answer([[5, 6, 7], [8]], 0)["vectors"]
+    assert wanted is not None and np.allclose(found, wanted.numpy(), atol=1e-6)
