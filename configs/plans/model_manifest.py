@@ -10,6 +10,8 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 
 WEIGHT_INDEX = "model.safetensors.index.json"
 """The file that names the file of each tensor, where a model has several."""
+POOLING = "1_Pooling/config.json"
+"""The file in which a model of sentence-transformers says how token states become one vector."""
 
 
 class ModelFile(Frozen):

@@ -33,10 +33,10 @@ def encodes(config: "ModelConfig") -> bool:
 
 def encoder_answers(settings: "ServingSettings", context: "Context") -> AnswerPrompts:
     """Return what answers with vectors. Raises ValueError for a model that pools in a way that is not computed."""
+    from configs.plans.pooling import pooling_of
     from configs.workloads.encode import EncodeWorkload
     from engine.inference.weights import finalize_weights, load_shard
     from engine.models.weights import DTYPES, required_manifest
-    from engine.prompts.pooling import pooling_of
     from engine.prompts.tokens import padded_batch
     from engine.workloads.encode import Encoder
 

@@ -25,6 +25,7 @@ from configs.common.base import write_atomically
 from configs.common.files.flushing import flush_file
 from configs.common.files.reading import PLAN_BYTES, brief, read_json_object
 from configs.common.printable import printable
+from configs.plans.model_manifest import POOLING
 
 COPIED = (
     "config.json",
@@ -38,6 +39,7 @@ COPIED = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    POOLING,
 )
 WEIGHTS = "model.safetensors"
 WHOLE = "pytorch_model.bin"
@@ -68,6 +70,7 @@ def convert(source: Path, destination: Path) -> list[Path]:
     destination.mkdir(parents=True, exist_ok=True)
     written = write_weights(_separate(tensors), destination)
     for name in copied:
+        (destination / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, destination / name)
     return [*written, *(destination / name for name in copied)]
 

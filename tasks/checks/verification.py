@@ -16,6 +16,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel
+from configs.plans.pooling import pooling_of
 from configs.records.record import Record, Status, read_record
 from configs.spec.experiments import Correctness
 from configs.spec.measuring import Measuring
@@ -173,10 +174,13 @@ def _plan(
     prompts: Path,
     run: RunPaths,
 ) -> Plan:
+    workload = _workload_of(manifest)(prompts=str(prompts.absolute()), batch_size=asked.batch_size or BATCH_SIZE)
+    if isinstance(workload, EncodeWorkload):
+        workload = workload.model_copy(update={"pooling": pooling_of(manifest) or workload.pooling})
     study = StudySpec(
         study=NAME,
         models=[spec],
-        workload=_workload_of(manifest)(prompts=str(prompts.absolute()), batch_size=asked.batch_size or BATCH_SIZE),
+        workload=workload,
         experiments={NAME: experiment},
         measuring=Measuring(
             repeats=1,

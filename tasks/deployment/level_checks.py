@@ -16,6 +16,7 @@ from configs.inputs.prompts import PromptLine, numbered_prompts
 from configs.plans.packing import pack_launches
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
+from configs.plans.pooling import pooling_of
 from configs.records.record import Record
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
@@ -109,7 +110,7 @@ def _plan(
     positions = min(positions, limit) if isinstance(limit, int) and limit > 0 else positions
     file = made_prompts(manifest, run, _PROMPTS, _NEW_TOKENS, positions - _NEW_TOKENS)
     workload: dict[str, Any] = {"kind": kind, "prompts": str(file), "batch_size": 1}
-    workload |= {} if kind == "encode" else {"new_tokens": _NEW_TOKENS}
+    workload |= {"pooling": pooling_of(manifest) or "mean"} if kind == "encode" else {"new_tokens": _NEW_TOKENS}
     layout = {"tp": tp, "nodes": nodes} if tp > 1 else {}
     experiment = {"kind": "compression", "passes": list(levels) or ["balanced"], "dtypes": [dtype], "baseline": layout}
     told = target.model_dump(exclude_defaults=True) | {"kind": target.kind}

@@ -22,7 +22,7 @@ from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
 from configs.families.numbers import MAX_LAYERS, check_finite
 from configs.families.tensors import embedding_name, names_in_file
-from configs.plans.model_manifest import WEIGHT_INDEX
+from configs.plans.model_manifest import POOLING, WEIGHT_INDEX
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -78,11 +78,12 @@ class FileHashes:
 
 
 def file_names(folder: Path) -> list[str]:
-    """Names of the files directly in the folder; what lies deeper belongs to other formats.
+    """Names of the files directly in the folder, and how it pools; what else lies deeper belongs to other formats.
 
     Raises ValueError for a model's file that is a pipe, a device or a broken link, or is beyond a tokenizer's size.
     """
     names = sorted(entry.name for entry in folder.iterdir() if not entry.is_dir())
+    names += [POOLING] if os.path.lexists(folder / POOLING) else []
     for name in described_by(names):
         _check_readable(folder / name, _DESCRIPTION_BYTES)
     for name in names:
@@ -99,14 +100,17 @@ def _check_readable(path: Path, max_bytes: int | None) -> None:
 
 
 def described_by(names: Iterable[str]) -> list[str]:
-    """Which of the names describe the model: configuration and tokenizer."""
+    """Which of the names describe the model: configuration, tokenizer, and how an encoder pools."""
     return sorted(
         name
         for name in names
-        if "/" not in name
-        and "\\" not in name
-        and not name.startswith(".")
-        and (name.endswith((".json", *_TOKENIZER_ENDINGS)) or name in _TOKENIZER_NAMES)
+        if name == POOLING
+        or (
+            "/" not in name
+            and "\\" not in name
+            and not name.startswith(".")
+            and (name.endswith((".json", *_TOKENIZER_ENDINGS)) or name in _TOKENIZER_NAMES)
+        )
     )
 
 

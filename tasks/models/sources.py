@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeGuard
 
 from configs.common.base import SCHEMA_VERSION, content_hash, expanded, write_atomically
 from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_model, read_text
 from configs.common.printable import printable
 from configs.hardware.architectures import ARCHITECTURES
-from configs.plans.model_manifest import WEIGHT_INDEX, ModelFile, ModelManifest
+from configs.plans.model_manifest import POOLING, WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion
 from tasks.models.conversion import add_fast_tokenizer, run_converter
 from tasks.models.folder import (
@@ -234,12 +235,12 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
     folder = place / "files"
     # Without the lock: a cache that is whole may be read-only.
     manifest = _cached(identity, cache)
-    if manifest is not None:
+    if _is_whole(manifest, snapshot):
         return manifest
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(place / "lock", identity):
         manifest = _cached(identity, cache)
-        if manifest is not None:
+        if _is_whole(manifest, snapshot):
             return manifest
         # The client names parts anew each time, so those of a killed process serve no one.
         for part in place.glob("*/.cache/huggingface/download/*.incomplete"):
@@ -257,6 +258,11 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         manifest = ModelManifest(identity=identity, source="hub", folder=str(folder), files=files, config=config)
         save_manifest(manifest, cache)
         return manifest
+
+
+def _is_whole(manifest: ModelManifest | None, snapshot: Snapshot) -> TypeGuard[ModelManifest]:
+    """Whether a cached model has all its files: earlier versions did not fetch how an encoder pools."""
+    return manifest is not None and (POOLING in manifest.files or POOLING not in snapshot.files)
 
 
 @contextmanager
@@ -299,6 +305,7 @@ def _convert(snapshot: Snapshot, pickled: list[str], place: Path, hashes: FileHa
         raise ModelContentError(f"{identity}: not converted to safetensors: {error}") from error
     for name in described_by(snapshot.files):
         if not (folder / name).exists() and not name.endswith(".bin.index.json"):
+            (folder / name).parent.mkdir(exist_ok=True)
             shutil.move(original / name, folder / name)  # such as sentence_bert_config.json
     _log.warning("%s: pickled weights (%s) converted to safetensors", identity, ", ".join(pickled))
     shutil.rmtree(original)

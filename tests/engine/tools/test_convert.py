@@ -45,13 +45,17 @@ def test_shards_and_shared_tensors_are_converted(source: Path, tmp_path: Path) -
     shared = torch.randn(4, 3)
     torch.save({"embed": shared, "head": shared, "part": shared[1:].T}, source / "pytorch_model-00001-of-00002.bin")
     torch.save({"norm": torch.ones(3, dtype=torch.bfloat16)}, source / "pytorch_model-00002-of-00002.bin")
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     done = run_convert(source, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert (tmp_path / "out" / "1_Pooling" / "config.json").read_text() == '{"pooling_mode": "cls"}'
     assert torch.equal(tensors["embed"], shared) and torch.equal(tensors["head"], shared)
     assert torch.equal(tensors["part"], shared[1:].T)
     assert tensors["norm"].dtype == torch.bfloat16
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "1_Pooling",
         "config.json",
         "model.safetensors",
         "tokenizer.json",

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from configs.common.execution import Layout
+from configs.plans.model_manifest import POOLING, read_model_manifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel, ServingBundle
@@ -241,6 +242,19 @@ def test_levels_of_a_model_cut_over_the_gpus_of_a_host_are_measured(
     target = SshTarget.model_validate({"name": "there", "hosts": hosts})
     plan, _ = _plan(model, target, (), "float32", RunPaths(tmp_path / "run"), tp, nodes, 64, 20.0)
     assert {(cell.layout.tp, cell.nodes) for cell in plan.cells.values() if cell.engine == "rankwise"} == {(tp, nodes)}
+
+
+def test_levels_of_an_encoder_pool_as_it_says(tmp_path: Path) -> None:
+    """Each cell of a model that takes the first token's state was refused, as it asked for the mean."""
+    model = resolved_model("synthetic:bert-1m@0", tmp_path / "cache", tmp_path)
+    manifest = read_model_manifest(Path(model.manifest))
+    run, target = RunPaths(tmp_path / "run"), LocalTarget(device="cpu")
+    plans = [_plan(model, target, (), "float32", run, 1, 1, 64, 20.0)[0]]
+    (Path(manifest.folder) / "1_Pooling").mkdir()
+    (Path(manifest.folder) / POOLING).write_text('{"pooling_mode": "cls"}')
+    plans.append(_plan(model, target, (), "float32", run, 1, 1, 64, 20.0)[0])
+    found = [{cell.workload.model_dump()["pooling"] for cell in plan.cells.values()} for plan in plans]
+    assert found == [{"mean"}, {"first"}]
 
 
 @pytest.mark.parametrize(("group_timeout", "measured"), [(20.0, 60.0), (90.0, 90.0)])

@@ -14,13 +14,15 @@ import huggingface_hub
 import pytest
 
 from configs.common.base import sha256_of_file
-from configs.plans.model_manifest import ModelManifest
+from configs.plans.model_manifest import POOLING, ModelManifest
+from configs.plans.pooling import pooling_of
 from tasks.models import hub as hub_module
 from tasks.models.sources import (
     TransientFetchError,
     _locked,
     manifest_path,
     resolve_model,
+    save_manifest,
     verify_manifest,
 )
 from tests.support.run_folders.studies import wait_until
@@ -112,6 +114,26 @@ def test_repository_is_fetched_once(
     watched.clear()
     assert resolve_model("acme/tiny", commit, cache, base) == manifest
     assert hub.requests == [] and watched == []
+
+
+def test_how_an_encoder_pools_is_fetched_too(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer]
+) -> None:
+    """Vectors of a model from the hub were always means; one that an earlier version fetched is completed."""
+    folder = make_model(tmp_path / "served")
+    (folder / "1_Pooling").mkdir()
+    (folder / POOLING).write_text('{"pooling_mode_cls_token": true}')
+    serve(folder)
+    manifest = resolve_model("acme/tiny", "main", cache, base)
+    assert pooling_of(manifest) == "first" and POOLING in manifest.files
+    (Path(manifest.folder) / POOLING).unlink()
+    files = {name: file for name, file in manifest.files.items() if name != POOLING}
+    save_manifest(manifest.model_copy(update={"files": files}), cache)
+    assert resolve_model("acme/tiny", "main", cache, base) == manifest
+    local = resolve_model(str(folder), None, cache, base)
+    (folder / POOLING).write_text('{"pooling_mode_mean_tokens": true}')
+    other = resolve_model(str(folder), None, cache, base)
+    assert pooling_of(local) == pooling_of(other) == "mean" and local.identity != other.identity
 
 
 def test_nothing_is_written_to_a_cache_that_is_whole(

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from configs.common.execution import Layout
 from configs.inputs.prompts import numbered_prompts, read_prompts
+from configs.plans.model_manifest import POOLING, read_model_manifest
 from configs.plans.paths import RunPaths
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.prompted import PromptedWorkload
@@ -311,6 +312,18 @@ def test_a_model_with_a_tokenizer_gets_texts_of_mixed_lengths(tmp_path: Path) ->
     # One prompt is repeated to the model's limit, here 2,048 positions.
     assert workload.longest_tokens == 2048 - NEW_TOKENS
     assert not (run.folder / "model").exists()
+
+
+def test_an_encoder_is_verified_with_the_pooling_that_it_names(tmp_path: Path) -> None:
+    asked = VerificationSpec("synthetic:bert-1m@0")
+    found = []
+    for name in ("mean", "cls"):
+        verification = prepare_verification(asked, RunPaths(tmp_path / name), tmp_path / "cache", tmp_path, None)
+        found.append({cell.workload.model_dump()["pooling"] for cell in verification.plan.cells.values()})
+        manifest = read_model_manifest(Path(verification.plan.models[0].manifest))
+        (Path(manifest.folder) / "1_Pooling").mkdir(exist_ok=True)
+        (Path(manifest.folder) / POOLING).write_text('{"pooling_mode": "cls"}')
+    assert found == [{"mean"}, {"first"}]
 
 
 @pytest.mark.parametrize("architecture", ["bert-1m", "t5-1m"])
