@@ -25,6 +25,7 @@ from configs.common.base import plain_integer, write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import MIB, read_model, read_tail
 from configs.common.printable import plural
+from configs.common.system.cores import usable_cores
 from configs.common.system.proc import read_fields
 from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement, Progress
@@ -168,7 +169,7 @@ def _check(config: BenchmarkConfig) -> None:
         raise ValueError(f"dtype: {config.dtype!r} is not one of {', '.join(_ITEM_BYTES)}")
     model = ModelConfig.parse(config.model())
     check_degrees(model, config.world_size, pp=1)
-    accelerators, cores = torch.cuda.device_count(), len(os.sched_getaffinity(0))
+    accelerators, cores = torch.cuda.device_count(), usable_cores()
     if accelerators and config.world_size > accelerators:
         raise ValueError(
             f"world_size: {config.world_size} ranks need an accelerator each, and this machine has {accelerators}; "

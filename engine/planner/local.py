@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from configs.common.system.cores import usable_cores
 from configs.common.system.proc import read_fields
 from configs.hardware.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
 from configs.hardware.catalog import accelerator
@@ -198,7 +199,7 @@ def local_devices(target: Resources) -> tuple[LocalAccelerator, ...]:
 
 def local_ranks(target: Resources, cores_per_rank: int) -> int:
     """Return how many ranks this machine holds for a target: one for each device, or as many as its cores allow."""
-    held = len(local_devices(target)) or len(os.sched_getaffinity(0)) // cores_per_rank
+    held = len(local_devices(target)) or usable_cores() // cores_per_rank
     return min(held, target.max_ranks or held)
 
 

@@ -3,7 +3,6 @@
 sizes = server_sizes(AskedSizes(layout=Layout(tp=2)), architecture, "my-llama", cache)
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from math import ceil
 from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
+from configs.common.system.cores import usable_cores
 from configs.common.system.memory import host_memory_available
 from configs.hardware.hardware import Machine
 from configs.serving.settings import BLOCK_POSITIONS
@@ -138,4 +138,4 @@ def _cores_per_rank(ranks: int, devices: tuple[LocalAccelerator, ...]) -> int:
     if len(devices) not in (0, *range(ranks, 1 + len(devices))):
         there = f"{len(devices)} GPU{'' if len(devices) == 1 else 's'}"
         raise ValueError(f"{ranks} ranks, but {there}; use fewer ranks, or --device cpu")
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    return max(1, usable_cores() // ranks)

@@ -20,7 +20,9 @@ import psutil
 
 from configs.common.base import canonical_json, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_json_object, read_model
+from configs.common.printable import plural
 from configs.common.secrets import redacted
+from configs.common.system.cores import quota_cores, usable_cores
 from configs.hardware.catalog import accelerator, instance
 from configs.hardware.hardware import Accelerator
 from configs.plans.model_manifest import ModelManifest
@@ -172,7 +174,9 @@ def _held_by(target: LocalTarget, cell: Cell) -> str:
     limit = f", max_ranks: {target.max_ranks}" if target.max_ranks else ""
     if devices:
         return f"{device_text(devices)}, one per rank{limit}; `device: cpu` measures on the cores instead"
-    return f"{len(os.sched_getaffinity(0))} cores, {cell.cores_per_rank} per rank{limit}"
+    cores, quota = usable_cores(), quota_cores()
+    limit += f"; the container's CPU quota is {quota:g}" if quota is not None and int(quota) <= cores else ""
+    return f"{plural(cores, 'core')}, {cell.cores_per_rank} per rank{limit}"
 
 
 def _price_problems(plan: Plan) -> list[str]:

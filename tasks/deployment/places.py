@@ -8,7 +8,6 @@
 What a host does for a job by SSH (`slurm.ssh.node_program`) is done here for services, on this machine too.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from configs.common.files.reading import parse_model
+from configs.common.system.cores import usable_cores
 from configs.serving.deployment import ServiceState
 from configs.targets.target import SshTarget
 from slurm.ssh import node_files, node_program
@@ -97,7 +97,7 @@ class LocalPlace:
 
     def cores(self) -> int:
         """Return the cores that this process may use."""
-        return len(os.sched_getaffinity(0))
+        return usable_cores()
 
     def memory_bytes(self) -> int:
         """Return the memory that is free now."""

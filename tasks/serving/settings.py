@@ -3,11 +3,11 @@
 settings = make_settings(ServerRequest(model="./my-llama", layout=Layout(tp=2)), folder, cache, base)
 """
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from configs.common.execution import Compression, Dtype, Layout
+from configs.common.system.cores import usable_cores
 from configs.plans.plan import PlannedModel
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS, ServingLimits, ServingSettings
 from engine.planner.architecture import Architecture
@@ -135,7 +135,7 @@ def _without_cache(
         port=asked.port,
         dtype=asked.dtype,
         device=asked.device,
-        cores_per_rank=asked.cores_per_rank or len(os.sched_getaffinity(0)),
+        cores_per_rank=asked.cores_per_rank or usable_cores(),
         max_length=length,
         max_sequences=asked.max_sequences,
         max_step_tokens=max(asked.max_sequences, ServingSettings.model_fields["max_step_tokens"].default),

@@ -26,6 +26,7 @@ from packaging.requirements import Requirement
 from configs.common.files.reading import read_text
 from configs.common.printable import plural
 from configs.common.secrets import without_password
+from configs.common.system.cores import quota_cores
 from configs.spec.measuring import Profiler
 from slurm.launcher.profilers import why_not
 
@@ -101,11 +102,13 @@ def _normal(name: str) -> str:
 def check_cores_and_memory() -> list[DoctorCheck]:
     """Check the cores and memory available to this process."""
     allowed, whole = len(os.sched_getaffinity(0)), os.cpu_count()
-    quota = _cgroup_cores()
+    quota = quota_cores()
     cores = DoctorCheck("cores", "ok", f"{allowed} of {whole} available")
     if quota is not None and quota < allowed:
         detail = f"{cores.detail}, but the container's CPU quota is {quota:g} core{'s' if quota != 1 else ''}"
-        cores = DoctorCheck("cores", "warning", detail, "use no more ranks than that, or raise the container's limit")
+        cores = DoctorCheck(
+            "cores", "warning", detail, "studies take no more ranks than that; raise the container's limit for more"
+        )
     memory = psutil.virtual_memory()
     free = memory.available
     limit = _cgroup_number("memory.max")
@@ -117,15 +120,6 @@ def check_cores_and_memory() -> list[DoctorCheck]:
     if free < 2 * _GIB:
         return [cores, DoctorCheck("memory", "warning", detail, "end other programs; the quickstart needs about 2 GiB")]
     return [cores, DoctorCheck("memory", "ok", detail)]
-
-
-def _cgroup_cores() -> float | None:
-    """Return the CPU controller's quota in cores: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
 
 
 def _cgroup_number(name: str) -> int | None:

@@ -11,7 +11,6 @@ it. Refusals of the engine that depend on the model are predicted here from its 
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from pydantic import ValidationError
 from configs.common.base import WrongArgument, write_atomically
 from configs.common.execution import Layout, Strategy
 from configs.common.files.reading import read_text
+from configs.common.system.cores import usable_cores
 from configs.hardware.architectures import ARCHITECTURES
 from configs.spec.cell import Cell
 from configs.spec.study import parse_study, study_yaml
@@ -61,7 +61,7 @@ def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -
     if request.mode != "training":
         raise ValueError("--benchmark-out: supports training only. Leave --mode out")
     architecture = find_model(request.model, cache_folder())
-    here = LocalRanks(len(os.sched_getaffinity(0)), local_accelerators(), psutil.virtual_memory().total)
+    here = LocalRanks(usable_cores(), local_accelerators(), psutil.virtual_memory().total)
     text, comments = benchmark(request, architecture, hardware, file.absolute().parent, here)
     if file.exists() and not (file.is_file() and read_text(file) == text):  # somebody has edited it since
         raise WrongArgument(f"--benchmark-out: {file}: exists already with other content. Choose another name")

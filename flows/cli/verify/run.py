@@ -1,12 +1,12 @@
 """Implementation of `rankwise verify`, from the request to the exit code; see `flows.cli.verify.command`."""
 
-import os
 import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.common.system.cores import usable_cores
 from configs.plans.paths import RunPaths
 from configs.records.record import Record, Status
 from configs.targets.target import LocalTarget
@@ -120,7 +120,7 @@ def verified(
     except ValueError as error:
         # The study is ours: its user named a model, and no place in a list.
         return VerificationOutcome(NOT_SUPPORTED, str(error).replace("models[0].id: ", "")), None, None
-    devices, cores = local_devices(LocalTarget()), len(os.sched_getaffinity(0))
+    devices, cores = local_devices(LocalTarget()), usable_cores()
     if devices and asked.layout.ranks > len(devices):
         reason = (
             f"--layout: {asked.layout.ranks} ranks, but this machine has {device_text(devices)}, one for each rank. "

@@ -347,6 +347,16 @@ def test_another_server_behind_an_endpoint_is_another_environment(tmp_path: Path
         check_environment(run, accept=False, targets=[EndpointTarget.model_validate(before | edited)])
 
 
+def test_a_container_holds_the_ranks_of_its_cpu_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks in the quota of one measured how long each waits for the other's turn."""
+    for module in ("configs.common.system.cores", "tasks.checks.machine"):
+        monkeypatch.setattr(f"{module}.quota_cores", lambda: 1.5)
+    grid = {"grid": {"kind": "sweep", "over": {"dp": [1, 2]}}}
+    said = r"dp 2: 2 ranks, but target local holds 1 \(1 core, 1 per rank; the container's CPU quota is 1.5\)"
+    with pytest.raises(StudyError, match=said):
+        check_resources(plan_of({"name": "local"}, experiments=grid), tmp_path)
+
+
 @pytest.mark.parametrize(
     "edited", [{"launcher": "deepspeed"}, {"setup": ["module load cuda/12"]}, {"gpus_per_node": 1}], ids=str
 )
