@@ -22,3 +22,12 @@ def test_a_provider_that_cannot_be_searched_is_no_success(
     monkeypatch.setattr(nodes, "providers_at_hand", lambda: [SimpleNamespace(name="aws")])
     done = CliRunner().invoke(app, ["reap", "--dry-run", "--provider", named])
     assert done.exit_code == code and message in done.output and "removed 0" not in done.output
+
+
+def test_providers_of_which_none_can_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said that no provider could not be asked, which is that each could."""
+    monkeypatch.setattr(nodes, "providers_at_hand", list)
+    for command in (["reap", "--dry-run"], ["nodes", "list"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 1
+        assert done.stderr == "no provider could be asked: credentials are missing or refused\n"
