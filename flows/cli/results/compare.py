@@ -47,7 +47,8 @@ def compare_runs(
 ) -> int:
     """Compare a run with another, with a baseline of the history, or its own variants; return the exit code.
 
-    With `baseline`, `first` is the newer run. Raises ValueError for runs that cannot be compared.
+    With `baseline`, `first` is the newer run. Raises ValueError for runs that cannot be compared, WrongArgument for a
+    baseline that is not there.
     """
     if sum(given is not None for given in (second, baseline, within)) != 1:
         return _refused("RUN: expected two run folders, or one and --baseline NAME or --within EXPERIMENT")
@@ -195,7 +196,7 @@ def history_show(
 ) -> int:
     """Print the cells of a run (name or number), or one cell (key or name) over the runs; return the exit code.
 
-    `plot`: also plot the cell's figure over the runs. Raises ValueError for an unknown name.
+    `plot`: also plot the cell's figure over the runs. Raises WrongArgument for an unknown name.
     """
     kind = next((kind for kind in FIGURE_KINDS if kind.name == figure), None)
     if kind is None:
