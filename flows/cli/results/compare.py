@@ -68,6 +68,8 @@ def compare_runs(
         with open_history(file) as history:
             before = history.run(baseline).figures
         after = read_run(first)
+        if _is_same_run(before, after):  # its ratios are 1: a check that could never fail
+            return _refused(f"--baseline {baseline}: is {first} itself, expected another run")
     else:
         assert second is not None
         before, after = read_run(first), read_run(second)
@@ -128,6 +130,11 @@ def _between(file: Path, before: RunFigures, after: RunFigures) -> Mapping[str, 
     with open_history(file) as history:
         kept = [run.figures for run in history.runs(keys)]
     return between_runs([run for run in kept if run.started_at != after.started_at], keys)
+
+
+def _is_same_run(before: RunFigures, after: RunFigures) -> bool:
+    """Whether a history would keep both under one number, although one of them may have grown or moved."""
+    return before.started_at is not None and (before.study, before.started_at) == (after.study, after.started_at)
 
 
 def _history_beside(folder: Path) -> Path:

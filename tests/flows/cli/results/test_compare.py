@@ -74,6 +74,20 @@ def test_a_baseline_outlives_its_run_folder(runs: Path, capsys: pytest.CaptureFi
     assert compare_runs(runs / "again", None, baseline="main", history_file=file) == 0
 
 
+def test_a_baseline_that_is_the_run_itself_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its ratios are 1, so that a check in CI passed for good; also where the run has grown since, or was moved."""
+    later = next((runs / "slow" / "records").glob("*/r9-a1.json"))
+    content = later.read_text()
+    later.unlink()
+    history_add(runs / "slow", "main")
+    later.write_text(content)
+    (runs / "slow").rename(runs / "moved")
+    file = runs / "out.md"
+    assert compare_runs(runs / "moved", None, baseline="main", markdown_file=file) == 2
+    assert capsys.readouterr().err.endswith(f"--baseline main: is {runs / 'moved'} itself, expected another run\n")
+    assert not file.exists()
+
+
 def test_a_name_that_the_history_does_not_have_is_a_wrong_argument(runs: Path) -> None:
     history_add(runs / "first", "main")
     named = ["--history", str(runs / "history.sqlite")]
