@@ -165,14 +165,16 @@ _MOST_LOOKS = 20
 
 
 def lower_priority() -> None:
-    """A lower priority for every thread of this process, and for its session.
+    """A lower priority for every thread of this process, and for its session; one that is lower already stays.
+
+    Raising one again takes a privilege: without it, a server that was started under `nice -n 19` ended here.
 
     Linux keeps the nice value by thread, and where it schedules by session it counts only among the
     session's own, unless the session is lowered too: https://man7.org/linux/man-pages/man7/sched.7.html
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE))
-    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    _lowered(threading.get_native_id())
     # A thread that was not reached yet may start another one meanwhile, which has its priority.
     for _ in range(_MOST_LOOKS):
         if not any([_lowered(int(thread.name)) for thread in Path("/proc/self/task").iterdir()]):
@@ -180,9 +182,9 @@ def lower_priority() -> None:
 
 
 def _lowered(thread: int) -> bool:
-    """Whether the thread had another priority until now."""
+    """Whether the thread had a higher priority until now."""
     with contextlib.suppress(ProcessLookupError):
-        if os.getpriority(os.PRIO_PROCESS, thread) != NICE:
+        if os.getpriority(os.PRIO_PROCESS, thread) < NICE:
             os.setpriority(os.PRIO_PROCESS, thread, NICE)
             return True
     return False

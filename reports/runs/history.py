@@ -157,7 +157,8 @@ class RunHistory:
     def add(self, run: RunFigures, name: str | None = None) -> Added:
         """Keep a run, once however often it is added; `name` stands for it from now on.
 
-        Raises ValueError where the run has no figure at all, or the name could be taken for a number or a key.
+        Raises ValueError where the run has no figure at all, WrongArgument for a name that could be taken for a number
+        or a key.
         """
         if not any(cell.completed for cell in run.cells.values()):
             raise ValueError(f"{run.name}: no cell of this run has a figure; nothing to keep")
@@ -258,11 +259,11 @@ class RunHistory:
         return {row[1]: _cell_of(row[1:], figures[row[1]]) for row in self._connection.execute(query, values)}
 
     def run(self, name: str) -> KeptRun:
-        """The run of a name or number. Raises ValueError that lists the names there are."""
+        """The run of a name or number. Raises WrongArgument that lists the names there are."""
         number = self._number(name)
         if number is None:
             names = [row[0] for row in self._connection.execute("SELECT name FROM names ORDER BY name")]
-            raise ValueError(f"no run in the history is called {name}; there are: {', '.join(names) or 'no names'}")
+            raise WrongArgument(f"no run in the history is called {name}; there are: {', '.join(names) or 'no names'}")
         return self._select("WHERE id = :number", number=number)[0]
 
     def _number(self, name: str) -> int | None:
@@ -274,7 +275,7 @@ class RunHistory:
     def run_or_key(self, text: str) -> KeptRun | str:
         """The run of a name or number, else the key of the one cell whose key begins with, or name holds, a text.
 
-        Raises ValueError where that is none or several, and names those.
+        Raises WrongArgument where that is none or several, and names those.
         """
         if self._number(text) is not None:
             return self.run(text)
@@ -288,16 +289,16 @@ class RunHistory:
         why = (
             f"could be any of {len(found)} cells; give more of its key or name:{listed}" if found else "no run or cell"
         )
-        raise ValueError(
+        raise WrongArgument(
             f"{text}: {why}" + ("" if found else " of the history is called so; see rankwise history list")
         )
 
 
 def _check_name(name: str, run: RunFigures) -> None:
     if not name.strip() or name != name.strip() or name.isdecimal() or not name.isprintable():
-        raise ValueError(f"--as {name!r}: a name is text, not empty and not a number alone. Use one such as main")
+        raise WrongArgument(f"--as {name!r}: a name is text, not empty and not a number alone. Use one such as main")
     if any(key.startswith(name) for key in run.cells) and len(name) >= 4:
-        raise ValueError(f"--as {name}: could be taken for the key of a cell. Use a name such as main")
+        raise WrongArgument(f"--as {name}: could be taken for the key of a cell. Use a name such as main")
 
 
 def _content(run: RunFigures) -> str:

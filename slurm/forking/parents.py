@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -252,4 +253,7 @@ def _end_all() -> None:
         _parents.popitem()[1].end()
 
 
-atexit.register(end_parents)
+@atexit.register
+def _end_parents_at_exit() -> None:
+    with suppress(KeyboardInterrupt):  # a second Ctrl-C: parents end with this process
+        end_parents()

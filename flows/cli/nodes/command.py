@@ -290,9 +290,8 @@ def _asked_providers(named: Collection[str] = ()) -> "list[Provider]":
     found = [each for each in providers_at_hand() if not named or each.name in named]
     silent = [name for name in named if name not in {each.name for each in found}]
     if silent or not found:
-        raise ValueError(
-            f"{silent[0] if silent else 'no provider'} could not be asked: credentials are missing or refused"
-        )
+        asked = f"{silent[0]} could not be asked" if silent else "no provider could be asked"
+        raise ValueError(f"{asked}: credentials are missing or refused")
     return found
 
 

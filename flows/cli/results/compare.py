@@ -47,7 +47,8 @@ def compare_runs(
 ) -> int:
     """Compare a run with another, with a baseline of the history, or its own variants; return the exit code.
 
-    With `baseline`, `first` is the newer run. Raises ValueError for runs that cannot be compared.
+    With `baseline`, `first` is the newer run. Raises ValueError for runs that cannot be compared, WrongArgument for a
+    baseline that is not there.
     """
     if sum(given is not None for given in (second, baseline, within)) != 1:
         return _refused("RUN: expected two run folders, or one and --baseline NAME or --within EXPERIMENT")
@@ -67,6 +68,8 @@ def compare_runs(
         with open_history(file) as history:
             before = history.run(baseline).figures
         after = read_run(first)
+        if _is_same_run(before, after):  # its ratios are 1: a check that could never fail
+            return _refused(f"--baseline {baseline}: is {first} itself, expected another run")
     else:
         assert second is not None
         before, after = read_run(first), read_run(second)
@@ -127,6 +130,11 @@ def _between(file: Path, before: RunFigures, after: RunFigures) -> Mapping[str, 
     with open_history(file) as history:
         kept = [run.figures for run in history.runs(keys)]
     return between_runs([run for run in kept if run.started_at != after.started_at], keys)
+
+
+def _is_same_run(before: RunFigures, after: RunFigures) -> bool:
+    """Whether a history would keep both under one number, although one of them may have grown or moved."""
+    return before.started_at is not None and (before.study, before.started_at) == (after.study, after.started_at)
 
 
 def _history_beside(folder: Path) -> Path:
@@ -195,7 +203,7 @@ def history_show(
 ) -> int:
     """Print the cells of a run (name or number), or one cell (key or name) over the runs; return the exit code.
 
-    `plot`: also plot the cell's figure over the runs. Raises ValueError for an unknown name.
+    `plot`: also plot the cell's figure over the runs. Raises WrongArgument for an unknown name.
     """
     kind = next((kind for kind in FIGURE_KINDS if kind.name == figure), None)
     if kind is None:

@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from configs.common.base import WrongArgument
 from configs.records.record import SchemaError
 from reports.charts.chart import Chart
 from reports.document.between import history_document
@@ -73,11 +74,11 @@ def test_what_a_text_names(tmp_path: Path) -> None:
         main = history.run_or_key("main")
         assert not isinstance(main, str) and main.number == 1
         assert history.run_or_key("aaaa") == "aaaa1" == history.run_or_key("tiny, aaaa1")
-        with pytest.raises(ValueError, match=r"could be any of 2 cells.*\n  aaaa1  tiny, aaaa1\n"):
+        with pytest.raises(WrongArgument, match=r"could be any of 2 cells.*\n  aaaa1  tiny, aaaa1\n"):
             history.run_or_key("tiny")
-        with pytest.raises(ValueError, match="no run or cell of the history is called so"):
+        with pytest.raises(WrongArgument, match="no run or cell of the history is called so"):
             history.run_or_key("nothing")
-        with pytest.raises(ValueError, match="called nothing; there are: main"):
+        with pytest.raises(WrongArgument, match="called nothing; there are: main"):
             history.run("nothing")
         assert [list(run.figures.cells) for run in history.runs(["aaaa1"])] == [["aaaa1"]]
         assert history.runs(["cccc"]) == []
@@ -86,7 +87,7 @@ def test_what_a_text_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", " x", "12", "a\nb", "aaaa"])
 def test_names_that_could_be_something_else(tmp_path: Path, name: str) -> None:
     with open_history(tmp_path / "h.sqlite", create=True) as history:
-        with pytest.raises(ValueError, match="--as"):
+        with pytest.raises(WrongArgument, match="--as"):
             history.add(at(1), name)
         assert history.runs() == []
 

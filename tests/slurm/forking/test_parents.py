@@ -271,3 +271,21 @@ def test_a_parent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     paths = write_job(tmp_path, [noop_measurement("a")])
     with pytest.raises(OSError, match="fork_parent"):
         parents.launch(Job.model_validate_json(paths.job.read_bytes()), paths.job)
+
+
+def test_a_second_interruption_ends_the_process_without_a_traceback() -> None:
+    """Ctrl-C while it waits for its parents, which end with it: "Exception ignored in atexit callback" was printed."""
+    program = """
+import os, signal
+from slurm.forking import parents
+
+class Impatient:
+    def done(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+parents._ending.append(Impatient())
+print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

@@ -52,3 +52,12 @@ def test_nodes_that_a_study_keeps_are_kept_when_they_are_extended(
     done = CliRunner().invoke(app, ["nodes", "extend", "r", "--hours", "3"])
     assert done.exit_code == 0 and done.stdout.startswith("r: until "), done.output
     assert (why_doomed(machine, tmp_path, False, now) is not None) == doomed
+
+
+def test_providers_of_which_none_can_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said that no provider could not be asked, which is that each could."""
+    monkeypatch.setattr(nodes, "providers_at_hand", list)
+    for command in (["reap", "--dry-run"], ["nodes", "list"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 1
+        assert done.stderr == "no provider could be asked: credentials are missing or refused\n"

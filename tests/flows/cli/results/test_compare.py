@@ -6,8 +6,10 @@ from pathlib import Path
 from xml.etree import ElementTree as xml
 
 import pytest
+from typer.testing import CliRunner
 
 from configs.plans.plan import read_plan
+from flows.cli.main import app
 from flows.cli.results.compare import compare_runs, history_add, history_list, history_show, join_runs
 from tests.support.run_folders.report_runs import generated, node_run, write_record
 from tests.support.run_folders.studies import rankwise, write_study
@@ -70,6 +72,33 @@ def test_a_baseline_outlives_its_run_folder(runs: Path, capsys: pytest.CaptureFi
     history_add(runs / "slow", "main")
     assert "named main (previously run 1)" in capsys.readouterr().out
     assert compare_runs(runs / "again", None, baseline="main", history_file=file) == 0
+
+
+def test_a_baseline_that_is_the_run_itself_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its ratios are 1, so that a check in CI passed for good; also where the run has grown since, or was moved."""
+    later = next((runs / "slow" / "records").glob("*/r9-a1.json"))
+    content = later.read_text()
+    later.unlink()
+    history_add(runs / "slow", "main")
+    later.write_text(content)
+    (runs / "slow").rename(runs / "moved")
+    file = runs / "out.md"
+    assert compare_runs(runs / "moved", None, baseline="main", markdown_file=file) == 2
+    assert capsys.readouterr().err.endswith(f"--baseline main: is {runs / 'moved'} itself, expected another run\n")
+    assert not file.exists()
+
+
+def test_a_name_that_the_history_does_not_have_is_a_wrong_argument(runs: Path) -> None:
+    history_add(runs / "first", "main")
+    named = ["--history", str(runs / "history.sqlite")]
+    for words in (
+        ["compare", str(runs / "slow"), "--baseline", "mian", *named],
+        ["history", "show", "mian", *named],
+        ["history", "show", "99", *named],
+        ["history", "add", str(runs / "slow"), "--as", "12", *named],
+    ):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.output
 
 
 def test_the_history_lies_beside_the_run_folder_however_that_is_named(
