@@ -202,6 +202,7 @@ def test_a_fresh_process_stays_light(module: str, forbidden: set[str]) -> None:
 
 
 READERS_OF_THEIR_OWN = {
+    "configs/common/system/cores.py": "/proc and /sys",
     "configs/common/system/memory.py": "/proc and /sys",
     "configs/common/system/proc.py": "/proc",
     "configs/common/files/flushing.py": "a file or folder, to flush it",
