@@ -29,8 +29,8 @@ tokens/s.
 
 @dataclass(frozen=True)
 class InstanceRequest:
-    """A task. counts: device counts to try, the first that fits is taken; batch_size: per GPU, or in total for
-    inference.
+    """A task. counts: device counts to try, the first that fits and reaches the speed is taken; batch_size: per GPU, or
+    in total for inference.
     """
 
     architecture: Architecture
@@ -216,7 +216,7 @@ def search_instances(
 
 
 def options_on(wish: InstanceRequest, hardware: HardwareCatalog, among: Among) -> InstanceOptions:
-    """Return one option per group of similar instances, each with the fewest devices that fit."""
+    """Return one option per group of similar instances, each with the fewest devices that fit and reach the speed."""
     groups: dict[tuple[object, ...], list[tuple[Machine, Price | None]]] = {}
     for name, machine in hardware.instances().items():
         if among.has(machine):
@@ -227,12 +227,19 @@ def options_on(wish: InstanceRequest, hardware: HardwareCatalog, among: Among) -
     best: dict[tuple[object, ...], InstanceOption] = {}
     for key, members in groups.items():
         count, group = int(str(key[0])), key[1:]
-        if group in best and best[group].fits:
+        if group in best and best[group].fits and best[group].too_slow is None:
             continue  # fewer devices suffice
         option = _option(wish, members, count)
-        if group not in best or option.fits or _lacking(option) < _lacking(best[group]):
+        if group not in best or _is_nearer(option, best[group]):
             best[group] = option
     return InstanceOptions(tuple(sorted(best.values(), key=lambda option: option.order)))
+
+
+def _is_nearer(option: InstanceOption, fewer: InstanceOption) -> bool:
+    """Return whether an option is nearer to the task than one of fewer devices that does not fit or is too slow."""
+    if not (option.fits and fewer.fits):
+        return option.fits or (not fewer.fits and _lacking(option) < _lacking(fewer))
+    return option.too_slow is None or _speed(option) > _speed(fewer)
 
 
 def _alike(machine: Machine, count: int) -> tuple[object, ...]:

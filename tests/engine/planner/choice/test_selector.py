@@ -258,6 +258,27 @@ class TestInstances:
         fastest = max(none["too_slow"], key=lambda each: each["tokens_per_second"])
         assert f"Nothing is fast enough; the nearest, {fastest['instance']}, is predicted" in none["explanation"]
 
+    def test_more_gpus_are_tried_where_the_fewest_that_fit_are_too_slow(self) -> None:
+        """Two GPUs of the instance hold the model and take too long; four do not."""
+
+        def chosen(**asked: Any) -> dict[str, Any]:
+            return SELECTOR.select_hardware_for_task(
+                "text_generation", "llama-2-7b", accelerators=["h100-80gb"], providers=["aws"], **asked
+            )
+
+        speeds = {
+            count: row["tokens_per_second"]
+            for count in (1, 2, 4, 8)
+            for row in chosen(gpu_count=count)["options"]
+            if row["instance"] == "aws/p5.48xlarge"
+        }
+        assert speeds[2] < speeds[4] < speeds[8]
+        found = chosen(max_gpus=8, min_tokens_per_second=(speeds[2] + speeds[4]) / 2)
+        assert (found["instance"], found["gpu_count"]) == ("aws/p5.48xlarge", 4)
+        nothing = chosen(max_gpus=8, min_tokens_per_second=2 * speeds[8])
+        assert nothing["gpu_count"] is None
+        assert max(row["tokens_per_second"] for row in nothing["too_slow"]) == speeds[8]
+
     @pytest.mark.parametrize(
         ("given", "told"),
         [
