@@ -196,24 +196,36 @@ def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
     for cost in costs:
         if cost.result.completed and cost.result.kind.needs_model:
             series.setdefault((without_batch(cost.result.cell), cost.result.device), []).append(cost)
-    gains: dict[str, tuple[Ratio, CellCost, CellCost]] = {}
+    gains: dict[str, tuple[Ratio | None, CellCost, CellCost]] = {}
     for members in series.values():
-        gain = _batch_gain(members)
-        model = members[0].result.model
-        if gain is not None and (model not in gains or gain[0].value > gains[model][0].value):
+        gain, model = _batch_gain(members), members[0].result.model
+        if gain is not None and (model not in gains or _times(gain[0]) > _times(gains[model][0])):
             gains[model] = gain
     for model, (ratio, small, best) in gains.items():
-        cell = best.result.cell
-        basis = f"batch {batch_of(cell):,} against {batch_of(small.result.cell):,} ({cell.place}, {cell.dtype}, "
-        basis += f"{escaped(cell.target)}), same price an hour"
-        if small.usd_per_million and best.usd_per_million:
-            low, high = (cost.usd_per_million.median for cost in (best, small) if cost.usd_per_million)
-            basis += f": ${number(low)} instead of ${number(high)} per million {best.result.work_unit}s"
-        effect = _less(ratio, best.result)
-        yield Saving(f"batch size ({escaped(model)})", EVERY, effect, f"{basis}{_slower(small.result, best.result)}")
+        yield Saving(f"batch size ({escaped(model)})", EVERY, *_batch_effect(ratio, small, best))
     if not gains:
         missing = "no two batch sizes of one layout were measured; sweep over `batch_size`"
         yield Saving("batch size", EVERY, UNKNOWN_EFFECT, missing)
+
+
+def _times(ratio: Ratio | None) -> float:
+    return 0.0 if ratio is None else ratio.value
+
+
+def _batch_effect(ratio: Ratio | None, small: CellCost, best: CellCost) -> tuple[str, str]:
+    """Effect and basis."""
+    cell, least = best.result.cell, batch_of(small.result.cell)
+    place = f"{cell.place}, {cell.dtype}, {escaped(cell.target)}"
+    if batch_of(cell) == least:
+        return "nothing", f"batch {least:,}, the smallest measured, has the highest throughput ({place})"
+    basis = f"batch {batch_of(cell):,} against {least:,} ({place})"
+    if ratio is None:
+        return UNKNOWN_EFFECT, f"{basis} share no block"
+    basis += ", same price an hour"
+    if small.usd_per_million and best.usd_per_million:
+        low, high = (cost.usd_per_million.median for cost in (best, small) if cost.usd_per_million)
+        basis += f": ${number(low)} instead of ${number(high)} per million {best.result.work_unit}s"
+    return _less(ratio, best.result), basis + _slower(small.result, best.result)
 
 
 def _slower(small: CellResult, best: CellResult) -> str:
@@ -224,17 +236,17 @@ def _slower(small: CellResult, best: CellResult) -> str:
     return f"; TPOT is {number(after.median * 1000)} ms instead of {number(before.median * 1000)} ms"
 
 
-def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio, CellCost, CellCost] | None:
-    """(throughput of the best batch over the smallest's, the smallest, the best); None where there are not two."""
+def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio | None, CellCost, CellCost] | None:
+    """(throughput of the best batch over the smallest's, the smallest, the best); None where there are not two.
+
+    The ratio is None where the two share no block.
+    """
     known = [(value.median, cost) for cost in members if (value := cost.result.estimate("throughput")) is not None]
     if len({batch_of(cost.result.cell) for _, cost in known}) < 2:
         return None
     best = max(known, key=lambda pair: pair[0])[1]
-    small = min((cost for _, cost in known), key=lambda cost: batch_of(cost.result.cell))
-    if best is small:
-        return None
-    ratio = _ratio(best.result, small.result, len(known) - 1)
-    return None if ratio is None else (ratio, small, best)
+    small = min((best, *(cost for _, cost in known)), key=lambda cost: batch_of(cost.result.cell))
+    return _ratio(best.result, small.result, len(known) - 1), small, best
 
 
 def _ratio(first: CellResult, second: CellResult, comparisons: int) -> Ratio | None:

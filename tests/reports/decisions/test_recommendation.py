@@ -274,6 +274,30 @@ def test_batch_size_saves_the_same_share_whatever_the_price(tmp_path: Path) -> N
     assert "TPOT is 10.0 ms instead of 6.25 ms" in saving.basis
 
 
+def test_the_smallest_batch_may_be_the_fastest(tmp_path: Path) -> None:
+    """It was said that no two batch sizes were measured."""
+    cells = [cell(batch_size=size) for size in (1, 4, 8)]
+    study = study_of(tmp_path, make_plan(cells), [(one, rates(400 - 10 * place)) for place, one in enumerate(cells)])
+    saving = effect(study, "batch size (tiny")
+    assert saving.effect == "nothing"
+    assert saving.basis == "batch 1, the smallest measured, has the highest throughput (1 rank, float32, local)"
+    run = write_run(tmp_path / "apart", make_plan(cells[:2], repeats=2))
+    write_measurements(run, cells[0], [100.0])
+    write_measurements(run, cells[1], [200.0, 200.0])
+    run.record(cells[1].key, "timed", 0, 1).unlink()
+    apart = effect(load_run(run), "batch size (tiny")
+    assert (apart.effect, apart.basis) == ("unknown", "batch 4 against 1 (1 rank, float32, local) share no block")
+
+
+def test_batches_of_one_size_are_not_held_against_each_other(tmp_path: Path) -> None:
+    """Of one batch size more prompts were read too."""
+    cells = [cell(batch_size=1, num_prompts=4), cell(batch_size=1, num_prompts=8), cell(batch_size=4, num_prompts=4)]
+    study = study_of(
+        tmp_path, make_plan(cells), [(cells[0], rates(100)), (cells[1], rates(120)), (cells[2], rates(80))]
+    )
+    assert effect(study, "batch size (tiny").effect == "nothing"
+
+
 def test_a_smaller_model_costs_less_and_its_answers_are_not_guessed(tmp_path: Path) -> None:
     small, large = cell(TINY), cell(LARGE)
     run = write_run(tmp_path / "run", make_plan([small, large]))
