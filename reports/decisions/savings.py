@@ -8,7 +8,7 @@ and says what to supply: rules of thumb from elsewhere are not this user's numbe
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -51,20 +51,25 @@ def savings(
     costs: Sequence[CellCost],
     targets: Sequence[TargetCost],
     judged: Sequence[tuple[str, JudgedCell]] = (),
+    wrong: Collection[str] = (),
 ) -> list[Saving]:
-    """Every saving for the study's purpose, or for all three where it names none."""
+    """Every saving for the study's purpose, or for all three where it names none.
+
+    wrong: keys of cells with wrong answers, which save nothing.
+    """
+    costs, right = [cost for cost in costs if cost.result.key not in wrong], " with right answers" if wrong else ""
     results = [cost.result for cost in costs if cost.result.completed]
     found = [
         *_market(study, "spot or preemptible machines", BATCH, ("spot",)),
         *_region(study),
         *_market(study, "reserved machines", EVERY, ("reserved_1_year", "reserved_3_years")),
         _auto_scaling(targets),
-        *_batch_size(costs),
-        *_smaller_model(results, judged),
+        *_batch_size(costs, right),
+        *_smaller_model(results, judged, right),
         *_caching(study),
         *_several_models(results),
         *_preprocessing(results),
-        *_across_targets(costs),
+        *_across_targets(costs, right),
     ]
     purpose = study.plan.purpose
     return [saving for saving in found if purpose is None or purpose in saving.purposes]
@@ -190,7 +195,7 @@ def _auto_scaling(targets: Sequence[TargetCost]) -> Saving:
     return Saving("auto-scaling", EVERY, UNKNOWN_EFFECT, basis)
 
 
-def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
+def _batch_size(costs: Sequence[CellCost], right: str) -> Iterator[Saving]:
     """The batch of highest throughput against the smallest: on one machine less time a token is less money a token."""
     series: dict[tuple[str, str | None], list[CellCost]] = {}
     for cost in costs:
@@ -204,7 +209,7 @@ def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
     for model, (ratio, small, best) in gains.items():
         yield Saving(f"batch size ({escaped(model)})", EVERY, *_batch_effect(ratio, small, best))
     if not gains:
-        missing = "no two batch sizes of one layout were measured; sweep over `batch_size`"
+        missing = f"no two batch sizes of one layout were measured{right}; sweep over `batch_size`"
         yield Saving("batch size", EVERY, UNKNOWN_EFFECT, missing)
 
 
@@ -265,7 +270,9 @@ def _less(ratio: Ratio, of: CellResult) -> str:
     return f"{text} {brackets.format(low, high)}"
 
 
-def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, JudgedCell]]) -> Iterator[Saving]:
+def _smaller_model(
+    results: Sequence[CellResult], judged: Sequence[tuple[str, JudgedCell]], right: str
+) -> Iterator[Saving]:
     """Each model against the next larger one on the same work and target, with what is known of its answers."""
     name = "a smaller or distilled model"
     best: dict[tuple[str, str | None, str], dict[str, CellResult]] = {}
@@ -290,7 +297,7 @@ def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, Ju
                 basis = f"{' against '.join(sizes)}, best cell of each on {code(small.cell.target)}; "
                 yield Saving(name, SERVING, _less(ratio, small), basis + _quality(small, large, judged))
     if not count:
-        missing = "no two models did the same work in this study; measure the smaller one beside the larger"
+        missing = f"no two models did the same work{right} in this study; measure the smaller one beside the larger"
         yield Saving(name, SERVING, UNKNOWN_EFFECT, missing)
 
 
@@ -377,7 +384,7 @@ def _preprocessing(results: Sequence[CellResult]) -> Iterator[Saving]:
     yield Saving(name, HYBRID, f"at most {percent(median(shares))} of the time", basis)
 
 
-def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
+def _across_targets(costs: Sequence[CellCost], right: str) -> Iterator[Saving]:
     """The same cell on several targets with prices: what routing it to the cheapest saves over the dearest."""
     name = "the cheaper place for each work (own machines for the baseline, cloud for peaks)"
     groups: dict[tuple[str, str], list[tuple[float, CellCost]]] = {}
@@ -396,7 +403,7 @@ def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
             if best is None or low / high < best[0]:
                 best = (low / high, cheap, dear)
     if best is None:
-        missing = "no cell was measured on two targets with prices; name both under `targets`"
+        missing = f"no cell was measured{right} on two targets with prices; name both under `targets`"
         yield Saving(name, HYBRID, UNKNOWN_EFFECT, missing)
         return
     share, cheap, dear = best

@@ -56,7 +56,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
     wrong = cells_with_wrong_answers(study, judged)
     found, cells = recommend(study, costs, judgements, wrong), node_cells(study)
     decisions = decide(study, costs, judgements, wrong)
-    saved = savings(study, costs, targets, judged)
+    saved = savings(study, costs, targets, judged, wrong)
     measured = any(cell.result.completed for cell in cells)
     return {
         "decisions": decisions,

@@ -289,6 +289,33 @@ def test_the_smallest_batch_may_be_the_fastest(tmp_path: Path) -> None:
     assert (apart.effect, apart.basis) == ("unknown", "batch 4 against 1 (1 rank, float32, local) share no block")
 
 
+def test_cells_with_wrong_answers_save_nothing(tmp_path: Path) -> None:
+    cells = [cell(batch_size=size) for size in (1, 4, 8)]
+    study = study_of(tmp_path, make_plan(cells), [(one, rates(100 * 2**place)) for place, one in enumerate(cells)])
+
+    def told(*wrong: Cell) -> Saving:
+        found = savings(study, cell_costs(study), [], wrong={one.key for one in wrong})
+        return next(item for item in found if item.name.startswith("batch size"))
+
+    assert told().effect.startswith("**75.0 %** less") and told(cells[2]).effect.startswith("**50.0 %** less")
+    assert told(cells[2]).basis.startswith("batch 4 against 1 ")
+    missing = "no two batch sizes of one layout were measured with right answers; sweep over `batch_size`"
+    assert told(*cells[1:]).basis == missing
+
+
+def test_a_batch_with_a_loss_that_is_not_finite_saves_nothing(tmp_path: Path) -> None:
+    small, large = train_cell(batch=4), train_cell(batch=8)
+    run = write_run(tmp_path / "run", make_plan([small, large], repeats=6))
+    for one, seconds, loss in ((small, 2.0, 3.0), (large, 1.0, float("nan"))):
+        figures = {"measurement_seconds": 8.0, "cpu_seconds": 1.0, "tokens_per_step": 1024}
+        for repeat in range(6):
+            samples = {"0/step_seconds": [seconds] * 4, "0/loss": [loss] * 4}
+            write_record(run, one, repeat, figures=figures, samples=samples)
+    context = decision_context(load_run(run), Album())
+    assert context["savings"] is None or "batch size" not in str(context["savings"].markdown())
+    assert "batch size (no two batch sizes of one layout were measured with right" in context["unknown_savings"]
+
+
 def test_batches_of_one_size_are_not_held_against_each_other(tmp_path: Path) -> None:
     """Of one batch size more prompts were read too."""
     cells = [cell(batch_size=1, num_prompts=4), cell(batch_size=1, num_prompts=8), cell(batch_size=4, num_prompts=4)]
