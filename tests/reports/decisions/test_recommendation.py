@@ -16,6 +16,7 @@ from configs.targets.target import LocalTarget
 from configs.workloads.script import ScriptWorkload
 from reports.decisions.cost import cell_costs, cost_sentences
 from reports.decisions.objectives import judge_objectives
+from reports.decisions.pareto import user_fronts
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
 from reports.decisions.savings import Saving, savings, savings_table, unknown_savings
 from reports.decisions.spending import study_costs
@@ -314,6 +315,23 @@ def test_a_batch_with_a_loss_that_is_not_finite_saves_nothing(tmp_path: Path) ->
     context = decision_context(load_run(run), Album())
     assert context["savings"] is None or "batch size" not in str(context["savings"].markdown())
     assert "batch size (no two batch sizes of one layout were measured with right" in context["unknown_savings"]
+
+
+def test_cells_with_wrong_answers_are_on_no_front(tmp_path: Path) -> None:
+    """A loss that is not finite is one: the larger batch would be best in both."""
+    cells = [train_cell(batch=batch) for batch in (2, 4, 8)]
+    run = write_run(tmp_path / "run", make_plan(cells, repeats=1, prices={"local": 0.36}))
+    for one, seconds, loss in zip(cells, (3.0, 2.0, 1.0), (3.0, 3.0, float("nan")), strict=True):
+        figures = {"measurement_seconds": 8.0, "cpu_seconds": 1.0, "tokens_per_step": 1024}
+        write_record(run, one, 0, figures=figures, samples={"0/step_seconds": [seconds] * 4, "0/loss": [loss] * 4})
+    (front,) = decision_context(load_run(run), Album())["fronts"]
+    assert "1 of 2 cells is beaten by no other in both" in front.sentence, front
+
+    generated = [cell(batch_size=size) for size in (1, 4)]
+    study = study_of(tmp_path / "users", make_plan(generated), [(one, rates(100)) for one in generated])
+    assert [len(front.points) for front in user_fronts(study)] == [2]
+    (right,) = user_fronts(study, wrong={generated[1].key})
+    assert [point.result.key for point in right.points] == [generated[0].key]
 
 
 def test_batches_of_one_size_are_not_held_against_each_other(tmp_path: Path) -> None:
