@@ -346,22 +346,28 @@ def _caching(study: StudyResult) -> Iterator[Saving]:
 
 
 def _several_models(results: Sequence[CellResult]) -> Iterator[Saving]:
-    """What the fastest cell of each model leaves of its cores, and the memory that another would need beside it."""
+    """What the fastest cell of each model leaves of its cores, and the memory that another would need beside it.
+
+    Each kind of work by itself: a token that is learnt is not one that is generated.
+    """
     name = "several models on one machine"
-    best: dict[str, CellResult] = {}
+    best: dict[tuple[str, str], CellResult] = {}
     for result in results:
-        value, kept = result.estimate("throughput"), best.get(result.model)
+        group = result.model, result.cell.workload.kind
+        value, kept = result.estimate("throughput"), best.get(group)
         kept_value = kept.estimate("throughput") if kept else None
         if value is not None and (kept_value is None or value.median > kept_value.median):
-            best[result.model] = result
+            best[group] = result
+    kinds = Counter(model for model, _ in best)
     found = False
-    for model, result in best.items():
+    for (model, kind), result in best.items():
         use = cpu_use(result)
         if use is not None and result.cell.model is not None:
             found = True
             memory = f"; it holds {mebibytes(result.peak_bytes)} MiB" if result.peak_bytes is not None else ""
             idle = 1 - use
-            basis = f"the fastest cell of {escaped(model)} uses {percent(use)} of its cores' time{memory}"
+            which = escaped(model) + (f" ({kind})" if kinds[model] > 1 else "")
+            basis = f"the fastest cell of {which} uses {percent(use)} of its cores' time{memory}"
             effect = f"at most {percent(idle, 2)} of these cores" if idle >= 0.005 else "nothing: the cores are busy"
             yield Saving(name, SERVING, effect, f"{basis}; measured alone, not together")
     if not found:

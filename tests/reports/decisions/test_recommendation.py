@@ -381,6 +381,18 @@ def test_idle_cores_preparation_start_up_and_the_cheaper_place(tmp_path: Path) -
     assert place.effect == "**75.0 %** less a token" and "on `b` against `a`" in place.basis
 
 
+def test_cores_of_training_say_nothing_of_those_of_generation(tmp_path: Path) -> None:
+    """More tokens/s are learnt than generated, so only training was told of."""
+    made, learnt = cell(), train_cell()
+    run = write_run(tmp_path / "run", make_plan([made, learnt], repeats=1))
+    write_measurements(run, made, [100.0], figures={"measurement_seconds": 2.0, "cpu_seconds": 0.5})
+    busy = {"measurement_seconds": 2.0, "cpu_seconds": 2.0, "tokens_per_step": 1024}
+    write_measurements(run, learnt, [1000.0], figures=busy)
+    told = {item.effect: item.basis for item in saved(load_run(run)) if item.name.startswith("several models")}
+    assert told.keys() == {"at most 75 % of these cores", "nothing: the cores are busy"}
+    assert told["at most 75 % of these cores"].startswith("the fastest cell of tiny (generate) uses 25.0 %")
+
+
 @pytest.mark.parametrize("repeats", [1, 10])
 @pytest.mark.parametrize("priced", [False, True])
 def test_the_parts_of_the_report(tmp_path: Path, repeats: int, priced: bool) -> None:
