@@ -68,6 +68,11 @@ class InstanceOption:
         return -(-self.count // self.machine.accelerators)
 
     @property
+    def where(self) -> str:
+        """Name the instance, and how many of them where there are several."""
+        return f"{self.nodes} x {self.machine.name}" if self.nodes > 1 else self.machine.name
+
+    @property
     def order(self) -> tuple[bool, bool, bool, float]:
         """Sort key: fits, reaches the speed, has a price; then dollars a token, or the speed without a price."""
         tokens = _speed(self)
@@ -148,17 +153,16 @@ class InstanceOptions:
         if best is None or best.candidate is None:
             return self._nothing()
         speed = f"{rate(best.candidate.tokens_per_second or 0.0)} tokens/s"
-        where = f"{best.nodes} x {best.machine.name}" if best.nodes > 1 else best.machine.name
         usd = best.candidate.usd_per_million_tokens
-        if usd is None:
-            return f"{where} ({best.machine.accelerator.name}) is predicted to reach {speed}; no price of it is known."
         device = best.machine.accelerator.name
-        said = f"{where} ({device}) costs least a token: {speed} at ${short(usd)} per million tokens"
+        if usd is None:
+            return f"{best.where} ({device}) is predicted to reach {speed}; no price of it is known."
+        said = f"{best.where} ({device}) costs least a token: {speed} at ${short(usd)} per million tokens"
         others = [option for option in self.ordered[1:] if option.fits and option.too_slow is None]
         other = next((o for o in others if o.machine.accelerator.name != best.machine.accelerator.name), None)
         if other is None or other.candidate is None or other.candidate.usd_per_million_tokens is None:
             return said + "."
-        return f"{said}; next is {other.machine.name} at ${short(other.candidate.usd_per_million_tokens)}."
+        return f"{said}; next is {other.where} at ${short(other.candidate.usd_per_million_tokens)}."
 
     def _nothing(self) -> str:
         if not self.ordered:
@@ -166,7 +170,7 @@ class InstanceOptions:
         first = self.ordered[0]
         if first.fits:
             fastest = max((option for option in self.ordered if option.fits), key=_speed)
-            return f"Nothing is fast enough; the nearest, {fastest.machine.name}, {fastest.too_slow}."
+            return f"Nothing is fast enough; the nearest, {fastest.where}, {fastest.too_slow}."
         reasons = [option for option in self.ordered if option.candidate is not None]
         nearest = min(reasons, key=_lacking, default=first)
         why = nearest.as_dict()["why_not"]

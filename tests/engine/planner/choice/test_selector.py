@@ -258,6 +258,20 @@ class TestInstances:
         fastest = max(none["too_slow"], key=lambda each: each["tokens_per_second"])
         assert f"Nothing is fast enough; the nearest, {fastest['instance']}, is predicted" in none["explanation"]
 
+    def test_the_next_best_is_named_with_its_number_of_instances(self) -> None:
+        found = SELECTOR.select_hardware_for_task(
+            "text_generation", "gpt2", gpu_count=2, providers=["aws"], accelerators=["t4", "a10g"]
+        )
+        row = next(each for each in found["options"] if each["accelerator"] != found["primary_recommendation"])
+        assert row["nodes"] == 2
+        assert f"; next is 2 x {row['instance']} at $" in found["explanation"]
+        slow = SELECTOR.select_hardware_for_task(
+            "text_generation", "gpt2", gpu_count=2, providers=["aws"], accelerators=["t4"], min_tokens_per_second=1e9
+        )
+        fastest = max(slow["too_slow"], key=lambda each: each["tokens_per_second"])
+        where = fastest["instance"] if fastest["nodes"] == 1 else f"{fastest['nodes']} x {fastest['instance']}"
+        assert f"the nearest, {where}, is predicted" in slow["explanation"]
+
     def test_more_gpus_are_tried_where_the_fewest_that_fit_are_too_slow(self) -> None:
         """Two GPUs of the instance hold the model and take too long; four do not."""
 
