@@ -138,7 +138,12 @@ def _figure(study: StudyResult, result: CellResult, field: str) -> _Known:
         return _percentile(result, _P99.get(field, latency.waited_for))
     if field.startswith("usd_per_million"):
         price = price_of(study, result)
-        return _Known(None, None, "price unknown") if price is None else _of(getattr(cell_cost(result, price), field))
+        if price is None:
+            return _Known(None, None, "price unknown")
+        cost = getattr(cell_cost(result, price), field)
+        if cost is None and result.estimate("throughput") is not None:
+            return _Known(None, None, "no cost: a repeat has a throughput of 0")
+        return _of(cost)
     return _of(result.estimate(field))
 
 

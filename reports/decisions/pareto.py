@@ -9,7 +9,7 @@ work, the batch size aside.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from reports.decisions.cost import CellCost, inverse, one_unit
@@ -66,13 +66,16 @@ def on_front(points: Sequence[tuple[float, float]], more_x: bool = True) -> list
     return kept
 
 
-def user_fronts(study: StudyResult) -> list[Pareto]:
-    """Speed for one user (1 / time per output token) against throughput of a rank, by model and work."""
+def user_fronts(study: StudyResult, wrong: Collection[str] = ()) -> list[Pareto]:
+    """Speed for one user (1 / time per output token) against throughput of a rank, by model and work.
+
+    wrong: keys of cells with wrong answers, which are on no front.
+    """
     groups: dict[_Work, list[tuple[CellResult, Estimate, Estimate]]] = {}
     for result in study.cells.values():
         user = inverse(result.estimate("time_per_output_token_seconds"), 1.0)
         total = result.estimate("tokens_per_second")
-        if result.compared and user is not None and total is not None:
+        if result.compared and result.key not in wrong and user is not None and total is not None:
             rank = total.scaled(1 / result.cell.layout.ranks)
             groups.setdefault(_work(result), []).append((result, user, rank))
     labels = ("tokens/s for one user (1 / time per output token)", "tokens/s of a rank")
@@ -89,11 +92,16 @@ def user_fronts(study: StudyResult) -> list[Pareto]:
     ]
 
 
-def cost_fronts(costs: Iterable[CellCost]) -> list[Pareto]:
-    """Throughput against dollars per million tokens (or embeddings), by model and work; needs prices."""
+def cost_fronts(costs: Iterable[CellCost], wrong: Collection[str] = ()) -> list[Pareto]:
+    """Throughput against dollars per million tokens (or embeddings), by model and work; needs prices.
+
+    wrong: as of `user_fronts`.
+    """
     groups: dict[_Work, list[tuple[CellResult, Estimate, Estimate]]] = {}
     prices: dict[_Work, set[float]] = {}
     for cost in costs:
+        if cost.result.key in wrong:
+            continue
         total = cost.result.estimate("throughput")
         if cost.usd_per_hour is not None and cost.usd_per_million is not None and total is not None:
             group = _work(cost.result)

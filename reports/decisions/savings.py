@@ -8,7 +8,7 @@ and says what to supply: rules of thumb from elsewhere are not this user's numbe
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -51,20 +51,25 @@ def savings(
     costs: Sequence[CellCost],
     targets: Sequence[TargetCost],
     judged: Sequence[tuple[str, JudgedCell]] = (),
+    wrong: Collection[str] = (),
 ) -> list[Saving]:
-    """Every saving for the study's purpose, or for all three where it names none."""
+    """Every saving for the study's purpose, or for all three where it names none.
+
+    wrong: keys of cells with wrong answers, which save nothing.
+    """
+    costs, right = [cost for cost in costs if cost.result.key not in wrong], " with right answers" if wrong else ""
     results = [cost.result for cost in costs if cost.result.completed]
     found = [
         *_market(study, "spot or preemptible machines", BATCH, ("spot",)),
         *_region(study),
         *_market(study, "reserved machines", EVERY, ("reserved_1_year", "reserved_3_years")),
         _auto_scaling(targets),
-        *_batch_size(costs),
-        *_smaller_model(results, judged),
+        *_batch_size(costs, right),
+        *_smaller_model(results, judged, right),
         *_caching(study),
         *_several_models(results),
         *_preprocessing(results),
-        *_across_targets(costs),
+        *_across_targets(costs, right),
     ]
     purpose = study.plan.purpose
     return [saving for saving in found if purpose is None or purpose in saving.purposes]
@@ -190,30 +195,42 @@ def _auto_scaling(targets: Sequence[TargetCost]) -> Saving:
     return Saving("auto-scaling", EVERY, UNKNOWN_EFFECT, basis)
 
 
-def _batch_size(costs: Sequence[CellCost]) -> Iterator[Saving]:
+def _batch_size(costs: Sequence[CellCost], right: str) -> Iterator[Saving]:
     """The batch of highest throughput against the smallest: on one machine less time a token is less money a token."""
     series: dict[tuple[str, str | None], list[CellCost]] = {}
     for cost in costs:
         if cost.result.completed and cost.result.kind.needs_model:
             series.setdefault((without_batch(cost.result.cell), cost.result.device), []).append(cost)
-    gains: dict[str, tuple[Ratio, CellCost, CellCost]] = {}
+    gains: dict[str, tuple[Ratio | None, CellCost, CellCost]] = {}
     for members in series.values():
-        gain = _batch_gain(members)
-        model = members[0].result.model
-        if gain is not None and (model not in gains or gain[0].value > gains[model][0].value):
+        gain, model = _batch_gain(members), members[0].result.model
+        if gain is not None and (model not in gains or _times(gain[0]) > _times(gains[model][0])):
             gains[model] = gain
     for model, (ratio, small, best) in gains.items():
-        cell = best.result.cell
-        basis = f"batch {batch_of(cell):,} against {batch_of(small.result.cell):,} ({cell.place}, {cell.dtype}, "
-        basis += f"{escaped(cell.target)}), same price an hour"
-        if small.usd_per_million and best.usd_per_million:
-            low, high = (cost.usd_per_million.median for cost in (best, small) if cost.usd_per_million)
-            basis += f": ${number(low)} instead of ${number(high)} per million {best.result.work_unit}s"
-        effect = _less(ratio, best.result)
-        yield Saving(f"batch size ({escaped(model)})", EVERY, effect, f"{basis}{_slower(small.result, best.result)}")
+        yield Saving(f"batch size ({escaped(model)})", EVERY, *_batch_effect(ratio, small, best))
     if not gains:
-        missing = "no two batch sizes of one layout were measured; sweep over `batch_size`"
+        missing = f"no two batch sizes of one layout were measured{right}; sweep over `batch_size`"
         yield Saving("batch size", EVERY, UNKNOWN_EFFECT, missing)
+
+
+def _times(ratio: Ratio | None) -> float:
+    return 0.0 if ratio is None else ratio.value
+
+
+def _batch_effect(ratio: Ratio | None, small: CellCost, best: CellCost) -> tuple[str, str]:
+    """Effect and basis."""
+    cell, least = best.result.cell, batch_of(small.result.cell)
+    place = f"{cell.place}, {cell.dtype}, {escaped(cell.target)}"
+    if batch_of(cell) == least:
+        return "nothing", f"batch {least:,}, the smallest measured, has the highest throughput ({place})"
+    basis = f"batch {batch_of(cell):,} against {least:,} ({place})"
+    if ratio is None:
+        return UNKNOWN_EFFECT, f"{basis} share no block"
+    basis += ", same price an hour"
+    if small.usd_per_million and best.usd_per_million:
+        low, high = (cost.usd_per_million.median for cost in (best, small) if cost.usd_per_million)
+        basis += f": ${number(low)} instead of ${number(high)} per million {best.result.work_unit}s"
+    return _less(ratio, best.result), basis + _slower(small.result, best.result)
 
 
 def _slower(small: CellResult, best: CellResult) -> str:
@@ -224,17 +241,17 @@ def _slower(small: CellResult, best: CellResult) -> str:
     return f"; TPOT is {number(after.median * 1000)} ms instead of {number(before.median * 1000)} ms"
 
 
-def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio, CellCost, CellCost] | None:
-    """(throughput of the best batch over the smallest's, the smallest, the best); None where there are not two."""
+def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio | None, CellCost, CellCost] | None:
+    """(throughput of the best batch over the smallest's, the smallest, the best); None where there are not two.
+
+    The ratio is None where the two share no block.
+    """
     known = [(value.median, cost) for cost in members if (value := cost.result.estimate("throughput")) is not None]
     if len({batch_of(cost.result.cell) for _, cost in known}) < 2:
         return None
     best = max(known, key=lambda pair: pair[0])[1]
-    small = min((cost for _, cost in known), key=lambda cost: batch_of(cost.result.cell))
-    if best is small:
-        return None
-    ratio = _ratio(best.result, small.result, len(known) - 1)
-    return None if ratio is None else (ratio, small, best)
+    small = min((best, *(cost for _, cost in known)), key=lambda cost: batch_of(cost.result.cell))
+    return _ratio(best.result, small.result, len(known) - 1), small, best
 
 
 def _ratio(first: CellResult, second: CellResult, comparisons: int) -> Ratio | None:
@@ -253,7 +270,9 @@ def _less(ratio: Ratio, of: CellResult) -> str:
     return f"{text} {brackets.format(low, high)}"
 
 
-def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, JudgedCell]]) -> Iterator[Saving]:
+def _smaller_model(
+    results: Sequence[CellResult], judged: Sequence[tuple[str, JudgedCell]], right: str
+) -> Iterator[Saving]:
     """Each model against the next larger one on the same work and target, with what is known of its answers."""
     name = "a smaller or distilled model"
     best: dict[tuple[str, str | None, str], dict[str, CellResult]] = {}
@@ -278,7 +297,7 @@ def _smaller_model(results: Sequence[CellResult], judged: Sequence[tuple[str, Ju
                 basis = f"{' against '.join(sizes)}, best cell of each on {code(small.cell.target)}; "
                 yield Saving(name, SERVING, _less(ratio, small), basis + _quality(small, large, judged))
     if not count:
-        missing = "no two models did the same work in this study; measure the smaller one beside the larger"
+        missing = f"no two models did the same work{right} in this study; measure the smaller one beside the larger"
         yield Saving(name, SERVING, UNKNOWN_EFFECT, missing)
 
 
@@ -327,22 +346,28 @@ def _caching(study: StudyResult) -> Iterator[Saving]:
 
 
 def _several_models(results: Sequence[CellResult]) -> Iterator[Saving]:
-    """What the fastest cell of each model leaves of its cores, and the memory that another would need beside it."""
+    """What the fastest cell of each model leaves of its cores, and the memory that another would need beside it.
+
+    Each kind of work by itself: a token that is learnt is not one that is generated.
+    """
     name = "several models on one machine"
-    best: dict[str, CellResult] = {}
+    best: dict[tuple[str, str], CellResult] = {}
     for result in results:
-        value, kept = result.estimate("throughput"), best.get(result.model)
+        group = result.model, result.cell.workload.kind
+        value, kept = result.estimate("throughput"), best.get(group)
         kept_value = kept.estimate("throughput") if kept else None
         if value is not None and (kept_value is None or value.median > kept_value.median):
-            best[result.model] = result
+            best[group] = result
+    kinds = Counter(model for model, _ in best)
     found = False
-    for model, result in best.items():
+    for (model, kind), result in best.items():
         use = cpu_use(result)
         if use is not None and result.cell.model is not None:
             found = True
             memory = f"; it holds {mebibytes(result.peak_bytes)} MiB" if result.peak_bytes is not None else ""
             idle = 1 - use
-            basis = f"the fastest cell of {escaped(model)} uses {percent(use)} of its cores' time{memory}"
+            which = escaped(model) + (f" ({kind})" if kinds[model] > 1 else "")
+            basis = f"the fastest cell of {which} uses {percent(use)} of its cores' time{memory}"
             effect = f"at most {percent(idle, 2)} of these cores" if idle >= 0.005 else "nothing: the cores are busy"
             yield Saving(name, SERVING, effect, f"{basis}; measured alone, not together")
     if not found:
@@ -365,7 +390,7 @@ def _preprocessing(results: Sequence[CellResult]) -> Iterator[Saving]:
     yield Saving(name, HYBRID, f"at most {percent(median(shares))} of the time", basis)
 
 
-def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
+def _across_targets(costs: Sequence[CellCost], right: str) -> Iterator[Saving]:
     """The same cell on several targets with prices: what routing it to the cheapest saves over the dearest."""
     name = "the cheaper place for each work (own machines for the baseline, cloud for peaks)"
     groups: dict[tuple[str, str], list[tuple[float, CellCost]]] = {}
@@ -384,7 +409,7 @@ def _across_targets(costs: Sequence[CellCost]) -> Iterator[Saving]:
             if best is None or low / high < best[0]:
                 best = (low / high, cheap, dear)
     if best is None:
-        missing = "no cell was measured on two targets with prices; name both under `targets`"
+        missing = f"no cell was measured{right} on two targets with prices; name both under `targets`"
         yield Saving(name, HYBRID, UNKNOWN_EFFECT, missing)
         return
     share, cheap, dear = best

@@ -32,7 +32,16 @@ import numpy as np
 from configs.common.arrays import Floats
 from reports.laws.choice import Support, support
 from reports.laws.fit import SHAPES, Fit, ResidualKind, Shared, fit_law
-from reports.numbers.statistics import CONFIDENCE, Bounds, Estimate, Ratio, estimate, paired_ratio, unpaired_ratio
+from reports.numbers.statistics import (
+    CONFIDENCE,
+    ROUNDING,
+    Bounds,
+    Estimate,
+    Ratio,
+    estimate,
+    paired_ratio,
+    unpaired_ratio,
+)
 
 LawKind = Literal["strong", "weak"]
 
@@ -141,8 +150,11 @@ def fit_laws(
 def serial_fraction(speedup: float, units: float) -> float:
     """Karp and Flatt's metric; above 1 for a slow-down, below 0 for more than linear. `units` is above 1.
 
+    Just 0 where only rounding tells the speed-up from linear.
     A. H. Karp and H. P. Flatt, "Measuring parallel processor performance", CACM 33 (1990) 539-543.
     """
+    if abs(speedup / units - 1) <= ROUNDING:
+        return 0.0
     return (1 / speedup - 1 / units) / (1 - 1 / units)
 
 

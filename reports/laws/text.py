@@ -153,6 +153,8 @@ def _trend(laws: ScalingLaws) -> str:
     said = ", ".join(f"{number(point.value)} at {point.ranks}" for point in shown)
     text = f"serial fraction by ranks {said}."
     if series[-1].value < 0:
+        if series[-1].interval and series[-1].interval[1] >= 0:
+            return f"{text} Below 0 it is no serial fraction; its interval reaches 0, so it may be noise."
         return f"{text} Below 0 it is no serial fraction: the speed-up is more than linear."
     if len(series) < 2:
         return text

@@ -81,16 +81,19 @@ def layouts_sentence(result: LayoutRanking) -> str:
     text = f"The best measured layout, {best.candidate.label}, gives {estimate_text(best.measured, result.unit)}. "
     if _rate(best.candidate) is None:
         return f"{text}It has no prediction, so it has no place in the ranking."
-    among = [item.place for item in measured].index(best.place) + 1
+    predicted = [item for item in measured if _rate(item.candidate) is not None]
+    among = [item.place for item in predicted].index(best.place) + 1
     text += f"It was number {best.place} of {result.ranked} in the prediction"
-    if len(measured) == 1:
-        return f"{text}, and the only one that was measured, so the order of the prediction is not tested."
-    text += f", number {among} of the {len(measured)} that were measured"
-    return f"{text}. {_orders(measured)}"
+    if len(predicted) == 1:
+        which = "that was measured" if len(measured) == 1 else "of these that was measured"
+        return f"{text}, and the only one {which}, so the order of the prediction is not tested."
+    which = "that were measured" if len(measured) == len(predicted) else "of these that were measured"
+    text += f", number {among} of the {len(predicted)} {which}"
+    return f"{text}. {_orders(predicted)}"
 
 
 def _orders(measured: list[RankedLayout]) -> str:
-    """How many pairs stand in the order that was predicted."""
+    """How many pairs stand in the order that was predicted; each has a prediction."""
     pairs = [(one, two) for index, one in enumerate(measured) for two in measured[index + 1 :]]
     right = sum(
         one.measured.median >= two.measured.median

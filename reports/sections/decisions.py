@@ -56,7 +56,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
     wrong = cells_with_wrong_answers(study, judged)
     found, cells = recommend(study, costs, judgements, wrong), node_cells(study)
     decisions = decide(study, costs, judgements, wrong)
-    saved = savings(study, costs, targets, judged)
+    saved = savings(study, costs, targets, judged, wrong)
     measured = any(cell.result.completed for cell in cells)
     return {
         "decisions": decisions,
@@ -77,7 +77,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
         "cost_plots": _cost_plots(costs, album),
         "cost_units": {cost.result.cell.workload.kind: f"{cost.result.work_unit}s" for cost in costs},
         "max_bars": MOST_BARS,
-        "fronts": _fronts([*user_fronts(study), *cost_fronts(costs)], album),
+        "fronts": _fronts([*user_fronts(study, wrong), *cost_fronts(costs, wrong)], album),
         "nodes": node_table(cells),
         "nodes_sentence": nodes_sentence(cells),
         "node_latency": node_latency_table(cells),

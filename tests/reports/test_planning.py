@@ -152,14 +152,19 @@ def test_a_run_that_predicted_nothing_says_so_in_a_sentence(tmp_path: Path) -> N
     assert part == NO_PREDICTIONS
 
 
-def layout_run(folder: Path, rates: Sequence[float | None], ranked: Sequence[float]) -> tuple[RunPaths, Plan]:
+def layout_run(folder: Path, rates: Sequence[float | None], ranked: Sequence[float | None]) -> tuple[RunPaths, Plan]:
     """dp=4, dp=2 and one rank were to be measured; a layout that cannot be was predicted fastest, one does not fit."""
     cells = [cell(dp=dp, batch_size=8 // dp) for dp in (4, 2, 1)]
     labels = ["dp=4", "dp=2", "1 rank"]
     candidates = [
         ConsideredLayout(label="tp=4", layout=Layout(tp=4), prediction=said(900), reason="tp is not measured"),
         *(
-            ConsideredLayout(label=label, layout=item.layout, prediction=said(rate), cell=item.key)
+            ConsideredLayout(
+                label=label,
+                layout=item.layout,
+                prediction=Prediction(reason="no link is known") if rate is None else said(rate),
+                cell=item.key,
+            )
             for label, item, rate in zip(labels, cells, ranked, strict=True)
         ),
         ConsideredLayout(
@@ -207,6 +212,17 @@ def test_layouts_without_figures(tmp_path: Path) -> None:
     assert layouts_sentence(result) == "No layout has a figure; 3 layouts were to be measured."
     other, plan = layout_run(tmp_path / "one", rates=(None, 5, None), ranked=(3, 2, 1))
     assert "the only one that was measured" in layouts_sentence(layout_ranking(load_run(other), plan.experiments[0]))
+
+
+def test_layouts_without_a_prediction_are_in_no_predicted_order(tmp_path: Path) -> None:
+    """Nothing was said of one rank, which is slower than dp=2; of dp=2 too, nothing is left to compare."""
+    run, plan = layout_run(tmp_path, rates=(300, 250, 100), ranked=(400, 350, None))
+    sentence = layouts_sentence(layout_ranking(load_run(run), plan.experiments[0]))
+    assert "It was number 2 of 3 in the prediction, number 1 of the 2 of these that were measured." in sentence
+    assert "Of 1 pair of measured layouts 1 came out in the order that was predicted." in sentence
+    other, plan = layout_run(tmp_path / "one", rates=(300, 250, 100), ranked=(400, None, None))
+    sentence = layouts_sentence(layout_ranking(load_run(other), plan.experiments[0]))
+    assert "number 2 of 2 in the prediction, and the only one of these that was measured, so the order" in sentence
 
 
 def train(dp: int, batch: int, strategy: Strategy = "ddp", tp: int = 1) -> Cell:

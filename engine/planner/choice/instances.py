@@ -29,8 +29,8 @@ tokens/s.
 
 @dataclass(frozen=True)
 class InstanceRequest:
-    """A task. counts: device counts to try, the first that fits is taken; batch_size: per GPU, or in total for
-    inference.
+    """A task. counts: device counts to try, the first that fits and reaches the speed is taken; batch_size: per GPU, or
+    in total for inference.
     """
 
     architecture: Architecture
@@ -66,6 +66,11 @@ class InstanceOption:
     def nodes(self) -> int:
         """Instances needed for this many devices."""
         return -(-self.count // self.machine.accelerators)
+
+    @property
+    def where(self) -> str:
+        """Name the instance, and how many of them where there are several."""
+        return f"{self.nodes} x {self.machine.name}" if self.nodes > 1 else self.machine.name
 
     @property
     def order(self) -> tuple[bool, bool, bool, float]:
@@ -148,17 +153,16 @@ class InstanceOptions:
         if best is None or best.candidate is None:
             return self._nothing()
         speed = f"{rate(best.candidate.tokens_per_second or 0.0)} tokens/s"
-        where = f"{best.nodes} x {best.machine.name}" if best.nodes > 1 else best.machine.name
         usd = best.candidate.usd_per_million_tokens
-        if usd is None:
-            return f"{where} ({best.machine.accelerator.name}) is predicted to reach {speed}; no price of it is known."
         device = best.machine.accelerator.name
-        said = f"{where} ({device}) costs least a token: {speed} at ${short(usd)} per million tokens"
+        if usd is None:
+            return f"{best.where} ({device}) is predicted to reach {speed}; no price of it is known."
+        said = f"{best.where} ({device}) costs least a token: {speed} at ${short(usd)} per million tokens"
         others = [option for option in self.ordered[1:] if option.fits and option.too_slow is None]
         other = next((o for o in others if o.machine.accelerator.name != best.machine.accelerator.name), None)
         if other is None or other.candidate is None or other.candidate.usd_per_million_tokens is None:
             return said + "."
-        return f"{said}; next is {other.machine.name} at ${short(other.candidate.usd_per_million_tokens)}."
+        return f"{said}; next is {other.where} at ${short(other.candidate.usd_per_million_tokens)}."
 
     def _nothing(self) -> str:
         if not self.ordered:
@@ -166,7 +170,7 @@ class InstanceOptions:
         first = self.ordered[0]
         if first.fits:
             fastest = max((option for option in self.ordered if option.fits), key=_speed)
-            return f"Nothing is fast enough; the nearest, {fastest.machine.name}, {fastest.too_slow}."
+            return f"Nothing is fast enough; the nearest, {fastest.where}, {fastest.too_slow}."
         reasons = [option for option in self.ordered if option.candidate is not None]
         nearest = min(reasons, key=_lacking, default=first)
         why = nearest.as_dict()["why_not"]
@@ -216,7 +220,7 @@ def search_instances(
 
 
 def options_on(wish: InstanceRequest, hardware: HardwareCatalog, among: Among) -> InstanceOptions:
-    """Return one option per group of similar instances, each with the fewest devices that fit."""
+    """Return one option per group of similar instances, each with the fewest devices that fit and reach the speed."""
     groups: dict[tuple[object, ...], list[tuple[Machine, Price | None]]] = {}
     for name, machine in hardware.instances().items():
         if among.has(machine):
@@ -227,12 +231,19 @@ def options_on(wish: InstanceRequest, hardware: HardwareCatalog, among: Among) -
     best: dict[tuple[object, ...], InstanceOption] = {}
     for key, members in groups.items():
         count, group = int(str(key[0])), key[1:]
-        if group in best and best[group].fits:
+        if group in best and best[group].fits and best[group].too_slow is None:
             continue  # fewer devices suffice
         option = _option(wish, members, count)
-        if group not in best or option.fits or _lacking(option) < _lacking(best[group]):
+        if group not in best or _is_nearer(option, best[group]):
             best[group] = option
     return InstanceOptions(tuple(sorted(best.values(), key=lambda option: option.order)))
+
+
+def _is_nearer(option: InstanceOption, fewer: InstanceOption) -> bool:
+    """Return whether an option is nearer to the task than one of fewer devices that does not fit or is too slow."""
+    if not (option.fits and fewer.fits):
+        return option.fits or (not fewer.fits and _lacking(option) < _lacking(fewer))
+    return option.too_slow is None or _speed(option) > _speed(fewer)
 
 
 def _alike(machine: Machine, count: int) -> tuple[object, ...]:

@@ -193,7 +193,8 @@ class HardwareSelector:
     ) -> dict[str, Any]:
         """Return instances for the task, the cheapest that fits and reaches the speed first.
 
-        gpu_count: devices; None: the fewest of 1, 2, 4 ... max_gpus that fit (without `distributed`: one).
+        gpu_count: devices; None: the fewest of 1, 2, 4 ... max_gpus that fit and reach the speed (without `distributed`
+        and max_gpus: one).
         critical: False uses spot prices if known. Raises ValueError as above, and for unknown words.
         """
         _positive(

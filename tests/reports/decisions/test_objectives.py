@@ -96,6 +96,18 @@ def test_what_is_not_known_is_undecided_with_the_reason(tmp_path: Path) -> None:
     assert share.reason == "no cell that could be profiled has several ranks"
 
 
+def test_a_cell_with_a_repeat_without_throughput_was_measured(tmp_path: Path) -> None:
+    """Its tokens have no cost, which is no want of a measurement."""
+    one = train_cell()
+    plan = make_plan([one], 2, prices={"local": 0.36}, objectives={"usd_per_million_tokens": 1.0})
+    run = write_run(tmp_path / "run", plan)
+    write_measurements(run, one, [100.0])
+    figures = {"measurement_seconds": 2.0, "cpu_seconds": 1.0, "tokens_per_step": 0}
+    write_record(run, one, 1, figures=figures, samples={"0/step_seconds": [1.0] * 4})
+    (found,) = judge_objectives(load_run(run))
+    assert (found.word, found.reason) == ("undecided", "no cost: a repeat has a throughput of 0")
+
+
 def test_why_there_is_no_exposed_communication(tmp_path: Path) -> None:
     """A pass that was asked for and failed is not one that the study should ask for."""
     two, lost, unasked = cell(dp=2), cell(dp=2, batch_size=8), cell(dp=2, batch_size=16)

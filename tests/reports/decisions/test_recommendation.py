@@ -16,6 +16,7 @@ from configs.targets.target import LocalTarget
 from configs.workloads.script import ScriptWorkload
 from reports.decisions.cost import cell_costs, cost_sentences
 from reports.decisions.objectives import judge_objectives
+from reports.decisions.pareto import user_fronts
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
 from reports.decisions.savings import Saving, savings, savings_table, unknown_savings
 from reports.decisions.spending import study_costs
@@ -274,6 +275,74 @@ def test_batch_size_saves_the_same_share_whatever_the_price(tmp_path: Path) -> N
     assert "TPOT is 10.0 ms instead of 6.25 ms" in saving.basis
 
 
+def test_the_smallest_batch_may_be_the_fastest(tmp_path: Path) -> None:
+    """It was said that no two batch sizes were measured."""
+    cells = [cell(batch_size=size) for size in (1, 4, 8)]
+    study = study_of(tmp_path, make_plan(cells), [(one, rates(400 - 10 * place)) for place, one in enumerate(cells)])
+    saving = effect(study, "batch size (tiny")
+    assert saving.effect == "nothing"
+    assert saving.basis == "batch 1, the smallest measured, has the highest throughput (1 rank, float32, local)"
+    run = write_run(tmp_path / "apart", make_plan(cells[:2], repeats=2))
+    write_measurements(run, cells[0], [100.0])
+    write_measurements(run, cells[1], [200.0, 200.0])
+    run.record(cells[1].key, "timed", 0, 1).unlink()
+    apart = effect(load_run(run), "batch size (tiny")
+    assert (apart.effect, apart.basis) == ("unknown", "batch 4 against 1 (1 rank, float32, local) share no block")
+
+
+def test_cells_with_wrong_answers_save_nothing(tmp_path: Path) -> None:
+    cells = [cell(batch_size=size) for size in (1, 4, 8)]
+    study = study_of(tmp_path, make_plan(cells), [(one, rates(100 * 2**place)) for place, one in enumerate(cells)])
+
+    def told(*wrong: Cell) -> Saving:
+        found = savings(study, cell_costs(study), [], wrong={one.key for one in wrong})
+        return next(item for item in found if item.name.startswith("batch size"))
+
+    assert told().effect.startswith("**75.0 %** less") and told(cells[2]).effect.startswith("**50.0 %** less")
+    assert told(cells[2]).basis.startswith("batch 4 against 1 ")
+    missing = "no two batch sizes of one layout were measured with right answers; sweep over `batch_size`"
+    assert told(*cells[1:]).basis == missing
+
+
+def test_a_batch_with_a_loss_that_is_not_finite_saves_nothing(tmp_path: Path) -> None:
+    small, large = train_cell(batch=4), train_cell(batch=8)
+    run = write_run(tmp_path / "run", make_plan([small, large], repeats=6))
+    for one, seconds, loss in ((small, 2.0, 3.0), (large, 1.0, float("nan"))):
+        figures = {"measurement_seconds": 8.0, "cpu_seconds": 1.0, "tokens_per_step": 1024}
+        for repeat in range(6):
+            samples = {"0/step_seconds": [seconds] * 4, "0/loss": [loss] * 4}
+            write_record(run, one, repeat, figures=figures, samples=samples)
+    context = decision_context(load_run(run), Album())
+    assert context["savings"] is None or "batch size" not in str(context["savings"].markdown())
+    assert "batch size (no two batch sizes of one layout were measured with right" in context["unknown_savings"]
+
+
+def test_cells_with_wrong_answers_are_on_no_front(tmp_path: Path) -> None:
+    """A loss that is not finite is one: the larger batch would be best in both."""
+    cells = [train_cell(batch=batch) for batch in (2, 4, 8)]
+    run = write_run(tmp_path / "run", make_plan(cells, repeats=1, prices={"local": 0.36}))
+    for one, seconds, loss in zip(cells, (3.0, 2.0, 1.0), (3.0, 3.0, float("nan")), strict=True):
+        figures = {"measurement_seconds": 8.0, "cpu_seconds": 1.0, "tokens_per_step": 1024}
+        write_record(run, one, 0, figures=figures, samples={"0/step_seconds": [seconds] * 4, "0/loss": [loss] * 4})
+    (front,) = decision_context(load_run(run), Album())["fronts"]
+    assert "1 of 2 cells is beaten by no other in both" in front.sentence, front
+
+    generated = [cell(batch_size=size) for size in (1, 4)]
+    study = study_of(tmp_path / "users", make_plan(generated), [(one, rates(100)) for one in generated])
+    assert [len(front.points) for front in user_fronts(study)] == [2]
+    (right,) = user_fronts(study, wrong={generated[1].key})
+    assert [point.result.key for point in right.points] == [generated[0].key]
+
+
+def test_batches_of_one_size_are_not_held_against_each_other(tmp_path: Path) -> None:
+    """Of one batch size more prompts were read too."""
+    cells = [cell(batch_size=1, num_prompts=4), cell(batch_size=1, num_prompts=8), cell(batch_size=4, num_prompts=4)]
+    study = study_of(
+        tmp_path, make_plan(cells), [(cells[0], rates(100)), (cells[1], rates(120)), (cells[2], rates(80))]
+    )
+    assert effect(study, "batch size (tiny").effect == "nothing"
+
+
 def test_a_smaller_model_costs_less_and_its_answers_are_not_guessed(tmp_path: Path) -> None:
     small, large = cell(TINY), cell(LARGE)
     run = write_run(tmp_path / "run", make_plan([small, large]))
@@ -310,6 +379,18 @@ def test_idle_cores_preparation_start_up_and_the_cheaper_place(tmp_path: Path) -
     assert "a launch took 2.00 s until its first measurement" in effect(study, "auto-scaling").basis
     place = effect(study, "the cheaper place")
     assert place.effect == "**75.0 %** less a token" and "on `b` against `a`" in place.basis
+
+
+def test_cores_of_training_say_nothing_of_those_of_generation(tmp_path: Path) -> None:
+    """More tokens/s are learnt than generated, so only training was told of."""
+    made, learnt = cell(), train_cell()
+    run = write_run(tmp_path / "run", make_plan([made, learnt], repeats=1))
+    write_measurements(run, made, [100.0], figures={"measurement_seconds": 2.0, "cpu_seconds": 0.5})
+    busy = {"measurement_seconds": 2.0, "cpu_seconds": 2.0, "tokens_per_step": 1024}
+    write_measurements(run, learnt, [1000.0], figures=busy)
+    told = {item.effect: item.basis for item in saved(load_run(run)) if item.name.startswith("several models")}
+    assert told.keys() == {"at most 75 % of these cores", "nothing: the cores are busy"}
+    assert told["at most 75 % of these cores"].startswith("the fastest cell of tiny (generate) uses 25.0 %")
 
 
 @pytest.mark.parametrize("repeats", [1, 10])

@@ -273,6 +273,19 @@ def test_residuals_in_runs() -> None:
     assert "its intervals are too short" in fit_text(published("cisco").fits["usl"], "")
 
 
+def test_rounding_and_noise_are_no_speedup_beyond_linear() -> None:
+    """2.1 / 0.7 is above 3 by a last bit only; and of ten repeats half are above linear, half below."""
+    exact = fit_laws([MeasuredPoint(1, {0: 0.7}), MeasuredPoint(3, {0: 2.1})], "strong")
+    assert 2.1 / 0.7 > 3 and [point.value for point in exact.karp_flatt] == [0.0]
+    assert "Below 0" not in " ".join(law_lines(exact, "tokens/s"))
+    off = [-0.02, 0.021, -0.01, 0.012, -0.005, 0.006, -0.015, 0.018, 0.001, -0.001]
+    values = {block: 400 * (1.001 + share) for block, share in enumerate(off)}
+    noisy = fit_laws([MeasuredPoint(1, dict.fromkeys(values, 100.0)), MeasuredPoint(4, values)], "strong")
+    assert noisy.karp_flatt[0].value < 0
+    told = " ".join(law_lines(noisy, "tokens/s"))
+    assert "its interval reaches 0, so it may be noise" in told and "more than linear" not in told
+
+
 def test_the_meaning_of_the_karp_flatt_series() -> None:
     def said(throughputs: dict[int, float]) -> str:
         return next(line for line in law_lines(laws_of(throughputs), "") if line.startswith("Karp-Flatt"))

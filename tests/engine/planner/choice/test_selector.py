@@ -258,6 +258,41 @@ class TestInstances:
         fastest = max(none["too_slow"], key=lambda each: each["tokens_per_second"])
         assert f"Nothing is fast enough; the nearest, {fastest['instance']}, is predicted" in none["explanation"]
 
+    def test_the_next_best_is_named_with_its_number_of_instances(self) -> None:
+        found = SELECTOR.select_hardware_for_task(
+            "text_generation", "gpt2", gpu_count=2, providers=["aws"], accelerators=["t4", "a10g"]
+        )
+        row = next(each for each in found["options"] if each["accelerator"] != found["primary_recommendation"])
+        assert row["nodes"] == 2
+        assert f"; next is 2 x {row['instance']} at $" in found["explanation"]
+        slow = SELECTOR.select_hardware_for_task(
+            "text_generation", "gpt2", gpu_count=2, providers=["aws"], accelerators=["t4"], min_tokens_per_second=1e9
+        )
+        fastest = max(slow["too_slow"], key=lambda each: each["tokens_per_second"])
+        where = fastest["instance"] if fastest["nodes"] == 1 else f"{fastest['nodes']} x {fastest['instance']}"
+        assert f"the nearest, {where}, is predicted" in slow["explanation"]
+
+    def test_more_gpus_are_tried_where_the_fewest_that_fit_are_too_slow(self) -> None:
+        """Two GPUs of the instance hold the model and take too long; four do not."""
+
+        def chosen(**asked: Any) -> dict[str, Any]:
+            return SELECTOR.select_hardware_for_task(
+                "text_generation", "llama-2-7b", accelerators=["h100-80gb"], providers=["aws"], **asked
+            )
+
+        speeds = {
+            count: row["tokens_per_second"]
+            for count in (1, 2, 4, 8)
+            for row in chosen(gpu_count=count)["options"]
+            if row["instance"] == "aws/p5.48xlarge"
+        }
+        assert speeds[2] < speeds[4] < speeds[8]
+        found = chosen(max_gpus=8, min_tokens_per_second=(speeds[2] + speeds[4]) / 2)
+        assert (found["instance"], found["gpu_count"]) == ("aws/p5.48xlarge", 4)
+        nothing = chosen(max_gpus=8, min_tokens_per_second=2 * speeds[8])
+        assert nothing["gpu_count"] is None
+        assert max(row["tokens_per_second"] for row in nothing["too_slow"]) == speeds[8]
+
     @pytest.mark.parametrize(
         ("given", "told"),
         [
