@@ -9,7 +9,7 @@ communication is of one recorded pass: there the range over the ranks decides.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -318,8 +318,11 @@ def _value(judgement: Judgement) -> str:
     return f"{text} {objective.unit}"
 
 
-def objectives_sentences(judgements: Sequence[Judgement]) -> list[str]:
-    """For each objective and model what holds it; of cells that differ in their batch alone the largest that does."""
+def objectives_sentences(judgements: Sequence[Judgement], wrong: Collection[str] = ()) -> list[str]:
+    """For each objective and model what holds it; of cells that differ in their batch alone the largest that does.
+
+    wrong: keys of cells with wrong answers, which are named where they hold it.
+    """
     lines = []
     groups: dict[tuple[Objective, str, str], list[Judgement]] = {}
     for judgement in judgements:
@@ -329,7 +332,7 @@ def objectives_sentences(judgements: Sequence[Judgement]) -> list[str]:
     for (_, model, kind), members in groups.items():
         result = members[0].result
         whole = f"{model} ({kind})" if result is None or result.cell.model is not None else result.subject
-        lines.append(_group_sentence(whole, members))
+        lines.append(_group_sentence(whole, members, wrong))
     for judgement in judgements:
         if judgement.result is None and judgement.model is not None:
             of = "" if judgement.model.startswith(NO_MODEL) else f"{judgement.model}, "
@@ -344,7 +347,7 @@ def objectives_sentences(judgements: Sequence[Judgement]) -> list[str]:
     return lines
 
 
-def _group_sentence(model: str, members: Sequence[Judgement]) -> str:
+def _group_sentence(model: str, members: Sequence[Judgement], wrong: Collection[str]) -> str:
     """`Under 40.0 ms (P99 time between tokens), batch 16 is the largest that holds the objective.`"""
     stated = _stated(members[0])
     met = [judgement for judgement in members if judgement.word == "met"]
@@ -354,6 +357,9 @@ def _group_sentence(model: str, members: Sequence[Judgement]) -> str:
         reasons = Counter(judgement.reason.split(";")[0] for judgement in members if judgement.word == "undecided")
         reason, often = reasons.most_common(1)[0]
         tail = f" Undecided: {open_ones:,} of {len(members):,}, mostly because: {reason} ({often:,})."
+    bad = [judgement.subject for judgement in met if judgement.result is not None and judgement.result.key in wrong]
+    if bad:
+        tail = f" Wrong answers, though: {first_of(bad, 3)}.{tail}"
     if not met:
         which = "is not known to be held by any cell" if open_ones else "is missed by every cell"
         return f"{model}: {stated} {which}.{tail}"

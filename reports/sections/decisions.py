@@ -68,7 +68,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
         "purpose": study.plan.purpose,
         "objectives": objectives_table(judgements),
         "objectives_summary": objectives_summary(judgements),
-        "objectives_lines": objectives_sentences(judgements),
+        "objectives_lines": objectives_sentences(judgements, wrong),
         "cost_lines": cost_sentences(study, costs, targets),
         "cost_sentence": study_cost_sentence(targets),
         "cost_table": study_cost_table(targets),
