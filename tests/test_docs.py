@@ -1,6 +1,7 @@
 """Links, anchors, index and make targets of the documents exist; README, changelog and pins agree with the project."""
 
 import ast
+import builtins
 import functools
 import re
 import tomllib
@@ -20,11 +21,14 @@ from configs.targets.resources import Container, NodeLink
 from configs.targets.ssh_host import SshHost
 from configs.workloads import STUDIED
 from configs.workloads.script import ScriptWorkload
+from engine.planner.families import READERS
 from flows.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("configs", "engine", "flows", "reports", "slurm", "tasks")
 FIELDS_OF_SCRIPTS = "how-to/own-program.md"
+OF_OTHER_LIBRARIES = {"DistributedConfig", "TrainingArguments"}
+"""Classes of transformers that pages name and no module imports by a line of its own."""
 DOCUMENTS = [
     path
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.md")]
@@ -181,6 +185,23 @@ def test_every_field_of_a_study_is_in_its_reference() -> None:
         if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", guide if model is ScriptWorkload else reference)
     }
     assert missing == set()
+
+
+def test_the_families_of_the_planner_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "reference" / "models.md").read_text().partition("## Families")[2]
+    rows = [line.split(" | ")[1].strip(" |") for line in page.splitlines() if re.match(r"\| [a-z]\w+ \| ", line)]
+    listed = [name for row in rows for name in row.split(", ") if name != "`model_type`"]
+    assert sorted(listed) == sorted(READERS)
+
+
+def test_calls_in_sentences_are_of_classes_that_there_are() -> None:
+    """`ComparedLatency("latency_seconds", ...)`: of this project, of Python or of a library that a module names."""
+    source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    there = set(re.findall(r"^\s*class (\w+)|\bimport (?:.*, )?([A-Z]\w+)", source, re.MULTILINE))
+    known = {name for names in there for name in names} | set(dir(builtins)) | OF_OTHER_LIBRARIES
+    documents = [path for path in DOCUMENTS if "measurements" not in path.parts and path.name != "CHANGELOG.md"]
+    calls = {(path.name, name) for path in documents for name in re.findall(r"`([A-Z][a-z]\w*)\(", path.read_text())}
+    assert {call for call in calls if call[1] not in known} == set()
 
 
 def test_modules_name_pages_that_exist() -> None:
