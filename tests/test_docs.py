@@ -187,6 +187,19 @@ def test_every_field_of_a_study_is_in_its_reference() -> None:
     assert missing == set()
 
 
+def test_every_field_of_an_experiment_is_in_the_row_of_its_kind() -> None:
+    """Its own, that is, beside `kind`, `models` and `base`; weak scaling has the fields of strong scaling."""
+    reference = (ROOT / "docs" / "reference" / "study-file.md").read_text()
+    rows = {line.split("`")[1]: line for line in reference.splitlines() if re.match(r"\| `[a-z]+` \| \w.*\? ", line)}
+    missing = {
+        f"{kind}.{name}"
+        for kind, model in KINDS["experiments"].items()
+        for name in model.model_fields.keys() - {"kind", "models", "base"}
+        if not re.search(rf"`[^`]*\b{name}\b[^`]*`", rows["strong" if kind == "weak" else kind].partition("? ")[2])
+    }
+    assert missing == set()
+
+
 def test_the_families_of_the_planner_are_those_of_its_page() -> None:
     page = (ROOT / "docs" / "reference" / "models.md").read_text().partition("## Families")[2]
     rows = [line.split(" | ")[1].strip(" |") for line in page.splitlines() if re.match(r"\| [a-z]\w+ \| ", line)]
