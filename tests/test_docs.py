@@ -187,6 +187,49 @@ def test_every_field_of_a_study_is_in_its_reference() -> None:
     assert missing == set()
 
 
+SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
+    "Top level": (StudySpec,),
+    "Targets": tuple(KINDS["targets"].values()),
+    "Prompts": tuple(KINDS["workload"][kind] for kind in ("generate", "seq2seq", "encode")),
+    "Training": (KINDS["workload"]["train"],),
+    "Serving": (KINDS["workload"]["serve"],),
+    "Measuring rules": (Measuring,),
+}
+"""Headings of the study file's reference, and whose fields the tables below them have."""
+
+
+def test_defaults_in_the_reference_of_a_study_are_those_of_the_fields() -> None:
+    """Of numbers, values in backticks and `none` in the last column; a sentence there is left to the reader."""
+    text = (ROOT / "docs" / "reference" / "study-file.md").read_text()
+    compared, wrong = 0, []
+    for heading, models in SECTIONS.items():
+        section = re.split(r"^##+ ", text.partition(f"# {heading}\n")[2], flags=re.MULTILINE)
+        tables = section[0] + (section[1] if heading == "Targets" else "")  # those below "Devices"
+        for line in re.findall(r"^\| `.* \|$", tables, re.MULTILINE):
+            first, *_, last = line.strip("| ").split(" | ")
+            names, values = re.findall(r"`(\w+)`", first), last.split(", ")
+            for name, value in zip(names, values, strict=False) if len(names) == len(values) else ():
+                known = [model.model_fields[name].get_default() for model in models if name in model.model_fields]
+                shown = _shown_default(value)
+                if known and shown is not NotImplemented:
+                    compared += 1
+                    empty = [default for default in known if not default or isinstance(default, BaseModel)]
+                    is_right = bool(empty) if shown is None else shown in known or all(each is None for each in known)
+                    wrong += [] if is_right else [f"{name}: {value}"]
+    assert compared >= 50
+    assert wrong == []
+
+
+def _shown_default(value: str) -> Any:
+    """What a cell of a table of defaults says; NotImplemented: a sentence."""
+    if value == "none":
+        return None
+    if re.fullmatch(r"[\d.e-]+", value):
+        return float(value)
+    written = re.fullmatch(r"`([\w.]+)`", value)
+    return {"true": True, "false": False}.get(written[1], written[1]) if written else NotImplemented
+
+
 def test_every_field_of_an_experiment_is_in_the_row_of_its_kind() -> None:
     """Its own, that is, beside `kind`, `models` and `base`; weak scaling has the fields of strong scaling."""
     reference = (ROOT / "docs" / "reference" / "study-file.md").read_text()
