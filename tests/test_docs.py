@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from configs.common.execution import Layout
+from configs.plans.paths import RunPaths
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives
 from configs.spec.study import KINDS, ForecastSpec, ModelSpec, StudySpec
@@ -241,6 +242,13 @@ def test_every_field_of_an_experiment_is_in_the_row_of_its_kind() -> None:
         if not re.search(rf"`[^`]*\b{name}\b[^`]*`", rows["strong" if kind == "weak" else kind].partition("? ")[2])
     }
     assert missing == set()
+
+
+def test_every_file_of_a_run_folder_is_in_its_page() -> None:
+    tree = (ROOT / "docs" / "reference" / "run-folder.md").read_text().split("```")[1]
+    parts = [getattr(RunPaths(Path()), name) for name, kind in vars(RunPaths).items() if isinstance(kind, property)]
+    names = {str(part.folder if isinstance(part, RunPaths) else part) for part in parts}
+    assert {name for name in names if not re.search(rf"(^|\s){re.escape(name)}[/\s,]", tree)} == set()
 
 
 def test_the_families_of_the_planner_are_those_of_its_page() -> None:
