@@ -1,6 +1,7 @@
 """Links, anchors, index and make targets of the documents exist; README, changelog and pins agree with the project."""
 
 import ast
+import builtins
 import functools
 import re
 import tomllib
@@ -13,6 +14,7 @@ import typer
 from pydantic import BaseModel
 
 from configs.common.execution import Layout
+from configs.plans.paths import RunPaths
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives
 from configs.spec.study import KINDS, ForecastSpec, ModelSpec, StudySpec
@@ -20,11 +22,14 @@ from configs.targets.resources import Container, NodeLink
 from configs.targets.ssh_host import SshHost
 from configs.workloads import STUDIED
 from configs.workloads.script import ScriptWorkload
+from engine.planner.families import READERS
 from flows.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("configs", "engine", "flows", "reports", "slurm", "tasks")
 FIELDS_OF_SCRIPTS = "how-to/own-program.md"
+OF_OTHER_LIBRARIES = {"DistributedConfig", "TrainingArguments"}
+"""Classes of transformers that pages name and no module imports by a line of its own."""
 DOCUMENTS = [
     path
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.md")]
@@ -181,6 +186,86 @@ def test_every_field_of_a_study_is_in_its_reference() -> None:
         if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", guide if model is ScriptWorkload else reference)
     }
     assert missing == set()
+
+
+SECTIONS: dict[str, tuple[type[BaseModel], ...]] = {
+    "Top level": (StudySpec,),
+    "Targets": tuple(KINDS["targets"].values()),
+    "Prompts": tuple(KINDS["workload"][kind] for kind in ("generate", "seq2seq", "encode")),
+    "Training": (KINDS["workload"]["train"],),
+    "Serving": (KINDS["workload"]["serve"],),
+    "Measuring rules": (Measuring,),
+}
+"""Headings of the study file's reference, and whose fields the tables below them have."""
+
+
+def test_defaults_in_the_reference_of_a_study_are_those_of_the_fields() -> None:
+    """Of numbers, values in backticks and `none` in the last column; a sentence there is left to the reader."""
+    text = (ROOT / "docs" / "reference" / "study-file.md").read_text()
+    compared, wrong = 0, []
+    for heading, models in SECTIONS.items():
+        section = re.split(r"^##+ ", text.partition(f"# {heading}\n")[2], flags=re.MULTILINE)
+        tables = section[0] + (section[1] if heading == "Targets" else "")  # those below "Devices"
+        for line in re.findall(r"^\| `.* \|$", tables, re.MULTILINE):
+            first, *_, last = line.strip("| ").split(" | ")
+            names, values = re.findall(r"`(\w+)`", first), last.split(", ")
+            for name, value in zip(names, values, strict=False) if len(names) == len(values) else ():
+                known = [model.model_fields[name].get_default() for model in models if name in model.model_fields]
+                shown = _shown_default(value)
+                if known and shown is not NotImplemented:
+                    compared += 1
+                    empty = [default for default in known if not default or isinstance(default, BaseModel)]
+                    is_right = bool(empty) if shown is None else shown in known or all(each is None for each in known)
+                    wrong += [] if is_right else [f"{name}: {value}"]
+    assert compared >= 50
+    assert wrong == []
+
+
+def _shown_default(value: str) -> Any:
+    """What a cell of a table of defaults says; NotImplemented: a sentence."""
+    if value == "none":
+        return None
+    if re.fullmatch(r"[\d.e-]+", value):
+        return float(value)
+    written = re.fullmatch(r"`([\w.]+)`", value)
+    return {"true": True, "false": False}.get(written[1], written[1]) if written else NotImplemented
+
+
+def test_every_field_of_an_experiment_is_in_the_row_of_its_kind() -> None:
+    """Its own, that is, beside `kind`, `models` and `base`; weak scaling has the fields of strong scaling."""
+    reference = (ROOT / "docs" / "reference" / "study-file.md").read_text()
+    rows = {line.split("`")[1]: line for line in reference.splitlines() if re.match(r"\| `[a-z]+` \| \w.*\? ", line)}
+    missing = {
+        f"{kind}.{name}"
+        for kind, model in KINDS["experiments"].items()
+        for name in model.model_fields.keys() - {"kind", "models", "base"}
+        if not re.search(rf"`[^`]*\b{name}\b[^`]*`", rows["strong" if kind == "weak" else kind].partition("? ")[2])
+    }
+    assert missing == set()
+
+
+def test_every_file_of_a_run_folder_is_in_its_page() -> None:
+    tree = (ROOT / "docs" / "reference" / "run-folder.md").read_text().split("```")[1]
+    parts = [getattr(RunPaths(Path()), name) for name, kind in vars(RunPaths).items() if isinstance(kind, property)]
+    names = {str(part.folder if isinstance(part, RunPaths) else part) for part in parts}
+    assert {name for name in names if not re.search(rf"(^|\s){re.escape(name)}[/\s,]", tree)} == set()
+
+
+def test_the_families_of_the_planner_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "reference" / "models.md").read_text().partition("## Families")[2]
+    rows = [line.split(" | ")[1].strip(" |") for line in page.splitlines() if re.match(r"\| [a-z]\w+ \| ", line)]
+    listed = [name for row in rows for name in row.split(", ") if name != "`model_type`"]
+    assert sorted(listed) == sorted(READERS)
+
+
+def test_calls_in_sentences_are_of_classes_that_there_are() -> None:
+    """`ComparedLatency("latency_seconds", ...)`: of this project, of Python or of a library that a module names."""
+    source = "\n".join(path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    there = set(re.findall(r"^\s*class (\w+)|\bimport (?:.*, )?([A-Z]\w+)", source, re.MULTILINE))
+    known = {name for names in there for name in names} | set(dir(builtins)) | OF_OTHER_LIBRARIES
+    documents = [path for path in DOCUMENTS if "measurements" not in path.parts and path.name != "CHANGELOG.md"]
+    calls = {(path.name, name) for path in documents for name in re.findall(r"`([A-Z][a-z]\w*)\(", path.read_text())}
+    assert {call for call in calls if call[1] not in known} == set()
 
 
 def test_modules_name_pages_that_exist() -> None:

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from configs.common.base import Frozen
 from configs.common.booleans import boolean_problems
@@ -22,6 +22,12 @@ from configs.hardware.node_names import Cloud, NodeName, parse_node_name
 from configs.targets.rented import RentedTarget
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import LocalTarget, SshTarget, Target
+
+_ALWAYS = {"id", "type", "name"}
+_OF_HOSTS = {"host", "user", "key", "port", "known_hosts", "folder", "python"}
+_OF_CLOUDS = {"instance_type", "machine_type", "vm_size", "region", "zone", "location", "ssh_from", "python"}
+_USED = {"local": _ALWAYS, "ssh": _ALWAYS | _OF_HOSTS} | dict.fromkeys(("aws", "gcp", "azure"), _ALWAYS | _OF_CLOUDS)
+"""Fields of a node by its type; `name` is for the reader of the file."""
 
 
 class NodeEntry(Frozen):
@@ -44,6 +50,13 @@ class NodeEntry(Frozen):
     zone: str | None = None
     location: str | None = None
     ssh_from: str | None = None
+
+    @model_validator(mode="after")
+    def _every_field_is_used(self) -> "NodeEntry":
+        unused = [name for name, value in self if value is not None and name not in _USED[self.type]]
+        if unused:
+            raise ValueError(f"{self.id}.{unused[0]}: not a field of nodes of type {self.type}. Leave it out")
+        return self
 
     @property
     def instance(self) -> str | None:
@@ -95,7 +108,8 @@ class BenchmarkFile(Frozen):
         if entry is None and name.startswith("ssh:"):
             entry = NodeEntry(id=name.removeprefix("ssh:"), type="ssh")
         if entry is None:
-            return self._rented(name, parse_node_name(name), NodeEntry(id=name, type="local", region=region))
+            node = parse_node_name(name)
+            return self._rented(name, node, NodeEntry(id=name, type=node.provider, region=region))
         if entry.type == "local":
             return LocalTarget(name=entry.id)
         if entry.type == "ssh":

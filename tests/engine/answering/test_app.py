@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,11 @@ import openai
 import pytest
 from openai.types import Completion
 
+from configs.common.files.project_files import ROOT
 from configs.serving.settings import ServingLimits
-from engine.answering.app import AnsweringServer, _complete, _embed
+from engine.answering.app import AnsweringServer, EmbeddingRequest, Figures, SourceRequest, _complete, _embed
+from engine.serving.http.metrics import ServerMetrics
+from engine.serving.http.schema import ChatRequest, CompletionRequest
 
 
 def test_tokens_behind_the_end_of_an_answer_are_not_counted() -> None:
@@ -60,3 +64,24 @@ def test_openais_client_gets_embeddings_without_naming_a_form() -> None:
         found = client.embeddings.create(model="m", input=[[1, 2], [3]], **given)  # type: ignore[call-overload]
         assert [one.embedding for one in found.data] == [pytest.approx(vector) for vector in vectors]
         assert found.usage.prompt_tokens == found.usage.total_tokens == 3
+
+
+def test_the_fields_of_requests_are_in_the_page_on_serving() -> None:
+    page = (ROOT / "docs" / "how-to" / "serve.md").read_text()
+    paragraph = re.split(r"\n\n", page.partition("Supported fields of requests to decoders: ")[2])[0]
+    decoders, _, others = paragraph.partition("Encoder-decoders take ")
+    of_two, _, of_encoders = others.partition("encoders `encoding_format`")
+    named = set(re.findall(r"`(\w+)", paragraph))
+    fields = (CompletionRequest.model_fields | ChatRequest.model_fields).keys() - {"model", "prompt", "messages"}
+    assert fields - named == set()
+    assert set(re.findall(r"`(\w+)", decoders)) - fields == set()
+    assert set(re.findall(r"`(\w+)", of_two)) == SourceRequest.model_fields.keys() - {"model", "prompt", "user"}
+    assert EmbeddingRequest.model_fields.keys() == {"model", "input", "encoding_format", "user"} and of_encoders
+
+
+def test_the_page_on_serving_names_the_metrics_that_there_are() -> None:
+    page = (ROOT / "docs" / "how-to" / "serve.md").read_text().partition("## Metrics")[2]
+    of_all, _, of_few = page.partition("Servers of encoders")
+    for registry, text in ((ServerMetrics("m").registry, of_all), (Figures("m").registry, of_few)):
+        there = {metric.name + "_total" * (metric.type == "counter") for metric in registry.collect()}
+        assert there == set(re.findall(r"`((?:vllm|rankwise):\w+)`", text))

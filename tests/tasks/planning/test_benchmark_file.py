@@ -88,6 +88,19 @@ def test_unknown_nodes_and_keys_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("node", "field"),
+    [
+        ({"type": "aws", "instance_type": "g4dn.xlarge", "user": "ec2-user"}, "user"),
+        ({"type": "ssh", "host": "gpu-a", "instance_type": "g4dn.xlarge"}, "instance_type"),
+        ({"type": "local", "python": "/opt/torch/bin/python"}, "python"),
+    ],
+)
+def test_fields_that_a_type_of_node_does_not_use_are_refused(node: dict[str, str], field: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"nodes.0.?: x\.{field}: not a field of nodes of type {node['type']}\."):
+        read(tmp_path, nodes=[{"id": "x"} | node])
+
+
+@pytest.mark.parametrize(
     ("cloud", "zone", "region"),
     [("gcp", "us-central1-a", "us-central1"), ("aws", "us-east-1a", "us-east-1"), ("azure", "1", None)],
 )
