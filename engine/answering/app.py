@@ -33,11 +33,15 @@ class EmbeddingRequest(ApiRequest):
 
 
 class SourceRequest(ApiRequest):
-    """Sources of an encoder-decoder. ignore_eos: exactly max_tokens tokens."""
+    """Sources of an encoder-decoder. ignore_eos: exactly max_tokens tokens. n, stream, top_p: as clients send them by
+    themselves, with the one value that is supported."""
 
     prompt: Prompts
     max_tokens: int | None = Field(16, ge=1)
     temperature: float | None = Field(0.0, ge=0, le=0)
+    n: int | None = Field(1, ge=1, le=1)
+    stream: Literal[False] | None = False
+    top_p: float | None = Field(1.0, ge=1, le=1)
     ignore_eos: bool | None = False
     return_token_ids: bool | None = False
 

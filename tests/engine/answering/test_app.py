@@ -14,8 +14,9 @@ from openai.types import Completion
 from configs.common.files.project_files import ROOT
 from configs.serving.settings import ServingLimits
 from engine.answering.app import AnsweringServer, EmbeddingRequest, Figures, SourceRequest, _complete, _embed
+from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
-from engine.serving.http.schema import ChatRequest, CompletionRequest
+from engine.serving.http.schema import ChatRequest, CompletionRequest, read_request
 
 
 def test_tokens_behind_the_end_of_an_answer_are_not_counted() -> None:
@@ -85,3 +86,12 @@ def test_the_page_on_serving_names_the_metrics_that_there_are() -> None:
     for registry, text in ((ServerMetrics("m").registry, of_all), (Figures("m").registry, of_few)):
         there = {metric.name + "_total" * (metric.type == "counter") for metric in registry.collect()}
         assert there == set(re.findall(r"`((?:vllm|rankwise):\w+)`", text))
+
+
+@pytest.mark.parametrize("fields", [{"stream": False, "n": 1, "top_p": 1}, {"stream": None, "n": None}])
+def test_what_clients_send_by_themselves_is_taken(fields: dict[str, Any]) -> None:
+    """A client that always sends `stream: false` was told that it is no field."""
+    read_request(json.dumps({"model": "m", "prompt": [1], **fields}).encode(), SourceRequest)
+    for name, value in (("stream", True), ("n", 2), ("top_p", 0.9)):
+        with pytest.raises(ApiError, match=name):
+            read_request(json.dumps({"model": "m", "prompt": [1], name: value}).encode(), SourceRequest)
