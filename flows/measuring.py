@@ -109,7 +109,10 @@ def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list
         tried |= {(measurement.cell.key, measuring_pass, measurement.repeat) for measurement in measurements}
         launches += pack_launches(measurements, measuring_pass, plan.measuring.seed, plan.pack)
     tried |= under_way
-    run_progress.total = len(planned_repeats(plan))
+    planned = planned_repeats(plan)
+    # What --only-failed leaves for a later run is not completed, nor a part of this one.
+    later = {place for place in planned if only_failed and ledger.decisive(place) is None} - under_way
+    run_progress.total = len(planned) - len(later)
     run_progress.done = run_progress.total - sum(len(launch.measurements) for launch in launches) - len(under_way)
     return launches
 

@@ -65,3 +65,20 @@ def test_further_repeats_of_one_cell_measure_no_failed_one_of_another_again(
     monkeypatch.setattr(measuring, "_run_launches", lambda _, launches, *__: again.append(len(launches)))
     measuring.measure_missing(Session(run, session.plan, tmp_path, RunProgress(), NeverCancelled()), only_failed=False)
     assert again[0] == 6, "a further run tries it again"
+
+
+def test_what_only_failed_leaves_for_later_is_not_said_to_be_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One repeat completed, one failed, ten never begun: `11 of 12 measurements were already completed`."""
+    plan = planned(STUDY, repeats=6)
+    run = write_plan(tmp_path / "run", plan)
+    first, second = plan.cells.values()
+    write_record(run, first, 0, samples=decoded(first, 0.01), figures={"num_prompts": 1})
+    write_record(run, second, 0, status=Status.FAILED, failure=Failure(message="no"))
+    session = Session(run, plan, tmp_path, RunProgress(), NeverCancelled())
+    monkeypatch.setattr(measuring, "_run_launches", lambda *_: None)
+    assert measuring.measure_missing(session, only_failed=True) == 1
+    assert (session.run_progress.done, session.run_progress.total) == (1, 2)
+    assert measuring.measure_missing(session, only_failed=False) == 1
+    assert session.run_progress.total == 12
