@@ -252,6 +252,17 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_a_study_that_cannot_be_a_bundle_leaves_no_half_of_one(tmp_path: Path) -> None:
+    """Once the study was mended, `--out` was refused as not empty."""
+    podman = {**SLURM, "container": {"image": "i", "runtime": "pyxis"}}
+    (tmp_path / "out").mkdir()
+    for out in ("out", "new"):
+        with pytest.raises(StudyError, match="a bundle supports apptainer only"):
+            manifest(tmp_path, out, targets=[podman])
+        assert (tmp_path / out).exists() == (out == "out") and list(tmp_path.glob(f"{out}/*")) == []
+        manifest(tmp_path, out)
+
+
 def test_every_file_is_explained_and_none_is_for_nobody(tmp_path: Path) -> None:
     training = {"kind": "train", "global_batch_size": 8}
     models = [{"id": "synthetic:llama-1m@0"}]
