@@ -23,6 +23,7 @@ from configs.spec.study import StudyError
 from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.script import ScriptWorkload
+from tasks.campaign.launches.leftovers import collected_marker
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,22 @@ def _made_with(rule: _Rule, run: RunPaths, records: Path) -> Iterator[object]:
 
 
 def _kept(rule: _Rule, plan: Plan, before: Plan, run: RunPaths) -> bool:
-    keys = (key for key, cell in before.cells.items() if key in plan.cells and rule.shapes(cell))
-    return any(any((run.records / key).glob(rule.records)) for key in keys)
+    keys = {key for key, cell in before.cells.items() if key in plan.cells and rule.shapes(cell)}
+    return any(any((run.records / key).glob(rule.records)) for key in keys) or bool(keys & _under_way(rule, run))
+
+
+def _under_way(rule: _Rule, run: RunPaths) -> set[str]:
+    """Cells of jobs that a killed run left, whose records depend on the rule, and which this run would adopt."""
+    keys: set[str] = set()
+    for path in run.jobs.glob("[0-9]*-*"):
+        paths = run.job(path.name)
+        handed_over = any(each.exists() for each in (paths.submission, paths.submitting, paths.submitted))
+        if handed_over and not collected_marker(run, path.name).exists():
+            with suppress(OSError, ValueError):
+                job = read_model(paths.job, Job, PLAN_BYTES)
+                if job.measuring_pass == "timed" or rule.records != _TIMED:
+                    keys |= {each.cell.key for each in job.measurements}
+    return keys
 
 
 def _draws(cell: Cell) -> bool:

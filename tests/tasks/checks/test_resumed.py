@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from configs.plans.job import Job, Measurement
+from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
+from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
+from tasks.campaign.launches.leftovers import collected_marker
 from tasks.checks.resumed import check_rules
 from tests.support.run_folders.made_studies import planned, write_plan, write_record
 
@@ -23,14 +26,10 @@ def under(plan: Plan, cells: int, **rules: int) -> Plan:
     return plan.model_copy(update={"cells": kept, "measuring": Measuring(**rules)})
 
 
-def test_a_cell_that_comes_back_keeps_the_rules_that_it_was_measured_with(tmp_path: Path) -> None:
-    """Left out of one run, whose rules were changed, its records counted as made by the new ones in the next."""
-    plan = planned(STUDY)
-    run = write_plan(tmp_path / "run", plan)
-    cell = list(plan.cells.values())[1]
-    write_record(run, cell, 0)
+def write_job(run: RunPaths, name: str, cell: Cell) -> None:
+    """A job that measures a cell with one pass of warm-up."""
     made = Job(
-        name="j0",
+        name=name,
         study="made",
         measuring_pass="timed",
         measuring=Measuring(warmup=1),
@@ -40,8 +39,17 @@ def test_a_cell_that_comes_back_keeps_the_rules_that_it_was_measured_with(tmp_pa
         inputs="",
         cache="",
     )
-    run.job("j0").folder.mkdir(parents=True)
-    run.job("j0").job.write_text(made.model_dump_json())
+    run.job(name).folder.mkdir(parents=True)
+    run.job(name).job.write_text(made.model_dump_json())
+
+
+def test_a_cell_that_comes_back_keeps_the_rules_that_it_was_measured_with(tmp_path: Path) -> None:
+    """Left out of one run, whose rules were changed, its records counted as made by the new ones in the next."""
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    cell = list(plan.cells.values())[1]
+    write_record(run, cell, 0)
+    write_job(run, "j0", cell)
     check_rules(under(plan, 1, warmup=5), under(plan, 2, warmup=1), run)  # nothing of the other cell was measured
     without = under(plan, 1, warmup=5)
     with pytest.raises(StudyError, match=r"measuring\.warmup: got 5, but .* was measured with 1"):
@@ -49,3 +57,22 @@ def test_a_cell_that_comes_back_keeps_the_rules_that_it_was_measured_with(tmp_pa
     check_rules(under(plan, 2, warmup=1), without, run)
     run.job("j0").job.unlink()
     check_rules(under(plan, 2, warmup=5), without, run)  # nobody knows any more
+
+
+def test_a_job_that_a_killed_run_left_keeps_the_rules_that_it_measures_with(tmp_path: Path) -> None:
+    """The next run adopted it under other rules, and its records counted as made by these."""
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    write_job(run, "0001-timed-a", next(iter(plan.cells.values())))
+    before, after = under(plan, 2, warmup=1), under(plan, 2, warmup=5)
+    check_rules(after, before, run)  # it was never handed over
+    run.job("0001-timed-a").submitted.touch()
+    with pytest.raises(StudyError, match=r"measuring\.warmup: got 5, but .* was measured with 1"):
+        check_rules(after, before, run)
+    check_rules(before, before, run)
+    timed = run.job("0001-timed-a").job.read_text()
+    run.job("0001-timed-a").job.write_text(timed.replace('"measuring_pass":"timed"', '"measuring_pass":"memory"'))
+    check_rules(after, before, run)
+    run.job("0001-timed-a").job.write_text(timed)
+    collected_marker(run, "0001-timed-a").touch()
+    check_rules(after, before, run)
