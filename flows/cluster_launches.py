@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import islice
 
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.printable import plural
 from configs.plans.job import Job
 from configs.plans.packing import Launch
 from configs.plans.plan import Stop
@@ -126,7 +127,14 @@ class SubmissionQueue:
         """No launch is begun any more: not those that wait here, nor those that wait in the queue."""
         session = self._session
         for held in self._held.take_all():
-            self._cancel_unsubmitted(held)
+            if not self._cancel_unsubmitted(held):
+                # Perhaps it is in the queue after all: with a record here, what it measures would not count.
+                count = plural(len(held.jobs), "job")
+                told = f"{held.target} did not answer: {count} may be in its queue. The next run adopts or ends them"
+                session.run_progress.notes.append(told)
+                for _, row in held.jobs:
+                    row.state, row.note = "left out", ""
+                continue
             for job, row in held.jobs:
                 mark_collected(session.run, job.name)
                 leave_out(session, Launch(job.measuring_pass, job.measurements), row, ended_by)

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import get_args
 
 from configs.common.files.reading import PLAN_BYTES, read_model
-from configs.plans.job import Job, Measurement
+from configs.plans.job import Job
 from configs.plans.packing import Launch, pack_launches
 from configs.records.record import MeasuringPass
 from configs.targets.target import LocalTarget
@@ -27,7 +27,7 @@ from reports.render import preload_reports
 from slurm.forking.parents import end_parents
 from tasks.adopt import adopt_jobs
 from tasks.campaign.graph import RunGraph
-from tasks.campaign.ledger import missing_measurements, planned_repeats, set_aside_damaged
+from tasks.campaign.ledger import RepeatKey, missing_measurements, planned_repeats, set_aside_damaged
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
@@ -70,42 +70,49 @@ def measure_missing(session: Session, only_failed: bool) -> int:
     Returns how many measurements were measured before.
     """
     run_progress = session.run_progress
-    launches = _missing(session, only_failed)
+    tried: set[RepeatKey] = set()
+    launches = _missing(session, only_failed, tried)
     retries = Retries()
     budget = Budget(session, partial(tell, Happened.BUDGET_NEAR, session.plan.study))
     while not only_failed and not launches and not session.adopted and grow_repeats(session, None):
-        launches = _missing(session, only_failed)  # an earlier run went on already
+        launches = _missing(session, only_failed, tried)  # an earlier run went on already
     run_progress.already = run_progress.done
     _run_launches(session, launches, retries, budget)
     while not only_failed and grow_repeats(session, budget.spent()):
-        _run_launches(session, _missing(session, only_failed), retries, budget)
+        _run_launches(session, _missing(session, only_failed, tried), retries, budget)
     return run_progress.already
 
 
-def _missing(session: Session, only_failed: bool) -> list[Launch]:
-    """The launches that the plan still lacks and no adopted job makes, in the order of their blocks."""
+def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list[Launch]:
+    """The launches that the plan still lacks and no adopted job makes, in the order of their blocks.
+
+    tried: what this run has measured so far, which grows by what is returned. What failed of it has been retried as
+    often as it is to be: further repeats of other cells are no reason to measure it again.
+    """
     plan, run_progress = session.plan, session.run_progress
     ledger = set_aside_damaged(session.run)
     run_progress.notes += ledger.set_aside
     adopted = [read_model(session.run.job(name).job, Job, PLAN_BYTES) for name in session.adopted]
-    under_way = {
-        (job.measuring_pass, measurement.cell.key, measurement.repeat)
+    under_way: set[RepeatKey] = {
+        (measurement.cell.key, job.measuring_pass, measurement.repeat)
         for job in adopted
         for measurement in job.measurements
     }
+    left_out = under_way | {place for place in tried if ledger.decisive(place) is not None}
     launches: list[Launch] = []
     for measuring_pass in get_args(MeasuringPass):
-
-        def is_made(measurement: Measurement, measuring_pass: MeasuringPass = measuring_pass) -> bool:
-            return (measuring_pass, measurement.cell.key, measurement.repeat) in under_way
-
         measurements = [
             measurement
             for measurement in missing_measurements(plan, ledger, measuring_pass, only_failed)
-            if not is_made(measurement)
+            if (measurement.cell.key, measuring_pass, measurement.repeat) not in left_out
         ]
+        tried |= {(measurement.cell.key, measuring_pass, measurement.repeat) for measurement in measurements}
         launches += pack_launches(measurements, measuring_pass, plan.measuring.seed, plan.pack)
-    run_progress.total = len(planned_repeats(plan))
+    tried |= under_way
+    planned = planned_repeats(plan)
+    # What --only-failed leaves for a later run is not completed, nor a part of this one.
+    later = {place for place in planned if only_failed and ledger.decisive(place) is None} - under_way
+    run_progress.total = len(planned) - len(later)
     run_progress.done = run_progress.total - sum(len(launch.measurements) for launch in launches) - len(under_way)
     return launches
 

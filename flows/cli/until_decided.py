@@ -13,12 +13,14 @@ def run_until_decided(path: Path, assignments: list[str], runs: Path, measure: C
     """Measure a study, again with more repeats while its decision is open; return the exit code.
 
     measure: runs the study with these assignments and returns the exit code. No more repeats than the study's
-    `measuring.max_repeats`.
+    `measuring.max_repeats`, nor more time than `measuring.budget_minutes` in all.
     """
     from reports.json_form import run_answers
     from reports.reading.devices import load_comparable
+    from tasks.campaign.progress import current_progress
 
-    given = list(assignments)
+    given, spent_minutes = list(assignments), 0.0
+    budget_minutes = load_study(path, given).measuring.budget_minutes
     while True:
         code = measure(given)
         if code not in (ALL_COMPLETED, SOME_UNMEASURED):
@@ -35,5 +37,13 @@ def run_until_decided(path: Path, assignments: list[str], runs: Path, measure: C
                 else f"Undecided after {plural(done, 'repeat')}"
             )
             return code
+        spent_minutes += current_progress().spent_seconds / 60
+        further = [f"measuring.repeats={min(needed, most)}"]
+        if budget_minutes is not None:
+            # Each measuring has the time that is left, not all of it anew.
+            if spent_minutes >= budget_minutes:
+                print(f"Undecided after {plural(done, 'repeat')}: measuring.budget_minutes {budget_minutes:g} is spent")
+                return code
+            further.append(f"measuring.budget_minutes={max(0.0001, budget_minutes - spent_minutes):.4f}")
         print(f"Undecided: measuring {min(needed, most)} repeats instead of {done}\n", flush=True)
-        given = [*assignments, f"measuring.repeats={min(needed, most)}"]
+        given = [*assignments, *further]

@@ -6,6 +6,7 @@ No scheduler is available here: the end of a launch is derived from its nodes' f
 submit.sbatch, and the output of sacct in outputs/, if present.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
@@ -15,7 +16,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model, read_text
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import read_plan
-from configs.records.record import MeasuringPass, Record
+from configs.records.record import MeasuringPass, Record, Status, read_record
 from configs.spec.measuring import Profiler
 from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.sbatch_bundle.retry import began
@@ -57,6 +58,7 @@ def collect_bundle(folder: Path) -> CollectedBundle:
             result.not_begun += job.measuring_pass not in get_args(Profiler)
             continue
         paths.parts.mkdir(exist_ok=True)  # what copies a folder may leave empty ones out
+        _take_back(run, paths, job)
         _conclude(run, paths, job)
         collected = collect_job(run, job.name)
         result.records += collected.records
@@ -66,6 +68,24 @@ def collect_bundle(folder: Path) -> CollectedBundle:
     passes: tuple[MeasuringPass, ...] = get_args(MeasuringPass)
     result.missing = sum(len(missing_measurements(plan, ledger, measuring_pass, False)) for measuring_pass in passes)
     return result
+
+
+def _take_back(run: RunPaths, paths: JobPaths, job: Job) -> None:
+    """Remove what was concluded while the job still ran: a measurement is not lost whose ranks have written since.
+
+    Its parts would be removed as those of a record that is there, and with them what was measured.
+    """
+    for measurement in job.measurements:
+        path = run.record(measurement.cell.key, job.measuring_pass, measurement.repeat, measurement.attempt)
+        ranks = range(job.ranks_per_node * job.cell.nodes)
+        if not any(paths.part(measurement.name, rank).exists() for rank in ranks):
+            continue
+        with suppress(OSError, ValueError):  # what cannot be read is set aside
+            record = read_record(path)
+            if record.job == job.name and record.status is Status.LOST:
+                path.unlink()
+                path.with_suffix(".npz").unlink(missing_ok=True)
+                paths.end.unlink(missing_ok=True)
 
 
 def _conclude(run: RunPaths, paths: JobPaths, job: Job) -> None:

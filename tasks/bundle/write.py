@@ -9,6 +9,7 @@ its jobs are relative, so it can be copied to a cluster and back.
 import json
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -55,6 +56,23 @@ def write_bundle(study: StudySpec, base: Path, cache: Path, folder: Path, target
     chosen = _chosen(study, target)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StudyError([f"--out: {folder} is not an empty folder. Use another folder or remove it"])
+    was_there = folder.exists()
+    try:
+        return _written(study, chosen, base, cache, folder)
+    except BaseException:
+        # Half a bundle would be in the way of the next try, which wants an empty folder.
+        with suppress(OSError):
+            for path in folder.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            if not was_there:
+                folder.rmdir()
+        raise
+
+
+def _written(study: StudySpec, chosen: SlurmTarget, base: Path, cache: Path, folder: Path) -> RequestedFiles:
     # The folder is all that the job needs: nothing is staged anywhere else.
     chosen = chosen.model_copy(update={"shared": None})
     study = study.model_copy(update={"targets": [chosen]})

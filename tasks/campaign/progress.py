@@ -67,6 +67,8 @@ class RunProgress:
     """How the run ended: completed, failed, cancelled, suspended, interrupted; empty while it goes on."""
     spent_usd: float | None = None
     """By this run so far; None where a target has no price."""
+    spent_seconds: float = 0.0
+    """Of the study's budget of time, by this run so far."""
 
     def under_way(self) -> list[dict[str, str]]:
         """What waits in a scheduler's queue or runs, for a table; nothing once the run has ended."""

@@ -69,6 +69,7 @@ class Budget:
         now = time.monotonic()
         usd, seconds = self._usd_so_far(running, here, now), now - self._began
         self._progress.spent_usd = None if usd is None else usd - self._paid_before_usd
+        self._progress.spent_seconds = seconds
         if self._usd is not None:
             assert usd is not None
             self._tell_near("money", usd / self._usd, f"{dollars(usd)} of {self._usd:g} USD")

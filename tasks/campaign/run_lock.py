@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from uuid import UUID
 
 from configs.common.base import utc_now
@@ -77,3 +78,15 @@ def is_locked(run: RunPaths) -> bool:
     except FileNotFoundError:
         return False
     return False
+
+
+def held_since(run: RunPaths) -> float | None:
+    """When the run that works in the folder now began, in seconds since the epoch; None where there is none."""
+    try:
+        if not is_locked(run):
+            return None
+        with open_regular(run.lock) as file:
+            holder = parse_json(file.read(_MAX_CHARACTERS), "run.lock")
+        return datetime.fromisoformat(holder["since"]).timestamp()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is just being written

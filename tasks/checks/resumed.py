@@ -8,16 +8,22 @@ losses be laid over each other. A measurement of fewer passes, or of less warmed
 report would say that it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
+from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
+from configs.records.record import read_record
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError
 from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
 from configs.workloads.script import ScriptWorkload
+from tasks.campaign.launches.leftovers import collected_marker
 
 
 @dataclass(frozen=True)
@@ -41,16 +47,46 @@ def check_rules(plan: Plan, before: Plan | None, run: RunPaths) -> None:
         f"measuring.{rule.field}: got {got}, but {run.folder} was measured with {said}, {rule.why}. "
         f"Keep {said}, or use another folder with --runs"
         for rule in _RULES
-        for got, said in [(getattr(plan.measuring, rule.field), getattr(before.measuring, rule.field))]
-        if got != said and _kept(rule, plan, before, run)
+        for got in [getattr(plan.measuring, rule.field)]
+        for said in _others(rule, got, plan, before, run)[:1]
     ]
     if problems:
         raise StudyError(problems)
 
 
+def _others(rule: _Rule, got: object, plan: Plan, before: Plan, run: RunPaths) -> list[object]:
+    """Other values of a rule, with which records were made that the plan goes on with."""
+    said = getattr(before.measuring, rule.field)
+    found = [said] if got != said and _kept(rule, plan, before, run) else []
+    # A cell that the study had lost and has again was measured by the rules of a plan before the earlier one.
+    again = [key for key, cell in plan.cells.items() if key not in before.cells and rule.shapes(cell)]
+    return found + [made for key in again for made in _made_with(rule, run, run.records / key) if made != got]
+
+
+def _made_with(rule: _Rule, run: RunPaths, records: Path) -> Iterator[object]:
+    """The values of a rule in the jobs that made the records of a cell, as far as these can be read."""
+    for path in records.glob(rule.records):
+        with suppress(OSError, ValueError):
+            yield getattr(read_model(run.job(read_record(path).job).job, Job, PLAN_BYTES).measuring, rule.field)
+
+
 def _kept(rule: _Rule, plan: Plan, before: Plan, run: RunPaths) -> bool:
-    keys = (key for key, cell in before.cells.items() if key in plan.cells and rule.shapes(cell))
-    return any(any((run.records / key).glob(rule.records)) for key in keys)
+    keys = {key for key, cell in before.cells.items() if key in plan.cells and rule.shapes(cell)}
+    return any(any((run.records / key).glob(rule.records)) for key in keys) or bool(keys & _under_way(rule, run))
+
+
+def _under_way(rule: _Rule, run: RunPaths) -> set[str]:
+    """Cells of jobs that a killed run left, whose records depend on the rule, and which this run would adopt."""
+    keys: set[str] = set()
+    for path in run.jobs.glob("[0-9]*-*"):
+        paths = run.job(path.name)
+        handed_over = any(each.exists() for each in (paths.submission, paths.submitting, paths.submitted))
+        if handed_over and not collected_marker(run, path.name).exists():
+            with suppress(OSError, ValueError):
+                job = read_model(paths.job, Job, PLAN_BYTES)
+                if job.measuring_pass == "timed" or rule.records != _TIMED:
+                    keys |= {each.cell.key for each in job.measurements}
+    return keys
 
 
 def _draws(cell: Cell) -> bool:

@@ -1,6 +1,7 @@
 """How a scheduler's queue is filled: in the order of blocks, in arrays of one shape, within the bounds."""
 
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,17 +10,20 @@ import pytest
 from configs.common.execution import Layout
 from configs.plans.job import Job, Measurement
 from configs.plans.packing import Launch, pack_launches
+from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from flows import cluster_launches
 from flows.cluster_launches import SubmissionQueue, room_for, shape_of, take_alike
-from flows.held_groups import asked_of
+from flows.held_groups import HeldGroup, asked_of
 from slurm.schedulers.refusals import Unavailable
 from tasks.campaign.launches.active_jobs import ActiveJobs
-from tasks.campaign.progress import ProgressRow
+from tasks.campaign.launches.leftovers import collected_marker
+from tasks.campaign.progress import ProgressRow, RunProgress
 from tasks.campaign.retries import Retries
+from tasks.submit import Refusal
 
 
 def cells(nodes: int, count: int) -> list[Cell]:
@@ -145,3 +149,27 @@ def test_a_budget_that_is_spent_while_the_scheduler_is_away_ends_no_run(monkeypa
     monkeypatch.setattr(cluster_launches, "time", SimpleNamespace(sleep=slept.append))
     queue._leave_out_rest("budget of time")
     assert asked == [["0-0", "0-1"]] and len(queue._active_jobs.jobs) == 2 and len(slept) == 1
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_a_job_that_a_scheduler_may_have_taken_is_left_for_the_next_run(
+    away: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The budget was spent while the scheduler did not answer: its job stood as collected, and nobody ended it."""
+
+    def cancel_many(folders: object) -> None:
+        if away:
+            raise Unavailable("Slurm does not respond")
+
+    target, run, left = SlurmTarget(name="c"), RunPaths(tmp_path), []
+    session = SimpleNamespace(adopted=[], run=run, run_progress=RunProgress())
+    made = job(launches(1)[0], "0001-timed-a", target)
+    run.job(made.name).folder.mkdir(parents=True)
+    queue = SubmissionQueue(cast(Any, session), [], Retries(), cast(Any, None))
+    queue._held.refused(HeldGroup("c", [(made, row())]), Refusal("Slurm does not respond", final=False), 0.0)
+    monkeypatch.setattr(cluster_launches, "adapter_for", lambda name: SimpleNamespace(cancel_many=cancel_many))
+    monkeypatch.setattr(cluster_launches, "leave_out", lambda *asked: left.append(asked[1].measurements))
+    queue._leave_out_rest("budget of time")
+    assert left == [made.measurements] * (not away) and not queue._held.groups
+    assert collected_marker(run, made.name).exists() is not away
+    assert [("1 job may be in its queue" in note) for note in session.run_progress.notes] == [True] * away

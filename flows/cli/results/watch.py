@@ -9,9 +9,12 @@ import re
 import sys
 import threading
 import time
+from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from configs.common.dollars import dollars
 from configs.common.files.reading import read_bytes
@@ -61,6 +64,7 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     from flows.cli.live import duration
     from flows.cli.results.inspect import status_rows
     from tasks.campaign.ledger import read_ledger
+    from tasks.campaign.run_lock import held_since
 
     _, plan = open_run(run.folder)
     rows = status_rows(run, plan, read_ledger(run))
@@ -73,7 +77,7 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     )
     left = len(rows) - len(ended)
     if left and len(ended) > 1:
-        seconds = _seconds_a_measurement([str(row["finished_at"]) for row in ended]) * left
+        seconds = _seconds_a_measurement(ended, held_since(run)) * left
         text += f"; about {duration(seconds)} to go"
         prices = [found.price.usd_per_hour for found in plan.prices.values() if found.price is not None]
         if len(plan.targets) == len(prices) == 1:
@@ -84,12 +88,26 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     return LiveHeader(version, text + ".", len(ended), len(rows))
 
 
-def _seconds_a_measurement(finished: list[str]) -> float:
-    """From the first end to the last, over the measurements between them."""
-    from datetime import datetime
+def _seconds_a_measurement(ended: list[dict[str, Any]], since: float | None) -> float:
+    """By the run that goes on, where one has ended any; else from the first end to the last, without the pauses.
 
-    moments = sorted(datetime.fromisoformat(text).timestamp() for text in finished)
-    return (moments[-1] - moments[0]) / (len(moments) - 1)
+    since: when the run that goes on began. Time between two runs of a study is neither waited for nor paid for.
+    """
+    from reports.decisions.spending import PAUSE_SECONDS
+
+    times = sorted((_moment(row["finished_at"]), _moment(row["started_at"] or row["finished_at"])) for row in ended)
+    here = [finished for finished, _ in times if since is not None and finished > since]
+    if since is not None and here:
+        return (here[-1] - since) / len(here)
+    seconds = 0.0
+    for (before, _), (finished, started) in pairwise(times):
+        idle = max(0.0, started - before)
+        seconds += finished - before - (idle if idle > PAUSE_SECONDS else 0.0)
+    return seconds / (len(times) - 1)
+
+
+def _moment(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def live_server(run: RunPaths, port: int) -> ThreadingHTTPServer:

@@ -1,5 +1,6 @@
 """`rankwise team`: a permanent Prefect server, worker and schedules for a team on one machine."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -60,7 +61,8 @@ def _folder(named: Path | None) -> Path:
     from configs.common.base import expanded
     from flows.team.setup import default_folder
 
-    return expanded(named).absolute() if named else default_folder()
+    # The processes of a set-up are found by this very path: `../team` is the same folder as `/data/team`.
+    return Path(os.path.abspath(expanded(named))) if named else default_folder()
 
 
 def _exit(context: typer.Context, work: Callable[[], int], subject: Path) -> None:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from configs.spec.study import load_study
 from flows.cli.main import app
 from flows.cli.until_decided import run_until_decided
+from tasks.campaign.progress import new_progress
 from tests.support.run_folders.studies import rankwise, status, write_study
 
 MEASURING = {"repeats": 1, "memory": False, "min_seconds": 0.0, "min_passes": 1, "cell_timeout_seconds": 60}
@@ -34,6 +36,26 @@ def test_repeats_that_are_missing_because_they_failed_are_not_asked_for_for_ever
 
     assert run_until_decided(Path(study), [], tmp_path / "runs", measure) == 3
     assert capsys.readouterr().out == f"Undecided after {given} repeats\n"
+
+
+def test_all_rounds_together_have_the_time_of_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each round began with all of `budget_minutes` again: ten minutes were as many times ten as there were rounds."""
+    study = write_study(tmp_path, measuring=MEASURING | {"max_repeats": 20, "budget_minutes": 10})
+    needed = iter(range(6, 20))
+    monkeypatch.setattr("reports.reading.devices.load_comparable", lambda run: run)
+    monkeypatch.setattr("reports.json_form.run_answers", lambda run: SimpleNamespace(repeats_to_decide=next(needed)))
+    rounds: list[float | None] = []
+
+    def measure(assignments: list[str]) -> int:
+        rounds.append(load_study(study, assignments).measuring.budget_minutes)
+        new_progress().spent_seconds = 240
+        return 0
+
+    assert run_until_decided(study, [], tmp_path / "runs", measure) == 0
+    assert rounds == [10, 6, 2]
+    assert capsys.readouterr().out.splitlines()[-1] == "Undecided after 7 repeats: measuring.budget_minutes 10 is spent"
 
 
 def test_new_repeats_and_only_failed_ones_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

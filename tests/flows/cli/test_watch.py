@@ -1,10 +1,13 @@
 """The live page: a real server and a real browser see a run fill in; nothing else of the folder is served."""
 
+import fcntl
+import json
 import socket
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -109,9 +112,34 @@ def test_many_minutes_to_go_are_hours(tmp_path: Path) -> None:
     plan = planned(STUDY)
     run = write_plan(tmp_path / "run", plan)
     for repeat, hour in enumerate((1, 2)):
-        moment = f"2026-01-01T{hour:02}:00:00Z"
-        write_record(run, cells_of(plan)[0][1], repeat, status=Status.FAILED, started_at=moment, finished_at=moment)
+        began, moment = f"2026-01-01T{hour - 1:02}:00:00Z", f"2026-01-01T{hour:02}:00:00Z"
+        write_record(run, cells_of(plan)[0][1], repeat, status=Status.FAILED, started_at=began, finished_at=moment)
     assert "about 18:00:00 to go" in progress(run, "v").text
+
+
+def test_the_time_between_two_runs_of_a_study_is_not_waited_for(tmp_path: Path) -> None:
+    """A study that went on after ten days had months to go, at the price of months."""
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    cell, now = cells_of(plan)[0][1], datetime.now(UTC)
+
+    def measured(repeat: int, minutes: float) -> None:
+        ended = now + timedelta(minutes=minutes)
+        stamps = {"started_at": (ended - timedelta(seconds=30)).isoformat(), "finished_at": ended.isoformat()}
+        write_record(run, cell, repeat, status=Status.FAILED, **stamps)
+
+    days = 10 * 24 * 60
+    for repeat, minutes in enumerate((-days - 2, -days - 1, -days)):
+        measured(repeat, minutes)
+    measured(3, -5)
+    assert "about 13:20 to go" in progress(run, "v").text, "2:30 for three, without the ten days"
+    run.lock.write_text(json.dumps({"pid": 1, "host": "h", "since": (now - timedelta(minutes=7)).isoformat()}))
+    assert "about 13:20 to go" in progress(run, "v").text, "nobody works in the folder"
+    with run.lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "about 32:00 to go" in progress(run, "v").text, "this run has taken two minutes for one"
+        run.lock.write_text("{")
+        assert "about 13:20 to go" in progress(run, "v").text
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

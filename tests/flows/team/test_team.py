@@ -23,7 +23,9 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli.server.team import app
 from flows.team.api import Api
 from flows.team.processes import processes_of, programs, supervisord_of
 from flows.team.setup import DATABASE_VARIABLE, TeamSetup
@@ -379,6 +381,22 @@ def test_registering_that_does_not_end_is_ended_whole(
     assert "not registered within 3 s: ended" in capfd.readouterr().err
     child = int((setup.logs / "deploy.log").read_text().split()[0])
     wait_until(lambda: not psutil.pid_exists(child), 10, "the end of what it had started")
+
+
+def test_a_folder_is_the_same_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`team down --folder /data/team` found nothing of what `team up --folder ../team` had started."""
+    asked: list[Path] = []
+
+    def end_team(folder: Path) -> int:
+        asked.append(folder)
+        return 0
+
+    monkeypatch.setattr("flows.team.up.end_team", end_team)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for written in ("../team", "../elsewhere/../team/", str(tmp_path / "team")):
+        assert CliRunner().invoke(app, ["down", "--folder", written]).exit_code == 0
+    assert asked == [tmp_path / "team"] * 3
 
 
 def test_what_cannot_be_right_is_told(tmp_path: Path) -> None:

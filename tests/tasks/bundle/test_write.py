@@ -135,6 +135,28 @@ def test_what_a_killed_rank_left_unreached_goes_on_and_the_rest_is_tried_again_l
     assert again.missing == 0
 
 
+def test_what_was_under_way_when_it_was_collected_is_not_lost_for_good(tmp_path: Path) -> None:
+    """Collected while the job ran: its measurement was recorded as lost, and its parts, which came later, removed."""
+    cluster = manifest(tmp_path, "cluster")
+    home = RunPaths(tmp_path / "home")
+    shutil.copytree(cluster.folder, home.folder)
+    [paths] = [home.job(path.name) for path in home.jobs.iterdir()]
+    first = Job.model_validate_json(paths.job.read_bytes()).measurements[0].name
+    began = Launcher(node_rank=0, pid=1, pid_started=1, host="node7", started_at=utc_now())
+    paths.node_launcher(0).write_text(began.model_dump_json())
+    said = Progress(rank=0, pid=1, pid_started=1, phase="measurement", measurement=first, since=0.0)
+    paths.progress(0).write_text(said.model_dump_json())
+    assert [record.status for record in collect_bundle(home.folder).records] == [Status.LOST]
+    assert collect_bundle(home.folder).records == []
+    done = submit(cluster, 77)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(cluster.folder, home.folder, dirs_exist_ok=True)
+    collected = collect_bundle(home.folder)
+    assert [record.status for record in collected.records] == [Status.COMPLETED] * 2 and collected.missing == 0
+    shutil.copytree(cluster.folder, home.folder, dirs_exist_ok=True)
+    assert collect_bundle(home.folder).records == []
+
+
 def test_a_launch_that_never_began_is_told(tmp_path: Path) -> None:
     run = manifest(tmp_path)
     collected = rankwise_here("collect", run.folder, cwd=tmp_path)
@@ -228,6 +250,17 @@ def test_what_cannot_be_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a bundle"):
         collect_bundle(tmp_path)
     assert not out.exists()
+
+
+def test_a_study_that_cannot_be_a_bundle_leaves_no_half_of_one(tmp_path: Path) -> None:
+    """Once the study was mended, `--out` was refused as not empty."""
+    podman = {**SLURM, "container": {"image": "i", "runtime": "pyxis"}}
+    (tmp_path / "out").mkdir()
+    for out in ("out", "new"):
+        with pytest.raises(StudyError, match="a bundle supports apptainer only"):
+            manifest(tmp_path, out, targets=[podman])
+        assert (tmp_path / out).exists() == (out == "out") and list(tmp_path.glob(f"{out}/*")) == []
+        manifest(tmp_path, out)
 
 
 def test_every_file_is_explained_and_none_is_for_nobody(tmp_path: Path) -> None:
