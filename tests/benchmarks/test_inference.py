@@ -227,7 +227,7 @@ def test_the_shipped_study_has_every_cell_that_the_rows_ask_for() -> None:
         names = ("load_seconds", "load_bytes", "load_asked_bytes", "load_device_bytes", "raw_read_seconds")
         figures = dict.fromkeys((*names, "first_ttft_seconds"), 1.0)
         samples = {f"{rank}/{name}": values for rank in ranks for name, values in columns.items()}
-        blank = measured({}, workload=cell.workload, tp=cell.layout.ranks).record
+        blank = measured({}, workload=cell.workload, tp=cell.layout.ranks, page_cache=cell.page_cache).record
         for block in range(plan.repeats[cell.key]):
             record = blank.model_copy(update={"cell": cell, "key": cell.key, "repeat": block, "figures": figures})
             complete.append(Measured(record, samples))

@@ -32,7 +32,7 @@ def test_another_environment_is_accepted_by_a_yes_alone(
     typed = io.StringIO(answer)
     monkeypatch.setattr(typed, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", typed)
-    plan: Any = SimpleNamespace(targets=())
+    plan: Any = SimpleNamespace(targets=(), cells={}, engines={})
     assert _asked_to_accept(RunPaths(tmp_path), plan) is accepted
 
 
