@@ -253,7 +253,7 @@ def test_the_attempt_that_decides(tmp_path: Path) -> None:
     assert "memory pass | missing" in text, "a pass that was asked for and is not there is a failure"
     assert "second" in text and "first |" not in text
     assert "2 records of 2 cells in this folder are no part of this plan and are left out." in text
-    assert summary.sentences[-1] == "Every cell has a figure, but 1 repeat failed."
+    assert summary.sentences[-1] == "Every cell has a figure, but 1 repeat was not measured (preempted)."
 
 
 def test_several_environments_are_said(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.servers.inference_server import TINY, running_server
 STUDY = f"""
 study: served
 models: [{{id: {TINY}}}]
-workload: {{kind: serve, rate: 10, prompt_tokens: 8, new_tokens: 4, duration_seconds: 1.5, judged_requests: 2,
+workload: {{kind: serve, rate: 10, prompt_tokens: 8, new_tokens: 4, duration_seconds: 5, judged_requests: 2,
            objectives: {{ttft_seconds: 30, tpot_seconds: 30}}}}
 targets: [{{kind: local, device: cpu, price_usd_per_hour: 1}}]
 measuring: {{repeats: 1}}
