@@ -47,7 +47,7 @@ def installed_version(engine: OtherServer, found: EngineEnvironment) -> str:
 
 def _metadata_version(engine: OtherServer, python: Path) -> str:
     said = {}
-    for folder in python.absolute().parents[1].glob("lib/python3*/site-packages/*.dist-info"):
+    for folder in python.absolute().parent.parent.glob("lib/python3*/site-packages/*.dist-info"):
         distribution, _, version = folder.name.removesuffix(".dist-info").partition("-")
         said[distribution.lower()] = version
     return " ".join(f"{one} {said[one]}" for one in DISTRIBUTIONS[engine] if one in said)

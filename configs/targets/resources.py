@@ -16,7 +16,7 @@ from configs.common.base import Frozen
 from configs.common.execution import Degree
 from configs.common.variables import checked_variables
 
-CONDITIONS = frozenset(
+UNKEYED = frozenset(
     {
         "attributes",
         "chunk",
@@ -74,10 +74,10 @@ class Resources(Frozen):
         return machine
 
     @property
-    def conditions(self) -> str:
-        """Under what the target's cells are measured, as far as no key of a cell says it: `launcher: deepspeed`."""
-        given = self.model_dump(mode="json", exclude_defaults=True, include=set(CONDITIONS))
-        return ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in CONDITIONS)
+    def unkeyed_settings(self) -> str:
+        """Settings that figures may depend on and no key of a cell has (`launcher: deepspeed`); empty: all defaults."""
+        given = self.model_dump(mode="json", exclude_defaults=True, include=set(UNKEYED))
+        return ", ".join(f"{name}: {value}" for name, value in sorted(given.items()) if name in UNKEYED)
 
     @property
     def catalog_name(self) -> str | None:

@@ -359,7 +359,7 @@ def _group_sentence(model: str, members: Sequence[Judgement], wrong: Collection[
         tail = f" Undecided: {open_ones:,} of {len(members):,}, mostly because: {reason} ({often:,})."
     bad = [judgement.subject for judgement in met if judgement.result is not None and judgement.result.key in wrong]
     if bad:
-        tail = f" Wrong answers, though: {first_of(bad, 3)}.{tail}"
+        tail = f" These have wrong answers: {first_of(bad, 3)}.{tail}"
     if not met:
         which = "is not known to be held by any cell" if open_ones else "is missed by every cell"
         return f"{model}: {stated} {which}.{tail}"

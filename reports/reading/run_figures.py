@@ -157,8 +157,8 @@ def _devices(study: StudyResult) -> dict[str, set[str]]:
 def _rules(plan: Plan) -> dict[str, str]:
     """How was measured, as dotted names and text."""
     rules: dict[str, Any] = {"measuring": plan.measuring.model_dump(mode="json"), "pack": plan.pack}
-    conditions = {target.name: target.conditions for target in plan.targets if target.conditions}
-    return flat_environment(rules | ({"targets": conditions} if conditions else {}))
+    settings = {target.name: target.unkeyed_settings for target in plan.targets if target.unkeyed_settings}
+    return flat_environment(rules | ({"targets": settings} if settings else {}))
 
 
 def _cell(result: CellResult) -> CellFigures:

@@ -306,8 +306,8 @@ def check_environment(
     """
     targets = tuple(targets)
     clusters = [target for target in targets if not isinstance(target, LocalTarget)]
-    conditions = {f"settings of target {target.name}": target.conditions or "the defaults" for target in clusters}
-    today = {**machine_fingerprint(targets), **conditions, **servers}
+    settings = {f"settings of target {target.name}": target.unkeyed_settings or "the defaults" for target in clusters}
+    today = {**machine_fingerprint(targets), **settings, **servers}
     path = run.folder / "environment.json"
     before: dict[str, Any] = {}
     if path.exists():

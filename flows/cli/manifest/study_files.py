@@ -17,6 +17,8 @@ from tasks.planning.inputs import LEARNT, named_inputs
 
 MAX_BYTES = 1 << 20
 """Of a ConfigMap: https://kubernetes.io/docs/concepts/configuration/configmap/"""
+STUDY = "study.yaml"
+_MOST_KEY = 253
 _ELSEWHERE = ("slurm", "pbs", "ssh")
 
 
@@ -43,18 +45,23 @@ def study_files(study: StudySpec, study_file: Path) -> list[MountedFile]:
         for place, model in enumerate(study.models)
         if not model.id.startswith("synthetic:") and hub_repository(model.id, model.revision, study_file.parent) is None
     ]
-    found = {"study.yaml": study_file}
+    found = {STUDY: study_file}
     for dotted, field, written in named_inputs(study):
         if field in LEARNT and (written == "stdlib" or written.startswith(HUB_PREFIX)):
             continue
-        place = PurePosixPath(written)
+        place, source = PurePosixPath(written), study_file.parent / written
         if place.is_absolute() or ".." in place.parts:
             problems.append(
                 f"{dotted}: {printable(written, 200)} lies outside the folder of the study file, and a Job finds files "
                 "beside it alone. Move the file there"
             )
-            continue
-        found |= dict(_files(study_file.parent, place))
+        elif not (source.is_dir() or source.is_file()):
+            problems.append(f"{dotted}: no such file: {printable(str(source), 400)}")
+        else:
+            named = dict(_files(study_file.parent, place))
+            if not named.pop(STUDY, study_file).samefile(study_file):  # its place in the pod is the study's own
+                problems.append(f"{dotted}: {STUDY} is the study's own name in a Job. Give the other file another name")
+            found |= named
     size = sum(path.stat().st_size for path in found.values() if path.is_file())
     if size > MAX_BYTES:
         problems.append(
@@ -67,19 +74,17 @@ def study_files(study: StudySpec, study_file: Path) -> list[MountedFile]:
 
 
 def _files(base: Path, place: PurePosixPath) -> Iterator[tuple[str, Path]]:
-    """A file, or all below a folder, by their places. Raises StudyError where there is none."""
+    """A file, or all below a folder, by their places."""
     source = base / place
     if source.is_dir():
         for path in sorted(source.rglob("*")):
             if path.is_file():
                 yield path.relative_to(base).as_posix(), path
-    elif source.is_file():
-        yield place.as_posix(), source
     else:
-        raise StudyError([f"no such file: {printable(str(source), 400)}"])
+        yield place.as_posix(), source
 
 
 def _key(number: int, path: str) -> str:
     """Letters, digits, `-`, `_` and `.` alone: the place itself where it is of these, else numbered."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", path)
-    return path if plain == path else f"{number}-{plain}"[:253]
+    return path if plain == path and len(path) <= _MOST_KEY else f"{number}-{plain}"[:_MOST_KEY]

@@ -225,3 +225,17 @@ def test_files_that_no_configmap_holds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "long.jsonl").write_text('{"id": 1, "tokens": [1]}\n' * 50_000)
     code, output, _ = job_of(tmp_path, workload={"kind": "generate", "prompts": "long.jsonl"})
     assert code == 2 and "and a ConfigMap holds 1,048,576" in output
+
+
+def test_another_file_of_the_studys_name_does_not_take_its_place(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("not the study")
+    (tmp_path / "mine.py").write_text("print()")
+    told = {
+        "study": "s",
+        "workload": {"kind": "script", "command": ["mine.py"], "inputs": ["mine.py", "study.yaml", "gone.txt"]},
+        "experiments": {"one": {"kind": "sweep", "over": {"dp": [1]}}},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(told))
+    done = CliRunner().invoke(app, ["manifest", "k8s", str(tmp_path / "own.yaml"), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2 and "study.yaml is the study's own name in a Job" in done.output
+    assert "no such file: " in done.output and "gone.txt" in done.output, "all problems at once"

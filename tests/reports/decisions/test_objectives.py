@@ -171,7 +171,7 @@ def test_the_largest_batch_that_holds(tmp_path: Path) -> None:
         "batch 2 is the largest that holds the objective (1 rank, float32, local)."
     )
     (warned,) = objectives_sentences(found, {cells[1].key, cells[2].key})
-    assert warned.startswith(sentence + " Wrong answers, though: ") and "batch 2" in warned.removeprefix(sentence)
+    assert warned.startswith(sentence + " These have wrong answers: ") and "batch 2" in warned.removeprefix(sentence)
     assert "batch 4" not in warned, "it holds nothing"
 
 

@@ -5,20 +5,18 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import matplotlib
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from configs.common.printable import terminal_columns
 from reports.charts.chart import Chart, ChartPoint, ChartSeries
 from reports.document.album import Album
 from reports.document.svg import svg
-from reports.plots.style import STYLE, crosses, legend_columns, tick_text
+from reports.plots.style import crosses, legend_columns, tick_text
 from reports.reading.load import load_run
 from reports.sections.experiments import experiment_sections
+from tests.support.run_folders.figures import drawn_figure
 from tests.support.run_folders.report_runs import experiment, generate, plan_of, write_measurements, write_plan
 
 LONG = "models--example--a-very-long-name-of-a-checkpoint-of-some-language-model-with-everything-in-it-"
@@ -45,14 +43,7 @@ def laid_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     figures: list[Figure] = []
 
     def draws(draw: Callable[[Figure], None], height: float) -> dict[str, bytes]:
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(STYLE)
-            figure = Figure(figsize=(7.2, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05))
-            FigureCanvasAgg(figure)
-            draw(figure)
-            figure.canvas.draw()
-            figures.append(figure)
+        figures.append(drawn_figure(draw, height))
         return {}
 
     monkeypatch.setattr("reports.document.album.drawn", draws)

@@ -4,18 +4,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import matplotlib
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from reports.numbers.statistics import Estimate
 from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.experiments.load import draw_load, load_height
 from reports.plots.experiments.targets import draw_targets, targets_height
 from reports.plots.planning.prediction import draw_predictions, prediction_height
-from reports.plots.style import STYLE
+from tests.support.run_folders.figures import drawn_figure
 
 LONG = "models--example--a-very-long-name-of-a-checkpoint-of-some-language-model-with-everything-in-it-"
 
@@ -81,13 +78,7 @@ def test_many_long_labels_leave_the_panels_their_room(
 ) -> None:
     """Legends lay over the panels or ran out of the picture, and bars bore the same, shortened name."""
     draw, height = made(count, name)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        figure = Figure(figsize=(7.2, height), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.05))
-        FigureCanvasAgg(figure)
-        draw(figure)
-        figure.canvas.draw()
+    figure = drawn_figure(draw, height)
     (legend,) = figure.legends
     box = legend.get_window_extent()
     assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1 and box.y0 >= -1
