@@ -348,7 +348,9 @@ class Generation:
         stops, began = wanted.stops, time.perf_counter()
         choices = []
         for index, answer in enumerate(answers):
-            text = AnswerText(self._model.tokenizer, stops, answer.min_tokens)
+            # A message is a text of its own; a completion continues its prompt.
+            continued = answer.prompt if isinstance(wanted, CompletionRequest) else ()
+            text = AnswerText(self._model.tokenizer, stops, answer.min_tokens, continued)
             choices.append(GrowingChoice(index, answer.sampling.choice, TokenQueue(answer), text, began))
         for choice in choices:
             self._metrics.started(choice.answer.prompt_tokens)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from engine.prompts.tokenizer import load_tokenizer
 from engine.serving.http.answers import ChoicePiece
@@ -86,6 +87,27 @@ def test_an_unexpected_error_in_one_answer_ends_the_request(tmp_path: Path) -> N
 
     with pytest.raises(OverflowError):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("chat", "text"), [(False, " word"), (True, "word")])
+def test_a_completion_continues_its_prompt_and_a_message_begins_a_text(tmp_path: Path, chat: bool, text: str) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"\u2581a": 0, "\u2581word": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+
+    async def scenario() -> dict[str, Any]:
+        generation, _ = service(tmp_path)
+        generation._model = replace(generation._model, tokenizer=tokenizer)
+        object.__setattr__(generation._model, "encode_chat", lambda messages: [0, 0])
+        if chat:
+            asked = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+            form, choices = await generation.chat(read_request(json.dumps(asked).encode(), ChatRequest))
+        else:
+            form, choices = await generation.complete(completion(prompt=[0, 0]))
+        give(choices[0], new(1, "length"))
+        return await whole(generation, form, choices)
+
+    [choice] = asyncio.run(scenario())["choices"]
+    assert (choice["message"]["content"] if chat else choice["text"]) == text
 
 
 def _broken(token: int) -> str:

@@ -103,6 +103,42 @@ def fallback_tokenizer() -> tuple[Tokenizer, dict[str, int]]:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "names", "text"),
+    [
+        (["\u2581a", "b"], ["\u2581c", "b"], " cb"),
+        (["\u2581a", "b"], ["\u2581c", "<0xC3>", "<0xA9>", "\u2581c", "<0xC3>"], " c\u00e9 c\ufffd"),
+        (["\u2581c"] * 30, ["\u2581c", "<0xC3>"], " c\ufffd"),
+        (["\u2581a", "<0x0A>"], ["<0xE3>", "b", "\u2581c"], "\ufffdb c"),
+        # Half a character, which its answer may complete: decoded alone.
+        (["\u2581a", "<0xC3>"], ["<0xA9>", "\u2581c"], "\ufffd c"),
+        ([], ["\u2581c", "b"], "cb"),
+    ],
+)
+def test_an_answer_keeps_the_blank_between_its_prompt_and_its_first_word(
+    prompt: list[str], names: list[str], text: str
+) -> None:
+    """The decoder drops a blank at the beginning of a text, where an answer that continues one does not begin."""
+    tokenizer, vocabulary = fallback_tokenizer()
+    answer = AnswerText(tokenizer, prompt=[vocabulary[name] for name in prompt])
+    pieces = [answer.add(vocabulary[name]) for name in names]
+    assert "".join(pieces) + answer.end() == text == answer.text
+
+
+def test_a_stop_string_that_begins_with_the_blank_behind_the_prompt_is_found() -> None:
+    tokenizer, vocabulary = fallback_tokenizer()
+    answer = AnswerText(tokenizer, (" c",), prompt=[vocabulary["\u2581a"]])
+    assert answer.add(vocabulary["\u2581c"]) == "" and answer.stopped
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_the_text_of_other_decoders_does_not_depend_on_the_prompt(before: str, text: str) -> None:
+    tokens = TINY.encode(text, add_special_tokens=False).ids
+    answer = AnswerText(TINY, prompt=TINY.encode(before, add_special_tokens=False).ids)
+    assert "".join([*map(answer.add, tokens), answer.end()]) == TINY.decode(tokens)
+
+
+@pytest.mark.parametrize(
     ("names", "text"),
     [
         (["\u2581a", "<0x0A>", "<0xE3>", "b", "\u2581c"], "a\n\ufffdb c"),
