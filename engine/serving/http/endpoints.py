@@ -277,15 +277,20 @@ class Generation:
             raise ApiError(400, "stream_options: requires stream: true", "stream_options")
 
     def _check_choices(self, count: int, field: str) -> None:
-        limits = self._settings.limits
-        if count > limits.max_choices:
-            raise ApiError(400, f"{field}: {count} answers to one request; at most {limits.max_choices}", field)
+        # More than an idle server takes would be told to come back for ever.
+        most = min(self._settings.limits.max_choices, self._room)
+        if count > most:
+            raise ApiError(400, f"{field}: {count} answers to one request; at most {most}", field)
         self._check_room(count)
+
+    @property
+    def _room(self) -> int:
+        """Answers that are computed or wait at once."""
+        return self._settings.limits.max_queue + self._settings.layout.dp * self._settings.max_sequences
 
     def _check_room(self, count: int) -> None:
         limits = self._settings.limits
-        room = limits.max_queue + self._settings.layout.dp * self._settings.max_sequences
-        if self._router.answers + count > room:
+        if self._router.answers + count > self._room:
             raise ApiError(
                 429,
                 f"already waiting: {plural(limits.max_queue, 'request')}",

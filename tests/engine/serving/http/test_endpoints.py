@@ -74,6 +74,19 @@ def test_a_minimum_of_tokens_needs_one_that_does_not_end_the_answer(tmp_path: Pa
         assert len(choice.answer.wanted.sampling.banned) == 4
 
 
+def test_more_answers_than_an_idle_server_takes_are_not_told_to_come_back(tmp_path: Path) -> None:
+    generation, _ = service(tmp_path)
+    limits = generation._settings.limits.model_copy(update={"max_queue": 2})
+    generation._settings = generation._settings.model_copy(update={"max_sequences": 1, "limits": limits})
+    with pytest.raises(ApiError, match=r"^n: 4 answers to one request; at most 3$") as caught:
+        asyncio.run(generation.complete(completion(n=4)))
+    assert (caught.value.status, caught.value.retry_after) == (400, None)
+    assert len(asyncio.run(generation.complete(completion(n=3)))[1]) == 3
+    with pytest.raises(ApiError, match="already waiting: 2 requests") as caught:
+        asyncio.run(generation.complete(completion()))
+    assert caught.value.status == 429
+
+
 def test_an_unexpected_error_in_one_answer_ends_the_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         generation, router = service(tmp_path)
