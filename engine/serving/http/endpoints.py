@@ -308,9 +308,11 @@ class Generation:
     ) -> list[WantedAnswer]:
         """Return `n` answers for each prompt, checked against the model's limits."""
         model = self._model
+        named = isinstance(wanted, ChatRequest) and wanted.max_completion_tokens is not None
+        limit_field = "max_completion_tokens" if named else "max_tokens"
         for prompt in prompts:
             model.check_tokens(prompt)
-            model.check_room(prompt, max_tokens)
+            model.check_room(prompt, max_tokens, limit_field)
         own_stops = set(wanted.stop_token_ids or ())
         stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | model.end_tokens))
         min_tokens = wanted.min_tokens or 0

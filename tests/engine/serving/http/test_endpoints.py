@@ -144,6 +144,16 @@ def test_parts_of_characters_keep_the_likeliest_log_probability_and_have_no_byte
     assert chat["logprobs"]["content"][0]["bytes"] is None
 
 
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_too_long_an_answer_is_refused_by_the_field_that_asks_for_it(tmp_path: Path, field: str) -> None:
+    generation, _ = service(tmp_path)
+    object.__setattr__(generation._model, "encode_chat", lambda messages: [0, 0])
+    asked = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: 31}
+    with pytest.raises(ApiError, match=rf"^{field}: 31 new tokens after 2 of the prompt exceed the 32") as caught:
+        asyncio.run(generation.chat(read_request(json.dumps(asked).encode(), ChatRequest)))
+    assert (caught.value.status, caught.value.param) == (400, field)
+
+
 def test_a_conversation_without_room_for_an_answer_is_refused_by_its_length(tmp_path: Path) -> None:
     async def scenario() -> None:
         generation, _ = service(tmp_path)
