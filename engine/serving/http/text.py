@@ -123,5 +123,12 @@ class AnswerText:
 
 
 def token_text(tokenizer: Tokenizer | None, token: int) -> str:
-    """Return the text of one token alone."""
-    return f" {token}" if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+    """Return the text of one token, as it is within a text."""
+    if tokenizer is None:
+        return f" {token}"
+    alone: str = tokenizer.decode([token], skip_special_tokens=False)
+    if "\ufffd" in alone:
+        return alone
+    # Behind itself: alone, it may lack the blank that its decoder drops at the beginning of a text.
+    twice: str = tokenizer.decode([token, token], skip_special_tokens=False)
+    return twice[len(alone) :] if twice.startswith(alone) else alone

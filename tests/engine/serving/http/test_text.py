@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.prompts.tokenizer import load_tokenizer
-from engine.serving.http.text import AnswerText
+from engine.serving.http.text import AnswerText, token_text
 
 _TINY = Path(__file__).parents[4] / "configs" / "models" / "tiny-stdlib" / "tokenizer.json"
 TINY = load_tokenizer(_TINY)
@@ -128,6 +128,16 @@ def test_a_stop_string_that_begins_with_the_blank_behind_the_prompt_is_found() -
     tokenizer, vocabulary = fallback_tokenizer()
     answer = AnswerText(tokenizer, (" c",), prompt=[vocabulary["\u2581a"]])
     assert answer.add(vocabulary["\u2581c"]) == "" and answer.stopped
+
+
+def test_tokens_that_differ_in_a_blank_have_texts_that_do() -> None:
+    """Alone the decoder drops it, and of ` c` and `c` one log-probability was left."""
+    tokenizer, vocabulary = fallback_tokenizer()
+    named = {"\u2581c": " c", "b": "b", "<0x0A>": "\n", "<0xC3>": "\ufffd", "<unk>": "<unk>"}
+    assert [token_text(tokenizer, vocabulary[name]) for name in named] == list(named.values())
+    assert [token_text(TINY, one) for one in range(600)] == [
+        TINY.decode([one], skip_special_tokens=False) for one in range(600)
+    ]
 
 
 @settings(max_examples=100, deadline=None)
