@@ -44,6 +44,22 @@ def test_a_message_is_refused_by_its_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, ".type: got 'image_url'; input should be 'text'"),
+        ({"type": "text", "text": "a", "cache_control": {}}, ".cache_control: not supported by this server"),
+        ({"type": "text"}, ".text: missing"),
+    ],
+)
+def test_a_part_of_a_message_is_refused_by_its_field(part: dict[str, Any], message: str) -> None:
+    """It was called no string, though a list of parts is taken."""
+    content = [{"type": "text", "text": "x"}, part]
+    assert refused(ChatRequest, messages=[{"role": "user", "content": content}]).message == (
+        f"messages.0.content.1{message}"
+    )
+
+
+@pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
         (CompletionRequest, {"prompt": [-1] * 5000}, "prompt: got [-1, -1"),
@@ -53,7 +69,7 @@ def test_a_message_is_refused_by_its_place() -> None:
         (CompletionRequest, {"prompt": "a", "stop_token_ids": [-1] * 1000}, "stop_token_ids.0: got -1"),
         (CompletionRequest, {"prompt": "a", **{f"x{number}": 1 for number in range(5000)}}, "x0: not supported"),
         (ChatRequest, {"messages": [1] * 4000}, "messages.0: got 1"),
-        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 5000}]}, "messages.0.content: got [1, 1"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 5000}]}, "messages.0.content.0: got 1"),
         (ChatRequest, {"messages": [dict.fromkeys(map(str, range(5000)))]}, "messages.0.role: missing"),
         (EmbeddingRequest, {"input": [-1] * 5000}, "input: got [-1, -1"),
     ],
