@@ -116,8 +116,12 @@ class ResponseForm:
             return {
                 "tokens": [text(one.token) for one in tokens],
                 "token_logprobs": [one.logprob for one in tokens],
-                # Of words with equal texts, such as parts of characters, the most likely one stands.
-                "top_logprobs": [{text(word): value for word, value in reversed(one.top)} for one in tokens],
+                # Of words with equal texts, such as parts of characters, the most likely one stands. The drawn one is
+                # always among them, as with OpenAI.
+                "top_logprobs": [
+                    {text(word): value for word, value in ((one.token, one.logprob), *reversed(one.top))}
+                    for one in tokens
+                ],
                 "text_offset": None,
             }
 

@@ -144,6 +144,24 @@ def test_parts_of_characters_keep_the_likeliest_log_probability_and_have_no_byte
     assert chat["logprobs"]["content"][0]["bytes"] is None
 
 
+@pytest.mark.parametrize(("count", "others"), [(0, ()), (2, ((7, -0.2), (8, -2.0)))])
+def test_the_drawn_token_is_among_the_likeliest(
+    tmp_path: Path, count: int, others: tuple[tuple[int, float], ...]
+) -> None:
+    """OpenAI answers with one more where it is not among those asked for; `logprobs: 0` asks for it alone."""
+
+    async def scenario() -> dict[str, Any]:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(logprobs=count))
+        give(choices[0], new(3, "length", logprob=-5.0, top=others))
+        return await whole(generation, form, choices)
+
+    [choice] = asyncio.run(scenario())["choices"]
+    [found] = choice["logprobs"]["top_logprobs"]
+    assert sorted(found.values(), reverse=True) == [*(value for _, value in others), -5.0]
+    assert found[choice["logprobs"]["tokens"][0]] == -5.0
+
+
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_too_long_an_answer_is_refused_by_the_field_that_asks_for_it(tmp_path: Path, field: str) -> None:
     generation, _ = service(tmp_path)
