@@ -52,7 +52,7 @@ _Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 
 class _Object(BaseModel):
-    """An object of a request: the first of its unknown fields is refused."""
+    """An object of a request: the first of its unknown fields is refused, but for those of null, which ask nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -62,7 +62,7 @@ class _Object(BaseModel):
         """Leave out all unknown fields but the first; as with items, there may be too many to describe."""
         if not isinstance(data, dict):
             return data
-        unknown = next((name for name in data if name not in cls.model_fields), None)
+        unknown = next((name for name in data if name not in cls.model_fields and data[name] is not None), None)
         return {name: value for name, value in data.items() if name in cls.model_fields or name == unknown}
 
 

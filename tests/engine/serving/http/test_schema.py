@@ -106,3 +106,12 @@ def test_a_request_without_faults_keeps_all_its_fields() -> None:
     assert read.model_dump(include=set(fields)) == fields
     message = {"role": "user", "content": [{"type": "text", "text": "x"}] * 3, "name": "n"}
     assert read_request(json.dumps({"model": "m", "messages": [message] * 2}).encode(), ChatRequest).messages[1].name
+
+
+def test_null_asks_for_nothing() -> None:
+    """Clients write what is not set so, and give a message back as it came."""
+    said = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None}
+    asked = {"model": "m", "messages": [said], "tools": None, "tool_choice": None, "store": None}
+    assert read_request(json.dumps(asked).encode(), ChatRequest).messages[0].content == "x"
+    assert refused(ChatRequest, **asked | {"tools": []}).param == "tools"
+    assert refused(ChatRequest, **asked | {"messages": [said | {"tool_calls": []}]}).param == "messages.0.tool_calls"
