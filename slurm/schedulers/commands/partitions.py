@@ -94,7 +94,7 @@ class Partitions:
 
     def partition_of(self, target: SlurmTarget) -> Partition | None:
         """The partition that a target names or its allocation is of, else the default one; None where there is none."""
-        named = target.partition if target.allocation is None else os.environ.get("SLURM_JOB_PARTITION")
+        named = _chosen(target, "partition") if target.allocation is None else os.environ.get("SLURM_JOB_PARTITION")
         return self.default if named is None else self.partitions.get(named)
 
 
@@ -157,7 +157,7 @@ def cluster_identity(target: SlurmTarget, cluster: Partitions) -> str:
     """What figures of a target are comparable by: `cluster lab, partition lab, nodes of 1 CPU, 9 GiB`."""
     partition = cluster.partition_of(target)
     if partition is None:
-        return f"cluster {cluster.name}, partition {target.partition}"
+        return f"cluster {cluster.name}, partition {_chosen(target, 'partition')}"
     shapes = " or ".join(sorted({node.kind for node in _wanted(target, partition)})) or "unknown"
     return f"cluster {cluster.name}, partition {partition.name}, nodes of {shapes}"
 
@@ -167,16 +167,19 @@ def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> li
     partition = cluster.partition_of(target)
     if partition is None:
         known = ", ".join(sorted(cluster.partitions)) or "none"
-        if target.partition is None:
+        named = _chosen(target, "partition")
+        if named is None:
             return [f"partition: not set, and cluster {cluster.name} has no default partition. Use one of: {known}"]
-        return [f"partition: unknown partition {target.partition} of cluster {cluster.name}\n  use one of: {known}"]
+        source = " (of SBATCH_PARTITION)" if target.partition is None else ""
+        return [f"partition: unknown partition {named}{source} of cluster {cluster.name}\n  use one of: {known}"]
     problems = [] if partition.up else [f"partition: {partition.name} is not up and starts no jobs"]
     limit, asked = partition.time_limit_minutes, target.time_limit_minutes
     if limit is not None and asked is not None and asked > limit:
         problems.append(f"time_limit_minutes: got {asked}, but partition {partition.name} allows {limit}")
     nodes = _wanted(target, partition)
     if partition.nodes and not nodes:
-        problems.append(f"constraint: no node of partition {partition.name} has the feature {target.constraint}")
+        feature = _chosen(target, "constraint")
+        problems.append(f"constraint: no node of partition {partition.name} has the feature {feature}")
         return problems
     memory = megabytes(target.memory_per_node) if target.memory_per_node else 0
     for need in dict.fromkeys(needs):
@@ -223,10 +226,21 @@ def _shapes(nodes: Sequence[ClusterNode]) -> dict[str, int]:
 
 def _wanted(target: SlurmTarget, partition: Partition) -> tuple[ClusterNode, ...]:
     """The nodes that the target's constraint leaves; one with operators is left to Slurm."""
-    feature = target.constraint
+    feature = _chosen(target, "constraint")
     if feature is None or not re.fullmatch(r"[\w.-]+", feature):
         return partition.nodes
     return tuple(node for node in partition.nodes if feature in node.features)
+
+
+def _chosen(target: SlurmTarget, option: str) -> str | None:
+    """The value of an option that jobs are submitted with: the target's, else that of the user's variable of sbatch.
+
+    Submissions keep such a variable (`SBATCH_PARTITION`) where the target leaves the choice open.
+    """
+    given: str | None = getattr(target, option)
+    if given is not None or target.allocation is not None:
+        return given
+    return os.environ.get(f"SBATCH_{option.upper()}") or None
 
 
 def megabytes(written: str) -> int:

@@ -104,6 +104,26 @@ def test_without_a_default_partition_one_must_be_named() -> None:
     assert lacks(target(), [], bare) == ["partition: not set, and cluster c has no default partition. Use one of: gpu"]
 
 
+def test_a_users_variables_of_sbatch_choose_where_the_target_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for sbatch: jobs for `gpu` were held against the nodes of `batch`, whose name their figures had."""
+    gpus = target(gpus_per_node=4, ranks_per_node=4)
+    assert lacks(gpus, [Need(1, 8)], cluster())[0].startswith("partition: batch cannot give 1 node")
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
+    assert lacks(gpus, [Need(1, 8)], cluster()) == []
+    assert cluster_identity(target(), cluster()) == cluster_identity(target(partition="gpu"), cluster())
+    assert cluster_identity(target(partition="old"), cluster()).startswith("cluster c, partition old,")
+    bare = Partitions("c", {"gpu": cluster().partitions["gpu"]})
+    assert lacks(target(), [], bare) == []
+    monkeypatch.setenv("SBATCH_PARTITION", "gone")
+    problem = "partition: unknown partition gone (of SBATCH_PARTITION) of cluster c\n  use one of: gpu"
+    assert lacks(target(), [], bare) == [problem]
+    monkeypatch.setenv("SBATCH_PARTITION", "batch")
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "rome")
+    assert cluster_identity(target(), cluster()) == "cluster c, partition batch, nodes of 32 CPUs, 125 GiB"
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "milan")
+    assert lacks(target(), [], cluster()) == ["constraint: no node of partition batch has the feature milan"]
+
+
 def test_figures_are_comparable_on_nodes_of_one_kind() -> None:
     assert (
         cluster_identity(target(partition="gpu"), cluster())
