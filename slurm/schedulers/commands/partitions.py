@@ -135,14 +135,34 @@ _SINFO = ["sinfo", "--all", "--Node", "--exact", "--noheader", f"--format={_FORM
 
 
 def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
-    """Nodes of the target's partition that take jobs, by name; none where the scheduler cannot say."""
+    """Nodes of the target's partition that take its jobs, by name; none where the scheduler cannot say."""
     try:
         partitions = read_partitions(_asked(_SINFO, target.cluster))
-    except ClusterError:
+        found = Partitions("", partitions).partition_of(target)
+        usable = tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
+        if target.allocation is not None:
+            return tuple(name for name in usable if name in _own_nodes())
+        return _allowed(target, usable)
+    except ValueError:
         return ()
-    found = Partitions("", partitions).partition_of(target)
-    usable = tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
-    return usable if target.allocation is None else tuple(name for name in usable if name in _own_nodes())
+
+
+def _allowed(target: SlurmTarget, names: Sequence[str]) -> tuple[str, ...]:
+    """The nodes of the target's reservation alone, and none that its own `exclude` leaves out.
+
+    Raises ClusterError, and ValueError for a list of nodes that cannot be read, as that of a file.
+    """
+    reservation = _chosen(target, "reservation")
+    if reservation is not None:
+        told = _asked(["scontrol", "--oneliner", "show", "reservation", reservation], target.cluster)
+        nodes = re.search(r" Nodes=(\S+)", told)
+        reserved = host_names(nodes[1]) if nodes else ()
+        names = [name for name in names if name in reserved]
+    excluded = str(target.extra.get("exclude") or "")
+    if "/" in excluded:
+        raise ValueError(f"target.extra: exclude: {excluded} is a file")
+    left_out = host_names(excluded) if excluded else ()
+    return tuple(name for name in names if name not in left_out)
 
 
 def _own_nodes() -> tuple[str, ...]:

@@ -99,6 +99,8 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
     for option, value in target.extra.items():
         if value is not False:
             further[option] = value
+    if job.exclude and "/" not in (own := str(further.get("exclude") or "/")):  # sbatch takes one list, or a file
+        further["exclude"] = f"{own},{','.join(job.exclude)}"
     return {
         "job_name": name,
         "comment": target.comment or comment,

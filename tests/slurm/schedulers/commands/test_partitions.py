@@ -176,6 +176,31 @@ def test_a_hidden_partition_takes_jobs_like_others(tmp_path: Path, monkeypatch: 
     assert partition_nodes(target(partition="secret")) == ("s1",)
 
 
+def test_nodes_of_a_reservation_are_those_that_its_jobs_can_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition has others: a job that was kept from one of two reserved nodes and needed two never started."""
+    for name, said in (
+        ("sinfo", SINFO),
+        ("scontrol", "ReservationName=bench StartTime=1 Nodes=c[1,3-4] NodeCnt=3 PartitionName=batch Nodes2=x\n"),
+    ):
+        program, text = tmp_path / name, tmp_path / f"{name}.says"
+        text.write_text(said)
+        program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\ncat {text}\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target()) == ("c1", "c2")
+    assert partition_nodes(target(reservation="bench")) == ("c1",)
+    assert "--oneliner show reservation bench" in (tmp_path / "calls").read_text()
+    monkeypatch.setenv("SBATCH_RESERVATION", "bench")
+    assert partition_nodes(target()) == ("c1",)
+    monkeypatch.delenv("SBATCH_RESERVATION")
+    assert partition_nodes(target(extra={"exclude": "c[2-9]"})) == ("c1",)
+    assert partition_nodes(target(extra={"exclude": "./bad_nodes"})) == (), "its names are not known"
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    assert partition_nodes(target(reservation="gone")) == ()
+
+
 def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
     """The node has four h100 and two a100: six GPUs, but not six of a type."""
     for gres, problem in (

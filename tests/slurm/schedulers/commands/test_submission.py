@@ -39,6 +39,17 @@ def test_gpus_are_asked_for_once_by_either_name() -> None:
     assert by_gres["gpus_per_node"] is None and by_gres["additional_parameters"]["gres"] == "gpu:a100:4"
 
 
+def test_a_retry_leaves_out_nodes_beside_those_that_the_target_excludes() -> None:
+    """sbatch has one --exclude: the target's took the place of the failed node's, to which the retry went again."""
+    retried = job(extra={"exclude": "n[1-2]"}).model_copy(update={"exclude": ("n7", "n8")})
+    assert parameters([retried], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["exclude"] == "n[1-2],n7,n8"
+    assert asked(extra={"exclude": "n[1-2]"})["additional_parameters"]["exclude"] == "n[1-2]"
+    by_file = job(extra={"exclude": "./bad"}).model_copy(update={"exclude": ("n7",)})
+    assert parameters([by_file], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["exclude"] == "./bad"
+    plain = parameters([job().model_copy(update={"exclude": ("n7",)})], "rw-1", "/runs/s", Path("/work"))
+    assert plain["exclude"] == "n7" and "exclude" not in plain["additional_parameters"]
+
+
 def test_options_of_srun_come_after_ours_where_the_last_one_counts() -> None:
     assert asked(srun_args=["--mpi=pmix", "--cpu-bind=cores"])["srun_args"][-3:] == [
         "--mpi=none",
