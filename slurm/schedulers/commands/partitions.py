@@ -26,6 +26,7 @@ from slurm.schedulers.commands.calls import on_cluster, without_defaults
 _LIMIT_SECONDS = 30.0
 _FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
 _UNUSABLE = ("down", "drain", "fail", "error", "unknown", "inval", "future", "not_responding", "perfctrs")
+_FEATURE = r"[\w.-]+"
 _SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -139,12 +140,31 @@ def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
     try:
         partitions = read_partitions(_asked(_SINFO, target.cluster))
         found = Partitions("", partitions).partition_of(target)
-        usable = tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
+        nodes = found.nodes if found is not None else ()
+        usable = tuple(node.name for node in nodes if node.usable and _suits(node, target))
         if target.allocation is not None:
             return tuple(name for name in usable if name in _own_nodes())
         return _allowed(target, usable)
     except ValueError:
         return ()
+
+
+def _suits(node: ClusterNode, target: SlurmTarget) -> bool:
+    """Whether a node has the features, GPUs and memory that jobs of the target ask for.
+
+    Raises ValueError for a constraint with other operators than one of & and |.
+    """
+    memory = megabytes(target.memory_per_node) if target.memory_per_node else 0
+    if node.memory_mb < memory or node.gpus_of(target.gpu_type) < (target.gpus_per_node or 0):
+        return False
+    constraint = _chosen(target, "constraint")
+    if constraint is None:
+        return True
+    for operator, enough in (("&", all), ("|", any)):
+        features = constraint.split(operator)
+        if all(re.fullmatch(_FEATURE, feature) for feature in features):
+            return enough(feature in node.features for feature in features)
+    raise ValueError(f"constraint: {constraint} is left to Slurm")
 
 
 def _allowed(target: SlurmTarget, names: Sequence[str]) -> tuple[str, ...]:
@@ -247,7 +267,7 @@ def _shapes(nodes: Sequence[ClusterNode]) -> dict[str, int]:
 def _wanted(target: SlurmTarget, partition: Partition) -> tuple[ClusterNode, ...]:
     """The nodes that the target's constraint leaves; one with operators is left to Slurm."""
     feature = _chosen(target, "constraint")
-    if feature is None or not re.fullmatch(r"[\w.-]+", feature):
+    if feature is None or not re.fullmatch(_FEATURE, feature):
         return partition.nodes
     return tuple(node for node in partition.nodes if feature in node.features)
 

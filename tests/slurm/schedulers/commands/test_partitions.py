@@ -176,6 +176,40 @@ def test_a_hidden_partition_takes_jobs_like_others(tmp_path: Path, monkeypatch: 
     assert partition_nodes(target(partition="secret")) == ("s1",)
 
 
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ("m1", "m2", "m3", "m4")),
+        ({"gpus_per_node": 4}, ("m2", "m3")),
+        ({"gpus_per_node": 4, "gres": "gpu:a100:4"}, ("m3",)),
+        ({"memory_per_node": "300G"}, ("m3", "m4")),
+        ({"constraint": "ib"}, ("m1", "m2", "m4")),
+        ({"constraint": "ib&rome"}, ("m2", "m4")),
+        ({"constraint": "milan|icelake"}, ("m1", "m3")),
+        ({"constraint": "[milan|rome]"}, ()),  # all nodes of one kind: which, only Slurm knows
+        ({"constraint": "rome*2"}, ()),
+    ],
+)
+def test_nodes_that_the_targets_jobs_cannot_get_take_no_others_place(
+    fields: dict[str, object], names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two nodes with GPUs one was left out for the partition's others without, and the next launch never started."""
+    lines = (
+        "m1|64|257000|(null)|icelake,ib",
+        "m2|64|257000|gpu:h100:4(S:0-1)|rome,ib",
+        "m3|64|515000|gpu:a100:8|milan",
+        "m4|64|515000|(null)|rome,ib",
+    )
+    rows = (line.split("|") for line in lines)
+    told = (f"mix|mix*|{n}|{cpus}|{mb}|{gres}|infinite|idle|up|{features}\n" for n, cpus, mb, gres, features in rows)
+    (tmp_path / "says").write_text("".join(told))
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat {tmp_path}/says\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target(**fields)) == names
+
+
 def test_nodes_of_a_reservation_are_those_that_its_jobs_can_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
