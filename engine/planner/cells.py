@@ -25,6 +25,7 @@ from configs.workloads import descriptor_of
 from configs.workloads.descriptor import RateFigure
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.planner.architecture import Architecture
+from engine.planner.heads import as_computed
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.reference import STREAMED, USED_SHARE, reference_memory
 from engine.planner.memory.stored import QUANTISED
@@ -85,10 +86,11 @@ def predict_cell(
             return _of_another_engine(cell, architecture, machine, prompt_lengths)
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
+        computed = as_computed(architecture, work)
         if isinstance(work, PromptedWorkload):
-            found = _prompted(cell, work, architecture, machine, prompt_lengths)
+            found = _prompted(cell, work, computed, machine, prompt_lengths)
         else:
-            found = _trained(cell, architecture, machine)
+            found = _trained(cell, computed, machine)
     except ValueError as error:  # a link or number format that is not known
         return Prediction(basis=basis, reason=str(error))
     learned = learner(cell, architecture) if learner else None
