@@ -19,7 +19,7 @@ from engine.planner.accelerators import LocalAccelerator, free_memory_bytes
 from engine.planner.architecture import Architecture
 from engine.planner.local import local_devices, local_machine, machine_of_devices
 from engine.planner.memory.inference import inference_memory
-from engine.planner.memory.stored import BYTES
+from engine.planner.memory.stored import BYTES, stage_layers_of
 from engine.planner.setup import InferenceSetup
 
 _MEMORY_SHARE = 0.9
@@ -69,8 +69,12 @@ def server_sizes(asked: AskedSizes, architecture: Architecture, name: str, cache
 
 
 def block_bytes(architecture: Architecture, layout: Layout, dtype: Dtype) -> int:
-    """Return the bytes of one block of the cache on the fullest rank."""
-    elements = architecture.cache_elements(1, layout.tp) / architecture.layers * ceil(architecture.layers / layout.pp)
+    """Return the bytes of one block of the cache on the fullest rank: tables leave stages between them more layers.
+
+    Raises ValueError for more stages than layers.
+    """
+    stages = stage_layers_of(architecture, layout, lambda weight: weight.size)
+    elements = architecture.cache_elements(1, layout.tp) / architecture.layers * max(map(len, stages))
     return ceil(BLOCK_POSITIONS * elements * BYTES[dtype])
 
 
