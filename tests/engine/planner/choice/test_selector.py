@@ -349,6 +349,19 @@ def test_machines_by_accelerator() -> None:
     assert (mine.name, mine.usd_per_hour, mine.between) == ("my-own", None, None)
 
 
+def test_an_accelerator_of_changed_figures_keeps_them() -> None:
+    """A GPU that is capped or divided goes by its catalog's name; the catalog's memory was planned with instead."""
+    part = accelerator("h100-80gb").model_copy(update={"memory_bytes": 40_000_000_000})
+    there = machine_for(part, 8, catalog())
+    assert (there.name, there.accelerator) == ("aws/p5.48xlarge", part)
+    asked = {"gpu_count": 1, "batch_size": 8, "prompt_tokens": 2048}
+    whole, capped = (
+        SELECTOR.get_inference_config("text_generation", "llama-2-13b", accelerator=each, **asked)  # type: ignore[arg-type]
+        for each in ("h100-80gb", part)
+    )
+    assert whole["fits"] and not capped["fits"] and "of 40.0" in capped["why_not"]
+
+
 def test_prices_by_market() -> None:
     on_demand = instance_price("aws/g4dn.xlarge", "on_demand", catalog())
     spot = instance_price("aws/g4dn.xlarge", "spot", catalog())
