@@ -150,7 +150,7 @@ class HardwareSelector:
             "assumptions": [
                 *assumptions,
                 *family_note(architecture, model_family),
-                *length_note(architecture, prompt_tokens, base.prompt_tokens),
+                *length_note(architecture, prompt_tokens, base.prompt_tokens, "inference"),
             ],
             "gpu_count": gpu_count,
             "batch_size": batch_size,

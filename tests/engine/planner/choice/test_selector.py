@@ -387,6 +387,18 @@ def test_lengths_where_none_is_said() -> None:
     assert default_length(find_model("llama-3.1-8b"), "inference") == 512
 
 
+def test_audio_has_the_length_of_its_encoder() -> None:
+    """30 seconds are 1,500 tokens; the 448 positions of Whisper's answers were taken for the most that it reads."""
+    whisper = find_model("whisper-small")
+    assert length_of(whisper, None, "inference") == length_of(whisper, 1500, "inference") == 1500
+    assert length_note(whisper, 1500, 1500, "inference") == []
+    with pytest.raises(ValueError, match="has 1,500 positions; sequences of 1,501 tokens"):
+        length_of(whisper, 1501, "inference")
+    assert length_of(whisper, None) == 448  # of both sides, in training
+    answer = SELECTOR.get_inference_config("audio", whisper, 1, accelerator="t4")
+    assert answer["prompt_tokens"] == 1500 and "sequences of 1,500 tokens" in answer["assumptions"][-1]
+
+
 def test_images_have_the_length_of_their_model() -> None:
     vit = find_model("vit-base")
     assert length_of(vit, None) == length_of(vit, 197) == 197
