@@ -1,6 +1,7 @@
 """How large a server can be: its cache leaves what other processes have of a GPU."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +52,26 @@ def test_a_cache_that_does_not_fit_beside_others_is_refused(monkeypatch: pytest.
     with pytest.raises(ValueError, match=r"--kv-cache-gib 20: 10\.0 GiB are free for each rank"):
         server_sizes(AskedSizes(kv_cache_gib=20), architecture, "llama-7b", tmp_path)
     with pytest.raises(ValueError, match="room for 0 tokens"):
+        server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 3090", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "AMD GPU"])
+def test_a_gpu_that_the_catalog_does_not_have_can_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """How fast it is does not matter for the size of a cache; it was refused as an unknown accelerator."""
+    kind: Any = "rocm" if name.startswith("AMD") else "cuda"
+    device = LocalAccelerator(name=name, kind=kind, memory_bytes=20 * GIB)
+    monkeypatch.setattr(serving, "local_devices", lambda _: (device,))
+    monkeypatch.setattr(serving, "free_memory_bytes", lambda _: None)
+    architecture = read_architecture(CONFIG, "llama-7b")
+    sizes = server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+    known = LocalAccelerator(name=H100.name, memory_bytes=20 * GIB)
+    monkeypatch.setattr(serving, "local_devices", lambda _: (known,))
+    assert sizes == server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+    unknown = LocalAccelerator(name=name, kind=kind)
+    monkeypatch.setattr(serving, "local_devices", lambda _: (unknown,))
+    with pytest.raises(ValueError, match="unknown accelerator"):
         server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
 
 
