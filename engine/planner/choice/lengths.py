@@ -41,6 +41,19 @@ def length_note(
     return [f"no length was named; sequences of {length:,} tokens are assumed"]
 
 
+def room_note(architecture: Architecture, prompt_tokens: int, new_tokens: int) -> list[str]:
+    """Return a remark if the model has positions for the prompt, and not for the answer behind it.
+
+    The answer of an encoder-decoder has positions of its own.
+    """
+    limit, apart = architecture.position_limit, architecture.kind == "encoder_decoder"
+    prompt = 0 if apart else prompt_tokens
+    if not architecture.decoder_layers or limit is None or not prompt <= limit < prompt + new_tokens:
+        return []
+    what = "new tokens" if apart else "tokens of prompt and answer"
+    return [f"{prompt + new_tokens:,} {what}, although {architecture.name} has {limit:,} positions"]
+
+
 def _most(architecture: Architecture, task_type: TaskType) -> int | None:
     """Return the most tokens of what is read, None if unknown: of Whisper the audio's, which is padded to all of them
     (transformers' WhisperFeatureExtractor), while its answers have fewer positions. Training has one length for both.

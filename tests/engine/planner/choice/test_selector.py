@@ -13,7 +13,7 @@ import pytest
 from configs.hardware.catalog import accelerator, catalog
 from engine.planner.catalog import find_model
 from engine.planner.choice.instances import Among, InstanceRequest, counts, options_on
-from engine.planner.choice.lengths import default_length, length_note, length_of
+from engine.planner.choice.lengths import default_length, length_note, length_of, room_note
 from engine.planner.choice.machines import inference_format, instance_price, machine_for, training_precision
 from engine.planner.choice.search import LAUNCHABLE, ranked, with_memory_limit
 from engine.planner.choice.selector import HardwareSelector
@@ -385,6 +385,18 @@ def test_lengths_where_none_is_said() -> None:
     assert default_length(find_model("bert-base-uncased")) == 512
     assert default_length(find_model("llama-3.1-8b")) == 2048
     assert default_length(find_model("llama-3.1-8b"), "inference") == 512
+
+
+def test_more_tokens_than_positions_are_remarked() -> None:
+    """A prompt of all positions leaves no room for an answer, which was predicted without a word."""
+    gpt2 = find_model("gpt2")
+    assert room_note(gpt2, 896, 128) == room_note(find_model("t5-base"), 512, 4096) == []
+    assert room_note(find_model("bert-base-uncased"), 512, 128) == []  # it generates nothing
+    answer = SELECTOR.get_inference_config("text_generation", gpt2, 1, prompt_tokens=1024, accelerator="t4")
+    assert answer["assumptions"] == ["1,152 tokens of prompt and answer, although gpt2 has 1,024 positions"]
+    assert room_note(find_model("whisper-tiny"), 1500, 449) == [
+        "449 new tokens, although whisper-tiny has 448 positions"
+    ]
 
 
 def test_audio_has_the_length_of_its_encoder() -> None:
