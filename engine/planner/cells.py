@@ -276,8 +276,9 @@ def _prompted(
     seconds = full * timed.seconds
     if rest:
         seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
-    widest = inference_setup(cell, architecture, machine, max(lengths), size)
-    memory = inference_memory(widest, all_logits=False)
+    # Our cache has room for the whole context in every layer; a window limits what is read of it.
+    held = replace(architecture, windows=())
+    memory = inference_memory(inference_setup(cell, held, machine, max(lengths), size), all_logits=False)
     rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
     if descriptor_of(cell.workload).decodes:
         rates = {

@@ -282,6 +282,19 @@ def test_an_encoder_decoder_reads_its_source_first() -> None:
     assert long.peak_memory_bytes is not None and long.peak_memory_bytes > short.peak_memory_bytes
 
 
+def test_a_window_spares_reading_and_no_memory_of_the_cache() -> None:
+    """`engine.inference.cache` has a place for each position of each layer: of a long context a share was counted."""
+    config = ARCHITECTURES["mistral-1m"] | {"max_position_embeddings": 32768}
+    windowed, whole = (read_architecture(config | {"sliding_window": width}, "m") for width in (96, None))
+    node = Machine(name="node", accelerator=accelerator("a100-80gb"), accelerators=1)
+    long = generate(prompt_tokens=16384, new_tokens=64, batch_size=64, num_prompts=64)
+    said, wanted = (predict_cell(long, each, node) for each in (windowed, whole))
+    assert said.peak_memory_bytes == wanted.peak_memory_bytes
+    cache = 2 * 4 * whole.layers * whole.kv_heads * whole.head_dim * 64 * (16384 + 64)
+    assert said.peak_memory_bytes and said.peak_memory_bytes > cache
+    assert said.tokens_per_second and wanted.tokens_per_second and said.tokens_per_second > wanted.tokens_per_second
+
+
 def test_a_model_whose_positions_are_distances_takes_longer_sequences_than_it_was_made_for() -> None:
     t5 = read_architecture(ARCHITECTURES["t5-1m"], "t5-1m")
     assert t5.max_positions == 512
