@@ -29,7 +29,7 @@ from flows.cli.plan.cost import (
 )
 from flows.cli.plan.model import run_plan
 from flows.cli.plan.request import PlanRequest
-from flows.cli.plan.study import plan_study, planned
+from flows.cli.plan.study import answer, plan_study, planned
 from tests.support.run_folders.predicted_plans import measured_run
 from tests.support.run_folders.priced_runs import write_run
 
@@ -224,6 +224,36 @@ def test_a_study_costs_its_launches_too(calibrated: Path, tmp_path: Path) -> Non
     assert found.cost.usd == pytest.approx(found.cost.seconds * 0.001)
     alone = found.plan.model_copy(update={"pack": False})
     assert study_cost(alone).launches == 3 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "launches", "measurements"),
+    [
+        # No memory pass of a server; each measurement under nsys starts a process of its own.
+        ({"workload": {"kind": "serve", "rate": 1.0, "duration_seconds": 5}, "over": {"rate": [1.0, 2.0]}}, 3, 6),
+        ({"measuring": {"repeats": 3, "profiler": "nsys", "profile": True}}, 3 + 1 + 1 + 3, 9 + 3 + 3 + 3),
+    ],
+)
+def test_a_study_is_said_to_take_the_launches_that_a_run_makes(
+    cache: Path, tmp_path: Path, changes: dict[str, Any], launches: int, measurements: int
+) -> None:
+    from flows.cli.run import _launches
+
+    over = changes.pop("over", None)
+    changes |= {"experiments": {"s": {"kind": "load", "over": over}}} if over else {}
+    found = planned(load_study(write(tmp_path, **{"measuring": {"repeats": 3}, **changes})), tmp_path, cache)
+    assert (found.cost.launches, found.cost.measurements) == (launches, measurements)
+    assert len(_launches(found.plan)) == launches
+
+
+def test_cells_without_a_prediction_may_have_a_known_duration(cache: Path, tmp_path: Path) -> None:
+    """Load on a server is not predicted, and lasts as long as the study says."""
+    work = {"kind": "serve", "rate": 1.0, "duration_seconds": 5}
+    load = {"kind": "load", "objectives": {"ttft_seconds": 1.0}}
+    searched = load | {"find": "max_rate"}
+    found = planned(load_study(write(tmp_path, workload=work, experiments={"s": load, "m": searched})), tmp_path, cache)
+    told = answer(found)
+    assert "; 2 without a prediction; " in told and told.endswith(", excluding 1 cell of unknown duration.")
 
 
 def test_transformers_is_imported_once_in_a_launch_of_several_cells(calibrated: Path, tmp_path: Path) -> None:
