@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -63,11 +64,12 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     """How far a run is, and how long and at what price the rest may take, judged by the measurements so far."""
     from flows.cli.live import duration
     from flows.cli.results.inspect import status_rows
-    from tasks.campaign.ledger import read_ledger
+    from tasks.campaign.ledger import planned_repeats, read_ledger
     from tasks.campaign.run_lock import held_since
 
     _, plan = open_run(run.folder)
-    rows = status_rows(run, plan, read_ledger(run))
+    ledger = read_ledger(run)
+    rows = status_rows(run, plan, ledger)
     ended = [row for row in rows if row["finished_at"]]
     cancelled = sum(row["status"] == "cancelled" for row in ended)
     failed = sum(row["status"] != "completed" for row in ended) - cancelled
@@ -84,7 +86,9 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
             nodes = max(cell.nodes for cell in plan.cells.values())
             text += f", about {dollars(seconds / 3600 * prices[0] * nodes)} USD"
     elif not left:
-        text += "; complete"
+        untimed = Counter(place[1] for place in planned_repeats(plan) if ledger.decisive(place) is None)
+        passes = ", ".join(f"{count} of the {name} pass" for name, count in untimed.items())
+        text += f"; {passes} to go" if passes else "; complete"
     return LiveHeader(version, text + ".", len(ended), len(rows))
 
 

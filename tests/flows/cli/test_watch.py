@@ -104,7 +104,10 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     found = progress(run, "v")
     assert (found.done, found.planned) == (10, 20) and "about 10:00 to go" in found.text
     write_measurements(run, second, 0.01)
-    assert progress(run, "v").text.endswith("complete.")
+    assert progress(run, "v").text.endswith("0 running; 2 of the memory pass to go."), "it was said to be complete"
+    for cell in (first, second):
+        write_record(run, cell, 0, measuring_pass="memory")
+    assert progress(run, "v").text == "20 of 20 measurements, 0 failed, 0 running; complete."
 
 
 def test_many_minutes_to_go_are_hours(tmp_path: Path) -> None:
