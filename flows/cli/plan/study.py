@@ -237,9 +237,9 @@ def answer(study: PlannedStudy) -> str:
         keys = [key for key, cell in plan.cells.items() if cell.model == model.identity and said[key].throughput]
         if keys:
             best = max(keys, key=lambda key: said[key].throughput or 0.0)
-            parts.append(
-                f"{model.name} predicted fastest at {plan.cells[best].label}: {_rate(plan.cells[best], said[best])}"
-            )
+            cell = plan.cells[best]
+            where = f" on {cell.target}" if len(plan.targets) > 1 else ""
+            parts.append(f"{model.name} predicted fastest at {cell.label}{where}: {_rate(cell, said[best])}")
     too_large = sum(1 for each in said.values() if each.fits is False)
     unknown = sum(1 for each in said.values() if each.throughput is None)
     if too_large:
@@ -376,7 +376,12 @@ def as_data(study: PlannedStudy) -> dict[str, Any]:
             for experiment in plan.experiments
         ],
         "cells": {
-            key: {"label": cell.label, "ranks": cell.layout.ranks, **study.said(key).model_dump(mode="json")}
+            key: {
+                "label": cell.label,
+                "target": cell.target,
+                "ranks": cell.layout.ranks,
+                **study.said(key).model_dump(mode="json"),
+            }
             for key, cell in plan.cells.items()
         },
     }

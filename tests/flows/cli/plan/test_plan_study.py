@@ -29,7 +29,7 @@ from flows.cli.plan.cost import (
 )
 from flows.cli.plan.model import run_plan
 from flows.cli.plan.request import PlanRequest
-from flows.cli.plan.study import answer, plan_study, planned
+from flows.cli.plan.study import answer, as_data, plan_study, planned
 from tests.support.run_folders.predicted_plans import measured_run
 from tests.support.run_folders.priced_runs import write_run
 
@@ -74,6 +74,14 @@ def test_the_first_line_is_the_answer(calibrated: Path, tmp_path: Path, capsys: 
     assert "measured here" in lines[1]
     table = [line for line in lines if line.startswith("batch_size")]
     assert len(table) == 3 and all("tokens/s" in line and "MiB" in line and "yes" in line for line in table)
+
+
+def test_of_several_targets_the_answer_names_the_fastest(cache: Path, tmp_path: Path) -> None:
+    """`predicted fastest at 1 rank, float32, batch 4`, and that on which of two machines?"""
+    rented = {"name": "t4", "kind": "slurm", "machine": "aws/g4dn.xlarge", "gpus_per_node": 1}
+    found = planned(load_study(write(tmp_path, targets=[{"name": "here"}, rented])), tmp_path, cache)
+    assert "llama-1m predicted fastest at 1 rank, float32, batch 4, 4 tokens on t4: " in answer(found)
+    assert {cell["target"] for cell in as_data(found)["cells"].values()} == {"here", "t4"}
 
 
 def test_without_a_calibration_it_says_how_to_get_one(
