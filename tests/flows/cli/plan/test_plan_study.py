@@ -84,6 +84,20 @@ def test_of_several_targets_the_answer_names_the_fastest(cache: Path, tmp_path: 
     assert {cell["target"] for cell in as_data(found)["cells"].values()} == {"here", "t4"}
 
 
+def test_what_does_not_fit_is_not_the_fastest(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch beyond the memory was `predicted fastest`, and `nothing fits` ended with 0."""
+    over = {"batch_size": [1, 2, 512]}
+    changes: dict[str, Any] = {"models": [{"id": "huggyllama/llama-7b"}], "dtype": "bfloat16"}
+    study = write(tmp_path, **changes, experiments={"batch": {"kind": "sweep", "over": over}})
+    long = ["workload.prompt_tokens=1500"]
+    assert plan_study(study, long, machine="l40s", top=2) == 0
+    lines = said(capsys)
+    assert "predicted fastest at 1 rank, bfloat16, batch 2, " in lines[0] and "; 1 does not fit; " in lines[0]
+    assert [line.split("  ")[0] for line in lines if line.startswith("batch_size")] == ["batch_size 2", "batch_size 1"]
+    assert plan_study(study, [*long, "dtype=float32"], machine="t4", as_json=True) == 3
+    assert "fastest" not in json.loads(capsys.readouterr().out)["answer"]
+
+
 def test_without_a_calibration_it_says_how_to_get_one(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,7 +221,7 @@ def test_a_model_of_a_hub_needs_no_network_and_no_revision(
     calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan_study(write(tmp_path, models=[{"id": "meta-llama/Llama-2-7b-hf"}]), [])
-    assert "Llama-2-7b-hf predicted fastest" in capsys.readouterr().out
+    assert "batch_size 4      1  " in (text := capsys.readouterr().out) and "without a prediction" not in text
     plan_study(write(tmp_path, models=[{"id": "nobody/knows-this"}]), [])
     assert "3 without a prediction" in said(capsys)[0]
 
