@@ -17,6 +17,7 @@ from configs.common.printable import plural
 from configs.plans.passes import passes_of
 from configs.plans.plan import Plan
 from configs.plans.prediction import Prediction
+from configs.records.record import MeasuringPass
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 
@@ -63,7 +64,7 @@ def study_cost(plan: Plan) -> StudyCost:
     A profile counts as long as a timed repeat, which is more than it takes.
     """
     rules = plan.measuring
-    launches: Counter[tuple[str, str]] = Counter()
+    launches: Counter[tuple[MeasuringPass, str]] = Counter()
     busy: dict[str, float] = defaultdict(float)
     cells: dict[str, Cell] = {}
     measurements, unknown = 0, 0
