@@ -26,6 +26,7 @@ from configs.plans.model_manifest import POOLING, WEIGHT_INDEX
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
+PICKLED = "pytorch_model.bin"
 
 _TOKENIZER_ENDINGS = (".model", ".tiktoken", ".jinja")
 _TOKENIZER_NAMES = ("vocab.txt", "merges.txt")
@@ -134,10 +135,15 @@ def weights_in(names: Iterable[str], index: dict[str, Any] | None, where: str) -
 
 
 def pickled_in(names: Iterable[str]) -> list[str]:
-    """Which of the names are the pickled weights of a repository without safetensors, which can be converted."""
+    """Which of the names are the pickled weights of a repository without safetensors, which can be converted.
+
+    Shards beside a whole file are the same weights once more.
+    """
     names = list(names)
     if any(name.endswith(".safetensors") and "/" not in name for name in names):
         return []
+    if PICKLED in names:
+        return [PICKLED]
     return sorted(name for name in names if _PICKLED_WEIGHTS.fullmatch(name))
 
 
