@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -47,7 +48,7 @@ class ModelContentError(ValueError):
 class FileHashes:
     """SHA-256 of files, kept by path, size and modification time, so that a big folder is read once.
 
-    A stored file that cannot be read counts as empty: it only saves time.
+    It only saves time: a stored file that cannot be read counts as empty, one that cannot be written stays as it is.
     """
 
     def __init__(self, store: Path) -> None:
@@ -74,7 +75,8 @@ class FileHashes:
     def save(self) -> None:
         """Keep what was learned. Of two processes that save at once, one has to hash again later."""
         if self._changed:
-            write_atomically(self._store, json.dumps(self._known, indent=0, sort_keys=True))
+            with suppress(OSError):  # a cache of others, which is whole
+                write_atomically(self._store, json.dumps(self._known, indent=0, sort_keys=True))
             self._changed = False
 
 

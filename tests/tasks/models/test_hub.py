@@ -148,6 +148,24 @@ def test_nothing_is_written_to_a_cache_that_is_whole(
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
 
 
+def test_a_cache_of_others_serves_by_any_name_of_its_commit(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is noted to save time could not be written there: the name of a branch, and hashes that another's note of
+    the same moment had replaced.
+    """
+    serve(make_model(tmp_path / "served"))
+    manifest = resolve_model("acme/tiny", Repository(tmp_path / "served").commit, cache, base)
+    (cache / "models" / "hashes.json").unlink()
+
+    def write(path: Path, *rest: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for module in ("sources", "folder"):
+        monkeypatch.setattr(f"tasks.models.{module}.write_atomically", write)
+    assert resolve_model("acme/tiny", "main", cache, base) == manifest
+
+
 def test_cache_that_was_moved(cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer]) -> None:
     folder = make_model(tmp_path / "served")
     hub = serve(folder)
