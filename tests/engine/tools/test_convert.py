@@ -174,6 +174,16 @@ def test_an_index_beside_a_whole_checkpoint_may_name_other_files(source: Path, t
         convert(source, tmp_path / "other")
 
 
+def test_what_says_how_texts_become_vectors_is_copied(source: Path, tmp_path: Path) -> None:
+    """Their length and a further layer were forgotten, and the words of BERT's and XLM-R's tokenizers."""
+    torch.save({"embed": torch.ones(2)}, source / "pytorch_model.bin")
+    names = ["modules.json", "sentence_bert_config.json", "sentencepiece.bpe.model", "vocab.txt"]
+    for name in names:
+        (source / name).write_text(name)
+    convert(source, tmp_path / "out")
+    assert [(tmp_path / "out" / name).read_text() for name in names] == names
+
+
 def test_one_checkpoint_of_a_folder_is_converted(source: Path, tmp_path: Path) -> None:
     """The same weights once more, or what was left of another number of shards, were refused as tensors in two files.
 
