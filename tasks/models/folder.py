@@ -172,7 +172,8 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
     if "auto_map" in config:
         raise ValueError(
             f"{where}/{CONFIG}: auto_map requires Python code of the model, but trust_remote_code is off "
-            "and cannot be enabled. Use a model with an architecture built into transformers"
+            "and cannot be enabled. Use a model without it; where transformers has the architecture built in (Phi-3, "
+            "Falcon), a folder of the same files whose config.json leaves auto_map out"
         )
     for key, value in config.items():
         if key.endswith(("layer", "layers")) and isinstance(value, int | float) and value > MAX_LAYERS:
