@@ -126,7 +126,7 @@ def make_bundle(
 
 def served_length(manifest: ModelManifest, wanted: int | None) -> int:
     """Return the tokens of the longest prompt and answer that are served. wanted: by the user; None: chosen here."""
-    # Not a key of config.json: families name it differently or leave it out, and RoBERTa's counts two unused rows.
+    # Not a key of config.json, which may leave it to the family's default.
     limit = read_architecture(manifest.config, manifest.identity).max_positions
     length = _MAX_LENGTH if wanted is None else wanted
     return length if limit is None else min(limit, length)

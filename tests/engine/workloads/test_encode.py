@@ -251,7 +251,7 @@ def test_how_a_folder_says_what_it_wants(folder: Path, said: Any, pooling: Any, 
 def test_vectors_without_a_part_of_their_model_are_refused(
     folder: Path, further: list[dict[str, str]], refused: str | None
 ) -> None:
-    """Those of LaBSE lacked its dense layer, without a word."""
+    """Those of a model with a dense layer after its pooling, as LaBSE, lacked it without a word."""
     model, kind = folder / "model", "sentence_transformers.models."
     model.mkdir()
     parts = [{"path": "", "type": f"{kind}Transformer"}, {"path": "1_Pooling", "type": f"{kind}Pooling"}, *further]

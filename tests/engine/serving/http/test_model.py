@@ -36,7 +36,7 @@ LOOP = "{{ bos_token }}{% for one in messages if one.role == 'user' %}{{ one.con
 
 
 def test_a_tokenizer_without_a_longest_text_is_served(tmp_path: Path) -> None:
-    """transformers writes 10^30 for none, rounded: servers of Llama 2, Mistral and Pythia did not start."""
+    """transformers writes 10^30 for none, rounded: servers of Llama 2 and Mistral did not start."""
     told = {"model_max_length": 1000000000000000019884624838656, "bos_token": "<s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
     config = ARCHITECTURES["llama-1m"]
