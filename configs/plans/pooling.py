@@ -8,18 +8,25 @@ Such a model was trained with one pooling mode; vectors pooled otherwise are use
 from pathlib import Path
 from typing import Any
 
-from configs.common.files.reading import read_json_object
+from configs.common.files.reading import read_json, read_json_object
 from configs.common.printable import printable
-from configs.plans.model_manifest import POOLING, ModelManifest
+from configs.plans.model_manifest import MODULES, POOLING, ModelManifest
 from configs.workloads.encode import Pooling
 
+_COMPUTED = ("Transformer", "Pooling", "Normalize", "Dropout")
 _WAYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
 
 
 def pooling_of(manifest: ModelManifest) -> Pooling | None:
-    """Return the pooling that the model's folder names, None if it names none. Raises ValueError if not supported."""
+    """Return the pooling that the model's folder names, None if it names none.
+
+    Raises ValueError if it is not supported, or if the model has a further part, such as a dense layer over vectors.
+    """
+    if not manifest.folder:
+        return None
+    _check_modules(Path(manifest.folder) / MODULES, manifest.identity)
     path = Path(manifest.folder) / POOLING
-    if not manifest.folder or not path.is_file():
+    if not path.is_file():
         return None
     try:
         wanted = _wanted(read_json_object(path))
@@ -33,6 +40,20 @@ def pooling_of(manifest: ModelManifest) -> Pooling | None:
         f"workload.pooling: {manifest.identity} wants {printable(' + '.join(wanted), 200) or 'none that is named'} "
         f"({POOLING}), which is not computed; use a model that pools by mean or first"
     )
+
+
+def _check_modules(path: Path, identity: str) -> None:
+    try:
+        modules = read_json(path) if path.is_file() else []
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    for module in modules if isinstance(modules, list) else []:
+        kind = module.get("type") if isinstance(module, dict) else None
+        if isinstance(kind, str) and kind.rpartition(".")[2] not in _COMPUTED:
+            raise ValueError(
+                f"{identity}: {MODULES} names a part {printable(kind, 100)}, which is not computed, and without it the "
+                f"vectors are others; use a model of {', '.join(_COMPUTED[:2])} and {_COMPUTED[2]} alone"
+            )
 
 
 def _wanted(said: dict[str, Any]) -> tuple[str, ...]:

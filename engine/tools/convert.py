@@ -25,7 +25,7 @@ from configs.common.base import write_atomically
 from configs.common.files.flushing import flush_file
 from configs.common.files.reading import PLAN_BYTES, brief, read_json_object
 from configs.common.printable import printable
-from configs.plans.model_manifest import POOLING
+from configs.plans.model_manifest import MODULES, POOLING
 
 COPIED = (
     "config.json",
@@ -39,6 +39,10 @@ COPIED = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
+    "sentence_bert_config.json",
+    MODULES,
     POOLING,
 )
 WEIGHTS = "model.safetensors"
@@ -50,12 +54,12 @@ SHARD_BYTES = 2 << 30
 
 def convert(source: Path, destination: Path) -> list[Path]:
     """Convert a folder; return the files written. Raises ValueError or OSError, without having written weights."""
-    checkpoints = sorted(source.glob("pytorch_model*.bin"))
-    if not checkpoints:
+    there = sorted(path.name for path in source.glob("pytorch_model*.bin"))
+    if not there:
         raise ValueError(f"{source}: holds no pytorch_model*.bin file; name the folder of a pickled checkpoint")
     if not (source / "config.json").is_file():
         raise ValueError(f"{source / 'config.json'}: is missing; a model folder needs it")
-    _check_complete(source, [path.name for path in checkpoints])
+    checkpoints = [source / name for name in _checkpoint(source, there)]
     copied = [name for name in COPIED if (source / name).is_file()]
     shards = (path.name for path in destination.glob("model-*-of-*.safetensors"))
     for name in (WEIGHTS, f"{WEIGHTS}.index.json", *shards, *copied):
@@ -75,10 +79,14 @@ def convert(source: Path, destination: Path) -> list[Path]:
     return [*written, *(destination / name for name in copied)]
 
 
-def _check_complete(source: Path, names: list[str]) -> None:
-    """Raise ValueError naming a shard that is not there: of those in the index, or those that the names count."""
+def _checkpoint(source: Path, names: list[str]) -> list[str]:
+    """Return the files of one checkpoint, as transformers chooses them: the whole file, or the shards of the index.
+
+    Others may lie beside them: shards of an earlier number, or the same weights once more. Raises ValueError naming a
+    shard that is not there: of those in the index, or those that the names count.
+    """
     if WHOLE in names:
-        return
+        return [WHOLE]
     index = source / f"{WHOLE}.index.json"
     if index.is_file():
         places = read_json_object(index, PLAN_BYTES).get("weight_map")
@@ -86,12 +94,15 @@ def _check_complete(source: Path, names: list[str]) -> None:
             raise ValueError(f"{index}: has no weight_map of tensor names to file names; fetch or save it again")
         if missing := sorted(set(places.values()) - set(names)):
             raise ValueError(f"{source}: {brief(missing[0])} is missing; fetch or copy the checkpoint again")
+        if places:
+            return sorted(set(places.values()))
     for of, there in Counter(found[1] for name in names if (found := _SHARD.fullmatch(name))).items():
         if there < int(of):
             raise ValueError(
                 f"{source}: holds {there} of the {int(of)} files pytorch_model-*-of-{of}.bin; "
                 "fetch or copy the checkpoint again"
             )
+    return names
 
 
 def write_weights(tensors: dict[str, torch.Tensor], destination: Path) -> list[Path]:

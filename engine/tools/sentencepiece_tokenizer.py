@@ -190,7 +190,8 @@ def convert_folder(folder: Path) -> Path | None:
     if model is None:
         return None
     place = folder / "tokenizer_config.json"
-    config = read_json_object(place, TEXT_BYTES) if place.is_file() else {}
+    # transformers writes 10^30 into it, as model_max_length, where a tokenizer has no limit.
+    config = read_json_object(place, TEXT_BYTES, bounded=False) if place.is_file() else {}
     convert_tokenizer(model, config, folder / RESULT, added_tokens(folder, config))
     return folder / RESULT
 

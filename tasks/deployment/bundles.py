@@ -126,11 +126,10 @@ def make_bundle(
 
 def served_length(manifest: ModelManifest, wanted: int | None) -> int:
     """Return the tokens of the longest prompt and answer that are served. wanted: by the user; None: chosen here."""
-    if wanted is not None:
-        limit = read_architecture(manifest.config, manifest.identity).max_positions
-        return wanted if limit is None else min(limit, wanted)
-    said = manifest.config.get("max_position_embeddings") or manifest.config.get("n_positions")
-    return min(said, _MAX_LENGTH) if isinstance(said, int) and said > 0 else _MAX_LENGTH
+    # Not a key of config.json, which may leave it to the family's default.
+    limit = read_architecture(manifest.config, manifest.identity).max_positions
+    length = _MAX_LENGTH if wanted is None else wanted
+    return length if limit is None else min(limit, length)
 
 
 def chosen_level(asked: OptimizationLevel, checks: dict[OptimizationLevel, LevelCheck], say: Say) -> OptimizationLevel:

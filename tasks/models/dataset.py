@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 
 from configs.common.base import sha256_of_file
+from configs.common.files.reading import brief
 
 HUB_PREFIX = "hf:"
 _COLUMNS = (("image", "label"), ("source", "target"), ("text", "label"), ("text",))
 """What is learnt from; the first that a dataset has."""
+_CONVERTED = {"1": "L", "P": "RGB", "PA": "RGBA"}
+"""PIL's modes whose numbers are not brightness: bits, and places in a palette."""
 _SEPARATOR = re.compile(r":(?![^\[\]]*\])")
 """A colon, but for that of a cut: `train[:1000]`."""
 
@@ -105,21 +108,53 @@ def _named_labels(data: Any) -> Any:
     feature = data.features.get("label")
     if not hasattr(feature, "int2str"):
         return data
-    names = [feature.int2str(number) if number >= 0 else None for number in data["label"]]
+    names = [None if number is None or number < 0 else feature.int2str(number) for number in data["label"]]
     return data.remove_columns("label").add_column("label", names)
 
 
 def _write_images(data: Any, path: Path, written: str) -> None:
-    images = [np.asarray(image) for image in data["image"]]
+    images = [_pixels(image, written) for image in data["image"]]
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
         some = " and ".join(" x ".join(map(str, shape)) for shape in sorted(shapes, key=str)[:2])
         raise ValueError(f"{written}: images of several sizes ({some}). Resize them to the model's size")
     feature = data.features["label"]
     arrays: dict[str, Any] = {
-        "images": np.stack(images).astype(np.uint8),
-        "labels": np.array(data["label"], dtype=np.int64),
+        "images": np.stack(images),
+        "labels": _class_numbers(data["label"], written),
     }
     if hasattr(feature, "names"):
         arrays["label_names"] = np.array(feature.names)
     np.savez(path, allow_pickle=False, **arrays)
+
+
+def _pixels(image: Any, written: str) -> np.ndarray:
+    """The values of one image, uint8. Raises ValueError for what 8 bits do not hold: a cast would wrap it around."""
+    mode = getattr(image, "mode", None)  # of PIL: a column of arrays has lists
+    pixels = _array(image.convert(_CONVERTED[mode]) if mode in _CONVERTED else image)
+    in_range = mode is None and pixels.dtype.kind in "iu" and pixels.size and pixels.min() >= 0 and pixels.max() <= 255
+    if pixels.dtype != np.uint8 and not in_range:
+        raise ValueError(
+            f"{written}: image: got {f'mode {mode}' if mode else type(image).__name__} ({pixels.dtype}), expected an "
+            "image of 8 bits, or whole numbers from 0 to 255. Convert the column (map, cast_column)"
+        )
+    return pixels.astype(np.uint8)
+
+
+def _array(image: Any) -> np.ndarray:
+    try:
+        return np.asarray(image)
+    except ValueError:  # rows of several lengths
+        return np.asarray(None)
+
+
+def _class_numbers(labels: Any, written: str) -> np.ndarray:
+    """Return the labels, int64. Raises ValueError for one that numbers no class."""
+    found = list(labels)
+    wrong = [label for label in found if not isinstance(label, int | np.integer)]
+    if wrong:
+        raise ValueError(
+            f"{written}: label: got {brief(wrong[0])}, expected the number of a class for each image. Number them "
+            "(class_encode_column), or leave rows without one out (filter)"
+        )
+    return np.array(found, dtype=np.int64)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -26,6 +27,7 @@ from configs.plans.model_manifest import POOLING, WEIGHT_INDEX
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
+PICKLED = "pytorch_model.bin"
 
 _TOKENIZER_ENDINGS = (".model", ".tiktoken", ".jinja")
 _TOKENIZER_NAMES = ("vocab.txt", "merges.txt")
@@ -46,7 +48,7 @@ class ModelContentError(ValueError):
 class FileHashes:
     """SHA-256 of files, kept by path, size and modification time, so that a big folder is read once.
 
-    A stored file that cannot be read counts as empty: it only saves time.
+    It only saves time: a stored file that cannot be read counts as empty, one that cannot be written stays as it is.
     """
 
     def __init__(self, store: Path) -> None:
@@ -73,7 +75,8 @@ class FileHashes:
     def save(self) -> None:
         """Keep what was learned. Of two processes that save at once, one has to hash again later."""
         if self._changed:
-            write_atomically(self._store, json.dumps(self._known, indent=0, sort_keys=True))
+            with suppress(OSError):  # a cache of others, which is whole
+                write_atomically(self._store, json.dumps(self._known, indent=0, sort_keys=True))
             self._changed = False
 
 
@@ -134,10 +137,15 @@ def weights_in(names: Iterable[str], index: dict[str, Any] | None, where: str) -
 
 
 def pickled_in(names: Iterable[str]) -> list[str]:
-    """Which of the names are the pickled weights of a repository without safetensors, which can be converted."""
+    """Which of the names are the pickled weights of a repository without safetensors, which can be converted.
+
+    Shards beside a whole file are the same weights once more.
+    """
     names = list(names)
     if any(name.endswith(".safetensors") and "/" not in name for name in names):
         return []
+    if PICKLED in names:
+        return [PICKLED]
     return sorted(name for name in names if _PICKLED_WEIGHTS.fullmatch(name))
 
 
@@ -164,7 +172,8 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
     if "auto_map" in config:
         raise ValueError(
             f"{where}/{CONFIG}: auto_map requires Python code of the model, but trust_remote_code is off "
-            "and cannot be enabled. Use a model with an architecture built into transformers"
+            "and cannot be enabled. Use a model without it; where transformers has the architecture built in (Phi-3, "
+            "Falcon), a folder of the same files whose config.json leaves auto_map out"
         )
     for key, value in config.items():
         if key.endswith(("layer", "layers")) and isinstance(value, int | float) and value > MAX_LAYERS:

@@ -9,8 +9,10 @@ near the same byte while the call lasts (huggingface_hub 2.4 writes pieces of 10
 file when its call ends).
 """
 
+import errno
 import hashlib
 import os
+import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,9 +21,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.common.files.reading import PLAN_BYTES, read_bytes
+from configs.common.secrets import excerpt
 
 _API_TIMEOUT_SECONDS = 30.0
 _PASSING_STATUS = (408, 425, 429)
+_OS_ERROR, _QUERY = re.compile(r"\(os error (\d+)\)"), re.compile(r"\?[^\s)]*")
+_OF_THIS_MACHINE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
+"""Errors of a disk, which trying again does not mend."""
 _Answer = TypeVar("_Answer")
 
 
@@ -178,11 +184,13 @@ def _problem(error: Exception, repository: str, revision: str) -> Exception | No
             return _http_problem(cause.response.status_code, str(cause.response.headers.get("X-Error-Code")), what)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return ValueError(f"{what}: the certificate of {endpoint} is not trusted ({cause}). Check the proxy")
+    if type(error) is RuntimeError:
+        return _storage_problem(str(error), what)
     # httpx or httpx2, by version of the client: its base class is that of every failure of transport.
     transport = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
     for cause in reversed(chain):
         kind = type(cause).__name__
-        if isinstance(cause, (transport, ConnectionError, TimeoutError)) or kind == "XetDownloadError":
+        if isinstance(cause, (transport, ConnectionError, TimeoutError)):
             return TransientFetchError(f"{what}: {endpoint} cannot be reached ({kind}: {cause}). Try again")
     if any(isinstance(cause, FileMetadataError) for cause in chain) or isinstance(
         error, (ValueError, TypeError, KeyError)
@@ -194,6 +202,15 @@ def _problem(error: Exception, repository: str, revision: str) -> Exception | No
     if isinstance(error, OSError) and error.errno is None:
         return TransientFetchError(f"{what}: incomplete download ({error}). Try again")
     return None
+
+
+def _storage_problem(said: str, what: str) -> Exception:
+    """What a failure of hf_xet means, the client of the hub's Xet storage: it tells causes by words alone."""
+    local = _OS_ERROR.search(said)
+    if local is not None and int(local[1]) in _OF_THIS_MACHINE:
+        return OSError(int(local[1]), os.strerror(int(local[1])))
+    # Addresses of the storage are signed: who has one can read the file.
+    return TransientFetchError(f"{what}: incomplete download ({excerpt(_QUERY.sub('', said), 300)}). Try again")
 
 
 def _http_problem(status: int, code: str, what: str) -> Exception:

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeGuard
 
@@ -388,7 +388,8 @@ class _Revisions:
     def put(self, repository: str, revision: str, commit: str) -> None:
         if revision != commit and self.get(repository, revision) != commit:
             known = {**self._read(), f"{repository}@{revision}": commit}
-            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
+            with suppress(OSError):  # it is for when the hub is away; a cache that is whole may be read-only
+                write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
 
 
 @contextmanager

@@ -108,29 +108,35 @@ def read_tail(path: Path, max_bytes: int) -> str:
         return file.read(max_bytes).decode("utf-8", "replace")
 
 
-def parse_json(data: bytes, where: str, finite: bool = True) -> Any:
+def parse_json(data: bytes, where: str, finite: bool = True, bounded: bool = True) -> Any:
     """The value of a JSON text. Raises ValueError, naming `where`, for text that is not JSON or is out of bounds.
 
-    finite: refuse NaN and Infinity, which JSON lacks and Python's writer has.
+    finite: refuse NaN and Infinity, which JSON lacks and Python's writer has. bounded: refuse whole numbers of more
+    than 64 bits, with which other programs say that there is no limit.
     """
     _check_size(data, where)
     try:
         value = from_json(data, allow_inf_nan=not finite)
     except ValueError as error:
         raise ValueError(f"{where}: not JSON ({_json_problem(error)})") from error
-    if _LONG_INTEGER.search(data):
+    if bounded and _LONG_INTEGER.search(data):
         _check_integers(value, where)
     return value
 
 
-def read_json(path: Path, max_bytes: int = RECORD_BYTES, finite: bool = True) -> Any:
-    """The value in a JSON file. Raises OSError, and ValueError naming the file."""
-    return parse_json(read_bytes(path, max_bytes), str(path), finite)
+def read_json(path: Path, max_bytes: int = RECORD_BYTES, finite: bool = True, bounded: bool = True) -> Any:
+    """The value in a JSON file. Raises OSError, and ValueError naming the file. finite, bounded: as of `parse_json`."""
+    return parse_json(read_bytes(path, max_bytes), str(path), finite, bounded)
 
 
-def read_json_object(path: Path, max_bytes: int = RECORD_BYTES, finite: bool = True) -> dict[str, Any]:
-    """The object in a JSON file. Raises OSError, and ValueError naming the file where it holds anything else."""
-    data = read_json(path, max_bytes, finite)
+def read_json_object(
+    path: Path, max_bytes: int = RECORD_BYTES, finite: bool = True, bounded: bool = True
+) -> dict[str, Any]:
+    """The object in a JSON file. Raises OSError, and ValueError naming the file where it holds anything else.
+
+    finite, bounded: as of `parse_json`.
+    """
+    data = read_json(path, max_bytes, finite, bounded)
     if not isinstance(data, dict):
         raise ValueError(f"{path}: got {type(data).__name__}, expected a JSON object")
     return data

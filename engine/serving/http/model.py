@@ -120,7 +120,8 @@ class ServedModel:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return read_json_object(path) if path.is_file() else {}
+    # transformers writes 10^30 into tokenizer_config.json, as model_max_length, where a tokenizer has no limit.
+    return read_json_object(path, bounded=False) if path.is_file() else {}
 
 
 def _end_tokens(config: dict[str, Any], generation: dict[str, Any]) -> frozenset[int]:

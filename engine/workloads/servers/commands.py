@@ -23,6 +23,8 @@ from configs.workloads.serve import ServeWorkload
 SERVED_NAME = "model"
 DEFAULT_LENGTH = 2048
 """Tokens of a sequence where neither the fields nor the model's positions say less."""
+_LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+"""Keys of a config.json for the most tokens of a sequence: vLLM refuses a longer one than the model's."""
 _OF_THE_LAUNCH = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "OMP_NUM_THREADS")
 _PREFIXES_OF_THE_LAUNCH = ("GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "RANKWISE_")
 _ALONE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -48,9 +50,11 @@ class Wanted:
     @property
     def length(self) -> int:
         """Tokens of the longest sequence that the server has to hold."""
-        positions = self.manifest.config.get("max_position_embeddings")
-        limit = positions if isinstance(positions, int) else DEFAULT_LENGTH
-        return self.work.server_tokens or min(limit, DEFAULT_LENGTH)
+        config = self.manifest.config
+        text = config.get("text_config")  # of a model that takes images too
+        stated = [part.get(key) for part in (config, text) if isinstance(part, dict) for key in _LIMITS]
+        limits = [limit for limit in stated if isinstance(limit, int) and limit > 0]
+        return self.work.server_tokens or min([*limits, DEFAULT_LENGTH])
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ def dockerfile(context: typer.Context, what: What, out: OutFolder, gpus: Gpus = 
 
         bundle, _ = _read(what)
         served = None if bundle is None else _served(bundle, gpus)
+        _check_model(bundle)
         folder = _new(out)
         write_atomically(folder / "Dockerfile", text_of(served, "cuda" if gpus else "cpu"))
         _write_context(folder, bundle)
@@ -58,6 +59,7 @@ def compose(
         if bundle is not None:
             _refuse(context, "nodes", "only for a study")
         served = None if bundle is None else _served(bundle, gpus)
+        _check_model(bundle)
         folder = _new(out)
         if served is not None:
             files = compose_of_server(served)
@@ -137,6 +139,7 @@ def apptainer(
             print(text, end="")
         else:
             if bundle is not None:
+                _check_model(bundle)
                 _write_model(out.parent, bundle)
             write_atomically(out, text)
         return 0
@@ -206,6 +209,21 @@ def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
     shutil.copyfile(node_requirements()[0], folder / "constraints.txt")
     if bundle is not None:
         _write_model(folder, bundle)
+
+
+def _check_model(bundle: "ServingBundle | None") -> None:
+    """Raise ValueError for a model whose files are no longer those that the bundle's evidence is of."""
+    from configs.common.base import sha256_of_file
+    from tasks.models.sources import load_manifest, verify_manifest
+
+    if bundle is None or bundle.identity.startswith("synthetic:"):
+        return
+    manifest = load_manifest(Path(bundle.manifest)).model_copy(update={"files": bundle.files})
+    for name, problem in verify_manifest(manifest, sha256_of_file).items():
+        raise ValueError(
+            f"{Path(manifest.folder) / name}: {problem}; the bundle of {bundle.model} was measured with the file as it "
+            "was. Bring it back, or deploy the model again"
+        )
 
 
 def _write_model(folder: Path, bundle: "ServingBundle") -> None:

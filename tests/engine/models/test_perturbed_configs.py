@@ -68,6 +68,12 @@ def test_each_field_of_a_further_form_is_followed_or_refused(kind: str, tmp_path
     _judge(tiny_config(kind, **VARIANTS[kind]), tmp_path)
 
 
+@pytest.mark.parametrize(("kind", "key"), [("llama", "is_llama_config"), ("bert", "directionality")])
+def test_a_key_of_who_published_a_model_changes_nothing(kind: str, key: str, tmp_path: Path) -> None:
+    """SmolLM2 and Google's multilingual BERTs have keys that transformers never reads, and were refused for them."""
+    assert {one.fate for one in perturb(tiny_config(kind), tmp_path, [key])} == {"harmless"}
+
+
 def test_a_key_that_is_dropped_from_the_table_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: without its list of computed values, GPT-2's scaled scores differ in silence."""
     family = FAMILIES["gpt2"]

@@ -174,6 +174,35 @@ def test_an_index_beside_a_whole_checkpoint_may_name_other_files(source: Path, t
         convert(source, tmp_path / "other")
 
 
+def test_what_says_how_texts_become_vectors_is_copied(source: Path, tmp_path: Path) -> None:
+    """Their length and a further layer were forgotten, and the words of BERT's and XLM-R's tokenizers."""
+    torch.save({"embed": torch.ones(2)}, source / "pytorch_model.bin")
+    names = ["modules.json", "sentence_bert_config.json", "sentencepiece.bpe.model", "vocab.txt"]
+    for name in names:
+        (source / name).write_text(name)
+    convert(source, tmp_path / "out")
+    assert [(tmp_path / "out" / name).read_text() for name in names] == names
+
+
+def test_one_checkpoint_of_a_folder_is_converted(source: Path, tmp_path: Path) -> None:
+    """The same weights once more, or what was left of another number of shards, were refused as tensors in two files.
+
+    transformers takes the whole file where there is one, and else the shards of the index.
+    """
+    old, new = "pytorch_model-00001-of-00001.bin", [f"pytorch_model-0000{at}-of-00002.bin" for at in (1, 2)]
+    torch.save({"embed": torch.zeros(2), "head": torch.zeros(2)}, source / old)
+    for name, tensor in zip(new, ("embed", "head"), strict=True):
+        torch.save({tensor: torch.ones(2)}, source / name)
+    index = source / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"embed": new[0], "head": new[1]}}))
+    assert convert(source, tmp_path / "of index")
+    torch.save({"embed": torch.full((2,), 2.0)}, source / "pytorch_model.bin")
+    assert convert(source, tmp_path / "whole")
+    for place, values in (("of index", {"embed": [1.0, 1.0], "head": [1.0, 1.0]}), ("whole", {"embed": [2.0, 2.0]})):
+        found = load_file(tmp_path / place / "model.safetensors")
+        assert {name: tensor.tolist() for name, tensor in found.items()} == values
+
+
 @pytest.mark.parametrize(
     ("tensor", "kind"),
     [

@@ -38,6 +38,11 @@ def test_repeated_spaces_are_removed_where_the_model_says_so(tmp_path: Path) -> 
     assert fast.encode("a   b").ids == fast.encode(" a b ").ids
 
 
+def test_a_tokenizer_without_a_longest_text_is_converted(tmp_path: Path) -> None:
+    """transformers writes 10^30 for none."""
+    assert convert_folder(folder_with(tmp_path, TOKENIZER_CONFIG | {"model_max_length": 10**30}))
+
+
 def test_special_tokens_are_those_of_the_configuration(tmp_path: Path) -> None:
     convert_folder(folder_with(tmp_path, {"tokenizer_class": "T5Tokenizer"}))
     ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("run").ids

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
+from configs.plans.pooling import pooling_of
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
@@ -233,6 +234,34 @@ def test_how_a_folder_says_what_it_wants(folder: Path, said: Any, pooling: Any, 
     else:
         with pytest.raises(ValueError, match=refused):
             check_pooling(context, work)
+
+
+@pytest.mark.parametrize(
+    ("further", "refused"),
+    [
+        ([], None),
+        ([{"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}], None),
+        (
+            [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}],
+            r"part sentence_transformers\.models\.Dense",
+        ),
+    ],
+    ids=["pooling", "normalized", "dense"],
+)
+def test_vectors_without_a_part_of_their_model_are_refused(
+    folder: Path, further: list[dict[str, str]], refused: str | None
+) -> None:
+    """Those of a model with a dense layer after its pooling, as LaBSE, lacked it without a word."""
+    model, kind = folder / "model", "sentence_transformers.models."
+    model.mkdir()
+    parts = [{"path": "", "type": f"{kind}Transformer"}, {"path": "1_Pooling", "type": f"{kind}Pooling"}, *further]
+    (model / "modules.json").write_text(json.dumps(parts))
+    manifest = TINY.model_copy(update={"folder": str(model)})
+    if refused is None:
+        assert pooling_of(manifest) is None
+    else:
+        with pytest.raises(ValueError, match=refused):
+            pooling_of(manifest)
 
 
 @pytest.mark.parametrize("named", [None, "mean", "cls", "max"])

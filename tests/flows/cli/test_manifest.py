@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from configs.common.base import sha256_of_file
 from configs.common.execution import Layout
 from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.serving.deployment import ServingBundle
@@ -139,11 +140,12 @@ def test_commands_to_copy_hold_in_folders_with_spaces(tmp_path: Path) -> None:
         assert commands and all(any("/my work/" in word for word in shlex.split(command)) for command in commands)
 
 
-def test_an_apptainer_definition_has_the_model_beside_it(tmp_path: Path) -> None:
-    """The definition copies a folder `model`, which nobody had written."""
+def bundle_of_folder(tmp_path: Path) -> Path:
+    """The file of a bundle whose weights lie in `weights`."""
     (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "model.safetensors").write_bytes(b"weights")
-    files = {"model.safetensors": ModelFile(sha256="0", size_bytes=7)}
+    weights = tmp_path / "weights" / "model.safetensors"
+    weights.write_bytes(b"weights")
+    files = {"model.safetensors": ModelFile(sha256=sha256_of_file(weights), size_bytes=7)}
     manifest = ModelManifest(
         identity="folder:1", source="folder", folder=str(tmp_path / "weights"), files=files, config={}
     )
@@ -152,11 +154,35 @@ def test_an_apptainer_definition_has_the_model_beside_it(tmp_path: Path) -> None
         id="b", model="m", identity="folder:1", manifest=str(tmp_path / "manifest.json"), kind="decoder", files=files
     )
     (tmp_path / "bundle.json").write_text(bundle.model_dump_json())
+    return tmp_path / "bundle.json"
+
+
+def test_an_apptainer_definition_has_the_model_beside_it(tmp_path: Path) -> None:
+    """The definition copies a folder `model`, which nobody had written."""
     out = tmp_path / "clone" / "server.def"
-    done = CliRunner().invoke(app, ["manifest", "apptainer", str(tmp_path / "bundle.json"), "--out", str(out)])
+    done = CliRunner().invoke(app, ["manifest", "apptainer", str(bundle_of_folder(tmp_path)), "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "    model /bundle/model\n" in out.read_text()
     assert (out.parent / "model" / "model.safetensors").read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("content", [b"trained", None], ids=["trained further", "removed"])
+@pytest.mark.parametrize("kind", ["dockerfile", "compose", "apptainer"])
+def test_an_image_has_the_weights_of_its_bundle(kind: str, content: bytes | None, tmp_path: Path) -> None:
+    """A folder that was written anew since it was deployed went into the image, under the old weights' evidence."""
+    bundle, weights = bundle_of_folder(tmp_path), tmp_path / "weights" / "model.safetensors"
+    if content is None:
+        weights.unlink()
+    else:
+        weights.write_bytes(content)
+    out = tmp_path / "out" / ("server.def" if kind == "apptainer" else "")
+    done = CliRunner().invoke(app, ["manifest", kind, str(bundle), "--out", str(out)])
+    assert done.exit_code == 2, done.output
+    problem = "missing" if content is None else "content changed"
+    assert f"{weights}: {problem}; the bundle of m was measured with the file as it was" in done.output.replace(
+        "\n", " "
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_server_with_more_ranks_than_gpus_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given, settings
@@ -96,11 +98,14 @@ def test_shellcheck_has_nothing_to_say(name: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def bash(script: str, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[bytes]":
+def bash(
+    script: str, *arguments: str, called_from: Path | None = None, **environment: str
+) -> "subprocess.CompletedProcess[bytes]":
     """Run a script as bash reads it from a file; the environment is given whole."""
     return subprocess.run(
         ["bash", "-c", script, "script", *arguments],
         env={"PATH": os.environ["PATH"], **environment},
+        cwd=called_from,
         capture_output=True,
     )
 
@@ -262,7 +267,9 @@ def test_what_the_setup_prints_names_no_launch(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"0001-timed-0-2\n", b"ready\nmore")
 
 
-def submitted(folder: Path, **programs: str) -> "subprocess.CompletedProcess[bytes]":
+def submitted(
+    folder: Path, called_from: Path | None = None, set_before: Mapping[str, str] = MappingProxyType({}), **programs: str
+) -> "subprocess.CompletedProcess[bytes]":
     """Run the job of PLAIN with stand-ins for programs; srun's has the path of the job file in $job."""
     programs["srun"] = f'job=${{@: -1}}\necho "$job" >> sruns\n{programs.get("srun", "")}'
     programs.setdefault("sacct", "exit 1")
@@ -273,7 +280,25 @@ def submitted(folder: Path, **programs: str) -> "subprocess.CompletedProcess[byt
         (folder / "jobs" / step.job).mkdir(parents=True, exist_ok=True)
     (folder / "run.sh").write_text(run_script(PLAIN.target))
     variables = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "PIPELINE_ROOT": str(folder)}
-    return bash(sbatch_script(PLAIN), **variables)
+    return bash(sbatch_script(PLAIN), called_from=called_from, **{**variables, **set_before})
+
+
+def test_folders_may_be_named_relative_to_where_sbatch_is_called(tmp_path: Path) -> None:
+    """Each node entered PIPELINE_ROOT once more from within it, and looked for the others there."""
+    work = tmp_path / "work"
+    (work / "my bundle").mkdir(parents=True)
+    said = '"$PWD" "$PIPELINE_ROOT" "$SCRATCH_ROOT" "$EXPERIMENT_ROOT" "$CODE_ROOT"'
+    done = submitted(
+        work / "my bundle",
+        srun='while [ "$1" != bash ]; do shift; done; "$@"',
+        python3=f'[ "$2" != slurm.launch ] || printf "%s\\0" {said} > told',
+        called_from=work,
+        set_before={"PIPELINE_ROOT": "my bundle", "EXPERIMENT_ROOT": "results", "CODE_ROOT": "../code"},
+    )
+    told = (work / "my bundle" / "told").read_text().split("\0")[:-1]
+    bundle = f"{work}/my bundle"
+    assert told == [bundle, bundle, f"{work}/.", f"{work}/results", f"{work}/../code"], done.stderr
+    assert (work / "results" / "outputs" / "job_ids").read_text() == "7\n"
 
 
 def test_a_job_whose_time_is_over_between_two_launches_has_not_succeeded(tmp_path: Path) -> None:

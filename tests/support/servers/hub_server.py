@@ -49,7 +49,8 @@ class Repository:
     """What is served under one name.
 
     token: who has it may read the files (gated) or see the repository at all (private). claimed_bytes: sizes
-    that the description gives instead of the true ones.
+    that the description gives instead of the true ones. xet: address of a Xet storage that is said to have the large
+    files, as of most repositories of the real hub.
     """
 
     folder: Path
@@ -57,6 +58,7 @@ class Repository:
     token: str | None = None
     private: bool = False
     claimed_bytes: dict[str, int] = field(default_factory=dict)
+    xet: str | None = None
 
     @property
     def commit(self) -> str:
@@ -217,6 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._describe(match[1], match[2], "blobs" in parse_qs(url.query))
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/(.+)", self._request.path):
             self._list(match[1], match[2])
+        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/xet-read-token/.+", self._request.path):
+            address = self.state.repositories[match[1]].xet or ""
+            told = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": "t", "X-Xet-Token-Expiration": "9999999999"}
+            self._json(200, told, {})
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self._request.path):
             self._send_file(match[1], match[2], match[3])
         else:
@@ -273,6 +279,9 @@ class _Handler(BaseHTTPRequestHandler):
         if path.suffix in LARGE:
             linked = {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{digest}"'}
             location = {"Location": f"{self.state.storage}/stored/{name}/{filename}"}
+            if repository.xet is not None:
+                token = f"http://{self.headers['Host']}/api/models/{name}/xet-read-token/{repository.commit}"
+                linked |= {"X-Xet-Hash": digest, "X-Xet-Refresh-Route": token}
             self._answer(302, headers | linked | location, b"")
         else:
             self._send(content, headers)

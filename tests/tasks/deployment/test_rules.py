@@ -166,6 +166,21 @@ def test_a_server_takes_texts_as_long_as_was_asked_for(positions: int, wanted: i
 
 
 @pytest.mark.parametrize(
+    ("config", "served"),
+    [
+        ({"model_type": "bert", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+          "num_attention_heads": 2}, 512),
+        ({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2}, 1024),
+    ],
+    ids=["bert", "gpt2"],
+)  # fmt: skip
+def test_a_server_takes_no_longer_texts_than_the_model(config: dict[str, Any], served: int) -> None:
+    """A limit that config.json leaves to its family was taken for 2048."""
+    manifest: Any = SimpleNamespace(config={"vocab_size": 128, **config}, identity="model")
+    assert served_length(manifest, None) == served
+
+
+@pytest.mark.parametrize(
     ("wanted", "checked"),
     [
         (None, 2048),

@@ -81,6 +81,14 @@ def test_parts_that_a_killed_download_of_pickles_left_are_removed(tmp_path: Path
     assert list(cache.rglob("*.incomplete")) == []
 
 
+def test_weights_that_lie_there_twice_are_fetched_once(tmp_path: Path, served: Path, hub: HubServer) -> None:
+    make_openllama(served)
+    for at in (1, 2):
+        (served / f"pytorch_model-0000{at}-of-00002.bin").write_bytes(b"the same weights in shards")
+    assert "model.safetensors" in resolve_model(NAME, None, tmp_path / "cache", tmp_path).files
+    assert hub.gets("pytorch_model.bin") and not hub.gets("pytorch_model-00001-of-00002.bin")
+
+
 class Malicious:
     """Unpickling it makes a folder."""
 

@@ -148,6 +148,24 @@ def test_nothing_is_written_to_a_cache_that_is_whole(
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == before
 
 
+def test_a_cache_of_others_serves_by_any_name_of_its_commit(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is noted to save time could not be written there: the name of a branch, and hashes that another's note of
+    the same moment had replaced.
+    """
+    serve(make_model(tmp_path / "served"))
+    manifest = resolve_model("acme/tiny", Repository(tmp_path / "served").commit, cache, base)
+    (cache / "models" / "hashes.json").unlink()
+
+    def write(path: Path, *rest: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for module in ("sources", "folder"):
+        monkeypatch.setattr(f"tasks.models.{module}.write_atomically", write)
+    assert resolve_model("acme/tiny", "main", cache, base) == manifest
+
+
 def test_cache_that_was_moved(cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer]) -> None:
     folder = make_model(tmp_path / "served")
     hub = serve(folder)
@@ -352,6 +370,47 @@ def test_broken_connections_can_pass(
         resolve_model("acme/tiny", "main", cache, base)
     assert not issubclass(TransientFetchError, ValueError)
     assert str(pickle.loads(pickle.dumps(TransientFetchError("x")))) == "x"
+
+
+def test_a_storage_of_large_files_that_is_away_can_come_back(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real hub has them in Xet storage, whose client raises a RuntimeError: it was a traceback, and not retried."""
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
+    monkeypatch.setenv("HF_XET_CLIENT_RETRY_MAX_DURATION", "1")
+    serve(make_model(tmp_path / "served"), xet="http://127.0.0.1:9")
+    with pytest.raises(TransientFetchError, match=r"acme/tiny at [0-9a-f]{40}: incomplete download \(.*127\.0\.0\.1:9"):
+        resolve_model("acme/tiny", "main", cache, base)
+
+
+@pytest.mark.parametrize(
+    ("said", "raised", "message"),
+    [
+        (
+            "Task error: Internal Writer Error: No space left on device (os error 28)",
+            ValueError,
+            "No space left on device",
+        ),
+        (
+            "Task error: error sending request for url (https://transfer.example/xorbs/1?Signature=s3cret&Key=7)",
+            TransientFetchError,
+            r"incomplete download \(Task error: error sending request for url \(https://transfer\.example/xorbs/1\)\)",
+        ),
+    ],
+    ids=["disk", "network"],
+)
+def test_what_the_client_of_that_storage_says_is_understood(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer], monkeypatch: pytest.MonkeyPatch,
+    said: str, raised: type[Exception], message: str,
+) -> None:  # fmt: skip
+    def download(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError(said)
+
+    serve(make_model(tmp_path / "served"))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(raised, match=message) as caught:
+        resolve_model("acme/tiny", "main", cache, base)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_one_bad_answer_for_a_file_is_asked_again(

@@ -201,9 +201,13 @@ def test_folder_with_broken_config(cache: Path, base: Path, text: str, message: 
 def test_remote_code_is_refused(cache: Path, base: Path) -> None:
     folder = make_model(base / "tiny")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "modeling.Own"}}))
-    with pytest.raises(ValueError, match=r"auto_map.*trust_remote_code is off and cannot be enabled"):
+    with pytest.raises(
+        ValueError, match=r"auto_map.*trust_remote_code is off and cannot be enabled.*config.json leaves auto_map out"
+    ):
         resolve_model("tiny", None, cache, base)
     assert not list(cache.rglob("manifest.json"))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert resolve_model("tiny", None, cache, base).source == "folder"
 
 
 def test_pickled_checkpoint_is_refused_with_the_remedy(cache: Path, base: Path) -> None:

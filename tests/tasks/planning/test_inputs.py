@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, parse_study
 from engine.training.task_types import load_examples
+from tasks.models.dataset import write_dataset
 from tasks.planning import inputs
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model
 from tests.support.training.training_tasks import made_context, workload_of, write_inputs
@@ -91,6 +93,63 @@ def test_images_of_a_dataset_become_arrays(tmp_path: Path) -> None:
     found = train.collate(np.arange(6), np.arange(6))
     assert found["targets"].tolist() == [0, 1, 2, 0, 1, 2]
     assert np.allclose(found["pixels"].numpy().transpose(0, 2, 3, 1) * 127.5 + 127.5, pixels, atol=1e-3)
+
+
+def saved_images(folder: Path, images: list[Any], labels: Sequence[Any] = (0, 1)) -> None:
+    """Images of PIL have their type; lists of numbers are a column of arrays."""
+    made = datasets.Dataset.from_dict({"image": images, "label": list(labels)})
+    made.save_to_disk(str(folder / "pictures"))
+
+
+RED = Image.fromarray(np.full((4, 4, 3), [200, 10, 10], dtype=np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("image", "value"),
+    [
+        (RED.convert("P", palette=Image.Palette.ADAPTIVE), [200, 10, 10]),
+        (Image.fromarray(np.ones((4, 4), dtype=bool)), [255]),
+        (np.full((4, 4), 30).tolist(), [30]),
+    ],
+    ids=["palette", "bits", "whole numbers"],
+)
+def test_pixels_are_brightness(tmp_path: Path, image: Any, value: list[int]) -> None:
+    """Places in a palette were learned as brightness, and a bit as nearly black."""
+    saved_images(tmp_path, [image, image])
+    _, names, inputs = copied(tmp_path, "hf:pictures", task="image_classification")
+    with np.load(inputs / f"{names['hf:pictures']}.npz") as arrays:
+        assert arrays["images"].dtype == np.uint8 and arrays["labels"].tolist() == [0, 1]
+        assert arrays["images"].reshape(-1, len(value)).tolist() == [value] * 32
+
+
+@pytest.mark.parametrize(
+    ("image", "labels", "message"),
+    [
+        (Image.fromarray(np.full((4, 4), 300, dtype=np.uint16)), [0, 1], "image: got mode I;16 (uint16)"),
+        (np.full((4, 4), 0.5).tolist(), [0, 1], "image: got list (float64)"),
+        (np.full((4, 4), 300).tolist(), [0, 1], "image: got list (int64)"),
+        ([[1, 2], [3]], [0, 1], "image: got list (object)"),
+        (None, [0, 1], "image: got NoneType (object)"),
+        (RED, [0, None], "label: got None, expected the number of a class"),
+        (RED, ["cat", "dog"], "label: got 'cat', expected the number of a class"),
+    ],
+    ids=["16 bits", "shares", "over 255", "ragged", "no image", "no label", "names"],
+)
+def test_images_that_8_bits_do_not_hold_are_refused(
+    tmp_path: Path, image: Any, labels: list[Any], message: str
+) -> None:
+    """They were wrapped around: 300 became 44, and 0.5 became 0."""
+    saved_images(tmp_path, [image, image], labels)
+    assert f"workload.data: hf:pictures: {message}" in problems(tmp_path, "hf:pictures")
+
+
+def test_a_row_without_a_label_is_one_without_a_class(tmp_path: Path) -> None:
+    classes = datasets.ClassLabel(names=["dull", "fine"])
+    made = datasets.Dataset.from_dict({"text": ["one", "two", "three"], "label": [1, None, -1]})
+    made.cast_column("label", classes).save_to_disk(str(tmp_path / "reviews"))
+    digest = write_dataset("hf:reviews", tmp_path, tmp_path)
+    found = [json.loads(line) for line in (tmp_path / f"{digest}.ndjson").read_text().splitlines()]
+    assert [row["label"] for row in found] == ["fine", None, None]
 
 
 def test_files_of_rows_in_other_forms_become_the_same(tmp_path: Path) -> None:

@@ -101,6 +101,11 @@ def test_numbers_as_files_of_ours_have_them() -> None:
     assert parse_json(json.dumps(given).encode(), "file") == given
 
 
+def test_numbers_as_files_of_others_have_them() -> None:
+    given = {"model_max_length": 10**30}
+    assert parse_json(json.dumps(given).encode(), "file", bounded=False) == given
+
+
 def test_errors_of_fields_are_ours_and_short(tmp_path: Path) -> None:
     path = tmp_path / "progress_0.json"
     path.write_text(json.dumps({"rank": "\x1b[31m" * 10_000, "phase": "x", "pid": 1, "more": 1, "since": []}))

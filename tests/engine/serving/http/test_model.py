@@ -1,5 +1,6 @@
 """Conversations become prompts as transformers makes them."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.model_manifest import ModelManifest
+from configs.serving.settings import ServingSettings
 from engine.serving.http.model import ServedModel, _template
 
 MESSAGES = [
@@ -30,6 +34,19 @@ STRIPPED = TAGGED.replace("{% generation %}", "{%- generation -%}").replace("{% 
 TOOLS = "{% if tools is not none %}{{ tools }}{% endif %}{% if documents is none %}{{ messages | tojson }}{% endif %}"
 LOOP = "{{ bos_token }}{% for one in messages if one.role == 'user' %}{{ one.content }}{% break %}{% endfor %}"
 COMPACT = "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages | tojson(true, 2) }}"
+
+
+def test_a_tokenizer_without_a_longest_text_is_served(tmp_path: Path) -> None:
+    """transformers writes 10^30 for none, rounded: servers of Llama 2 and Mistral did not start."""
+    told = {"model_max_length": 1000000000000000019884624838656, "bos_token": "<s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    config = ARCHITECTURES["llama-1m"]
+    manifest = ModelManifest(identity="folder:1", source="folder", folder=str(tmp_path), files={}, config=config)
+    (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
+    settings = ServingSettings(
+        name="m", manifest=str(tmp_path / "manifest.json"), folder=str(tmp_path), max_length=8, blocks=8
+    )
+    assert ServedModel.read(settings).special == {"bos_token": "<s>"}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from dataclasses import replace
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,27 @@ def test_a_cell_becomes_options_of_vllm(python: EngineEnvironment) -> None:
     assert text.endswith("--enable-chunked-prefill --block-size 32 --no-async-scheduling")
     assert command.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
     assert command.environment["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"n_positions": 1024}, 1024),
+        ({"max_seq_len": 512}, 512),
+        ({"text_config": {"max_position_embeddings": 1024}}, 1024),
+        ({"max_position_embeddings": 4096}, 2048),
+        ({}, 2048),
+    ],
+    ids=str,
+)
+def test_a_server_holds_no_longer_sequences_than_its_model(
+    config: dict[str, Any], length: int, python: EngineEnvironment
+) -> None:
+    """vLLM did not start for a GPT-2 whose prompts come from a file: 2,048 tokens are more than its 1,024."""
+    asked = wanted("vllm", python, prompts="prompts.jsonl")
+    manifest = asked.manifest.model_copy(update={"config": config})
+    argv = command_of(replace(asked, manifest=manifest)).argv
+    assert argv[argv.index("--max-model-len") + 1] == str(length)
 
 
 def test_what_a_server_has_no_option_for_is_said(python: EngineEnvironment) -> None:
