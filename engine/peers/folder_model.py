@@ -40,7 +40,7 @@ def from_folder(folder: Path, work: WorkKind, dtype: torch.dtype, **options: Any
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told by `check_loaded`, by name
-            **_without_pooler(AutoConfig.from_pretrained(folder, local_files_only=True), work),
+            **_without_pooler(AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False), work),
             **options,
         )
     except (KeyError, TypeError, AttributeError, ImportError) as error:

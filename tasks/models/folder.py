@@ -169,18 +169,31 @@ def read_config(folder: Path, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: no {CONFIG}. A model folder contains {CONFIG} and *.safetensors")
     config = _json_object(folder / CONFIG)
     check_finite(config, f"{where}/{CONFIG}")
-    if "auto_map" in config:
-        raise ValueError(
-            f"{where}/{CONFIG}: auto_map requires Python code of the model, but trust_remote_code is off "
-            "and cannot be enabled. Use a model without it; where transformers has the architecture built in (Phi-3, "
-            "Falcon), a folder of the same files whose config.json leaves auto_map out"
-        )
+    _check_code(config, where)
     for key, value in config.items():
         if key.endswith(("layer", "layers")) and isinstance(value, int | float) and value > MAX_LAYERS:
             raise ValueError(
                 f"{where}/{CONFIG}: {brief(key)[1:-1]}: got {brief(value)}, expected at most {MAX_LAYERS:,}"
             )
     return config
+
+
+def _check_code(config: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for a model that only Python code from its folder can make.
+
+    Phi-3, Falcon, MPT and DeepSeek still name such code in `auto_map`; transformers prefers its own class, as we do.
+    """
+    if "auto_map" not in config:
+        return
+    from engine.planner.families import READERS
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in READERS:
+        raise ValueError(
+            f"{where}/{CONFIG}: auto_map requires Python code of the model, which is never run (trust_remote_code is "
+            f"off and cannot be enabled), and model_type {brief(kind)} is not one that is known without it. Use "
+            "another model"
+        )
 
 
 def read_index(folder: Path) -> dict[str, Any] | None:

@@ -59,6 +59,26 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> ModelManifest:
     )
 
 
+def test_code_in_the_folder_of_a_known_model_is_never_run(
+    tmp_path: Path, manifest: ModelManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(manifest.folder, folder)
+    code = f"from pathlib import Path\nPath({str(tmp_path / 'run')!r}).touch()\n"
+    for name in ("modeling_own.py", "configuration_own.py"):
+        (folder / name).write_text(code)
+    own = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"auto_map": own})
+    )
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run it"))
+    answers = [
+        from_folder(each, "generate", torch.float32)(torch.arange(5)[None]).logits
+        for each in (folder, Path(manifest.folder))
+    ]
+    assert torch.equal(*answers) and not (tmp_path / "run").exists()
+
+
 def write_job(folder: Path, manifest: ModelManifest, cache: Path, cell: Cell) -> tuple[JobPaths, Measurement]:
     """A job folder with one measurement of the cell."""
     measurement = Measurement(cell=cell, repeat=0, attempt=1)

@@ -426,7 +426,7 @@ def test_repository_is_refused_before_its_weights_come(
 ) -> None:
     folder = make_model(tmp_path / "served")
     hub = serve(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {}}))
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {}, "model_type": "acme_llm"}))
     with pytest.raises(ValueError, match="trust_remote_code is off"):
         resolve_model("acme/tiny", "main", cache, base)
     (folder / "config.json").unlink()

@@ -198,16 +198,25 @@ def test_folder_with_broken_config(cache: Path, base: Path, text: str, message: 
         resolve_model("tiny", None, cache, base)
 
 
-def test_remote_code_is_refused(cache: Path, base: Path) -> None:
+@pytest.mark.parametrize("kind", ["acme_llm", None, ["llama"]])
+def test_remote_code_is_refused(cache: Path, base: Path, kind: object) -> None:
     folder = make_model(base / "tiny")
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "modeling.Own"}}))
-    with pytest.raises(
-        ValueError, match=r"auto_map.*trust_remote_code is off and cannot be enabled.*config.json leaves auto_map out"
-    ):
+    config = CONFIG | {"auto_map": {"AutoModel": "modeling.Own"}, "model_type": kind}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"auto_map.*never run \(trust_remote_code is off and cannot be enabled\)"):
         resolve_model("tiny", None, cache, base)
     assert not list(cache.rglob("manifest.json"))
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert resolve_model("tiny", None, cache, base).source == "folder"
+
+
+def test_code_beside_a_model_that_is_known_without_it_is_left_alone(cache: Path, base: Path) -> None:
+    """Phi-3, Falcon and DeepSeek could not be used from the hub: their files still name code of their own."""
+    folder = make_model(base / "tiny")
+    (folder / "modeling.py").write_text("raise SystemExit('run')")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "modeling.Own"}}))
+    found = resolve_model("tiny", None, cache, base)
+    assert found.config["model_type"] == CONFIG["model_type"] and "modeling.py" not in found.files
 
 
 def test_pickled_checkpoint_is_refused_with_the_remedy(cache: Path, base: Path) -> None:
