@@ -1,7 +1,7 @@
 """Results of a run: raw samples by step, and figures of a step.
 
     outcome.samples = samples(run)
-    outcome.figures = figures(run, config)          # config: of the model, a Hugging Face config.json
+    outcome.figures = figures(run, run.task.config)
 
 Samples of a rank: `step_seconds` of measured steps, of which `data_seconds`, `forward_seconds`, `backward_seconds`,
 `exposed_communication_seconds` and `optimizer_seconds` are the parts; and in addition `checkpoint_seconds`. `loss` and
@@ -51,6 +51,7 @@ def samples(run: TrainingRun) -> Samples:
 def figures(run: TrainingRun, config: Mapping[str, Any]) -> dict[str, Figure]:
     """What a step of the run was. All ranks call it.
 
+    config: of the trained model, whose head is the task's: the files may be of a class with another head, or none.
     `tokens_per_step` is of all ranks, `sequences` of this one; `train_tokens` is the size of the data.
     """
     work, options = run.workload, run.options

@@ -11,7 +11,7 @@ from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.workloads.train import TrainWorkload
 from engine.context import Context, RankResult
-from engine.models.weights import load_figures, required_manifest
+from engine.models.weights import load_figures
 from engine.training.checkpoints.measurement import open_checkpoints
 from engine.training.figures import figures, samples
 from engine.training.live import open_live
@@ -60,7 +60,7 @@ def _figures(running: TrainingRun) -> dict[str, Figure]:
     """All figures of the measurement. All ranks call it."""
     context = running.context
     return {
-        **figures(running, required_manifest(context).config),
+        **figures(running, running.task.config),
         **running.checkpoints.figures(),
         **running.live.figures(),
         "preprocess_seconds": preprocess_seconds(running.workload, context),

@@ -29,6 +29,7 @@ from engine.training.schedule import learning_rate
 from engine.training.task_types import load_examples
 from engine.workloads import train
 from tests.support.cluster.launches import run_on_two_ranks
+from tests.support.training.training_tasks import CPU_ATTENTION
 
 CPU = torch.device("cpu")
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n % 7}\n\n" for n in range(300))
@@ -39,14 +40,6 @@ CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "num_hidden_layers": 2,
     "vocab_size": 300,
     "max_position_embeddings": 64,
-}
-
-# What torch's counter does not know, by its rules for the same kernel on a GPU: two products forward, five backward.
-CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * math.prod(q) * k[2],
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda grad, q, k, *_, **__: 10 * math.prod(q) * k[2]
-    ),
 }
 
 MakeContext = Callable[..., tuple[Measurement, Context]]
