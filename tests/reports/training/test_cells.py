@@ -56,7 +56,7 @@ experiments:
 """
 
 
-def step_samples(cell: Cell, seconds: float, losses: Any, exposed: float | None) -> dict[str, Any]:
+def step_samples(cell: Cell, seconds: float, losses: Any, exposed: float | None, norms: Any = None) -> dict[str, Any]:
     """Four measured steps: 10 % data, 20 % forward, 40 % backward, the rest but what is exposed the optimizer's."""
     samples: dict[str, Any] = {}
     for rank in range(cell.layout.ranks):
@@ -65,7 +65,7 @@ def step_samples(cell: Cell, seconds: float, losses: Any, exposed: float | None)
         samples |= {f"{rank}/{name}_seconds": [seconds * share] * 4 for name, share in shares.items()}
         samples[f"{rank}/step_seconds"] = [seconds] * 4
         samples[f"{rank}/loss"] = losses
-        samples[f"{rank}/gradient_norm"] = np.asarray(losses) / 2
+        samples[f"{rank}/gradient_norm"] = np.asarray(losses) / 2 if norms is None else norms
         samples[f"{rank}/checkpoint_seconds"] = [0.0, seconds, 0.0, 0.0]
     return samples
 
@@ -78,12 +78,14 @@ def write_training(
     exposed: float | None = 0.1,
     repeats: int = 6,
     peaks_mib: tuple[float, ...] = (),
+    norms: Any = None,
     **figures: Any,
 ) -> None:
     """Completed repeats, each a little slower than the one before."""
     known = {"tokens_per_step": TOKENS, "steps": 5, "model_flops_per_step": 1e9, "hardware_flops_per_step": 1.25e9}
     for repeat in range(repeats):
-        samples = step_samples(cell, seconds * (1 + 0.002 * repeat), losses, exposed if cell.layout.ranks > 1 else 0.0)
+        waited = exposed if cell.layout.ranks > 1 else 0.0
+        samples = step_samples(cell, seconds * (1 + 0.002 * repeat), losses, waited, norms)
         hosts = [f"n{rank}" for rank in range(cell.layout.ranks)]
         write_record(run, cell, repeat, samples=samples, figures=known | figures, hosts=hosts)
     if peaks_mib:
@@ -248,6 +250,36 @@ def test_the_plainest_itself_may_have_a_loss_that_is_not_finite(tmp_path: Path) 
     assert "the largest" not in equality_sentence(found) and "have a loss that is not finite." in equality_sentence(
         found
     )
+
+
+HALF = STUDY.replace("\nworkload:", "\ndtype: float16\nworkload:").replace("bfloat16", "float32")
+SKIPPING = np.array([np.inf, 2.0, 1.5, 1.2, 1.1])
+
+
+def test_a_step_that_both_skip_is_no_difference(tmp_path: Path) -> None:
+    plan = planned(HALF, repeats=6)
+    run, curve = write_plan(tmp_path / "run", plan), np.array([4.0, 4.0, 3.5, 3.0, 2.8])
+    cells = [cell for cell in plan.cells.values() if cell.target == "fast" and cell.dtype == "float16"]
+    for cell in cells:
+        write_training(run, cell, 0.1, curve, norms=SKIPPING * (1 if cell.layout.dp == 1 else 1.01))
+    (found,) = same_learning(load_run(run))
+    assert len(found.others) == len(cells) - 1 and all(item.within and item.steps == 5 for item in found.others)
+    assert found.others[0].norm == pytest.approx(0.01)
+    assert "Not explained" not in equality_sentence(found) and "skipped" not in equality_sentence(found)
+
+
+def test_curves_are_compared_up_to_a_step_that_one_of_them_skips(tmp_path: Path) -> None:
+    plan = planned(HALF, repeats=6)
+    run = write_plan(tmp_path / "run", plan)
+    ways = {way_name(cell) + cell.dtype: cell for cell in plan.cells.values() if cell.target == "fast"}
+    write_training(run, ways["ddpfloat32"], 0.1, [4.0, 3.5, 3.0, 2.8, 2.7])
+    write_training(run, ways["fsdpfloat16"], 0.1, [4.0, 4.0, 3.5, 3.0, 2.8], norms=SKIPPING)
+    (found,) = same_learning(load_run(run))
+    (item,) = found.others
+    assert item.within and item.lags and item.steps == 1
+    text, name = equality_sentence(found), item.curve.result.name
+    assert text.endswith(f" Compared up to the first step that only one of the two skipped in float16: {name}.")
+    assert column(equality_table(found), "follows") == ["yes"]
 
 
 def test_a_ranking_is_wrong_where_a_clear_pair_is(run: RunPaths) -> None:
