@@ -158,6 +158,21 @@ def test_utilization_is_flops_over_time_ranks_and_peak(run: RunPaths) -> None:
     assert lines[1].startswith("No MFU and HFU for 4 cells")
 
 
+def test_tokens_with_checkpoints_are_of_the_slowest_rank_s_steps(run: RunPaths) -> None:
+    """Rank 0's own times gave a rate above that without checkpoints: they lack its waiting for slower ranks."""
+    study = load_run(run)
+    cells = trained_cells(study)
+    table = speed_table(study, cells)
+    for cell, plain, slower in zip(
+        cells, column(table, "tokens/s"), column(table, "tokens/s, checkpoints included"), strict=True
+    ):
+        if slower != "–":
+            # A step's time for a checkpoint in four steps.
+            assert float(slower.split()[0].replace(",", "")) == pytest.approx(
+                0.8 * float(plain.split()[0].replace(",", "")), rel=0.005
+            ), cell.name
+
+
 def test_the_parts_sum_to_the_step(run: RunPaths) -> None:
     study = load_run(run)
     cells = trained_cells(study)
