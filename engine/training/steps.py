@@ -231,9 +231,10 @@ def _checkpoint(run: TrainingRun) -> float:
     """Seconds that a checkpoint held this rank up, if one is due after this step."""
     if not run.checkpoints.due(run.steps):
         return 0.0
-    began = time.perf_counter()
+    began, counted = time.perf_counter(), _counters(run)
     reduce_latest_losses(run)
     run.checkpoints.after_step(run.history)
+    _leave_out(run, counted)
     return time.perf_counter() - began
 
 
@@ -262,9 +263,9 @@ def evaluate_now(run: TrainingRun) -> None:
     """Evaluate after the steps so far, unless that was done."""
     if not run.validation or (run.history.evaluations and run.history.evaluations[-1][0] == run.steps):
         return
-    began, sent = time.perf_counter(), run.trainer.exposed.bytes
+    began, counted = time.perf_counter(), _counters(run)
     sums = evaluate(run.trainer, run.task, run.validation, run.context, run.options)
-    run.trainer.exposed.bytes = sent  # sharded weights were gathered for it, but not by a step
+    _leave_out(run, counted)  # sharded weights were gathered for it, but not by a step
     if not math.isfinite(sums["loss"]):
         raise FloatingPointError(f"evaluation after step {run.steps}: the validation loss is {sums['loss']}")
     run.history.evaluations.append((run.steps, sums))
@@ -301,3 +302,13 @@ def _own_mean(run: TrainingRun) -> float:
 def _counters(run: TrainingRun) -> Counters:
     first = run.context.local_rank == 0
     return Counters(run.trainer.exposed.bytes, network_bytes() if first else None)
+
+
+def _leave_out(run: TrainingRun, since: Counters) -> None:
+    """Count what was sent since then as if it had been sent before the measured steps."""
+    now = _counters(run)
+    run.trainer.exposed.bytes = since.payload_bytes
+    if run.before is None or run.after is not None:
+        return
+    if run.before.network is not None and since.network is not None and now.network is not None:
+        run.before.network = run.before.network.plus(now.network.since(since.network))

@@ -25,6 +25,8 @@ from configs.spec.measuring import Measuring
 from configs.workloads.train import TRAINING_PARTS, TrainWorkload
 from engine.context import Context, RankResult
 from engine.training import steps as training_steps
+from engine.training.checkpoints.measurement import Checkpoints
+from engine.training.network import NetworkBytes
 from engine.training.schedule import learning_rate
 from engine.training.task_types import load_examples
 from engine.workloads import train
@@ -235,15 +237,36 @@ def test_a_checkpoint_keeps_the_time_of_the_step_after_which_it_is_made(make: Ma
 
 
 def test_bytes_of_an_evaluation_are_none_of_a_step(make: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = training_steps.evaluate
+    real, sent = training_steps.evaluate, [0]
 
     def gathering(trainer: Any, *rest: Any) -> dict[str, float]:
         trainer.exposed.bytes += 1000  # as sharded weights do
+        sent[0] += 1000
         return real(trainer, *rest)
 
     monkeypatch.setattr(training_steps, "evaluate", gathering)
+    monkeypatch.setattr(training_steps, "network_bytes", lambda: NetworkBytes(sent[0], sent[0], sent[0]))
     outcome = train.run(*make(heldout_share=0.1, evaluate_every=1))
+    assert sent[0] > 2000
     assert outcome.figures["communication_bytes_per_step"] == 0
+    assert [outcome.figures[f"{name}_bytes"] for name in ("network_sent", "network_received", "loopback_sent")] == [
+        0
+    ] * 3
+
+
+def test_bytes_of_a_checkpoint_that_blocks_are_none_of_a_step(
+    make: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sent = Checkpoints.after_step, [0]
+
+    def writing(self: Any, history: Any) -> float:
+        sent[0] += 1000  # to a folder on another machine
+        return real(self, history)
+
+    monkeypatch.setattr(Checkpoints, "after_step", writing)
+    monkeypatch.setattr(training_steps, "network_bytes", lambda: NetworkBytes(sent[0], sent[0], sent[0]))
+    outcome = train.run(*make(checkpoint_every=2, checkpoint_mode="sync"))
+    assert sent[0] > 2000 and outcome.figures["network_sent_bytes"] == 0
 
 
 def test_flops_are_those_that_torch_counts(make: MakeContext) -> None:
