@@ -315,6 +315,16 @@ def test_a_ranking_is_wrong_where_a_clear_pair_is(run: RunPaths) -> None:
     assert column(table, "peak memory, MiB, fullest rank") == ["100"] * 3
 
 
+def test_images_have_no_length_of_sequences(tmp_path: Path) -> None:
+    titles = []
+    for name, study in (("texts", STUDY), ("images", STUDY.replace("train,", "train, task: image_classification,"))):
+        plan = planned(study, repeats=1)
+        run, ways = write_plan(tmp_path / name, plan), by_way(plan, "fast")
+        write_training(run, ways["ddp"], 0.1, repeats=1)
+        titles.append(strategies(load_run(run))[-1].title)
+    assert titles[0].endswith("float32, batch 8 x 16") and titles[1].endswith("float32, batch 8")
+
+
 def test_one_repeat_tells_no_ways_apart(tmp_path: Path) -> None:
     plan = planned(STUDY, repeats=1)
     ways = by_way(plan, "fast")
