@@ -145,7 +145,7 @@ def train(run: TrainingRun) -> None:
     run.resumed_from = history.steps
     if history.steps and _evaluation_due(run):
         evaluate_now(run)  # a checkpoint is made before the evaluation of its step
-    measured_seconds, loss = 0.0, _last_loss(run)
+    measured_seconds, loss = 0.0, _last_loss(run) if run.validation else _recent_loss(run)
     said, said_step = time.perf_counter(), run.steps
     context.barrier()
     while _unmeasured(run) or not bounds.reached(
@@ -249,8 +249,16 @@ def _judged(run: TrainingRun, loss: float | None) -> float | None:
             return _last_loss(run)
     elif work.target_loss is not None and run.steps % RECENT_STEPS == 0:
         reduce_latest_losses(run)
-        return sum(run.history.losses[-RECENT_STEPS:]) / RECENT_STEPS
+        return _recent_loss(run)
     return loss
+
+
+def _recent_loss(run: TrainingRun) -> float | None:
+    """Mean of the last RECENT_STEPS losses when `target_loss` was last compared with it; None: it never was."""
+    end = run.history.steps - run.history.steps % RECENT_STEPS
+    if run.workload.target_loss is None or end == 0:
+        return None
+    return sum(run.history.losses[end - RECENT_STEPS : end]) / RECENT_STEPS
 
 
 def _evaluation_due(run: TrainingRun) -> bool:

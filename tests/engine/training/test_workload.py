@@ -221,6 +221,14 @@ def test_a_target_loss_ends_the_training(make: MakeContext, work: dict[str, Any]
     assert isinstance(judged, float) and judged <= 4.5
 
 
+def test_a_resumed_run_knows_the_loss_that_it_has_reached(make: MakeContext) -> None:
+    made = make(steps=200, target_loss=4.5, learning_rate=0.01, checkpoint_every=10, checkpoint_mode="sync")
+    first = train.run(*made).figures["steps"]
+    assert isinstance(first, int) and first % 10 == 0
+    # Two steps of warm-up, and one to measure: not ten.
+    assert train.run(*made).figures["steps"] == first + 3
+
+
 def test_checkpoints_are_no_part_of_a_step(make: MakeContext) -> None:
     outcome = train.run(*make(steps=12, checkpoint_every=4, checkpoint_mode="sync"))
     blocked = outcome.samples["checkpoint_seconds"]
