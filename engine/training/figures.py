@@ -110,8 +110,8 @@ def hardware_flops(
 ) -> float:
     """Return the FLOPs executed in a step. Recomputation follows `engine.training.strategies.recompute`.
 
-    Selective: every second product of a block, from the second. Full: all but the last one (torch stops when all saved
-    tensors are restored), and attention.
+    Selective: every second product of a block, from the second. Full: attention, and all but the last one, as torch
+    stops when all saved tensors are restored; all of an encoder's, whose norm at the end saves that one's output.
     """
     once = training_flops(architecture, sequences, length, fused=True).total
     products = [
@@ -123,7 +123,8 @@ def hardware_flops(
     if checkpointing == "none" or not products:
         return once
     forward = forward_flops(architecture, sequences, length)
-    again = products[:-1] if checkpointing == "full" else products[1::2]
+    whole = products if architecture.kind == "encoder" else products[:-1]
+    again = whole if checkpointing == "full" else products[1::2]
     attention = forward.attention if checkpointing == "full" else 0.0
     return once + forward.blocks * sum(again) / sum(products) + attention
 

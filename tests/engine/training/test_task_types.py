@@ -117,9 +117,10 @@ def test_what_is_exported_says_the_same_in_transformers(case: str, folder: Path,
 
 
 @pytest.mark.parametrize(("case", "files"), [("bert", "BertModel"), ("bert classes", "BertForMaskedLM")])
-def test_flops_count_the_head_that_is_trained(case: str, files: str, folder: Path) -> None:
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_flops_count_the_head_that_is_trained(checkpointing: str, case: str, files: str, folder: Path) -> None:
     config = CONFIGS["bert"] | {"architectures": [files]}
-    context = made_context(folder, case, config=config, steps=3)
+    context = made_context(folder, case, config=config, steps=3, activation_checkpointing=checkpointing)
     running = workload.prepare(context.job.measurements[0], workload_of(context), context)
     (batch,) = running.feed.step(0)
     with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
