@@ -7,6 +7,8 @@ launch starts from the same weights. Started by `engine.worker` as
     outcome = run(measurement, context)
 """
 
+from contextlib import suppress
+
 from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.workloads.train import TrainWorkload
@@ -33,6 +35,11 @@ def run(measurement: Measurement, context: Context) -> RankResult:
             train(running)
             if timed:
                 evaluate_now(running)
+    except Exception:
+        if context.world_size == 1:  # the launch goes on, and the next measurement needs the memory
+            with suppress(Exception):
+                running.trainer.close()
+        raise
     finally:
         running.feed.close()
     running.checkpoints.close()

@@ -28,6 +28,7 @@ from engine.training import steps as training_steps
 from engine.training.checkpoints.measurement import Checkpoints
 from engine.training.network import NetworkBytes
 from engine.training.schedule import learning_rate
+from engine.training.strategies.torch_trainer import TorchTrainer
 from engine.training.task_types import load_examples
 from engine.workloads import train
 from tests.support.cluster.launches import run_on_two_ranks
@@ -326,6 +327,20 @@ def test_a_loss_that_is_no_number_ends_the_measurement(make: MakeContext) -> Non
         train.run(*make(learning_rate=1e30, weight_decay=0, steps=20))
     with pytest.raises(FloatingPointError, match=r"lower workload.learning_rate or use dtype float32$"):
         train.run(*make(learning_rate=1e30, weight_decay=0, steps=20, dtype="bfloat16"))
+
+
+def test_a_failed_measurement_leaves_its_memory_to_the_next(make: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What DeepSpeed holds in cycles that no collector sees stayed for the rest of the launch."""
+    closed = []
+
+    def close(trainer: Any) -> None:
+        closed.append(trainer)
+        raise RuntimeError("of a state that the failure left")
+
+    monkeypatch.setattr(TorchTrainer, "close", close)
+    with pytest.raises(FloatingPointError, match=r"lower workload\.learning_rate"):
+        train.run(*make(learning_rate=1e30, weight_decay=0, steps=20))
+    assert len(closed) == 1
 
 
 def test_what_is_exported_loads_in_transformers(make: MakeContext, tmp_path: Path) -> None:
