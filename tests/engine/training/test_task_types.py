@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from configs.common.execution import Strategy
 from configs.plans.model_manifest import ModelManifest
 from engine.models.weights import build_model, load_figures
+from engine.planner.families import read_architecture
 from engine.training.data.examples import IGNORED
 from engine.training.data.validation import evaluate, means
 from engine.training.shares import make_feed, make_validation
@@ -130,6 +131,16 @@ def test_flops_count_the_head_that_is_trained(checkpointing: str, case: str, fil
     # 6 for each parameter and token, 12 x layers x hidden x length for attention.
     parameters = sum(parameter.numel() for parameter in running.task.model.parameters())
     assert figures["model_flops_per_step"] == 8 * 16 * (6 * parameters + 12 * 2 * 32 * 16)
+
+
+@pytest.mark.parametrize("kind", ["vit", "deit"])
+def test_an_image_has_as_many_tokens_as_its_model_computes(kind: str, folder: Path) -> None:
+    config = CONFIGS["vit"] | {"model_type": kind, "patch_size": 4, "architectures": []}
+    context = made_context(folder, "vit", config=config)
+    train_rows, _ = load_examples(workload_of(context), context)
+    model = make_task(workload_of(context), context).model
+    [table] = [one for name, one in model.named_parameters() if name.endswith("position_embeddings")]
+    assert train_rows.positions == table.shape[1] == read_architecture(config).positions
 
 
 def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Path) -> None:
