@@ -152,6 +152,10 @@ class ScriptWorkload(BaseWorkload):
             raise ValueError("workload.preset: mutually exclusive with lines. Leave one of them out")
         if (self.lines or self.preset) and self.measure != "lines":
             raise ValueError(f"workload.measure: got {self.measure}, but lines are given. Use lines")
+        if self.json_figures is not None and self.measure != "json":
+            raise ValueError(f"workload.measure: got {self.measure}, but json_figures are given. Use json")
+        if self.tensorboard != EventFiles() and self.measure != "tensorboard":
+            raise ValueError(f"workload.measure: got {self.measure}, but tensorboard is given. Use tensorboard")
         if self.measure in ("wall", "json") and self.stop_after is not None and self.stop_after.steps is not None:
             raise ValueError(f"workload.stop_after.steps: measure {self.measure} counts no steps. Use minutes")
         loose = [name for name in self.templates if not name.endswith(_TEMPLATE_SUFFIX)]
@@ -246,6 +250,16 @@ class ScriptWorkload(BaseWorkload):
             set(self.pattern.groups) if self.pattern else set(self.json_figures.figures) if self.json_figures else set()
         )
         return self.unit if names & {UNITS, RATE, RANK_RATE} else "step"
+
+    @property
+    def without_effect(self) -> dict[str, str]:
+        by_rank = self.measure in ("probe", "hf_trainer", "lightning")
+        needed = {
+            # Lines, event files and JSON are those of one rank.
+            "combine": (by_rank or self.combined == "rank_0", "measure: probe, hf_trainer or lightning"),
+            "warmup_steps": (self.measure not in ("wall", "json"), "a measure of single steps, such as probe"),
+        }
+        return {name: what for name, (is_used, what) in needed.items() if not is_used and getattr(self, name)}
 
     @property
     def summary(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.common.files.reading import MIB, brief, parse_json, read_json
 from configs.records.record import Figure
-from configs.workloads.script_figures import RATE, SECONDS, UNITS, JsonFigures
+from configs.workloads.script_figures import RANK_RATE, RATE, SECONDS, UNITS, JsonFigures
 from engine.scripts.series import NoFiguresError, StepSeries
 
 _MAX_BYTES = 16 * MIB
@@ -21,12 +21,17 @@ FileState = tuple[int, int, int]
 
 
 def series_of_json(
-    asked: JsonFigures, folder: Path, standard: bytes, wall_seconds: float, earlier: FileState | None = None
+    asked: JsonFigures,
+    folder: Path,
+    standard: bytes,
+    wall_seconds: float,
+    earlier: FileState | None = None,
+    ranks: int = 1,
 ) -> StepSeries:
     """One step for the whole run: its seconds, where the document has none, are those of the process.
 
-    earlier: state of the file before the run. Raises NoFiguresError naming the path that is not in the document, and
-    for a file that the run did not write.
+    earlier: state of the file before the run. ranks: of the job, for the rate of one. Raises NoFiguresError naming the
+    path that is not in the document, and for a file that the run did not write.
     """
     if earlier is not None and earlier == state_of_file(asked, folder):
         raise NoFiguresError(
@@ -44,8 +49,9 @@ def series_of_json(
         if not isinstance(value, int | float | str) or (isinstance(value, float) and not math.isfinite(value)):
             raise NoFiguresError(f"workload.json_figures.figures.{name}: no figure at {path}")
         figures[name] = value[:200] if isinstance(value, str) else value
-    seconds, units, rate = (_number(figures, name) for name in (SECONDS, UNITS, RATE))
+    seconds, units, rate, of_rank = (_number(figures, name) for name in (SECONDS, UNITS, RATE, RANK_RATE))
     seconds = wall_seconds if seconds is None else seconds
+    rate = of_rank * ranks if rate is None and of_rank is not None else rate
     if units is None and rate is not None:
         units = rate * seconds
     series = StepSeries(figures={name: value for name, value in figures.items() if name not in (SECONDS, UNITS)})

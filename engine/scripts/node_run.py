@@ -342,8 +342,9 @@ class NodeRun:
             if work.json_figures is None:
                 raise NoFiguresError("workload.json_figures: missing")
             printed = bytes(self.outputs.standard[rank])
+            ranks = self.place.nodes * self.place.ranks_per_node
             return json_output.series_of_json(
-                work.json_figures, self.workdir, printed, wall_seconds, self._earlier_json
+                work.json_figures, self.workdir, printed, wall_seconds, self._earlier_json, ranks
             )
         series = StepSeries()
         series.add(wall_seconds)

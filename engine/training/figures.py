@@ -1,7 +1,7 @@
 """Results of a run: raw samples by step, and figures of a step.
 
     outcome.samples = samples(run)
-    outcome.figures = figures(run, config)          # config: of the model, a Hugging Face config.json
+    outcome.figures = figures(run, run.task.config)
 
 Samples of a rank: `step_seconds` of measured steps, of which `data_seconds`, `forward_seconds`, `backward_seconds`,
 `exposed_communication_seconds` and `optimizer_seconds` are the parts; and in addition `checkpoint_seconds`. `loss` and
@@ -51,6 +51,7 @@ def samples(run: TrainingRun) -> Samples:
 def figures(run: TrainingRun, config: Mapping[str, Any]) -> dict[str, Figure]:
     """What a step of the run was. All ranks call it.
 
+    config: of the trained model, whose head is the task's: the files may be of a class with another head, or none.
     `tokens_per_step` is of all ranks, `sequences` of this one; `train_tokens` is the size of the data.
     """
     work, options = run.workload, run.options
@@ -109,8 +110,8 @@ def hardware_flops(
 ) -> float:
     """Return the FLOPs executed in a step. Recomputation follows `engine.training.strategies.recompute`.
 
-    Selective: every second product of a block, from the second. Full: all but the last one (torch stops when all saved
-    tensors are restored), and attention.
+    Selective: every second product of a block, from the second. Full: attention, and all but the last one, as torch
+    stops when all saved tensors are restored; all of an encoder's, whose norm at the end saves that one's output.
     """
     once = training_flops(architecture, sequences, length, fused=True).total
     products = [
@@ -122,7 +123,8 @@ def hardware_flops(
     if checkpointing == "none" or not products:
         return once
     forward = forward_flops(architecture, sequences, length)
-    again = products[:-1] if checkpointing == "full" else products[1::2]
+    whole = products if architecture.kind == "encoder" else products[:-1]
+    again = whole if checkpointing == "full" else products[1::2]
     attention = forward.attention if checkpointing == "full" else 0.0
     return once + forward.blocks * sum(again) / sum(products) + attention
 

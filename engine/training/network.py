@@ -33,6 +33,10 @@ class NetworkBytes(NamedTuple):
         """Return the difference since `before`."""
         return NetworkBytes(*(now - then for now, then in zip(self, before, strict=True)))
 
+    def plus(self, moved: "NetworkBytes") -> "NetworkBytes":
+        """Return the counters after so many bytes more."""
+        return NetworkBytes(*(then + more for then, more in zip(self, moved, strict=True)))
+
 
 def network_bytes(counters: Path = _COUNTERS, interfaces: Path = _INTERFACES) -> NetworkBytes | None:
     """Return the current counters; None if there are none."""

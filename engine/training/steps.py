@@ -145,7 +145,7 @@ def train(run: TrainingRun) -> None:
     run.resumed_from = history.steps
     if history.steps and _evaluation_due(run):
         evaluate_now(run)  # a checkpoint is made before the evaluation of its step
-    measured_seconds, loss = 0.0, _last_loss(run)
+    measured_seconds, loss = 0.0, _last_loss(run) if run.validation else _recent_loss(run)
     said, said_step = time.perf_counter(), run.steps
     context.barrier()
     while _unmeasured(run) or not bounds.reached(
@@ -231,9 +231,10 @@ def _checkpoint(run: TrainingRun) -> float:
     """Seconds that a checkpoint held this rank up, if one is due after this step."""
     if not run.checkpoints.due(run.steps):
         return 0.0
-    began = time.perf_counter()
+    began, counted = time.perf_counter(), _counters(run)
     reduce_latest_losses(run)
     run.checkpoints.after_step(run.history)
+    _leave_out(run, counted)
     return time.perf_counter() - began
 
 
@@ -248,8 +249,16 @@ def _judged(run: TrainingRun, loss: float | None) -> float | None:
             return _last_loss(run)
     elif work.target_loss is not None and run.steps % RECENT_STEPS == 0:
         reduce_latest_losses(run)
-        return sum(run.history.losses[-RECENT_STEPS:]) / RECENT_STEPS
+        return _recent_loss(run)
     return loss
+
+
+def _recent_loss(run: TrainingRun) -> float | None:
+    """Mean of the last RECENT_STEPS losses when `target_loss` was last compared with it; None: it never was."""
+    end = run.history.steps - run.history.steps % RECENT_STEPS
+    if run.workload.target_loss is None or end == 0:
+        return None
+    return sum(run.history.losses[end - RECENT_STEPS : end]) / RECENT_STEPS
 
 
 def _evaluation_due(run: TrainingRun) -> bool:
@@ -262,9 +271,9 @@ def evaluate_now(run: TrainingRun) -> None:
     """Evaluate after the steps so far, unless that was done."""
     if not run.validation or (run.history.evaluations and run.history.evaluations[-1][0] == run.steps):
         return
-    began, sent = time.perf_counter(), run.trainer.exposed.bytes
+    began, counted = time.perf_counter(), _counters(run)
     sums = evaluate(run.trainer, run.task, run.validation, run.context, run.options)
-    run.trainer.exposed.bytes = sent  # sharded weights were gathered for it, but not by a step
+    _leave_out(run, counted)  # sharded weights were gathered for it, but not by a step
     if not math.isfinite(sums["loss"]):
         raise FloatingPointError(f"evaluation after step {run.steps}: the validation loss is {sums['loss']}")
     run.history.evaluations.append((run.steps, sums))
@@ -301,3 +310,13 @@ def _own_mean(run: TrainingRun) -> float:
 def _counters(run: TrainingRun) -> Counters:
     first = run.context.local_rank == 0
     return Counters(run.trainer.exposed.bytes, network_bytes() if first else None)
+
+
+def _leave_out(run: TrainingRun, since: Counters) -> None:
+    """Count what was sent since then as if it had been sent before the measured steps."""
+    now = _counters(run)
+    run.trainer.exposed.bytes = since.payload_bytes
+    if run.before is None or run.after is not None:
+        return
+    if run.before.network is not None and since.network is not None and now.network is not None:
+        run.before.network = run.before.network.plus(now.network.since(since.network))

@@ -7,11 +7,13 @@ launch starts from the same weights. Started by `engine.worker` as
     outcome = run(measurement, context)
 """
 
+from contextlib import suppress
+
 from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.workloads.train import TrainWorkload
 from engine.context import Context, RankResult
-from engine.models.weights import load_figures, required_manifest
+from engine.models.weights import load_figures
 from engine.training.checkpoints.measurement import open_checkpoints
 from engine.training.figures import figures, samples
 from engine.training.live import open_live
@@ -33,6 +35,11 @@ def run(measurement: Measurement, context: Context) -> RankResult:
             train(running)
             if timed:
                 evaluate_now(running)
+    except Exception:
+        if context.world_size == 1:  # the launch goes on, and the next measurement needs the memory
+            with suppress(Exception):
+                running.trainer.close()
+        raise
     finally:
         running.feed.close()
     running.checkpoints.close()
@@ -60,7 +67,7 @@ def _figures(running: TrainingRun) -> dict[str, Figure]:
     """All figures of the measurement. All ranks call it."""
     context = running.context
     return {
-        **figures(running, required_manifest(context).config),
+        **figures(running, running.task.config),
         **running.checkpoints.figures(),
         **running.live.figures(),
         "preprocess_seconds": preprocess_seconds(running.workload, context),

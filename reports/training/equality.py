@@ -11,6 +11,7 @@ the verdict is of the first JUDGED_STEPS, the table shows the whole curve too.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from configs.common.arrays import Floats
 from configs.common.base import content_hash
@@ -55,10 +56,19 @@ class LossCurve:
     losses: Floats
     norms: Floats
 
+    @property
+    def skipped(self) -> NDArray[np.bool_]:
+        """Whether each step left the weights unchanged, as float16's do whose gradients overflow."""
+        overflowed: NDArray[np.bool_] = np.isfinite(self.losses) & ~np.isfinite(self.norms)
+        return overflowed if self.result.cell.dtype == "float16" else np.zeros_like(overflowed)
+
 
 @dataclass(frozen=True)
 class Follows:
-    """One curve held against the reference: largest relative differences, in the first steps and in all."""
+    """One curve held against the reference: largest relative differences, in the first steps and in all.
+
+    lags: one of the two skipped a step that the other made; later steps are of other weights, and not compared.
+    """
 
     curve: LossCurve
     steps: int
@@ -66,6 +76,7 @@ class Follows:
     norm: float
     loss_first: float
     norm_first: float
+    lags: bool = False
 
     @property
     def within(self) -> bool:
@@ -105,11 +116,17 @@ def same_learning(study: StudyResult) -> list[SameLearning]:
 
 
 def followed(curve: LossCurve, reference: LossCurve) -> Follows:
-    """Largest relative differences over the steps that both have."""
-    loss, norm = relative(curve.losses, reference.losses), relative(curve.norms, reference.norms)
+    """Largest relative differences over the steps that both have, up to the first that only one of them skipped."""
+    steps = min(len(curve.losses), len(reference.losses))
+    skipped = curve.skipped[:steps]
+    apart = np.flatnonzero(skipped != reference.skipped[:steps])
+    end = int(apart[0]) if len(apart) else steps
+    loss, norm = relative(curve.losses[: end + 1], reference.losses), relative(curve.norms[:end], reference.norms)
+    norm[skipped[:end]] = 0.0  # infinite in both
     return Follows(
-        curve, len(loss), _largest(loss), _largest(norm), _largest(loss[:JUDGED_STEPS]), _largest(norm[:JUDGED_STEPS])
-    )
+        curve, len(loss), _largest(loss), _largest(norm), _largest(loss[:JUDGED_STEPS]), _largest(norm[:JUDGED_STEPS]),
+        lags=end < steps,
+    )  # fmt: skip
 
 
 def equality_table(found: SameLearning) -> Table:
@@ -158,6 +175,9 @@ def equality_sentence(found: SameLearning) -> str:
     if broken:
         text += f"; {first_of(broken, 4)} {'has' if len(broken) == 1 else 'have'} a loss that is not finite"
     text += "."
+    late = [item.curve.result.name for item in found.others if item.lags]
+    if late:
+        text += f" Compared up to the first step that only one of the two skipped in float16: {first_of(late, 4)}."
     return text + (f" Not explained by rounding: {first_of(stray, 4)}." if stray else "")
 
 

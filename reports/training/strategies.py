@@ -146,7 +146,9 @@ def _title(result: CellResult) -> str:
     cell = result.cell
     assert isinstance(cell.workload, TrainWorkload)
     ranks = plural(cell.layout.ranks, "rank") + (f" on {cell.nodes} nodes" if cell.nodes > 1 else "")
-    batch = f"batch {cell.workload.global_batch_size} x {cell.workload.sequence_length}"
+    batch = f"batch {cell.workload.global_batch_size}"
+    if cell.workload.task != "image_classification":  # whose length is the model's
+        batch += f" x {cell.workload.sequence_length}"
     return f"{cell.target}: {result.model}, {ranks}, {cell.dtype}, {batch}"
 
 

@@ -86,9 +86,10 @@ class Feed:
         first, last = int(places[0]) // count, int(places[-1]) // count
         if first != last:
             return shuffled(places, count, self.seed)
-        if self._order is None or self._order[0] != first:
-            self._order = first, np.random.default_rng([self.seed, first]).permutation(count)
-        return self._order[1][places % count]
+        order = self._order  # once: the thread that works ahead may be in the next epoch
+        if order is None or order[0] != first:
+            order = self._order = first, np.random.default_rng([self.seed, first]).permutation(count)
+        return order[1][places % count]
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Return the values that determine the batches from a step on, for a checkpoint, as JSON."""

@@ -138,14 +138,14 @@ class TorchTrainer:
         without = [one for one in self._parameters if one.requires_grad and one not in held]
         if not held or not without:
             return
-        rates = [group["lr"] for group in groups]
-        set_rate(self._optimizer, 0.0)
-        for parameter in without:
-            parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        with own_settings(self._optimizer):
+            for group in groups:
+                # Adam and others add the decay to the gradient, which would then not be zero.
+                group |= {name: 0.0 for name in ("lr", "weight_decay") if name in group}
+            for parameter in without:
+                parameter.grad = torch.zeros_like(parameter)
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
         for parameter in without:
             if "step" in held[parameter]:
                 held[parameter]["step"].zero_()

@@ -57,7 +57,8 @@ def image_examples(
 
     return Examples(
         count=len(labels),
-        positions=(height // patch[0]) * (width // patch[1]) + 1,  # the patches, and the class token
+        # The patches, and the class token; DeiT has one for its teacher's class too.
+        positions=(height // patch[0]) * (width // patch[1]) + (2 if told.get("model_type") == "deit" else 1),
         collate=collate,
         targets=lambda numbers: np.ones(len(numbers), dtype=np.int64),
         fingerprint=rows_fingerprint(workload, context),

@@ -74,3 +74,18 @@ def test_what_training_would_not_do_is_refused(field: dict[str, Any], needed: di
         plan_of({"kind": "train"} | field, swept)
     plan_of({"kind": "train"} | field, swept, swept | {"base": needed})
     plan_of({"kind": "train"} | field | needed, swept)
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ({"measure": "tensorboard", "combine": "sum"}, "workload.combine: sum has no effect without measure: probe, "),
+        ({"measure": "wall", "warmup_steps": 2}, "workload.warmup_steps: 2 has no effect without a measure of single "),
+    ],
+)
+def test_what_the_source_of_a_script_s_figures_does_not_use_is_refused(field: dict[str, Any], problem: str) -> None:
+    work, swept = {"kind": "script", "command": ["a.py"]}, {"kind": "sweep", "over": {"params.a": [1, 2]}}
+    with pytest.raises(StudyError) as caught:
+        plan_of(work | {"params": {"a": 1}} | field, swept)
+    assert any(found.startswith(problem) for found in caught.value.problems)
+    plan_of(work | {"params": {"a": 1}, "command": ["a.py", "{params.a}"]} | field | {"measure": "probe"}, swept)

@@ -91,6 +91,11 @@ def test_every_field_of_a_layout_reaches_the_command() -> None:
         ({"items_per_step": 4}, "workload.unit: required with items_per_step"),
         ({"measure": "lines"}, "workload.lines.pattern or preset: required by measure lines"),
         ({"measure": "json"}, "workload.json_figures.figures: required by measure json"),
+        (
+            {"json_figures": {"figures": {"a": "b"}}},
+            "workload.measure: got probe, but json_figures are given. Use json",
+        ),
+        ({"tensorboard": {"tag": "a"}}, "workload.measure: got probe, but tensorboard is given. Use tensorboard"),
         ({"measure": "wall", "stop_after": {"steps": 3}}, "workload.stop_after.steps: measure wall counts no steps"),
         ({"stop_after": {}}, "expected either steps or minutes"),
         ({"templates": ("a.yaml",)}, "workload.templates: a.yaml: expected a name that ends in .j2"),

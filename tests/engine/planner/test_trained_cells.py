@@ -104,6 +104,30 @@ def test_tasks_have_their_kinds_of_model(architecture: str, task: str, known: bo
     assert known or "is for a model of kind decoder" in (said.reason or "")
 
 
+@pytest.mark.parametrize(
+    ("model", "task", "trained"),
+    [
+        ("bert-109m", "masked_lm", "BertForMaskedLM"),
+        ("bert-109m", "text_classification", "BertForSequenceClassification"),
+        ("gpt2-124m", "causal_lm", "GPT2LMHeadModel"),
+        ("gpt2-124m", "text_classification", "GPT2ForSequenceClassification"),
+        ("t5-1m", "seq2seq", "T5ForConditionalGeneration"),
+    ],
+)
+def test_the_head_is_that_of_the_task_whatever_class_the_files_name(model: str, task: str, trained: str) -> None:
+    work = {"task": task, "sequence_length": 32}
+
+    def said(name: str) -> tuple[float, float]:
+        found = read_architecture(ARCHITECTURES[model] | {"architectures": [name]}, model)
+        prediction = predict_cell(cell(**work), found, nodes())
+        assert prediction.step_seconds and prediction.peak_memory_bytes
+        return prediction.step_seconds, prediction.peak_memory_bytes
+
+    stem = {"bert-109m": "Bert", "gpt2-124m": "GPT2", "t5-1m": "T5"}[model]
+    for files in ("Model", "ForMaskedLM", "LMHeadModel", "ForSequenceClassification", "ForConditionalGeneration"):
+        assert said(f"{stem}{files}") == pytest.approx(said(trained), rel=0.01), files
+
+
 def test_tokens_of_pairs_are_counted_as_the_engine_counts_them() -> None:
     found = read_architecture(ARCHITECTURES["t5-1m"], "t5-1m")
     said = predict_cell(cell(task="seq2seq", sequence_length=32), found, nodes())

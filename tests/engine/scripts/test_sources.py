@@ -419,6 +419,13 @@ def test_a_time_of_zero_is_not_replaced_by_that_of_the_process() -> None:
         json_output.series_of_json(JsonFigures(figures={"step_seconds": "took"}), Path(), b'{"took": 0}', 60.0)
 
 
+def test_a_rank_s_rate_in_json_is_that_of_all_ranks_together() -> None:
+    asked = JsonFigures(figures={"step_seconds": "took", "rank_units_per_second": "tps"})
+    work = ScriptWorkload(command=("train.py",), measure="json", json_figures=asked)
+    series = json_output.series_of_json(asked, Path(), b'{"took": 2.0, "tps": 50}', 60.0, ranks=4)
+    assert work.counted == "token" and series.units == [400.0] and series.figures == {"rank_units_per_second": 50}
+
+
 def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
     asked = JsonFigures(figures={"units_per_second": "jobs.0.read.bw", "version": "v"})
     document = {"v": "fio-3", "jobs": [{"read": {"bw": 50.0}}]}

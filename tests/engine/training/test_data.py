@@ -77,6 +77,23 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     assert seen(feed, range(1)) == [first]  # any step may be asked for again
 
 
+class _Raced(Feed):
+    """Another thread's order of another epoch is in the place of each that is kept."""
+
+    @property
+    def _order(self) -> tuple[int, Numbers] | None:
+        return self.__dict__.get("kept")
+
+    @_order.setter
+    def _order(self, order: tuple[int, Numbers] | None) -> None:
+        self.__dict__["kept"] = None if order is None else (-1, order[1][::-1])
+
+
+def test_two_threads_in_two_epochs_have_the_order_of_their_own() -> None:
+    raced = _Raced(numbered_rows(30), 10, 1, (1, 0), seed=5, device=CPU, ahead=False)
+    assert seen(raced, range(6)) == seen(feed_of(30, 10), range(6))
+
+
 def test_shares_weigh_micro_batches_by_their_targets() -> None:
     """The mean over all targets of the step, over all ranks and micro-batches."""
     batches = [batch for rank in (0, 1) for batch in feed_of(10, 8, 2, 2, rank).step(4)]

@@ -325,6 +325,33 @@ class Endless(IterableDataset[Tensor]):
         yield from iter(lambda: torch.zeros(FEATURES), None)
 
 
+class Later(nn.Module):
+    """A layer takes part from the fourth step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.later = nn.Linear(FEATURES, CLASSES), nn.Linear(FEATURES, CLASSES)
+        self.steps = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.steps += self.training
+        out: Tensor = self.first(inputs)
+        return out + self.later(inputs) if self.steps > 3 else out
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_a_checkpoint_changes_nothing_of_a_layer_that_has_had_no_gradient(name: str, tmp_path: Path) -> None:
+    settings = {"momentum": 0.9} if name == "SGD" else {}
+    curves = []
+    for folder in (None, tmp_path):
+        torch.manual_seed(0)
+        optimizer = OptimizerSpec(name, lr=0.05, weight_decay=0.5, **settings)
+        recipe = ClassifyRecipe(Later(), nn.CrossEntropyLoss(), optimizer, use_distributed=False)
+        loader = DataLoader(Points(EXAMPLES, 2), batch_size=GLOBAL_BATCH)
+        curves.append(recipe.train(loader, checkpoints=folder, checkpoint_every=2, verbose=False).losses)
+    assert len(curves[0]) > 5 and curves[0] == curves[1]
+
+
 def test_a_loader_is_shared_out_or_refused() -> None:
     points = Points(20, 2)
     parts = [share_out(DataLoader(points, batch_size=5, shuffle=True), 2, rank, seed=0) for rank in (0, 1)]

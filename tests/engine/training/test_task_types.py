@@ -9,21 +9,25 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.flop_counter import FlopCounterMode
 
 from configs.common.execution import Strategy
 from configs.plans.model_manifest import ModelManifest
 from engine.models.weights import build_model, load_figures
+from engine.planner.families import read_architecture
 from engine.training.data.examples import IGNORED
 from engine.training.data.validation import evaluate, means
 from engine.training.shares import make_feed, make_validation
 from engine.training.task_types import load_examples, make_task
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch
+from engine.workloads import train as workload
 from tests.support.answers.sharded_runs import manifest_of
 from tests.support.rank_pool import RankPool
 from tests.support.training.training_tasks import (
     CASES,
     CONFIGS,
     CPU,
+    CPU_ATTENTION,
     MOBILENET,
     made_context,
     running_means,
@@ -111,6 +115,32 @@ def test_what_is_exported_says_the_same_in_transformers(case: str, folder: Path,
     assert torch.allclose(loss, theirs, rtol=1e-5)
     tokenizer = tmp_path / "tokenizer.json"
     assert tokenizer.is_file() and transformers.AutoTokenizer.from_pretrained(tmp_path)("so dull").input_ids
+
+
+@pytest.mark.parametrize(("case", "files"), [("bert", "BertModel"), ("bert classes", "BertForMaskedLM")])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_flops_count_the_head_that_is_trained(checkpointing: str, case: str, files: str, folder: Path) -> None:
+    config = CONFIGS["bert"] | {"architectures": [files]}
+    context = made_context(folder, case, config=config, steps=3, activation_checkpointing=checkpointing)
+    running = workload.prepare(context.job.measurements[0], workload_of(context), context)
+    (batch,) = running.feed.step(0)
+    with FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION) as counter:
+        running.trainer.backward(running.trainer.forward(batch), batch, last=True)
+    figures = workload.run(context.job.measurements[0], context).figures
+    assert figures["hardware_flops_per_step"] == pytest.approx(counter.get_total_flops(), rel=1e-6)
+    # 6 for each parameter and token, 12 x layers x hidden x length for attention.
+    parameters = sum(parameter.numel() for parameter in running.task.model.parameters())
+    assert figures["model_flops_per_step"] == 8 * 16 * (6 * parameters + 12 * 2 * 32 * 16)
+
+
+@pytest.mark.parametrize("kind", ["vit", "deit"])
+def test_an_image_has_as_many_tokens_as_its_model_computes(kind: str, folder: Path) -> None:
+    config = CONFIGS["vit"] | {"model_type": kind, "patch_size": 4, "architectures": []}
+    context = made_context(folder, "vit", config=config)
+    train_rows, _ = load_examples(workload_of(context), context)
+    model = make_task(workload_of(context), context).model
+    [table] = [one for name, one in model.named_parameters() if name.endswith("position_embeddings")]
+    assert train_rows.positions == table.shape[1] == read_architecture(config).positions
 
 
 def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Path) -> None:

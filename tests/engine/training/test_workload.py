@@ -25,10 +25,14 @@ from configs.spec.measuring import Measuring
 from configs.workloads.train import TRAINING_PARTS, TrainWorkload
 from engine.context import Context, RankResult
 from engine.training import steps as training_steps
+from engine.training.checkpoints.measurement import Checkpoints
+from engine.training.network import NetworkBytes
 from engine.training.schedule import learning_rate
+from engine.training.strategies.torch_trainer import TorchTrainer
 from engine.training.task_types import load_examples
 from engine.workloads import train
 from tests.support.cluster.launches import run_on_two_ranks
+from tests.support.training.training_tasks import CPU_ATTENTION
 
 CPU = torch.device("cpu")
 TEXT = "".join(f"def add_{n}(a, b):\n    return a + b + {n % 7}\n\n" for n in range(300))
@@ -39,14 +43,6 @@ CONFIG: dict[str, Any] = ARCHITECTURES["llama-1m"] | {
     "num_hidden_layers": 2,
     "vocab_size": 300,
     "max_position_embeddings": 64,
-}
-
-# What torch's counter does not know, by its rules for the same kernel on a GPU: two products forward, five backward.
-CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * math.prod(q) * k[2],
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-        lambda grad, q, k, *_, **__: 10 * math.prod(q) * k[2]
-    ),
 }
 
 MakeContext = Callable[..., tuple[Measurement, Context]]
@@ -226,6 +222,14 @@ def test_a_target_loss_ends_the_training(make: MakeContext, work: dict[str, Any]
     assert isinstance(judged, float) and judged <= 4.5
 
 
+def test_a_resumed_run_knows_the_loss_that_it_has_reached(make: MakeContext) -> None:
+    made = make(steps=200, target_loss=4.5, learning_rate=0.01, checkpoint_every=10, checkpoint_mode="sync")
+    first = train.run(*made).figures["steps"]
+    assert isinstance(first, int) and first % 10 == 0
+    # Two steps of warm-up, and one to measure: not ten.
+    assert train.run(*made).figures["steps"] == first + 3
+
+
 def test_checkpoints_are_no_part_of_a_step(make: MakeContext) -> None:
     outcome = train.run(*make(steps=12, checkpoint_every=4, checkpoint_mode="sync"))
     blocked = outcome.samples["checkpoint_seconds"]
@@ -242,15 +246,36 @@ def test_a_checkpoint_keeps_the_time_of_the_step_after_which_it_is_made(make: Ma
 
 
 def test_bytes_of_an_evaluation_are_none_of_a_step(make: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = training_steps.evaluate
+    real, sent = training_steps.evaluate, [0]
 
     def gathering(trainer: Any, *rest: Any) -> dict[str, float]:
         trainer.exposed.bytes += 1000  # as sharded weights do
+        sent[0] += 1000
         return real(trainer, *rest)
 
     monkeypatch.setattr(training_steps, "evaluate", gathering)
+    monkeypatch.setattr(training_steps, "network_bytes", lambda: NetworkBytes(sent[0], sent[0], sent[0]))
     outcome = train.run(*make(heldout_share=0.1, evaluate_every=1))
+    assert sent[0] > 2000
     assert outcome.figures["communication_bytes_per_step"] == 0
+    assert [outcome.figures[f"{name}_bytes"] for name in ("network_sent", "network_received", "loopback_sent")] == [
+        0
+    ] * 3
+
+
+def test_bytes_of_a_checkpoint_that_blocks_are_none_of_a_step(
+    make: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sent = Checkpoints.after_step, [0]
+
+    def writing(self: Any, history: Any) -> float:
+        sent[0] += 1000  # to a folder on another machine
+        return real(self, history)
+
+    monkeypatch.setattr(Checkpoints, "after_step", writing)
+    monkeypatch.setattr(training_steps, "network_bytes", lambda: NetworkBytes(sent[0], sent[0], sent[0]))
+    outcome = train.run(*make(checkpoint_every=2, checkpoint_mode="sync"))
+    assert sent[0] > 2000 and outcome.figures["network_sent_bytes"] == 0
 
 
 def test_flops_are_those_that_torch_counts(make: MakeContext) -> None:
@@ -302,6 +327,20 @@ def test_a_loss_that_is_no_number_ends_the_measurement(make: MakeContext) -> Non
         train.run(*make(learning_rate=1e30, weight_decay=0, steps=20))
     with pytest.raises(FloatingPointError, match=r"lower workload.learning_rate or use dtype float32$"):
         train.run(*make(learning_rate=1e30, weight_decay=0, steps=20, dtype="bfloat16"))
+
+
+def test_a_failed_measurement_leaves_its_memory_to_the_next(make: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What DeepSpeed holds in cycles that no collector sees stayed for the rest of the launch."""
+    closed = []
+
+    def close(trainer: Any) -> None:
+        closed.append(trainer)
+        raise RuntimeError("of a state that the failure left")
+
+    monkeypatch.setattr(TorchTrainer, "close", close)
+    with pytest.raises(FloatingPointError, match=r"lower workload\.learning_rate"):
+        train.run(*make(learning_rate=1e30, weight_decay=0, steps=20))
+    assert len(closed) == 1
 
 
 def test_what_is_exported_loads_in_transformers(make: MakeContext, tmp_path: Path) -> None:
