@@ -86,11 +86,10 @@ def predict_cell(
             return _of_another_engine(cell, architecture, machine, prompt_lengths)
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
-        computed = as_computed(architecture, work)
         if isinstance(work, PromptedWorkload):
-            found = _prompted(cell, work, computed, machine, prompt_lengths)
+            found = _prompted(cell, work, as_computed(architecture, work), machine, prompt_lengths)
         else:
-            found = _trained(cell, computed, machine)
+            found = _trained(cell, architecture, machine)
     except ValueError as error:  # a link or number format that is not known
         return Prediction(basis=basis, reason=str(error))
     learned = learner(cell, architecture) if learner else None

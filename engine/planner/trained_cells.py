@@ -14,9 +14,9 @@ from typing import Any
 from configs.common.execution import Layout
 from configs.hardware.hardware import Accelerator, Machine
 from configs.spec.cell import Cell
-from configs.workloads.train import TrainingTask, TrainWorkload
+from configs.workloads.train import TrainWorkload
 from engine.planner.architecture import Architecture
-from engine.planner.families.parts import classifier, head, linear
+from engine.planner.heads import as_computed
 from engine.planner.memory.framework import of_engine
 from engine.planner.memory.training import training_memory
 from engine.planner.results import Memory, StepTime
@@ -37,10 +37,6 @@ calibration covers the engine's libraries only.
 _EAGER_TRAINING = 3
 """Backward and optimizer issue about twice as many operators as the forward: assumption."""
 
-_TOPS = ("head", "pooler", "classifier", "discriminator")
-"""Names of weights above a model's body, as `engine.planner.families` gives them; the dot begins a part."""
-_CLASSES = 2
-"""Of a classifier of texts: the data have their number, which is small beside a model."""
 _KINDS = {
     "causal_lm": "decoder",
     "masked_lm": "encoder",
@@ -64,7 +60,7 @@ def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> 
             precision = "bfloat16_mixed" if cell.dtype == "bfloat16" else "float16_mixed"
     on_host = machine.accelerator.kind == "cpu" and layout.strategy == "fsdp"
     return TrainingSetup(
-        architecture=as_split(as_trained(architecture, work.task), layout),
+        architecture=as_split(as_computed(architecture, work), layout),
         machine=machine,
         layout=layout,
         micro_batch=max(1, work.global_batch_size // layout.dp // accumulation),
@@ -81,22 +77,6 @@ def training_setup(cell: Cell, architecture: Architecture, machine: Machine) -> 
         deferred=layout.strategy == "fsdp",
         wide_reduction=layout.strategy == "fsdp",
     )
-
-
-def as_trained(architecture: Architecture, task: TrainingTask) -> Architecture:
-    """Return the architecture with the head that a task trains: a model's files may be of a class with another."""
-    has_head = any(weight.role == "head" for weight in architecture.weights)
-    if task == "image_classification" or has_head == (task != "text_classification"):
-        return architecture
-    words, width = next(weight.shape for weight in architecture.weights if weight.name == "embedding")
-    if task == "text_classification":
-        top = classifier(_CLASSES, architecture.hidden)
-    else:
-        top = head(words, width, tied=architecture.tied, bias=task == "masked_lm")
-    if task == "masked_lm":
-        top = (*linear("head.transform", width, architecture.hidden, 1, bias=True, block=False), *top)
-    body = (weight for weight in architecture.weights if weight.name.partition(".")[0] not in _TOPS)
-    return replace(architecture, weights=(*body, *top))
 
 
 def as_split(architecture: Architecture, layout: Layout) -> Architecture:
