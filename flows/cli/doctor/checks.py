@@ -4,6 +4,7 @@ No module of torch or Prefect is imported here: torch is queried in a separate p
 Only the presence of credentials is reported, never a value. Every check has a time limit.
 """
 
+import http.client
 import importlib.metadata
 import os
 import platform
@@ -289,9 +290,9 @@ def check_prefect_api() -> list[DoctorCheck]:
     if url is None:
         return [DoctorCheck("prefect api", "ok", "none configured: Rankwise starts a local one for each run")]
     try:
-        parts = urlsplit(url)
-        shown = without_password(url)
-        health = parts._replace(path=parts.path.split("/api")[0] + "/api/health", query="").geturl()
+        shown = without_password(url)  # of a password, urllib would make a port or a host, and name it in its error
+        parts = urlsplit(shown)
+        health = parts._replace(path=parts.path.split("/api")[0] + "/api/health").geturl()
         handlers = [urllib.request.ProxyHandler({})] if is_loopback(url) else []
         with urllib.request.build_opener(*handlers).open(health, timeout=_ANSWER_SECONDS) as answer:
             status = answer.status
@@ -300,9 +301,9 @@ def check_prefect_api() -> list[DoctorCheck]:
         if error.code < 500:
             return [DoctorCheck("prefect api", "ok", f"{shown} responds (HTTP {error.code} without credentials)")]
         status = error.code
-    except ValueError:
+    except (ValueError, http.client.InvalidURL):
         return [DoctorCheck("prefect api", "missing", "address is not a URL", "write it as http://HOST:PORT/api")]
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
             remedy = "its machine may be busy: ask again, or see the log of that server"

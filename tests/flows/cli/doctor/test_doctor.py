@@ -328,14 +328,17 @@ class _Api(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-@pytest.mark.parametrize(("status", "state"), [(200, "ok"), (401, "ok"), (503, "warning")])
-def test_prefect_api(status: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("status", "state", "user"),
+    [(200, "ok", ""), (401, "ok", ""), (503, "warning", ""), (200, "ok", "ada:SECRET@")],
+)
+def test_prefect_api(status: int, state: str, user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
     with HTTPServer(("127.0.0.1", 0), type("Api", (_Api,), {"status": status})) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/base/api")
+        monkeypatch.setenv("PREFECT_API_URL", f"http://{user}127.0.0.1:{server.server_port}/base/api")
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # for the internet, not for this machine
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
@@ -343,6 +346,36 @@ def test_prefect_api(status: int, state: str, tmp_path: Path, monkeypatch: pytes
         server.shutdown()
         thread.join()
     assert check.state == state and f":{server.server_port}/base/api" in check.detail
+
+
+@pytest.mark.parametrize("url", ["http://ada:SECRET@127.0.0.1/base/api", "http://ada:SECRET@host.invalid:42000x/api"])
+def test_prefect_api_whose_password_is_nobodys_business(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a port urllib took the password for one, and `doctor` printed its error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
+    monkeypatch.setattr(checks, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    (check,) = _answers({"prefect api": checks.check_prefect_api}, patient(30))
+    assert check.name == "prefect api" and check.remedy and "SECRET" not in f"{check}"
+
+
+def test_prefect_api_of_another_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def speak(server: socket.socket) -> None:
+        with server.accept()[0] as taken:
+            taken.recv(4096)
+            taken.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{other.getsockname()[1]}/api")
+        thread = threading.Thread(target=speak, args=(other,))
+        thread.start()
+        (check,) = checks.check_prefect_api()
+        thread.join()
+    assert check.state == "missing" and "does not respond" in check.detail
 
 
 def test_prefect_api_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
