@@ -152,6 +152,7 @@ def convert(context: typer.Context, source: Path, destination: Path) -> None:
 
 
 def doctor(
+    context: typer.Context,
     as_json: AsJson = False,
     master: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="also test a connection to this address")
@@ -163,13 +164,14 @@ def doctor(
     """Check this machine and print a remedy for each problem."""
     from flows.cli.doctor.calibrate import calibrate_command
     from flows.cli.doctor.command import doctor as examine
+    from flows.cli.errors import plainly
+    from flows.cli.run import guarded
 
     if calibrate and master is not None:
         typer.echo("--master: has no effect with --calibrate. Leave it out", err=True)
         raise typer.Exit(2)
-    if calibrate:
-        raise typer.Exit(calibrate_command(as_json))
-    raise typer.Exit(examine(master, as_json))
+    work = lambda: calibrate_command(as_json) if calibrate else examine(master, as_json)  # noqa: E731
+    raise typer.Exit(guarded(lambda: plainly(work), Path("doctor"), context.obj["debug"]))
 
 
 def ui(context: typer.Context) -> None:

@@ -41,10 +41,20 @@ def data_folder() -> Path:
     """
     if base := os.environ.get("RANKWISE_DATA"):
         return expanded(base).absolute() / "prefect"
-    xdg = os.environ.get("XDG_DATA_HOME", "")
-    # A relative path there is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
-    share = Path(xdg) if Path(xdg).is_absolute() else Path.home() / ".local" / "share"
-    return share / "rankwise" / "prefect"
+    return user_folder("XDG_DATA_HOME", ".local/share") / "rankwise" / "prefect"
+
+
+def user_folder(variable: str, below_home: str) -> Path:
+    """The folder that an XDG variable names, else its default below the home folder. Raises ValueError without one."""
+    xdg = Path(os.environ.get(variable, ""))
+    if (
+        xdg.is_absolute()
+    ):  # a relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
+        return xdg
+    home = expanded("~")
+    if not home.is_absolute():  # a user without an entry in passwd, as in a container
+        raise ValueError("HOME: not set, and this user has no home folder. Set HOME to a folder")
+    return home / below_home
 
 
 def api_named_by_environment() -> str | None:
@@ -71,8 +81,8 @@ def api_named_by_environment() -> str | None:
 
 
 def _api_of_profile() -> str | None:
-    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    home = expanded(os.environ.get("PREFECT_HOME") or "~/.prefect")
+    path = expanded(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml")
     profiles = _toml(path)
     active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
     # Without an active profile Prefect takes its own "ephemeral" one, which names no API.

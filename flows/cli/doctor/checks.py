@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 from packaging.requirements import Requirement
 
+from configs.common.base import expanded
 from configs.common.files.reading import read_text
 from configs.common.printable import plural
 from configs.common.secrets import without_password
@@ -227,7 +228,7 @@ def check_master(master: str) -> list[DoctorCheck]:
 def check_credentials() -> list[DoctorCheck]:
     """Check which credentials are present; their values are never shown."""
     set_names = {name for name, value in os.environ.items() if value}
-    home = Path.home()
+    home = expanded("~")
     hub = DoctorCheck(
         "credentials hub", "missing", "HF_TOKEN is not set", "not needed for public models; else export HF_TOKEN"
     )

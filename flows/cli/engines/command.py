@@ -38,11 +38,18 @@ def add(
 
 
 @app.command("list")
-def list_command() -> None:
+def list_command(context: typer.Context) -> None:
     """List the environments that are there."""
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(_list, Path("engine"), context.obj["debug"]))
+
+
+def _list() -> int:
     for name in PINNED:
         folder = _folder(name)
         print(f"{name}  {folder if (folder / 'bin' / 'python').exists() else 'not installed'}")
+    return 0
 
 
 def _folder(name: str) -> Path:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from flows.cli.doctor import checks, command
 from flows.cli.doctor.checks import DoctorCheck
 from flows.cli.doctor.command import _answers, doctor, print_checks
+from flows.cli.main import app
 from tests.support.patience import patient
 
 SECRETS = {
@@ -105,6 +107,15 @@ def test_exit_code_follows_what_every_study_needs(monkeypatch: pytest.MonkeyPatc
     ):
         monkeypatch.setattr("flows.cli.doctor.command.diagnose", lambda master, found=found: found)
         assert doctor(None, True) == code
+
+
+def test_a_calibration_that_cannot_lock_the_machine_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a traceback."""
+    monkeypatch.setenv("RANKWISE_LOCKS", "/dev/null")
+    done = CliRunner().invoke(app, ["doctor", "--calibrate"])
+    assert (done.exit_code, done.stderr) == (
+        1, "machine lock: /dev/null not writable. Set RANKWISE_LOCKS to a writable folder\n"
+    )  # fmt: skip
 
 
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
