@@ -108,7 +108,7 @@ def run_deploy(asked: DeployRequest) -> int:
     )  # fmt: skip
     try:
         targets = [parse_target(text) for text in asked.targets]
-        _refuse_unused(asked, {target.kind for target in targets})
+        _refuse_unused(asked, targets)
         wanted = [_wanted(asked, target) for target in targets]
     except ValueError as error:  # nothing has been made yet: it is the arguments
         raise WrongArgument(sentence_of(error)) from error
@@ -140,14 +140,21 @@ def _check_numbers(**given: float | None) -> None:
             raise WrongArgument(f"--{name.replace('_', '-')}: got nan, expected a number")
 
 
-def _refuse_unused(asked: DeployRequest, kinds: set[str]) -> None:
+def _refuse_unused(asked: DeployRequest, targets: list[ParsedTarget]) -> None:
     """Raise ValueError for an option that none of the targets takes, or that cannot be of several."""
+    kinds = {target.kind for target in targets}
     if asked.port and len(asked.targets) > 1:
         raise ValueError(f"--port: got {asked.port} for several targets. Leave it out, or deploy them one by one")
     for name, own in _OF_KINDS.items():
         if getattr(asked, name) != getattr(DeployRequest, name) and not kinds & set(own):
             option = "region" if name == "regions" else name.replace("_", "-")
             raise ValueError(f"--{option}: has no effect without a target of {', '.join(own)}")
+    given = [1 + (target.host or "").count("+") for target in targets if target.kind in ("local", "ssh")]
+    if not asked.sharded and len(given) == len(targets) and asked.nodes not in (1, *given):
+        raise ValueError(
+            f"--nodes: got {asked.nodes}, but the machines are those of --target: {', '.join(asked.targets)}. Use "
+            "--replicas for several servers"
+        )
 
 
 def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:

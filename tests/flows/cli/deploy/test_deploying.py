@@ -195,6 +195,27 @@ def test_a_router_takes_no_rented_nodes_of_unknown_price_for_own_machines(
     assert chosen is not None and chosen.name == first
 
 
+@pytest.mark.parametrize("words", [["deploy", "--target", "local:cpu"], ["rollout", "one"]])
+def test_a_precision_beside_a_study_is_refused(words: list[str], tmp_path: Path) -> None:
+    """The study's was deployed, and nothing said so."""
+    done = CliRunner().invoke(app, [*words, "--from", str(tmp_path), "--dtype", "float32"])
+    assert done.exit_code == 2
+    assert done.stderr == "--dtype: has no effect with --from, which names the precision. Leave it out\n"
+
+
+@pytest.mark.parametrize("targets", [("local:cpu",), ("ssh:gpu-a",), ("local:cpu", "ssh:gpu-a+gpu-b")])
+def test_machines_that_are_not_there_are_refused(targets: tuple[str, ...]) -> None:
+    """`--nodes 3` of this machine deployed one server on it, and nothing said so."""
+    with pytest.raises(WrongArgument, match=rf"^--nodes: got 3, but the machines are those of --target: {targets[0]}"):
+        run_deploy(DeployRequest(model="./m", targets=targets, nodes=3))
+
+
+def test_as_many_machines_as_are_named_are_not_refused(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    monkeypatch.setattr(deploying, "_agreed", lambda *_: False)
+    for targets in (("ssh:gpu-a+gpu-b",), ("aws:g4dn.xlarge",), ("local:cpu", "aws:g4dn.xlarge")):
+        assert run_deploy(DeployRequest(model="./m", targets=targets, nodes=2)) == 1
+
+
 def test_a_login_name_reaches_rented_nodes(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     asked: list[Any] = []
 
