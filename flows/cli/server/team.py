@@ -1,6 +1,5 @@
 """`rankwise team`: a permanent Prefect server, worker and schedules for a team on one machine."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -57,11 +56,9 @@ def down(context: typer.Context, folder: TeamFolder = None) -> None:
 
 
 def _folder(named: Path | None) -> Path:
-    from configs.common.base import expanded
-    from flows.team.setup import default_folder
+    from flows.team.setup import default_folder, found_folder
 
-    # The processes of a set-up are found by this very path: `../team` is the same folder as `/data/team`.
-    return Path(os.path.abspath(expanded(named))) if named else default_folder()
+    return found_folder(named) if named else default_folder()
 
 
 def _exit(context: typer.Context, work: Callable[[Path], int], folder: Path | None) -> None:

@@ -394,9 +394,15 @@ def test_a_folder_is_the_same_however_it_is_written(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("flows.team.up.end_team", end_team)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    for written in ("../team", "../elsewhere/../team/", str(tmp_path / "team")):
+    (tmp_path / "link").symlink_to(tmp_path)
+    for written in ("../team", "../elsewhere/../team/", "../link/team", str(tmp_path / "team")):
         assert CliRunner().invoke(app, ["down", "--folder", written]).exit_code == 0
-    assert asked == [tmp_path / "team"] * 3
+    assert asked == [tmp_path / "team"] * 4
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    for variable, written in (("RANKWISE_DATA", ".."), ("RANKWISE_DATA", str(tmp_path / "link"))):
+        monkeypatch.setenv(variable, written)
+        assert CliRunner().invoke(app, ["down"]).exit_code == 0
+    assert asked == [tmp_path / "team"] * 6
 
 
 def test_what_cannot_be_right_is_told(tmp_path: Path) -> None:
