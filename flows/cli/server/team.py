@@ -30,10 +30,14 @@ def up(
     background: Annotated[bool, typer.Option("--background", help="return once everything is running")] = False,
 ) -> None:
     """Start server and worker, register the flows, and run until Ctrl-C or SIGTERM."""
+    from flows.cli.options import refuse_unused
     from flows.team.setup import TeamSetup
     from flows.team.up import start_team
 
     def work(where: Path) -> int:
+        refuse_unused(
+            context, dict.fromkeys(("host", "port", "database"), "with --api, which starts no server" if api else None)
+        )
         return start_team(TeamSetup(where, host, port, database, workers, api.rstrip("/") if api else None), background)
 
     _exit(context, work, folder)

@@ -153,6 +153,10 @@ def test_a_hub_that_is_away_is_said_in_one_line(
         ["history", "list", "--output", "page.html"],
         ["history", "show", "main", "--output", "page.html"],
         ["doctor", "--calibrate", "--master", "host:1"],
+        ["examples", "--out", "studies"],
+        ["team", "up", "--api", "http://127.0.0.1:9/api", "--host", "0.0.0.0"],
+        ["team", "up", "--api", "http://127.0.0.1:9/api", "--port", "4201"],
+        ["team", "up", "--api", "http://127.0.0.1:9/api", "--database", "postgresql://db/prefect"],
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
@@ -160,9 +164,17 @@ def test_an_option_that_would_do_nothing_is_refused(
 ) -> None:
     """A page that nobody writes is missed only when it is looked for."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and done.stderr.startswith(f"{words[-2]}: has no effect with"), done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_schedule_is_not_both_resumed_and_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was paused."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    done = CliRunner().invoke(app, ["deploy-flows", "--resume", "weekly", "--resume", "daily", "--pause", "weekly"])
+    assert (done.exit_code, done.stderr) == (2, "--resume, --pause: got weekly for both. Name it once\n")
 
 
 def test_only_a_run_that_has_begun_says_what_becomes_of_measurements(capsys: pytest.CaptureFixture[str]) -> None:
