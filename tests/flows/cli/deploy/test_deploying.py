@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -162,22 +163,52 @@ def test_a_deployment_costs_what_its_cloud_charges_for_nodes_that_are_off(kind: 
     assert listing._usd(cast(Any, told), 3 * 3600.0) == usd
 
 
-def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "key").write_text("k")
+def _one_deployment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "key").write_text("k")
     found = SimpleNamespace(
-        name="a", url="http://127.0.0.1:9", key_file=str(tmp_path / "key"), usd_per_hour=None, model="m", rental=None
+        name="a", url="http://127.0.0.1:9", key_file=str(folder / "key"), usd_per_hour=None, model="m", rental=None
     )
     monkeypatch.setattr(
         routing, "store_of_user", lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
     )
+
+
+def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _one_deployment(tmp_path, monkeypatch)
     own = tmp_path / "engine" / "__init__.py"
     own.parent.mkdir()
     own.write_text("open('imported', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(routing, "_announce", lambda *_: None)
+    monkeypatch.setattr(routing, "check_port", lambda port: None)  # it was free when the command began
     with socket.create_server(("127.0.0.1", 0)) as taken:  # it ends by itself, after its imports
         assert routing.run_route(["a"], taken.getsockname()[1], 1, no_token=True) != 0
     assert not (tmp_path / "imported").exists()
+
+
+class _OfAnother(BaseHTTPRequestHandler):
+    """Takes requests, as another router's front."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_router_does_not_announce_the_server_that_has_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It took the answer of another router, begun in another terminal, for its own, and told a token of nobody."""
+    _one_deployment(tmp_path, monkeypatch)
+    with HTTPServer(("127.0.0.1", 0), _OfAnother) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(ValueError, match=r"cannot be listened on: .*Use another --port"):
+            routing.run_route(["a"], other.server_port, 1, no_token=False)
+        other.shutdown()
+    assert "routing" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("rental", "first"), [("deploy-1a2b", "cheap"), (None, "a")])
