@@ -30,6 +30,8 @@ LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"
 LOOPBACK = "127.0.0.1"
 DATABASE = "prefect.db"
 """In a server's folder."""
+_IN_DOTENV = re.compile(r"^[ \t]*(?:export[ \t]+)?PREFECT_API_URL[ \t]*=[ \t]*[\"']?([^\"'\s#]*)", re.MULTILINE)
+"""Of several the last counts, and an empty one is none."""
 HEARTBEAT_SECONDS = 30
 """Between two heartbeats of a flow run, of which an automation wants one in 90 s. Prefect's default is 180."""
 
@@ -70,9 +72,9 @@ def api_named_by_environment() -> str | None:
         return url
     dotenv = Path(".env")
     if dotenv.is_file():
-        line = re.search(r"^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*[\"']?([^\"'\s#]+)", read_text(dotenv), re.MULTILINE)
-        if line:
-            return line[1]
+        found = _IN_DOTENV.findall(read_text(dotenv))
+        if found and found[-1]:
+            return str(found[-1])
     in_project = _table(_toml(Path("pyproject.toml")), "tool", "prefect")
     for settings in (_toml(Path("prefect.toml")), in_project):
         if url := str(_table(settings, "api").get("url", "")).strip():

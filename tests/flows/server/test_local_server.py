@@ -386,6 +386,27 @@ def test_an_api_named_in_a_file_is_found_as_prefect_finds_it(tmp_path: Path, mon
     assert asked.stdout.split() == found, asked.stderr
 
 
+def test_an_empty_api_in_a_file_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line was taken for it, and a token there was printed as an address; of two lines the first counted."""
+    texts = {
+        "PREFECT_API_URL=\nHF_TOKEN=hf_secret\n": None,
+        "PREFECT_API_URL=http://first:1/api\nPREFECT_API_URL = http://last:1/api # mine\n": "http://last:1/api",
+        "PREFECT_API_URL=http://first:1/api\nPREFECT_API_URL=\n": None,
+    }
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ask = "from prefect.settings import Settings; from pathlib import Path\nfor text in {!r}:\n"
+    ask += "    Path('.env').write_text(text); print(Settings().api.url or None)"
+    environment = {**os.environ, "DO_NOT_TRACK": "1"}
+    asked = subprocess.run(
+        [sys.executable, "-c", ask.format(list(texts))], env=environment, capture_output=True, text=True
+    )
+    assert asked.stdout.split() == [str(url) for url in texts.values()], asked.stderr
+    for text, url in texts.items():
+        Path(".env").write_text(text)
+        assert api_named_by_environment() == url
+
+
 def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiles = tmp_path / "prefect_home" / "profiles.toml"
     profiles.parent.mkdir()
