@@ -3,19 +3,23 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from configs.common.base import WrongArgument
 from configs.common.execution import Layout
+from configs.common.system.ports import free_port
 from configs.serving.deployment import PlacedServer
 from engine.routing.choosing import BackendLoad, next_backend
 from flows.cli.deploy import deploying, listing, routing
@@ -209,6 +213,54 @@ def test_a_router_does_not_announce_the_server_that_has_its_port(
             routing.run_route(["a"], other.server_port, 1, no_token=False)
         other.shutdown()
     assert "routing" not in capsys.readouterr().err
+
+
+class _Slow(_OfAnother):
+    """Answers a request some time after it came."""
+
+    began = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.began.set()
+        time.sleep(2)
+        self.do_GET()
+
+
+_ROUTER = """
+import sys
+from types import SimpleNamespace
+from flows.cli.deploy import routing
+key, url, port = sys.argv[1:]
+found = SimpleNamespace(name="a", url=url, key_file=key, usd_per_hour=None, model="m", rental=None)
+routing.store_of_user = lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
+sys.exit(routing.run_route(["a"], int(port), 1, no_token=True))
+"""
+
+
+def test_an_interrupted_router_answers_what_it_has_begun(tmp_path: Path) -> None:
+    """Ctrl-C reached the front twice, from the terminal and from the command: it dropped its requests."""
+    (tmp_path / "key").write_text("k")
+    port, answers = free_port(), []
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Slow) as slow:
+        threading.Thread(target=slow.serve_forever, daemon=True).start()
+        words = [str(tmp_path / "key"), f"http://127.0.0.1:{slow.server_port}", str(port)]
+        with subprocess.Popen(
+            [sys.executable, "-c", _ROUTER, *words],
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # as of a terminal, whose Ctrl-C is for the whole group
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where a script runs the tests
+        ) as router:
+            assert router.stderr is not None and router.stderr.readline().startswith(b"routing m at ")
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json={}, trust_env=False)))
+            asking.start()
+            assert _Slow.began.wait(patient(10))
+            os.killpg(router.pid, signal.SIGINT)
+            asking.join(patient(20))
+            assert router.wait(patient(20)) == 0
+        slow.shutdown()
+    assert [answer.status_code for answer in answers] == [200]
 
 
 @pytest.mark.parametrize(("rental", "first"), [("deploy-1a2b", "cheap"), (None, "a")])
