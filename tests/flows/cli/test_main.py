@@ -1,6 +1,7 @@
 """The command line as a whole: what `rankwise --help` shows, and how wrong arguments end."""
 
 import errno
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,6 +39,24 @@ def test_help_names_no_type_behind_flags() -> None:
     assert "--debug" in pages[""] and "--dry-run" in pages["run"] and "lab up" in pages
     assert " DIR " in pages["run"]
     assert [name for name, page in pages.items() if "<bool>" in page] == []
+
+
+def test_help_keeps_what_is_in_brackets() -> None:
+    """`tokens of prompt and answer  [default: 2048]`: rich took the default for markup, and left it out."""
+    checked = 0
+    for name, member in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        commands = {(name,): member} | {(name, below): each for below, each in getattr(member, "commands", {}).items()}
+        for words, command in commands.items():
+            notes: list[str] = [
+                note for each in command.params for note in re.findall(r"\[default: [^]]*\]", each.help or "")
+            ]
+            if not notes:
+                continue
+            for _ in range(2):  # a help may be asked for again
+                shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=300, env={"COLUMNS": "300"}).output
+                assert [note for note in notes if note not in shown] == [] and "\\[" not in shown, words
+            checked += len(notes)
+    assert checked > 15
 
 
 @pytest.mark.parametrize("name", ["plan", "serve", "generate", "deploy"])
