@@ -50,8 +50,8 @@ def default_folder() -> Path:
 
 
 def found_folder(named: Path) -> Path:
-    """The one path of a set-up's folder, by which its processes are found: without `..`, `~` and symbolic links."""
-    return Path(os.path.realpath(expanded(named)))
+    """A set-up's folder without `..` and `~`. Links stay: machines that share deployments name one path."""
+    return Path(os.path.abspath(expanded(named)))
 
 
 @dataclass(frozen=True)
