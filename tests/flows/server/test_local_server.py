@@ -23,7 +23,7 @@ import pytest
 
 from configs.common.system.proc import network_namespace
 from flows.cli.run import not_healthy
-from flows.server.local import ApiLease, LocalServerError, lease_server
+from flows.server.local import ApiLease, LocalServerError, _listener, lease_server
 from flows.server.process import NICE, LocalServer, is_leased, read_server
 from flows.server.settings import (
     api_named_by_environment,
@@ -430,6 +430,18 @@ def test_a_named_api_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (lease.url, lease.ui, lease.home) == ("http://named:1/api", "http://named:1", None)
         assert "PREFECT_HOME" not in lease.environment
     assert not (tmp_path / "data").exists()
+
+
+def test_each_data_folder_has_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose server has ended comes upon no server of another folder there, whichever variable names it."""
+    monkeypatch.delenv("RANKWISE_DATA", raising=False)
+    for variable in ("XDG_DATA_HOME", "RANKWISE_DATA"):
+        ports = set()
+        for name in ("a", "b"):
+            monkeypatch.setenv(variable, str(tmp_path / name))
+            with _listener(data_folder()) as listener:
+                ports.add(listener.getsockname()[1])
+        assert len(ports) == 2
 
 
 def test_our_own_url_in_the_environment_names_no_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
