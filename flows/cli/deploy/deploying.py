@@ -20,6 +20,7 @@ from configs.serving.deployment import OptimizationLevel
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 from configs.targets.rented import RentedTarget
 from configs.targets.target import SlurmTarget, SshTarget
+from flows.cli.deploy.errors import words_of
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.deploy.verdicts import judged_by_transformers
 from flows.cli.offers import offer_lines
@@ -279,7 +280,7 @@ def _deployed(
     except (ValueError, OSError, LeftBehind, ProviderError) as error:
         if single:
             raise
-        return TargetOutcome(wanted.target.text, problem=redacted(getattr(error, "strerror", None) or str(error)))
+        return TargetOutcome(wanted.target.text, problem=redacted(words_of(error)))
     bundle = read_bundle(store.bundles, deployment.bundle)
     measured = bundle.check
     usd = deployment.usd_per_hour

@@ -126,10 +126,16 @@ def test_nan_is_no_bound(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("a: another command is at work on it"), ProviderError("transient", "500", "busy")]
+    ("error", "said"),
+    [
+        (ValueError("another command is at work on it"), "a: another command is at work on it\n"),
+        (ProviderError("transient", "500", "busy"), "a: 500: busy\n"),
+        (PlaceError(None, "gpu-a: no route"), "a: gpu-a: no route\n"),
+        (PermissionError(13, "Permission denied", "/data/a"), "a: /data/a: Permission denied\n"),  # which file?
+    ],
 )
 def test_one_deployment_that_stays_does_not_keep_the_others(
-    monkeypatch: pytest.MonkeyPatch, store: Store, error: Exception
+    monkeypatch: pytest.MonkeyPatch, store: Store, error: Exception, said: str
 ) -> None:
     taken: list[str] = []
 
@@ -143,7 +149,18 @@ def test_one_deployment_that_stays_does_not_keep_the_others(
     monkeypatch.setattr(Store, "unfinished", lambda _: [])
     monkeypatch.setattr(listing, "take_down", take_down)
     done = CliRunner().invoke(app, ["undeploy", "--all"])
-    assert done.exit_code == 1 and taken == ["b"] and done.stderr.startswith("a: ")
+    assert done.exit_code == 1 and taken == ["b"] and done.stderr == said
+
+
+def test_what_keeps_one_of_several_targets_is_told_with_its_file(
+    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied", "/data/deployments")
+
+    monkeypatch.setattr(deploying, "Deploying", lambda *_, **__: SimpleNamespace(deploy=refuse))
+    assert run_deploy(DeployRequest(model="./m", targets=("local:cpu", "ssh:gpu-a"), verify=False)) == 1
+    assert "local:cpu: not deployed: /data/deployments: Permission denied\n" in capsys.readouterr().err
 
 
 def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
