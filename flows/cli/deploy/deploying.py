@@ -35,6 +35,7 @@ from tasks.deployment.rollouts import RolledBack
 from tasks.deployment.rollouts import replace_bundle as roll_out
 from tasks.deployment.slurm_places import SlurmPartition, shared_folder
 from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
+from tasks.models.hub import TransientFetchError
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
 from tasks.providers.study_nodes import offer_of, request_of
@@ -277,7 +278,7 @@ def _deployed(
     began = time.monotonic()
     try:
         deployment, timing = Deploying(store, wanted, say, judge, check=go_on).deploy()
-    except (ValueError, OSError, LeftBehind, ProviderError) as error:
+    except (ValueError, OSError, LeftBehind, ProviderError, TransientFetchError) as error:
         if single:
             raise
         return TargetOutcome(wanted.target.text, problem=redacted(words_of(error)))

@@ -29,6 +29,7 @@ from tasks.deployment import rollouts
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
+from tasks.models.hub import TransientFetchError
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import ProviderError
 from tests.support.patience import patient
@@ -152,15 +153,22 @@ def test_one_deployment_that_stays_does_not_keep_the_others(
     assert done.exit_code == 1 and taken == ["b"] and done.stderr == said
 
 
-def test_what_keeps_one_of_several_targets_is_told_with_its_file(
-    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "/data/deployments"), "/data/deployments: Permission denied\n"),
+        (TransientFetchError("the hub returned HTTP 503"), "the hub returned HTTP 503\n"),  # it ended the others
+    ],
+)
+def test_what_keeps_one_of_several_targets_is_told_for_it(
+    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str], error: Exception, said: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise PermissionError(13, "Permission denied", "/data/deployments")
+        raise error
 
     monkeypatch.setattr(deploying, "Deploying", lambda *_, **__: SimpleNamespace(deploy=refuse))
     assert run_deploy(DeployRequest(model="./m", targets=("local:cpu", "ssh:gpu-a"), verify=False)) == 1
-    assert "local:cpu: not deployed: /data/deployments: Permission denied\n" in capsys.readouterr().err
+    assert f"local:cpu: not deployed: {said}" in capsys.readouterr().err
 
 
 def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
