@@ -26,7 +26,7 @@ from prefect.states import Cancelled
 
 from configs.common.base import Frozen
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import ModelSpec, StudySpec, load_study
 from configs.targets.target import LocalTarget
 from flows.folders import cache_folder, rented_folder
@@ -71,6 +71,8 @@ class RunSummary(Frozen):
     measurements: int
     already_measured: int
     statuses: dict[str, int]
+    unusable: tuple[UnusableModel, ...] = ()
+    """Models without a cell, because of their files."""
 
 
 def _flow_run_name() -> str:
@@ -248,6 +250,7 @@ def _run(
         measurements=run_progress.total,
         already_measured=already,
         statuses=dict(summary.statuses),
+        unusable=plan.unusable,
     )
     handover.on_report(result)
     if in_flow_run():

@@ -82,6 +82,8 @@ class Contents(Frozen):
         own = sorted(_OWN_FIELDS & self.fields.keys())
         if own:
             raise ValueError(f"fields: {own[0]} is set by the generator. Leave it out")
+        if self.fields.get("n") not in (None, 1):  # their tokens would count as those of one answer
+            raise ValueError("fields: n: one answer to a request is measured. Leave it out, and send more requests")
         return self
 
 

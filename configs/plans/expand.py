@@ -138,7 +138,9 @@ class _Builder(PointBuilder):
     ) -> tuple[list[CellPoint], list[ConsideredLayout]]:
         """The points of an experiment; none, and the problems noted, where its fields are wrong."""
         try:
-            return self.points(name, experiment, model, target)
+            points, candidates = self.points(name, experiment, model, target)
+            self.note_same_cells(f"experiments.{name}", points)
+            return points, candidates
         except StudyError as error:
             self.problems |= dict.fromkeys(error.problems)
         except ValidationError as error:

@@ -51,6 +51,17 @@ class PointBuilder:
                 self._problem(f"{where}: no point can be measured: {reason}")
         return refused
 
+    def note_same_cells(self, where: str, points: list[CellPoint]) -> None:
+        """Note points that would compare a measurement with itself: one cell is measured once."""
+        labels: dict[str, str] = {}
+        for point in points:
+            if point.cell not in labels:
+                labels[point.cell] = point.label
+                continue
+            first = labels[point.cell]
+            what = "is given twice" if first == point.label else f"is the same cell as {first}"
+            self._problem(f"{where}: {point.label} {what}. Leave one of the two out")
+
     def note_without_effect(self) -> None:
         """Note a problem for each value of a workload that is set and does nothing in any cell of its kind."""
         works = [(cell.workload, cell.workload.without_effect) for cell in self.cells.values()]

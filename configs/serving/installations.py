@@ -16,6 +16,8 @@ DISTRIBUTIONS: dict[OtherServer, tuple[str, ...]] = {
     "llama.cpp": ("llama_cpp_python",),
 }
 """Packages whose version is a server's, by their names in file names."""
+_FOLDERS = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
+"""Of packages, below an interpreter's prefix: as Python has them, and as Debian's own, which container images use."""
 
 
 def installation(given: Mapping[OtherServer, EngineEnvironment], engine: str, cache: Path) -> EngineEnvironment:
@@ -57,7 +59,8 @@ def installed_version(engine: OtherServer, found: EngineEnvironment) -> str:
 
 def _metadata_version(engine: OtherServer, python: Path) -> str:
     said = {}
-    for folder in python.absolute().parent.parent.glob("lib/python3*/site-packages/*.dist-info"):
+    prefix = python.absolute().parent.parent
+    for folder in (found for folders in _FOLDERS for found in prefix.glob(f"{folders}/*.dist-info")):
         distribution, _, version = folder.name.removesuffix(".dist-info").partition("-")
         said[distribution.lower()] = version
     return " ".join(f"{one} {said[one]}" for one in DISTRIBUTIONS[engine] if one in said)

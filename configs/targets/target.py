@@ -243,7 +243,7 @@ class SshTarget(ClusterTarget):
     port: int | None = Field(None, ge=1, le=65_535, description="of hosts that name none of their own")
     key: str | None = Field(None, description="private key for hosts that name none of their own")
     jump: str | None = Field(None, description="jump host, `user@host:port`; none: ProxyJump of ~/.ssh/config")
-    known_hosts: str | None = Field(None, description="file of known host keys; none: ~/.ssh/known_hosts")
+    known_hosts: str | None = Field(None, description="file of known host keys; none: those of ~/.ssh and /etc/ssh")
     nodes: int = Field(0, ge=0, le=65_536, description="maximum number of hosts of a job; not set: all of them")
     python: str | None = Field(
         None,

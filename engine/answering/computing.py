@@ -30,13 +30,18 @@ class Computing:
         self._started = False
         self.failures = 0
         self.about: dict[str, Any] = {}
-        self.waiting = 0
+        self._asked = 0
         self._settings, self._max_waiting, self._limit_seconds = settings, max_waiting, limit_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._number = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Batches that wait, without the one that is computed."""
+        return self._asked - self._turn.locked()
 
     async def start(self) -> None:
         """Begin to keep the process running."""
@@ -60,7 +65,7 @@ class Computing:
         """Have a batch computed. Raises ApiError."""
         if self.waiting >= self._max_waiting:
             raise ApiError(429, f"already waiting: {plural(self._max_waiting, 'request')}", retry_after=1)
-        self.waiting += 1
+        self._asked += 1
         try:
             async with self._turn:
                 if not self.ready or self._process is None or self._process.stdin is None:
@@ -77,7 +82,7 @@ class Computing:
                     self._process.kill()  # it hangs, and would keep every further request waiting
                     raise ApiError(504, f"no answer within {self._limit_seconds:.0f} s") from None
         finally:
-            self.waiting -= 1
+            self._asked -= 1
         if "error" in told:
             raise ApiError(500, told["error"], code="engine_failed")
         return told

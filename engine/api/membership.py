@@ -63,6 +63,10 @@ class Membership:
             address, port = json.loads(self._main.get(key))
             self._addresses[rank] = (address, port)
 
+    def close(self) -> None:
+        """Give up the stores that this rank serves or uses; their ports are free then."""
+        self._main = self._own = None
+
     def store(self, name: str) -> Any:
         """Return a part of the store for one group, with a separate prefix."""
         return dist.PrefixStore(name, self._main)  # type: ignore[attr-defined]  # not in __all__

@@ -117,7 +117,12 @@ class MultiGPUOrchestrator:
             self._meeting = Membership(
                 self._first_rank, self._first_world_size, master_addr, master_port, self._timeout_seconds
             )
-            self._meeting.wait_for_all()
+            try:
+                self._meeting.wait_for_all()
+            except BaseException:
+                self._meeting.close()  # else a further attempt would find the port taken, by this one
+                self._meeting = None
+                raise
         self._began = time.monotonic()
         self._form()
 

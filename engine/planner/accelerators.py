@@ -9,7 +9,9 @@ nodes of the kernel's driver (/sys/class/kfd/kfd/topology, drivers/gpu/drm/amd/a
 
 A process sees the devices that CUDA_VISIBLE_DEVICES leaves, in its order: indices or UUIDs, the list ends at the first
 that is none (CUDA C++ Programming Guide, "CUDA Environment Variables"). Indices count in the order of the PCI bus, as
-nvidia-smi's do; ranks are started with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that CUDA counts alike.
+nvidia-smi's do; ranks are started with CUDA_DEVICE_ORDER=PCI_BUS_ID, so that CUDA counts alike. On AMD's,
+ROCR_VISIBLE_DEVICES, which Slurm sets, comes first, and HIP's indices count what it leaves (ROCm, "GPU isolation
+techniques").
 """
 
 import ctypes
@@ -229,9 +231,18 @@ def _visible(devices: Sequence[LocalAccelerator], variables: Mapping[str, str]) 
     """Return what the variables leave, in their order."""
     if not devices:
         return ()
+    of_runtime = variables.get("ROCR_VISIBLE_DEVICES")
+    # The kernel's topology has no UUIDs as the runtime takes them: a list of such is left to the runtime.
+    if devices[0].kind == "rocm" and of_runtime is not None and re.fullmatch(r"[0-9, ]*", of_runtime):
+        devices = _listed(devices, of_runtime)
+        if not devices:
+            return ()
     named = next((variables[name] for name in _VISIBLE[devices[0].kind] if name in variables), None)
-    if named is None:
-        return tuple(devices)
+    return tuple(devices) if named is None else _listed(devices, named)
+
+
+def _listed(devices: Sequence[LocalAccelerator], named: str) -> tuple[LocalAccelerator, ...]:
+    """Return the devices of a list, in its order."""
     found: list[LocalAccelerator] = []
     for item in (part.strip() for part in named.split(",")):
         chosen = _named(devices, item)

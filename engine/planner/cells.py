@@ -25,6 +25,7 @@ from configs.workloads import descriptor_of
 from configs.workloads.descriptor import RateFigure
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.planner.architecture import Architecture
+from engine.planner.heads import as_computed
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.reference import STREAMED, USED_SHARE, reference_memory
 from engine.planner.memory.stored import QUANTISED
@@ -85,10 +86,11 @@ def predict_cell(
             return _of_another_engine(cell, architecture, machine, prompt_lengths)
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
+        computed = as_computed(architecture, work)
         if isinstance(work, PromptedWorkload):
-            found = _prompted(cell, work, architecture, machine, prompt_lengths)
+            found = _prompted(cell, work, computed, machine, prompt_lengths)
         else:
-            found = _trained(cell, architecture, machine)
+            found = _trained(cell, computed, machine)
     except ValueError as error:  # a link or number format that is not known
         return Prediction(basis=basis, reason=str(error))
     learned = learner(cell, architecture) if learner else None
@@ -274,8 +276,9 @@ def _prompted(
     seconds = full * timed.seconds
     if rest:
         seconds += _generation(inference_setup(cell, architecture, machine, prompt, rest)).seconds
-    widest = inference_setup(cell, architecture, machine, max(lengths), size)
-    memory = inference_memory(widest, all_logits=False)
+    # Our cache has room for the whole context in every layer; a window limits what is read of it.
+    held = replace(architecture, windows=())
+    memory = inference_memory(inference_setup(cell, held, machine, max(lengths), size), all_logits=False)
     rates: dict[str, float | None] = {"embeddings_per_second": prompts / seconds}
     if descriptor_of(cell.workload).decodes:
         rates = {
@@ -309,8 +312,9 @@ def _generation(setup: InferenceSetup) -> GenerationTime:
     time = generation_time(setup)
     if setup.machine.accelerator.kind == "cpu":
         return time
+    # Of a prefill alone: decode steps are recorded (`engine.inference.graphs`), so that nothing waits for Python.
     least = setup.architecture.layers * EAGER_LAYER_SECONDS
-    return replace(time, prefill_seconds=max(time.prefill_seconds, least), token_seconds=max(time.token_seconds, least))
+    return replace(time, prefill_seconds=max(time.prefill_seconds, least))
 
 
 def _memory(memory: Memory, cell: Cell, machine: Machine) -> dict[str, int | bool]:

@@ -12,14 +12,14 @@ from pathlib import Path
 from configs.common.execution import Dtype, Layout
 from configs.common.system.cores import usable_cores
 from configs.common.system.memory import host_memory_available
-from configs.hardware.hardware import Machine
+from configs.hardware.hardware import Accelerator, Machine
 from configs.serving.settings import BLOCK_POSITIONS
 from configs.targets.target import LocalTarget
 from engine.planner.accelerators import LocalAccelerator, free_memory_bytes
 from engine.planner.architecture import Architecture
 from engine.planner.local import local_devices, local_machine, machine_of_devices
 from engine.planner.memory.inference import inference_memory
-from engine.planner.memory.stored import BYTES
+from engine.planner.memory.stored import BYTES, stage_layers_of
 from engine.planner.setup import InferenceSetup
 
 _MEMORY_SHARE = 0.9
@@ -69,8 +69,12 @@ def server_sizes(asked: AskedSizes, architecture: Architecture, name: str, cache
 
 
 def block_bytes(architecture: Architecture, layout: Layout, dtype: Dtype) -> int:
-    """Return the bytes of one block of the cache on the fullest rank."""
-    elements = architecture.cache_elements(1, layout.tp) / architecture.layers * ceil(architecture.layers / layout.pp)
+    """Return the bytes of one block of the cache on the fullest rank: tables leave stages between them more layers.
+
+    Raises ValueError for more stages than layers.
+    """
+    stages = stage_layers_of(architecture, layout, lambda weight: weight.size)
+    elements = architecture.cache_elements(1, layout.tp) / architecture.layers * max(map(len, stages))
     return ceil(BLOCK_POSITIONS * elements * BYTES[dtype])
 
 
@@ -112,7 +116,7 @@ def _blocks(
             raise ValueError(f"--kv-cache-gib {asked.kv_cache_gib:g}: {free / _GIB:.1f} GiB are free for each rank")
         found = int(asked.kv_cache_gib * _GIB / one)
     else:
-        machine = machine_of_devices(devices, ranks, None) if devices else local_machine(cache).estimate
+        machine = _machine_of(devices, ranks) if devices else local_machine(cache).estimate
         if devices:
             free = _free_of(devices[:ranks], int(machine.accelerator.memory_bytes))
         else:
@@ -125,6 +129,21 @@ def _blocks(
             "lower --max-length, use more ranks (--tp, --pp) or raise --kv-cache-gib"
         )
     return found if asked.kv_cache_gib is not None else min(found, wanted)
+
+
+def _machine_of(devices: Sequence[LocalAccelerator], ranks: int) -> Machine:
+    """Return a machine of these devices, of which kind and memory count: the catalog need not have them.
+
+    Raises ValueError for a device that neither its driver nor the catalog tells the memory of.
+    """
+    first = devices[0]
+    if first.memory_bytes is None:
+        return machine_of_devices(devices, ranks, None)
+    device = Accelerator(
+        name=first.name, kind=first.kind, memory_bytes=first.memory_bytes, bytes_per_second=1.0,
+        peak_flops={"float32": 1.0}, source="its driver; only kind and memory are used",
+    )  # fmt: skip
+    return Machine(name="this machine", accelerator=device, accelerators=len(devices))
 
 
 def _free_of(devices: Sequence[LocalAccelerator], unknown: int) -> int:

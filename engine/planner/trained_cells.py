@@ -26,8 +26,8 @@ from engine.planner.timing.traffic import step_network_bytes
 from engine.planner.timing.training import step_time
 
 EAGER_LAYER_SECONDS = 2e-4
-"""Our engine and transformers issue a layer's operators one by one from Python, and the GPU waits. Minimum time of a
-layer on a server core with warm caches, measured by this project's calibration, 2026-11.
+"""A prefill of our engine and training issue a layer's operators one by one from Python, and the GPU waits. Minimum
+time of a layer on a server core with warm caches, measured by this project's calibration, 2026-11.
 """
 DEEPSPEED_BYTES = 142 << 20
 """What importing DeepSpeed 0.19.8 adds to a process that has torch: resident memory before and after, 2026-11. A

@@ -67,8 +67,8 @@ def benchmark(
 
         asked = BenchmarkRequest(
             models=_split(models, "--models"),
-            batch_sizes=_sizes(batch_sizes) if batch_sizes else None,
-            nodes=_split(nodes, "--nodes") if nodes else None,
+            batch_sizes=None if batch_sizes is None else _sizes(batch_sizes),
+            nodes=None if nodes is None else _split(nodes, "--nodes"),
             config=config,
             hardware_filter=hardware_filter,
             repeats=repeats,
@@ -138,7 +138,9 @@ def make_studies(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[StudyS
     for position, written in enumerate(asked.models):
         spec = model_spec(written, base)
         model = planned_model(spec, position, cache_folder(), base)
-        kind = _KINDS[kind_of(load_manifest(Path(model.manifest)))]
+        kind = _KINDS.get(kind_of(load_manifest(Path(model.manifest))))
+        if kind is None:
+            raise ValueError(f"--models: {written}: an image model, but only text models are supported")
         local = (base / spec.id).is_dir()
         told = spec.model_dump(exclude_none=True) | ({"id": str((base / spec.id).resolve())} if local else {})
         kinds.setdefault(kind, []).append(told)
@@ -164,7 +166,7 @@ def make_studies(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[StudyS
 def _targets(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[Target]":
     """Return the nodes to measure on: those named, else the filter's cheapest, else those of the file."""
     named, regions = list(asked.nodes or []), dict[str, str | None]()
-    if asked.hardware_filter:
+    if asked.hardware_filter is not None:
         name, region = _cheapest(asked.hardware_filter)
         named.append(name)
         regions[name] = region
@@ -212,6 +214,6 @@ def _split(written: str, option: str) -> list[str]:
 
 def _sizes(written: str) -> list[int]:
     names = _split(written, "--batch-sizes")
-    if any(not name.isdigit() or int(name) < 1 for name in names):
+    if any(not name.isdecimal() or int(name) < 1 for name in names):
         raise ValueError(f"--batch-sizes: got {written!r}, expected whole numbers above 0, such as 1,2,4")
     return [int(name) for name in names]

@@ -197,12 +197,14 @@ def instance_rows(
 def price_rows(
     found: "HardwareCatalog", provider: str | None = None, region: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return all prices with their layers, in order of precedence."""
+    """Return all prices with their layers, in order of precedence; the region in any spelling of it."""
+    from configs.targets.rented import region_name
+
     return [
         {"name": offer.machine or f"target {offer.target}", "layer": layer, **offer.price.model_dump(mode="json")}
         for layer, offer in found.offers()
         if (provider is None or offer.is_of_provider(provider))
-        and (region is None or offer.price.region in (None, region))
+        and (region is None or offer.price.region is None or region_name(offer.price.region) == region_name(region))
     ]
 
 

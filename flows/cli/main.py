@@ -147,7 +147,11 @@ def validate(context: typer.Context, study: StudyFile, assignments: Assignments 
     raise typer.Exit(guarded(lambda: validate_study(study, assignments or []), study, context.obj["debug"]))
 
 
-def convert(context: typer.Context, source: Path, destination: Path) -> None:
+def convert(
+    context: typer.Context,
+    source: Annotated[Path, typer.Argument(metavar="FROM", help="folder of the model with pickled weights")],
+    destination: Annotated[Path, typer.Argument(metavar="TO", help="folder to write: a model with safetensors")],
+) -> None:
     """Convert a pickled checkpoint to safetensors, in a separate process that loads weights only."""
     from flows.cli.errors import plainly
     from flows.cli.results.inspect import convert_checkpoint

@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
@@ -19,7 +19,7 @@ from configs.common.printable import plural, printable, printable_lines
 from configs.common.secrets import redacted, shown_url
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.records.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.targets.resources import ClusterTarget
@@ -162,7 +162,7 @@ def run_study(
             console.print(
                 f"  note: not in Prefect's UI ({reason}). To publish it: rankwise publish {folder}", markup=False
             )
-    code = _print_unusable(console, plan, code)
+    code = _print_unusable(console, _unusable(ended.result, plan), code)
     # The process ends now; collecting Prefect's half a million objects first would take a second.
     gc.freeze()
     return code
@@ -328,11 +328,18 @@ def _print_summary(
     return SOME_UNMEASURED if failures else ALL_COMPLETED
 
 
-def _print_unusable(console: Console, plan: Plan, code: int) -> int:
+def _unusable(result: "RunSummary | State[Any]", plan: Plan) -> tuple[UnusableModel, ...]:
+    """The models that a run has left out: of those of a hub it sees the files only once it has fetched them."""
+    from flows.scaling_study import RunSummary
+
+    return result.unusable if isinstance(result, RunSummary) else plan.unusable
+
+
+def _print_unusable(console: Console, unusable: Sequence[UnusableModel], code: int) -> int:
     """Name the models that were left out. Returns the exit code."""
-    for model in plan.unusable:
+    for model in unusable:
         console.print(f"Not measured: model {model.name}: {model.reason}", markup=False)
-    return SOME_UNMEASURED if plan.unusable and code == ALL_COMPLETED else code
+    return SOME_UNMEASURED if unusable and code == ALL_COMPLETED else code
 
 
 def _short(path: Path) -> str:
@@ -369,7 +376,7 @@ def dry_run_study(path: Path, assignments: list[str], runs: Path, only_failed: b
         name = names.get(cell.model or "", "")
         title = f"{name}  {cell.label}" if name else cell.label
         console.print(f"  {key}  {title}  x{plan.repeats[key]}  for {', '.join(asked[key])}")
-    _print_unusable(console, plan, ALL_COMPLETED)
+    _print_unusable(console, plan.unusable, ALL_COMPLETED)
     launches = _launches(plan, RunPaths(runs / study.study), only_failed)
     console.print(f"{plural(len(launches), 'launch')} remaining{' of failed repeats' if only_failed else ''}")
     for number, launch in enumerate(launches, 1):

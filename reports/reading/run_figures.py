@@ -14,6 +14,7 @@ from configs.common.base import content_hash
 from configs.common.files.reading import MIB
 from configs.plans.plan import Plan
 from configs.records.record import Status
+from configs.workloads import DESCRIPTORS
 from reports.numbers.statistics import CONFIDENCE, Estimate, estimate
 from reports.reading.load import CellResult, StudyResult, flat_environment
 from reports.text import joined
@@ -76,6 +77,12 @@ class CellFigures:
     def broken(self) -> bool:
         """Whether it was tried and failed; what was never tried to its end is not."""
         return not self.completed and self.status not in NOT_MEASURED
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether its speed is not compared because keeping answers takes time, and not because of its kind."""
+        known = DESCRIPTORS.get(self.fields.get("workload.kind", ""))
+        return not self.compared and (known is None or known.compared)
 
     def values(self, figure: str) -> list[float]:
         """A figure of every repeat that has it, in order of repeats."""

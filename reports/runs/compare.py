@@ -26,6 +26,8 @@ from reports.runs.between_runs import BetweenRuns
 from reports.text import joined
 
 DEFAULT_THRESHOLD = 0.05
+OF_SINGLE = "of single requests or operations"
+"""Figures of kinds of work whose speed is not compared: loads on servers, communication."""
 MOST_REPEATS = 10_000
 """Repeats beyond this are not advised: the difference is too near the edge for any number to settle."""
 
@@ -90,7 +92,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that is said of two runs. `half_width` is the typical one of throughput's intervals, as a share."""
+    """Everything that is said of two runs. `half_width` is the typical one of throughput's intervals, as a share.
+
+    `answers_kept`: cells of both that are not compared because they keep answers; `of_single`: because of their kind.
+    """
 
     first: RunFigures
     second: RunFigures
@@ -104,6 +109,7 @@ class Comparison:
     rules: tuple[Difference, ...]
     half_width: float | None
     between: Mapping[str, BetweenRuns]
+    of_single: tuple[CellFigures, ...] = ()
     paired: bool = False
     """Whether both were measured in the same blocks of one run (`reports.runs.within`)."""
 
@@ -140,7 +146,7 @@ def compare(
     kept = [key for key in matched if not first.cells[key].compared]
     keys = [key for key in matched if first.cells[key].compared]
     if not keys:
-        raise ValueError(_nothing_to_compare(first, second, bool(kept)))
+        raise ValueError(_nothing_to_compare(first, second, [first.cells[key] for key in kept]))
     apart = {key: why for key in keys if (why := _other_device(first, second, key))}
     comparisons = sum(_ratios(first.cells[key], second.cells[key]) for key in keys if key not in apart)
     between = between or {}
@@ -156,7 +162,8 @@ def compare(
         cells=cells,
         only_first=tuple(cell for key, cell in first.cells.items() if key not in second.cells),
         only_second=tuple(cell for key, cell in second.cells.items() if key not in first.cells),
-        answers_kept=tuple(first.cells[key] for key in kept),
+        answers_kept=tuple(first.cells[key] for key in kept if first.cells[key].keeps_answers),
+        of_single=tuple(first.cells[key] for key in kept if not first.cells[key].keeps_answers),
         differences=changed_environment(first, second, keys),
         rules=_differences(first.rules, second.rules),
         half_width=_half_width(cells),
@@ -244,10 +251,15 @@ def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> tuple[D
     return tuple(Difference(name, *values) for name, *values in zip(changed, *texts, strict=True))
 
 
-def _nothing_to_compare(first: RunFigures, second: RunFigures, answers: bool) -> str:
-    """Why no cell can be compared, with the field that differs where two cells differ in one only."""
-    if answers:
+def _nothing_to_compare(first: RunFigures, second: RunFigures, matched: Sequence[CellFigures]) -> str:
+    """Why no cell can be compared, with the field that differs where two cells differ in one only.
+
+    matched: the cells that both runs have.
+    """
+    if any(cell.keeps_answers for cell in matched):
         return "the cells that both runs have keep their answers, which takes time; their speed is not compared"
+    if matched:
+        return f"the figures of the cells that both runs have are {OF_SINGLE}; they are not compared"
     text = f"{first.name} and {second.name} have no cell in common; cells are matched by key"
     names = {
         tuple(name for name in sorted({*one.fields, *two.fields}) if one.fields.get(name) != two.fields.get(name))

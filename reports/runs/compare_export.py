@@ -93,6 +93,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "only_first": {cell.key: cell.title for cell in comparison.only_first},
         "only_second": {cell.key: cell.title for cell in comparison.only_second},
         "answers_kept": {cell.key: cell.title for cell in comparison.answers_kept},
+        "of_single": {cell.key: cell.title for cell in comparison.of_single},
     }
 
 

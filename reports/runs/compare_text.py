@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from configs.common.printable import printable, printable_lines
 from reports.numbers.drift import drift, noise
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
-from reports.runs.compare import CellChange, Change, Comparison, ComparisonVerdict
+from reports.runs.compare import OF_SINGLE, CellChange, Change, Comparison, ComparisonVerdict
 from reports.tables import NOISE_LIMIT
 from reports.templating import template_environment
 from reports.text import UNKNOWN, Table, aligned, code, escaped, joined, number, percent, plural, ratio_digits, repeats
@@ -222,6 +222,7 @@ def notes(comparison: Comparison) -> list[str]:
         ("Only in the first", comparison.only_first),
         ("Only in the second", comparison.only_second),
         ("Not compared, because keeping answers takes time", comparison.answers_kept),
+        (f"Not compared, because their figures are {OF_SINGLE}", comparison.of_single),
     ):
         if cells:
             lines.append(f"{what}: {_listed(cells)}.")

@@ -33,7 +33,7 @@ from reports.decisions.nodes import (
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult, model_title
 from reports.reading.run_figures import RunFigures, run_figures
-from reports.runs.compare import FIRST
+from reports.runs.compare import FIRST, OF_SINGLE
 from reports.runs.compare_text import short_commit
 from reports.runs.join_best import Contender, best_sentences
 from reports.templating import template_environment
@@ -170,7 +170,10 @@ def joined_report(studies: Sequence[StudyResult], others: Sequence[str] = ()) ->
     """
     nodes = nodes_of(studies)
     if not nodes:
-        raise ValueError("the runs have no cells whose speed may be compared: those that keep answers are left out")
+        raise ValueError(
+            "the runs have no cells whose speed may be compared: those that keep answers are left out, and those whose "
+            f"figures are {OF_SINGLE}"
+        )
     cells = [item for node in nodes for item in node.cells]
     text = (
         template_environment()

@@ -24,6 +24,8 @@ PBS_NODES = "RANKWISE_PBS_NODES"
 """Variable in which a job's script hands on the lines of PBS_NODEFILE, which only the first node has."""
 GIVEN = "RANKWISE_NODE"
 """Variable that names the nodes of a job which no scheduler started: a JSON object."""
+GIVEN_NAME = "RANKWISE_NODE_NAME"
+"""Variable with the name that an SSH target gives this host."""
 
 _NAME = re.compile(r"[^,\[\]]+")
 _HOST_LIST = re.compile(r"[^\[\]]*(\[[0-9,-]*\][^\[\]]*)*")
@@ -101,6 +103,14 @@ def rank_under(kind: str, environment: Mapping[str, str]) -> int | None:
         return int(environment["PBS_NODENUM"])
     given = given_node(environment) if kind == "ssh" else None
     return None if given is None else given.rank
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """This node as its target or Slurm names it, by which jobs can be kept from it; else the machine's own name.
+
+    Slurm takes no host name for a node's (`node1.cluster.org` of the node `node1`) and refuses the job.
+    """
+    return environment.get(GIVEN_NAME) or environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def restarts(environment: Mapping[str, str]) -> int:

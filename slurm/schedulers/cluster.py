@@ -24,7 +24,7 @@ from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import PbsTarget, SlurmTarget
-from slurm.launcher.job_files import reserve_end, write_unlaunched_end
+from slurm.launcher.job_files import reserve_end, stamp, write_unlaunched_end
 from slurm.schedulers.commands.states import SUSPENDED, UNKNOWN_JOB, bare, standing
 from slurm.schedulers.ending import conclude, give_up
 from slurm.schedulers.job_files import cluster_target, job_in, name_of_submission
@@ -77,6 +77,7 @@ def _submit_group(folders: list[Path]) -> None:
         reserve_end(paths)
         intent = Submitting(name=name, index=index if len(folders) > 1 else None)
         write_atomically(paths.submitting, intent.model_dump_json())
+        stamp(paths.submitting)
     queue, began = _queue_of(folders[0]), time.monotonic()
     try:
         job_ids = queue.submit(folders, name, run_folder)

@@ -6,10 +6,11 @@ Nothing is called lost before it is cancelled: a job that the scheduler has only
 in a folder that has an end already, and beside its own second attempt.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from configs.common.base import write_atomically
-from configs.plans.job import Job, JobEnd
+from configs.plans.job import Job, JobEnd, Launcher
 from configs.plans.paths import JobPaths
 from configs.records.record import Accounting, Status
 from slurm.launcher.job_files import measurement_under_way, write_end
@@ -38,9 +39,7 @@ def conclude(paths: JobPaths, job_id: str, sight: Sight, queue: JobQueue, cancel
     if not cancelled and _worth_waiting(job, job_id, queue, account, word, ends):
         return False
     launchers = [node_launcher(paths, rank) for rank in range(job.cell.nodes)]
-    nodes = () if requeued else (account.accounting.nodes if account else ()) or sight.nodes
-    if len(nodes) != job.cell.nodes:
-        nodes = tuple(launcher.host for launcher in launchers if launcher)
+    nodes = _node_names(launchers, () if requeued else (account.accounting.nodes if account else (), sight.nodes))
     began = [launcher is not None for launcher in launchers]
     end = composed(job, ends, word, nodes, began, measurement_under_way(paths))
     if end.status is Status.LOST and not cancelled and not queue.end([job_id]):
@@ -81,6 +80,15 @@ def _word(sight: Sight, account: Account | None) -> FinalState | None:
     if account is not None:
         return FinalState(account.accounting.state, account.failed_nodes, account.reason)
     return None if sight.gone else FinalState(sight.state, reason=sight.reason)
+
+
+def _node_names(launchers: Sequence[Launcher | None], told: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The nodes' names by rank, of the first that tells of all: accounts have named one of two. Else those that began.
+
+    told: names by the scheduler.
+    """
+    began = tuple(launcher.host for launcher in launchers if launcher)
+    return next((names for names in told if len(names) == len(launchers)), began)
 
 
 def _with_nodes(accounting: Accounting, seen: tuple[str, ...]) -> Accounting:

@@ -203,7 +203,11 @@ class JobQueue(ABC):
             finally:
                 self._looking.release()
 
-        threading.Thread(target=look, name="job-queue", daemon=True).start()
+        thread = threading.Thread(target=look, name="job-queue", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # a login node's limit of threads: whoever asks waits for the look
+            look()
 
     def _every(self) -> float:
         with self._lock:

@@ -19,7 +19,7 @@ from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from slurm.forking import parents
 from slurm.launcher import processes
-from slurm.launcher.job_files import read_launcher, write_unlaunched_end
+from slurm.launcher.job_files import read_launcher, stamp, write_unlaunched_end
 from slurm.schedulers.refusals import JobState
 
 START_LIMIT_SECONDS = 30.0
@@ -34,8 +34,9 @@ def submit(folder: Path) -> None:
         raise FileNotFoundError(f"{paths.job}: no such job")
     job = read_model(paths.job, Job, PLAN_BYTES)
     paths.submitted.touch()
+    stamp(paths.submitted)
     parents.launch(job, paths.job)
-    paths.submitted.touch()  # a parent may have had to import first
+    stamp(paths.submitted)  # a parent may have had to import first
 
 
 def submit_many(folders: Sequence[Path]) -> None:

@@ -11,13 +11,14 @@ known, or is another one, is refused: no first contact is taken on trust. On the
 
 import asyncio
 import json
+import os
 import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from configs.common.base import expanded
 from configs.common.files.reading import read_text
@@ -37,6 +38,9 @@ _BEAT_SECONDS, _BEATS = 5.0, 3
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 15.0
 _AT_ONCE, _AT_ONCE_BY_JUMP = 32, 8
 """Connections that are being made at the same time. Of ten a server drops some (MaxStartups of sshd_config)."""
+_USERS_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
+_KNOWN_HOSTS_OF_MACHINE = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
+"""Clusters often keep the keys of their nodes here (GlobalKnownHostsFile of ssh_config(5))."""
 _GREETING = b"rankwise-node "
 _ROOT = Path(__file__).parents[2]
 _BOOT = (
@@ -301,6 +305,8 @@ def _options(address: Address) -> dict[str, Any]:
         options["known_hosts"] = ([asyncssh.import_public_key(address.host_key)], [], [])
     elif address.known_hosts is not None:
         options["known_hosts"] = str(expanded(address.known_hosts))
+    else:
+        options["known_hosts"] = _usual_known_hosts(address.host) or b"\n"
     return options | {
         "connect_timeout": CONNECT_SECONDS,
         "keepalive_interval": _BEAT_SECONDS,
@@ -309,6 +315,25 @@ def _options(address: Address) -> dict[str, Any]:
         "agent_forwarding": False,
         "preferred_auth": "gssapi-with-mic,publickey",  # nobody is there to type a password
     }
+
+
+def _usual_known_hosts(host: str) -> list[str]:
+    """Files with the keys that OpenSSH would know a host by: of ~/.ssh/config, else the user's own; and the machine's.
+
+    Left to itself asyncssh passes over the machine's, fails for one of several files that is not there, and takes any
+    key where the configuration says `UserKnownHostsFile none`. Raises ValueError for a configuration with errors.
+    """
+    import asyncssh
+
+    options = asyncssh.SSHClientConnectionOptions(config=(), host=host, client_keys=None, agent_path=None)
+    told = cast("Sequence[str] | None", options.known_hosts)
+    own = [] if told is None else [str(expanded(name)) for name in told or _USERS_KNOWN_HOSTS]
+    found = [name for name in own if os.access(name, os.R_OK)]
+    for name in _KNOWN_HOSTS_OF_MACHINE:
+        with suppress(OSError, ValueError):  # a line that asyncssh cannot read is not the user's to mend
+            asyncssh.read_known_hosts(name)
+            found.append(name)
+    return found
 
 
 def _key_refused(address: Address, error: Exception) -> str:

@@ -180,10 +180,42 @@ def _start_ticks(pid: int) -> str | None:
 def _launcher(folder: str, rank: int) -> int | None:
     """The pid of a job's launcher; None where it is gone or never was."""
     try:
-        pid, ticks = Path(f"{folder}/.started_{rank}").read_text().split()
+        return _living(Path(f"{folder}/.started_{rank}").read_text())
     except (OSError, ValueError):
         return None
+
+
+def _living(told: str) -> int | None:
+    """The pid that a started launcher's file has; None where the process is gone. Raises ValueError."""
+    pid, ticks = told.split()
     return int(pid) if _start_ticks(int(pid)) == ticks else None
+
+
+def _standing(folder: str, rank: int) -> dict[str, bool]:
+    """Whether a job's folder is there, its launcher was started, and still runs.
+
+    A file system that fails for a while (a home folder by NFS with a stale handle or an expired ticket) says nothing of
+    the job, which is taken to run.
+    """
+    try:
+        told = Path(f"{folder}/.started_{rank}").read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return {"there": _is_there(folder), "started": False, "alive": False}
+    except OSError:
+        return {"there": True, "started": True, "alive": True}
+    try:
+        return {"there": True, "started": True, "alive": _living(told) is not None}
+    except ValueError:  # nothing was started
+        return {"there": True, "started": True, "alive": False}
+
+
+def _is_there(folder: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(folder).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def look(jobs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -191,12 +223,7 @@ def look(jobs: list[dict[str, Any]]) -> dict[str, Any]:
     answers, body = [], bytearray()
     for job in jobs:
         folder, known = job["folder"], job["known"]
-        alive = _launcher(folder, job["rank"]) is not None  # before the files: what it wrote last is among them
-        answer: dict[str, Any] = {
-            "there": os.path.isdir(folder),
-            "started": os.path.exists(f"{folder}/.started_{job['rank']}"),
-            "alive": alive,
-        }
+        answer: dict[str, Any] = _standing(folder, job["rank"])  # before the files: what it wrote last is among them
         files: list[list[Any]] = []
         for name, size, changed in _files(folder) if known is not None else ():
             if known.get(name) == [size, changed]:

@@ -1,5 +1,6 @@
 """Exclusive lock of a run folder, released by the kernel when its holder ends. Does not import Prefect."""
 
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +19,8 @@ from configs.plans.paths import RunPaths
 _MAX_CHARACTERS = 10_000
 _TRIES, _PAUSE_SECONDS = 5, 0.02
 """`is_locked` holds the lock for a moment too: who only looks must not keep a run from its folder."""
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Lustre that is mounted without `flock`; NFS whose server's lock daemon does not run."""
 
 
 class FolderInUse(ValueError):
@@ -28,7 +31,8 @@ class FolderInUse(ValueError):
 def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | None]:
     """Hold the folder, or raise FolderInUse naming the holder. Yields the flow run that held it before.
 
-    None where that is the same one: a flow run that is tried again in its folder.
+    None where that is the same one: a flow run that is tried again in its folder. Raises ValueError where the file
+    system has no locks.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     if run.lock.exists():
@@ -43,6 +47,13 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
                     file.seek(0)
                     raise FolderInUse(f"{run.folder}: {_holder(file.read(_MAX_CHARACTERS))}") from error
                 time.sleep(_PAUSE_SECONDS)
+            except OSError as error:
+                if error.errno not in _WITHOUT_LOCKS:
+                    raise
+                raise ValueError(
+                    f"{run.folder}: this file system has no locks ({error.strerror}). Have it mounted with them "
+                    "(Lustre: the option flock), or use a folder of another one with --runs"
+                ) from error
         file.seek(0)
         before = _flow_run(file.read(_MAX_CHARACTERS))
         file.truncate(0)
@@ -77,6 +88,9 @@ def is_locked(run: RunPaths) -> bool:
         return True
     except FileNotFoundError:
         return False
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:  # where there are none no run can work
+            raise
     return False
 
 

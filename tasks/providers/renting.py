@@ -41,8 +41,8 @@ class RentalFailed(ValueError):
 class Limits:
     """How long renting waits, in seconds."""
 
-    running_seconds: float = 600.0
-    reachable_seconds: float = 600.0
+    ready_seconds: float = 600.0
+    """In one place, from the answer that names the nodes until all of them run and are set up over SSH."""
     host_key_seconds: float = 120.0
     """How long another host key is waited out (never trusted): Google's images run sshd before the startup script."""
     poll_seconds: float = 5.0
@@ -180,7 +180,7 @@ class _Renting:
 
     def climb(self, rungs: list[Rung]) -> list[Node]:
         """Ask rung after rung. Raises RentalFailed when none is left, ProviderError that no other rung can mend."""
-        up = self.limits.running_seconds + self.limits.reachable_seconds
+        up = 2 * self.limits.ready_seconds  # nodes that are ready at the last moment still live to be extended
         lives = max(60, self.lease.expires_at - int(time.time()))
         tried: list[str] = []
         left = list(rungs)
@@ -190,8 +190,9 @@ class _Renting:
             lives = max(self.lease.expires_at - int(time.time()), int(min(lives, up)))
             try:
                 nodes = self._one_rung(rung, user_data(self.folder, lives))
-                nodes = self._wait_until_running(rung, nodes)
-                self._wait_until_reachable(rung, nodes)
+                deadline = time.monotonic() + self.limits.ready_seconds
+                nodes = self._wait_until_running(rung, nodes, deadline)
+                self._wait_until_reachable(rung, nodes, deadline)
                 self._remove_others(rung, nodes)
                 return nodes
             except ProviderError as error:
@@ -259,12 +260,11 @@ class _Renting:
             self.limits.sleep(pause)
             pause *= 2
 
-    def _wait_until_running(self, rung: Rung, made: list[Node]) -> list[Node]:
+    def _wait_until_running(self, rung: Rung, made: list[Node], deadline: float) -> list[Node]:
         """Poll until all nodes run and have addresses. Raises ProviderError: one was taken back, or the time is up."""
         ids = {node.id for node in made}
         seen: set[str] = set()
         public = self.lease.request.public_address
-        deadline = time.monotonic() + self.limits.running_seconds
         while True:
             found = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
             mine = [node for node in found if node.id in ids]
@@ -274,7 +274,7 @@ class _Renting:
             self._check_not_taken_back(seen, mine)
             seen |= {node.id for node in mine}
             if time.monotonic() > deadline:
-                waited = f"{len(ready)} of {plural(len(ids), 'node')} up after {self.limits.running_seconds:g} s"
+                waited = f"{len(ready)} of {plural(len(ids), 'node')} up after {self.limits.ready_seconds:g} s"
                 raise ProviderError("capacity", "", waited)
             self.limits.sleep(self.limits.poll_seconds)
 
@@ -288,12 +288,11 @@ class _Renting:
         for id in sorted((seen | {node.id for node in nodes}) - up):
             raise ProviderError("capacity", "", f"{id} was taken back before it was ready{reasons.get(id, '')}")
 
-    def _wait_until_reachable(self, rung: Rung, nodes: list[Node]) -> None:
+    def _wait_until_reachable(self, rung: Rung, nodes: list[Node], deadline: float) -> None:
         """Connect to each node with its planted host key until its user data has run. Raises ProviderError."""
         user = self.lease.request.user or self.provider.default_user
         addresses = [node_address(node, self.lease.request) for node in nodes]
         write_known_hosts(self.folder, addresses)
-        deadline = time.monotonic() + self.limits.reachable_seconds
         waiting = dict(zip(addresses, nodes, strict=True))
         wrong_since: dict[str, float] = {}
         while waiting:
@@ -310,7 +309,7 @@ class _Renting:
                     raise ProviderError("unreachable", "", f"{node.id} ({address}): {what}")
                 elif time.monotonic() > deadline:
                     last = "user data has not finished" if answer == "pending" else answer
-                    limit = f"after {self.limits.reachable_seconds:g} s"
+                    limit = f"after {self.limits.ready_seconds:g} s"
                     raise ProviderError("unreachable", "", f"{node.id} ({address}): {last} {limit}")
             if waiting:
                 self.limits.sleep(min(self.limits.poll_seconds, 2.0))

@@ -285,8 +285,7 @@ class StudyNodes:
         lease = RentalLease(
             study=label(self._study), run=self.name, owner=owner(), expires_at=self._next_end(), request=request
         )
-        wait = 60 * self.target.wait_minutes
-        limits = Limits(running_seconds=wait, reachable_seconds=wait, sleep=self._sleep)
+        limits = Limits(ready_seconds=60 * self.target.wait_minutes, sleep=self._sleep)
         return rent(self._provider, lease, offer, self._folder, self._say, limits)
 
     def _next_end(self) -> int:

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from configs.plans.job import Job, JobEnd, Launcher, Progress, Submission, Submi
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.target import SlurmTarget
-from slurm.launch import is_second_time, is_superseded
+from slurm.launch import is_second_time, is_superseded, write_launcher
 from slurm.launcher import ranks
 from slurm.launcher.end_cause import NotStartedError
 from slurm.launcher.job_files import write_unlaunched_end
@@ -121,6 +122,29 @@ def test_a_superseded_job_leaves_no_launcher_and_no_end(tmp_path: Path) -> None:
     assert subprocess.run(command, env={**os.environ, **node}, timeout=600).returncode == 0
     assert not paths.node_launcher(0).exists() and not paths.node_end(0).exists()
     assert "submitted again meanwhile, and not run" in paths.node_log(0).read_text()
+
+
+@pytest.mark.parametrize(
+    ("node_rank", "given", "host"),
+    [
+        (1, {"SLURMD_NODENAME": "gpu02"}, "gpu02"),  # the machine itself may say gpu02.cluster.org, or something else
+        (0, {"RANKWISE_NODE_NAME": "gpu-b", "SLURMD_NODENAME": "x"}, "gpu-b"),  # as the target has it
+        (0, {}, socket.gethostname()),
+        (None, {"SLURMD_NODENAME": "gpu02"}, socket.gethostname()),  # of this machine: `rankwise status` asks for it
+    ],
+)
+def test_a_launcher_names_its_node_as_jobs_are_kept_from_it(
+    node_rank: int | None, given: dict[str, str], host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch and srun refuse `--exclude` with a host name, and a job on SSH hosts is kept from none by it."""
+    for name in ("SLURMD_NODENAME", "RANKWISE_NODE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    paths = JobPaths(tmp_path)
+    write_launcher(paths, node_rank)
+    written = paths.launcher if node_rank is None else paths.node_launcher(node_rank)
+    assert Launcher.model_validate_json(written.read_text()).host == host
 
 
 def test_torchrun_argv(tmp_path: Path) -> None:

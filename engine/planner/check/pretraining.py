@@ -65,7 +65,7 @@ def run_of(row: PublishedRow) -> Run:
         precision=precision,
         sequence_length=numbers["sequence_length"],
         micro_batch=numbers["micro_batch_size"],
-        micro_batches=_micro_batches(row, numbers["num_gpus"] // ranks * numbers["micro_batch_size"]),
+        micro_batches=_micro_batches(row, numbers["num_gpus"] // ranks * numbers["micro_batch_size"], numbers["pp"]),
         tp=numbers["tp"],
         pp=numbers["pp"],
         cp=degrees["cp"],
@@ -74,12 +74,17 @@ def run_of(row: PublishedRow) -> Run:
     )
 
 
-def _micro_batches(row: PublishedRow, sequences: int) -> float:
-    """Return those of the global batch; else the stated accumulation, else many."""
+def _micro_batches(row: PublishedRow, sequences: int, stages: int) -> float:
+    """Return those of the global batch, else the stated accumulation; without a pipeline they do not matter.
+
+    Raises ValueError where a pipeline's bubble depends on them and neither is given.
+    """
     if (row.get("global_batch_size") or "").strip():
         return max(1.0, positive_integer(row, "global_batch_size") / sequences)
     if (row.get("gradient_accumulation_steps") or "").strip():
         return float(positive_integer(row, "gradient_accumulation_steps"))
+    if stages > 1:
+        raise ValueError(f"global_batch_size: missing or empty; the idle time of {stages} stages depends on it")
     return 1.0
 
 

@@ -22,8 +22,8 @@ def machine_for(
 ) -> Machine:
     """Return the instance with this accelerator that needs the fewest nodes, then the cheapest.
 
-    Instances without a known price come after those with one. Without any instance: a node of eight without a network
-    and without a price.
+    It has the accelerator's own figures, which the caller may have changed. Instances without a known price come after
+    those with one. Without any instance: a node of eight without a network and without a price.
     """
     found = [
         priced_machine(machine, market, catalog)
@@ -37,7 +37,7 @@ def machine_for(
         return unjoined, nodes, machine.usd_per_hour is None, nodes * (machine.usd_per_hour or 0.0)
 
     if found:
-        return min(found, key=cost)
+        return min(found, key=cost).model_copy(update={"accelerator": accelerator})
     return Machine(name=accelerator.name, accelerator=accelerator, accelerators=_PLAIN_NODE)
 
 

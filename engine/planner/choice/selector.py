@@ -40,7 +40,7 @@ from engine.planner.choice.descriptions import (
 from engine.planner.choice.explanations import explain_choice, explain_inference, mended
 from engine.planner.choice.instances import Among, InstanceRequest, counts, inference_base, search_instances
 from engine.planner.choice.launchers import sixteen_bit
-from engine.planner.choice.lengths import TaskType, length_note, length_of
+from engine.planner.choice.lengths import TaskType, length_note, length_of, room_note
 from engine.planner.choice.machines import DEFAULT_ACCELERATOR, machine_for, priced_machine, training_precision
 from engine.planner.choice.rules import Rule, rule_of_thumb
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, divisors, evaluate_setup, ranked, with_memory_limit
@@ -150,7 +150,8 @@ class HardwareSelector:
             "assumptions": [
                 *assumptions,
                 *family_note(architecture, model_family),
-                *length_note(architecture, prompt_tokens, base.prompt_tokens),
+                *length_note(architecture, prompt_tokens, base.prompt_tokens, "inference"),
+                *room_note(architecture, base.prompt_tokens, new_tokens),
             ],
             "gpu_count": gpu_count,
             "batch_size": batch_size,

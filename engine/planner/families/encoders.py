@@ -15,8 +15,8 @@ from engine.planner.families.parts import (
     attention,
     classifier,
     feed_forward,
-    head,
     linear,
+    masked_head,
     norm,
     table,
 )
@@ -164,9 +164,7 @@ def _top(fields: Fields, sizes: _Encoder, top: str, tied: bool) -> WeightTuple:
     pooler = linear("pooler", hidden, hidden, 1, bias=True, block=False, per_sequence=True)
     doubled = not tied and stem not in ("DistilBert", "Electra")
     masked = (
-        *linear("head.transform", sizes.width, hidden, 1, bias=True, block=False),
-        *norm("head.norm", sizes.width, 1, block=False),
-        *head(sizes.vocabulary, sizes.width, tied=tied, bias=True),
+        *masked_head(sizes.vocabulary, hidden, sizes.width, tied=tied),
         # An untied head of these has a second bias, which transformers never uses.
         *(norm("head.unused_bias", sizes.vocabulary, 1, bias=False, block=False) if doubled else ()),
     )

@@ -221,6 +221,18 @@ def head(vocabulary: int, width: int, *, tied: bool, bias: bool = False) -> Weig
     return linear("head", vocabulary, width, 0 if tied else 1, bias=bias, split="column", role="head", block=False)
 
 
+def masked_head(vocabulary: int, hidden: int, width: int, *, tied: bool) -> WeightTuple:
+    """Return the head of an encoder that fills in masked words: a transform, its norm and the projection to logits.
+
+    width: of the embeddings.
+    """
+    return (
+        *linear("head.transform", width, hidden, 1, bias=True, block=False),
+        *norm("head.norm", width, 1, block=False),
+        *head(vocabulary, width, tied=tied, bias=True),
+    )
+
+
 def classifier(labels: int, width: int) -> WeightTuple:
     """Return the classifier of one vector of a sequence."""
     return linear("classifier", labels, width, 1, bias=True, block=False, per_sequence=True)

@@ -8,8 +8,9 @@ scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero
 (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from configs.common.execution import Layout
 from configs.common.printable import plural
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.setup import InferenceSetup
@@ -48,12 +49,19 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
 
 
 def stored_stage_layers(setup: InferenceSetup) -> list[Sequence[int]]:
+    """Return the layers of each pipeline stage, as `stage_layers_of`."""
+    return stage_layers_of(setup.architecture, setup.layout, lambda weight: stored_bytes(weight, setup))
+
+
+def stage_layers_of(
+    architecture: Architecture, layout: Layout, bytes_of: Callable[[Weight], float]
+) -> list[Sequence[int]]:
     """Return the layers of each pipeline stage, as the engine splits them; layers of all kinds count equally.
 
-    A stage of an encoder-decoder has a slice of both, and the tables count towards the decoder's. Raises ValueError for
-    more stages than layers.
+    bytes_of: a copy of a weight, in any unit. A stage of an encoder-decoder has a slice of both, and the tables count
+    towards the decoder's. Raises ValueError for more stages than layers.
     """
-    architecture, stages = setup.architecture, setup.layout.pp
+    stages = layout.pp
     if stages > architecture.most_stages:
         raise ValueError(
             f"layout.pp: {stages} stages for {plural(architecture.most_stages, 'layer')} of {architecture.name}; use "
@@ -67,12 +75,12 @@ def stored_stage_layers(setup: InferenceSetup) -> list[Sequence[int]]:
     for weight in architecture.weights:
         if weight.block:
             of_encoder = both and weight.stream == "source" and not weight.name.startswith("cross_")
-            blocks += 0.0 if of_encoder else weight.copies * stored_bytes(weight, setup)
+            blocks += 0.0 if of_encoder else weight.copies * bytes_of(weight)
         elif weight.role == "embedding":
-            embedding += weight.copies * stored_bytes(weight, setup)
+            embedding += weight.copies * bytes_of(weight)
         else:  # a tied head is a copy on the last stage
-            head += max(weight.copies, 1) * stored_bytes(weight, setup)
-    first = embedding if setup.layout.stage_balance == "memory" else 0.0
+            head += max(weight.copies, 1) * bytes_of(weight)
+    first = embedding if layout.stage_balance == "memory" else 0.0
     layers = architecture.layers - encoder
     main = balanced_stages(layers, stages, blocks / max(layers, 1), first, head)
     if not both:

@@ -116,8 +116,12 @@ class ResponseForm:
             return {
                 "tokens": [text(one.token) for one in tokens],
                 "token_logprobs": [one.logprob for one in tokens],
-                # Of words with equal texts, such as parts of characters, the most likely one stands.
-                "top_logprobs": [{text(word): value for word, value in reversed(one.top)} for one in tokens],
+                # Of words with equal texts, such as parts of characters, the most likely one stands. The drawn one is
+                # always among them, as with OpenAI.
+                "top_logprobs": [
+                    {text(word): value for word, value in ((one.token, one.logprob), *reversed(one.top))}
+                    for one in tokens
+                ],
                 "text_offset": None,
             }
 
@@ -277,15 +281,20 @@ class Generation:
             raise ApiError(400, "stream_options: requires stream: true", "stream_options")
 
     def _check_choices(self, count: int, field: str) -> None:
-        limits = self._settings.limits
-        if count > limits.max_choices:
-            raise ApiError(400, f"{field}: {count} answers to one request; at most {limits.max_choices}", field)
+        # More than an idle server takes would be told to come back for ever.
+        most = min(self._settings.limits.max_choices, self._room)
+        if count > most:
+            raise ApiError(400, f"{field}: {count} answers to one request; at most {most}", field)
         self._check_room(count)
+
+    @property
+    def _room(self) -> int:
+        """Answers that are computed or wait at once."""
+        return self._settings.limits.max_queue + self._settings.layout.dp * self._settings.max_sequences
 
     def _check_room(self, count: int) -> None:
         limits = self._settings.limits
-        room = limits.max_queue + self._settings.layout.dp * self._settings.max_sequences
-        if self._router.answers + count > room:
+        if self._router.answers + count > self._room:
             raise ApiError(
                 429,
                 f"already waiting: {plural(limits.max_queue, 'request')}",
@@ -303,9 +312,11 @@ class Generation:
     ) -> list[WantedAnswer]:
         """Return `n` answers for each prompt, checked against the model's limits."""
         model = self._model
+        named = isinstance(wanted, ChatRequest) and wanted.max_completion_tokens is not None
+        limit_field = "max_completion_tokens" if named else "max_tokens"
         for prompt in prompts:
             model.check_tokens(prompt)
-            model.check_room(prompt, max_tokens)
+            model.check_room(prompt, max_tokens, limit_field)
         own_stops = set(wanted.stop_token_ids or ())
         stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | model.end_tokens))
         min_tokens = wanted.min_tokens or 0
@@ -348,7 +359,9 @@ class Generation:
         stops, began = wanted.stops, time.perf_counter()
         choices = []
         for index, answer in enumerate(answers):
-            text = AnswerText(self._model.tokenizer, stops, answer.min_tokens)
+            # A message is a text of its own; a completion continues its prompt.
+            continued = answer.prompt if isinstance(wanted, CompletionRequest) else ()
+            text = AnswerText(self._model.tokenizer, stops, answer.min_tokens, continued)
             choices.append(GrowingChoice(index, answer.sampling.choice, TokenQueue(answer), text, began))
         for choice in choices:
             self._metrics.started(choice.answer.prompt_tokens)

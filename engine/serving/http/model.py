@@ -100,14 +100,14 @@ class ServedModel:
             raise ApiError(400, f"messages: more than {_MAX_TEMPLATE_TEXT} characters", "messages")
         return self.encode(text, special=False, field="messages")
 
-    def check_room(self, prompt: Sequence[int], max_tokens: int) -> None:
-        """Raise ApiError 400 where so many new tokens after a prompt are more than a sequence has."""
+    def check_room(self, prompt: Sequence[int], max_tokens: int, field: str = "max_tokens") -> None:
+        """Raise ApiError 400, naming the field, for more new tokens after a prompt than a sequence has."""
         if len(prompt) + max_tokens > self.max_length or max_tokens < 1:
             raise ApiError(
                 400,
-                f"max_tokens: {max_tokens} new tokens after {len(prompt)} of the prompt exceed the "
+                f"{field}: {max_tokens} new tokens after {len(prompt)} of the prompt exceed the "
                 f"{self.max_length} of this server",
-                "max_tokens",
+                field,
                 "context_length_exceeded",
             )
 
@@ -169,8 +169,14 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
-    """Write JSON without escaping for HTML, as templates of models expect."""
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON without escaping for HTML, with the options of transformers, as templates of models expect."""
     import json
 
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -5,7 +5,17 @@ wanted = read_request(body, CompletionRequest)        # raises ApiError 400
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from configs.common.files.reading import brief, parse_json
 from engine.serving.http.errors import ApiError
@@ -42,7 +52,7 @@ _Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 
 
 class _Object(BaseModel):
-    """An object of a request: the first of its unknown fields is refused."""
+    """An object of a request: the first of its unknown fields is refused, but for those of null, which ask nothing."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -52,7 +62,7 @@ class _Object(BaseModel):
         """Leave out all unknown fields but the first; as with items, there may be too many to describe."""
         if not isinstance(data, dict):
             return data
-        unknown = next((name for name in data if name not in cls.model_fields), None)
+        unknown = next((name for name in data if name not in cls.model_fields and data[name] is not None), None)
         return {name: value for name, value in data.items() if name in cls.model_fields or name == unknown}
 
 
@@ -124,11 +134,20 @@ class ContentPart(_Object):
     text: str
 
 
+_TEXT, _PARTS = "str", "list[ContentPart]"
+"""Alternatives by the names that pydantic gives them, which a refusal leaves out."""
+
+
+def _form_of(content: object) -> str:
+    return _PARTS if isinstance(content, list) else _TEXT
+
+
 class ChatMessage(_Object):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Items[ContentPart]
+    # By its form, so that a part that is refused is not called no string.
+    content: Annotated[Annotated[str, Tag(_TEXT)] | Annotated[Items[ContentPart], Tag(_PARTS)], Discriminator(_form_of)]
     name: str | None = None
 
     def as_template_data(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from configs.common.printable import plural
-from flows.cli.options import refuse_unused
+from flows.cli.options import AsJson, refuse_unused
 
 GroupTimeout = Annotated[
     float, typer.Option(min=0.1, max=86_400, help="limit of waiting ranks; raise it if a step takes as long")
@@ -113,13 +113,13 @@ def deploy(
     _exit(context, work)
 
 
-def deployments(context: typer.Context) -> None:
+def deployments(context: typer.Context, as_json: AsJson = False) -> None:
     """List what is deployed: address, health, time left, price so far."""
 
     def work() -> int:
         from flows.cli.deploy.listing import print_deployments
 
-        return print_deployments()
+        return print_deployments(as_json)
 
     _exit(context, work)
 

@@ -1,5 +1,6 @@
 """Implementation of `rankwise deployments` and `take_down`, and the logs of a deployment."""
 
+import json
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -31,25 +32,57 @@ def store_of_user() -> Store:
     return Store(data=rented.parent, rented=rented, cache=cache_folder())
 
 
-def print_deployments() -> int:
+def print_deployments(as_json: bool = False) -> int:
     """List what is deployed. Returns the exit code: 3 where something is not ready."""
     store, now = store_of_user(), time.time()
-    found = store.all()
-    rows = []
-    for each in found:
-        health = _health(store, each, now)
-        rows.append(
-            (each.name, each.target, each.bundle, f"{each.url}/v1", health, str(len(each.servers)), _left(each, now),
-             "own" if each.usd_per_hour is None and each.rental is None else _usd(each, now))
-        )  # fmt: skip
-    header = ("name", "target", "bundle", "address", "health", "servers", "time left", "USD so far")
-    print_table(header, rows, {"name", "target", "bundle", "address", "health"})
+    found = [(each, _health(store, each, now)) for each in store.all()]
+    if as_json:
+        data = {"deployments": [_listed(each, health, now) for each, health in found]}
+        typer.echo(json.dumps(data | {"unfinished": store.unfinished(), "damaged": store.damaged()}, indent=1))
+    else:
+        _print_rows(found, now)
     for name in store.unfinished():
         typer.echo(f"{name}: deploying it was interrupted; `rankwise undeploy {name}` removes what is left", err=True)
     damaged = store.damaged()
     for name, problem in damaged.items():
         typer.echo(f"{problem}. `rankwise undeploy {name}` takes it down", err=True)
-    return 0 if not damaged and all(row[4] == "ready" for row in rows) else 3
+    return 0 if not damaged and all(health == "ready" for _, health in found) else 3
+
+
+def _print_rows(found: list[tuple[Deployment, str]], now: float) -> None:
+    rows = [
+        (each.name, each.target, each.bundle, f"{each.url}/v1", health, str(len(each.servers)), _left(each, now),
+         "own" if _is_own(each) else _usd(each, now))
+        for each, health in found
+    ]  # fmt: skip
+    header = ("name", "target", "bundle", "address", "health", "servers", "time left", "USD so far")
+    print_table(header, rows, {"name", "target", "bundle", "address", "health"})
+
+
+def _listed(deployment: Deployment, health: str, now: float) -> dict[str, object]:
+    """Return a deployment for a program: times in seconds since 1970; `usd` null where no price is known or it is own.
+
+    The token is in no list; `key_file` says where it is.
+    """
+    usd = _usd_so_far(deployment, now)
+    return {
+        "name": deployment.name,
+        "target": deployment.target,
+        "bundle": deployment.bundle,
+        "address": f"{deployment.url}/v1",
+        "key_file": deployment.key_file,
+        "health": health,
+        "servers": len(deployment.servers),
+        "began_at": deployment.began_at,
+        "expires_at": deployment.expires_at,
+        "own_machine": _is_own(deployment),
+        "usd_per_hour": deployment.usd_per_hour,
+        "usd": None if usd is None else round(usd, 6),
+    }
+
+
+def _is_own(deployment: Deployment) -> bool:
+    return deployment.usd_per_hour is None and deployment.rental is None
 
 
 def _health(store: Store, deployment: Deployment, now: float) -> str:
@@ -67,11 +100,16 @@ def _left(deployment: Deployment, now: float) -> str:
 
 
 def _usd(deployment: Deployment, now: float) -> str:
+    usd = _usd_so_far(deployment, now)
+    return "unknown" if usd is None else dollars(usd)
+
+
+def _usd_so_far(deployment: Deployment, now: float) -> float | None:
     if deployment.usd_per_hour is None:
-        return "unknown"
+        return None
     # Elsewhere nodes that have switched themselves off cost nothing any more.
     until = now if deployment.kind in BILLED_WHEN_OFF else min(now, deployment.expires_at)
-    return dollars(deployment.usd_per_hour * max(0.0, until - deployment.began_at) / 3600)
+    return deployment.usd_per_hour * max(0.0, until - deployment.began_at) / 3600
 
 
 def run_undeploy(name: str | None, everything: bool) -> int:

@@ -125,8 +125,10 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
     measured = {"wall": "the whole run is timed", "lines": "steps are read from its lines"}
     how = measured.get(facts.measure, f"steps are measured by {facts.measure}")
     experiment = study["experiments"].get("scaling")
-    what = f"weak scaling over dp = 1 to {experiment['to']}" if experiment else "one cell"
-    return [*lines, f"wrote {output}: {what}, {facts.launcher}; {how}", f"next: rankwise run {quote(str(output))}"]
+    what = "one cell of one process, without a launcher, so --ranks has no effect"
+    if experiment:
+        what = f"weak scaling over dp = 1 to {experiment['to']}, {facts.launcher}"
+    return [*lines, f"wrote {output}: {what}; {how}", f"next: rankwise run {quote(str(output))}"]
 
 
 def _shown(options: list[ScriptOption]) -> list[ScriptOption]:

@@ -8,6 +8,7 @@ rankwise reap --dry-run
 Exit codes: 0 done, 1 nothing was rented or something is left (each resource is named), 2 wrong argument.
 """
 
+import json
 import math
 import secrets
 import sys
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.targets.rented import MarketName
+from flows.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from tasks.providers.rental import Provider, RentalLease, RentalRequest
+    from tasks.providers.rental import Provider, RentalLease, RentalRequest, Resource
 
 app = typer.Typer(help="Rent nodes of AWS, GCP and Azure, log in and give them back.", no_args_is_help=True)
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name that `nodes up` printed")]
@@ -150,7 +152,7 @@ def _up(
         request=request,
     )
     folder = rented_folder() / lease.run
-    limits = Limits(running_seconds=60 * wait_minutes, reachable_seconds=60 * wait_minutes)
+    limits = Limits(ready_seconds=60 * wait_minutes)
     typer.echo(f"run {lease.run}")
     with ended_by_signals():
         nodes = rent(provider, lease, offer, folder, typer.echo, limits)
@@ -162,25 +164,33 @@ def _up(
 
 
 @app.command("list")
-def list_command(context: typer.Context) -> None:
+def list_command(context: typer.Context, as_json: AsJson = False) -> None:
     """List everything that runs in the clouds with Rankwise's tags, in all regions."""
 
     def work() -> int:
-        from flows.cli.tables import print_table
         from tasks.providers.giving_back import find_everything
 
         found, problems = find_everything(_asked_providers())
         found.sort(key=lambda item: (item.run, item.kind, item.id))
-        rows = [
-            (item.run, item.provider, item.kind, item.id, item.zone or item.region, item.detail, _left(item.expires_at))
-            for item in found
-        ]
-        print_table(("run", "provider", "kind", "id", "place", "detail", "time left"), rows, words=6)
+        if as_json:
+            typer.echo(json.dumps({"resources": [item.model_dump() for item in found], "problems": problems}, indent=1))
+        else:
+            _print_resources(found)
         for problem in problems:
             typer.echo(problem, err=True)
         return 1 if problems else 0
 
     _exit(context, work)
+
+
+def _print_resources(found: "list[Resource]") -> None:
+    from flows.cli.tables import print_table
+
+    rows = [
+        (item.run, item.provider, item.kind, item.id, item.zone or item.region, item.detail, _left(item.expires_at))
+        for item in found
+    ]
+    print_table(("run", "provider", "kind", "id", "place", "detail", "time left"), rows, words=6)
 
 
 @app.command()

@@ -5,7 +5,6 @@ rankwise list-nodes --hardware-filter "GPU:T4+, price<=2" --output nodes.json
 """
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from configs.common.base import Frozen, write_atomically
+from configs.common.system.cores import usable_cores
 
 if TYPE_CHECKING:
     from slurm.schedulers.commands.partitions import Partition
@@ -79,7 +79,7 @@ def _this_machine() -> ListedNode:
     return ListedNode(
         kind="local",
         name="local",
-        vcpus=len(os.sched_getaffinity(0)),
+        vcpus=usable_cores(),
         accelerator=gpus[0] if gpus else None,
         accelerators=len(gpus),
         host_memory_bytes=psutil.virtual_memory().total,

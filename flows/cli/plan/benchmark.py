@@ -26,6 +26,7 @@ from configs.common.files.reading import read_text
 from configs.common.system.cores import usable_cores
 from configs.hardware.architectures import ARCHITECTURES
 from configs.spec.cell import Cell
+from configs.spec.experiments import StrongScaling
 from configs.spec.study import parse_study, study_yaml
 from configs.workloads.train import TrainingTask, TrainWorkload
 from flows.cli.plan.request import PLANNED, PlanRequest
@@ -124,6 +125,9 @@ def benchmark(
     if asked > most:
         comments.append((f"ranks above {most}", f"this machine holds {most}; on a larger one set `to: {asked}`"))
     experiments = _experiments(request, measured, most)
+    shared = request.batch_size * most
+    for degree in _strong_points(shared, most)[1]:
+        comments.append((f"strong scaling at {degree} ranks", f"a batch of {shared} is not divisible by {degree}"))
     if asked > 1:
         batch = request.batch_size * asked
         comments += _strategies(asked, batch)[1]
@@ -158,7 +162,8 @@ def _experiments(request: PlanRequest, measured: "Architecture", most: int) -> d
     }  # fmt: skip
     if most == 1:
         return experiments
-    experiments["strong"] = {"kind": "strong", "grow": "dp", "to": most}
+    points, left_out = _strong_points(global_batch, most)
+    experiments["strong"] = {"kind": "strong", "grow": "dp"} | ({"points": points} if left_out else {"to": most})
     weak = {"workload.global_batch_size": request.batch_size}
     experiments["weak"] = {"kind": "weak", "grow": "dp", "to": most, "base": weak}
     variants: dict[str, dict[str, Any]] = {
@@ -170,6 +175,13 @@ def _experiments(request: PlanRequest, measured: "Architecture", most: int) -> d
         baseline = {"layout.dp": most, "layout.strategy": "ddp"}
         experiments["strategies"] = {"kind": "optimization", "baseline": baseline, "variants": variants}
     return experiments
+
+
+def _strong_points(global_batch: int, most: int) -> tuple[list[int], list[int]]:
+    """Return the degrees of strong scaling that share the batch equally, of 1, 2, 4 ... `most`, and the others."""
+    degrees = StrongScaling(grow="dp", to=most).degrees
+    shared = [degree for degree in degrees if global_batch % degree == 0]
+    return shared, [degree for degree in degrees if degree not in shared]
 
 
 def _targets(

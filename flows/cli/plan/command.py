@@ -30,7 +30,7 @@ PlanAssignments = Annotated[
 def plan(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[STUDY.yaml]", help="study file: predict every cell")
+        list[str] | None, typer.Argument(metavar="STUDY.yaml", help="study file: predict every cell")
     ] = None,
     model: Annotated[
         str | None,

@@ -14,9 +14,10 @@ from math import ceil
 
 from configs.common.dollars import dollars
 from configs.common.printable import plural
-from configs.plans.passes import is_profiled
+from configs.plans.passes import passes_of
 from configs.plans.plan import Plan
 from configs.plans.prediction import Prediction
+from configs.records.record import MeasuringPass
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 
@@ -32,7 +33,7 @@ MEMORY_MEASUREMENT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class StudyCost:
-    """`seconds` and `usd` are None if a cell or a price is unknown; `unknown` counts such cells."""
+    """`seconds` and `usd` leave out cells of unknown duration, which `unknown` counts. `usd`: None without a price."""
 
     launches: int
     measurements: int
@@ -43,7 +44,7 @@ class StudyCost:
     @property
     def text(self) -> str:
         """One clause for the first line of the plan."""
-        left_out = f", excluding {self.unknown} without a prediction" if self.unknown else ""
+        left_out = f", excluding {plural(self.unknown, 'cell')} of unknown duration" if self.unknown else ""
         paid = "" if self.usd is None else f", ${dollars(self.usd)}"
         launches = plural(self.launches, "launch")
         return f"measuring takes about {duration_text(self.seconds)}{paid} in {launches}{left_out}"
@@ -58,9 +59,12 @@ def duration_text(seconds: float) -> str:
 
 
 def study_cost(plan: Plan) -> StudyCost:
-    """Sum the launches run one after the other; dollars cover the nodes of each launch."""
+    """Sum the launches run one after the other; dollars cover the nodes of each launch.
+
+    A profile counts as long as a timed repeat, which is more than it takes.
+    """
     rules = plan.measuring
-    launches: Counter[tuple[str, str]] = Counter()
+    launches: Counter[tuple[MeasuringPass, str]] = Counter()
     busy: dict[str, float] = defaultdict(float)
     cells: dict[str, Cell] = {}
     measurements, unknown = 0, 0
@@ -74,10 +78,11 @@ def study_cost(plan: Plan) -> StudyCost:
             unknown += 1
             one = 0.0
         busy[pack] += repeats * one
-        for measuring_pass, taken in _untimed_seconds(cell, one, rules).items():
-            launches[measuring_pass, pack] = 1
+        for measuring_pass in passes_of(plan, key):
+            # Under nsys each measurement has a launch of its own (`configs.plans.packing`).
+            launches[measuring_pass, pack] = 1 + (launches[measuring_pass, pack] if measuring_pass == "nsys" else 0)
             measurements += 1
-            busy[pack] += taken
+            busy[pack] += MEMORY_MEASUREMENT_SECONDS if measuring_pass == "memory" else one
     for (measuring_pass, pack), count in launches.items():
         busy[pack] += count * LAUNCH_SECONDS
         if measuring_pass == "timed" and cells[pack].engine == "transformers":
@@ -88,16 +93,6 @@ def study_cost(plan: Plan) -> StudyCost:
             RUN_SECONDS * usd + sum(busy[pack] * (plan.usd_per_hour_of(cells[pack]) or 0.0) for pack in cells)
         ) / 3600
     return StudyCost(sum(launches.values()), measurements, RUN_SECONDS + sum(busy.values()), unknown, usd)
-
-
-def _untimed_seconds(cell: Cell, measurement: float, rules: Measuring) -> dict[str, float]:
-    """Return seconds of a cell in each untimed pass; `measurement`: seconds of a timed repeat, more than a
-    profile's."""
-    if cell.workload.keeps_answers:
-        return {}
-    found = {"memory": MEMORY_MEASUREMENT_SECONDS} if rules.memory else {}
-    profiles = (["profile"] if rules.profile else []) + ([rules.profiler] if rules.profiler else [])
-    return found | dict.fromkeys(profiles if is_profiled(cell) else [], measurement)
 
 
 def measurement_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | None:

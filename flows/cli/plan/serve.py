@@ -103,12 +103,14 @@ def _wish(request: PlanRequest) -> tuple[ServingRequest, list[str]]:
     if machine.accelerator.kind == "cpu":
         raise ValueError(f"--accelerator {named}: engines on CPUs are not predicted. Use a GPU")
     assumed = [] if request.accelerator else [f"--accelerator {_DEFAULT_DEVICE}"]
-    return wish_on(request, machine), assumed + assumed_options(request)
+    wish = wish_on(request, machine)
+    return wish, assumed + assumed_options(request, wish)
 
 
 def wish_on(request: PlanRequest, machine: Machine) -> ServingRequest:
     """Return what is to be served, on this machine or the devices asked for. Raises ValueError naming an option."""
     from engine.planner.catalog import find_model
+    from engine.planner.choice.lengths import length_of
     from engine.planner.engines.constants import engine_name
     from flows.folders import cache_folder
 
@@ -120,7 +122,7 @@ def wish_on(request: PlanRequest, machine: Machine) -> ServingRequest:
         engine=engine_name(request.engine or _DEFAULT_ENGINE),
         architecture=architecture,
         machine=machine,
-        prompt_tokens=request.sequence_length or _DEFAULT_PROMPT,
+        prompt_tokens=length_of(architecture, request.sequence_length or _DEFAULT_PROMPT, "inference"),
         new_tokens=request.new_tokens,
         devices=request.gpus or machine.accelerators,
         ttft_seconds=request.ttft,
@@ -129,13 +131,20 @@ def wish_on(request: PlanRequest, machine: Machine) -> ServingRequest:
     )
 
 
-def assumed_options(request: PlanRequest) -> list[str]:
-    """Return what was assumed for options that are not given."""
+def assumed_options(request: PlanRequest, wish: ServingRequest) -> list[str]:
+    """Return what was assumed for options that are not given, and of lengths that the model has no positions for."""
+    from engine.planner.choice.lengths import length_note, room_note
+
     options = (
         ("--engine", request.engine, _DEFAULT_ENGINE),
         ("--sequence-length", request.sequence_length, _DEFAULT_PROMPT),
     )
-    return [f"{option} {default}" for option, given, default in options if given is None]
+    architecture, prompt = wish.architecture, wish.prompt_tokens
+    return [
+        *(f"{option} {default}" for option, given, default in options if given is None),
+        *length_note(architecture, prompt, prompt, "inference"),
+        *room_note(architecture, prompt, wish.new_tokens),
+    ]
 
 
 def catalog_of(request: PlanRequest) -> "HardwareCatalog":

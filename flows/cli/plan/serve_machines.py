@@ -52,7 +52,7 @@ def plan_serving_machines(request: PlanRequest, kinds: Sequence[str]) -> int:
     own = replace(wish, machine=chosen.machine, devices=chosen.machine.accelerators)
     measurement, left = best_measurement(own, calibrated, chosen.layout)
     support = calibrated.supports([chosen.layout.point])[0]
-    assumed = [*assumed_options(request), f"weights in {wish.weights}", "no replica spans machines"]
+    assumed = [*assumed_options(request, wish), f"weights in {wish.weights}", "no replica spans machines"]
     if request.as_json:
         answer = {
             "engine": wish.engine, "model": wish.architecture.name, "requests_per_second": request.rate,

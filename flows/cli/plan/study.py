@@ -35,7 +35,7 @@ from engine.planner.cells import interval
 from engine.planner.learning import Known
 from engine.planner.local import LocalMachine, local_devices, local_machine
 from flows.cli.plan.cost import StudyCost, study_cost
-from flows.cli.plan.request import PLANNED
+from flows.cli.plan.request import NOTHING_FITS, PLANNED
 from flows.cli.tables import print_table
 from flows.folders import cache_folder
 from reports.planning.text import sources
@@ -74,7 +74,7 @@ def plan_study(
     output: Path | None = None,
     own: Path | None = None,
 ) -> int:
-    """Predict a study and print it. Returns the exit code.
+    """Predict a study and print it. Returns the exit code, 3 where no cell fits.
 
     top: maximum rows per experiment. machine: `provider/instance`, or an accelerator of the catalog, instead of
     the targets' own. learn_from: glob of run folders. output: CSV of all cells. own: the user's catalog file.
@@ -83,13 +83,14 @@ def plan_study(
     study = planned(load_study(path, assignments), path.parent, cache_folder(), learn_from, machine, own)
     if output is not None:
         write_atomically(output, cells_csv(study))
+    code = NOTHING_FITS if all(said.fits is False for said in study.plan.predictions.values()) else PLANNED
     if as_json:
         print(json.dumps(as_data(study), indent=1))
-        return PLANNED
+        return code
     print_plan(study, top)
     if output is not None:
         print(f"{plural(len(study.plan.cells), 'cell')} written to {output}")
-    return PLANNED
+    return code
 
 
 def planned(
@@ -234,12 +235,12 @@ def answer(study: PlannedStudy) -> str:
     plan, said = study.plan, study.plan.predictions
     parts = [f"{plan.study}: {plural(len(plan.cells), 'cell')}"]
     for model in plan.models[:_MODELS_IN_ANSWER]:
-        keys = [key for key, cell in plan.cells.items() if cell.model == model.identity and said[key].throughput]
+        keys = [key for key, cell in plan.cells.items() if cell.model == model.identity and _runs(said[key])]
         if keys:
             best = max(keys, key=lambda key: said[key].throughput or 0.0)
-            parts.append(
-                f"{model.name} predicted fastest at {plan.cells[best].label}: {_rate(plan.cells[best], said[best])}"
-            )
+            cell = plan.cells[best]
+            where = f" on {cell.target}" if len(plan.targets) > 1 else ""
+            parts.append(f"{model.name} predicted fastest at {cell.label}{where}: {_rate(cell, said[best])}")
     too_large = sum(1 for each in said.values() if each.fits is False)
     unknown = sum(1 for each in said.values() if each.throughput is None)
     if too_large:
@@ -249,6 +250,11 @@ def answer(study: PlannedStudy) -> str:
     if unknown:
         parts.append(f"{unknown} without a prediction")
     return "; ".join([*parts, study.cost.text]) + "."
+
+
+def _runs(said: Prediction) -> bool:
+    """Whether a cell is predicted to have a speed: what does not fit has none."""
+    return said.throughput is not None and said.fits is not False
 
 
 def _remarks(study: PlannedStudy) -> list[str]:
@@ -284,7 +290,7 @@ def _print_experiment(study: PlannedStudy, experiment: PlannedExperiment, top: i
     shown = points
     title = f"{experiment.name}{model}"
     if len(points) > top:
-        shown = sorted(points, key=lambda point: -(study.said(point.cell).throughput or 0.0))[:top]
+        shown = sorted(points, key=lambda point: _place(study.said(point.cell)))[:top]
         title += f": {top} predicted fastest of {len(points)}"
     print(title)
     header = tuple("step" if name == "TTFT" and _trains(study, experiment) else name for name in _HEADER)
@@ -292,6 +298,11 @@ def _print_experiment(study: PlannedStudy, experiment: PlannedExperiment, top: i
     print_table(header, rows)
     if experiment.candidates:
         _print_candidates(plan.cells[points[0].cell], experiment, top)
+
+
+def _place(said: Prediction) -> tuple[bool, float]:
+    """For sorting: the fastest first, and what does not fit behind all that does."""
+    return said.fits is False, -(said.throughput or 0.0)
 
 
 def _print_candidates(cell: Cell, experiment: PlannedExperiment, top: int) -> None:
@@ -376,7 +387,12 @@ def as_data(study: PlannedStudy) -> dict[str, Any]:
             for experiment in plan.experiments
         ],
         "cells": {
-            key: {"label": cell.label, "ranks": cell.layout.ranks, **study.said(key).model_dump(mode="json")}
+            key: {
+                "label": cell.label,
+                "target": cell.target,
+                "ranks": cell.layout.ranks,
+                **study.said(key).model_dump(mode="json"),
+            }
             for key, cell in plan.cells.items()
         },
     }

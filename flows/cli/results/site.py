@@ -52,14 +52,15 @@ def build_site(runs: Path, out: Path, title: str = "Runs") -> int:
 
 
 def _run_folders(parent: Path, out: Path) -> Iterator[Path]:
-    """Run folders, not followed through links and not searched for further ones."""
+    """Run folders, not followed through links and not searched for further ones, nor is the site, which may have many
+    pages; one that is written beside the runs has no folder of its own to leave out."""
     depth = len(parent.parts)
     for place, names, files in os.walk(parent):
         folder = Path(place)
         if "plan.json" in files:
             names.clear()
             yield folder
-        elif len(folder.parts) - depth >= MAX_DEPTH or resolved(folder) == resolved(out):
+        elif len(folder.parts) - depth >= MAX_DEPTH or (folder != parent and resolved(folder) == resolved(out)):
             names.clear()
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from datetime import datetime
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +21,8 @@ from configs.common.dollars import dollars
 from configs.common.files.reading import read_bytes
 from configs.common.printable import plural
 from configs.plans.paths import RunPaths
+from configs.plans.plan import Plan
+from configs.targets.target import LocalTarget
 from flows.cli.results.inspect import open_run
 from reports.document.html import LiveHeader, policy
 from reports.render import render_page
@@ -63,11 +66,12 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     """How far a run is, and how long and at what price the rest may take, judged by the measurements so far."""
     from flows.cli.live import duration
     from flows.cli.results.inspect import status_rows
-    from tasks.campaign.ledger import read_ledger
+    from tasks.campaign.ledger import planned_repeats, read_ledger
     from tasks.campaign.run_lock import held_since
 
     _, plan = open_run(run.folder)
-    rows = status_rows(run, plan, read_ledger(run))
+    ledger = read_ledger(run)
+    rows = status_rows(run, plan, ledger)
     ended = [row for row in rows if row["finished_at"]]
     cancelled = sum(row["status"] == "cancelled" for row in ended)
     failed = sum(row["status"] != "completed" for row in ended) - cancelled
@@ -79,13 +83,29 @@ def progress(run: RunPaths, version: str) -> LiveHeader:
     if left and len(ended) > 1:
         seconds = _seconds_a_measurement(ended, held_since(run)) * left
         text += f"; about {duration(seconds)} to go"
-        prices = [found.price.usd_per_hour for found in plan.prices.values() if found.price is not None]
-        if len(plan.targets) == len(prices) == 1:
-            nodes = max(cell.nodes for cell in plan.cells.values())
-            text += f", about {dollars(seconds / 3600 * prices[0] * nodes)} USD"
+        usd = _usd_to_go(run, plan, seconds, left / len(ended))
+        text += f", about {dollars(usd)} USD" if usd else ""
     elif not left:
-        text += "; complete"
+        untimed = Counter(place[1] for place in planned_repeats(plan) if ledger.decisive(place) is None)
+        passes = ", ".join(f"{count} of the {name} pass" for name, count in untimed.items())
+        text += f"; {passes} to go" if passes else "; complete"
     return LiveHeader(version, text + ".", len(ended), len(rows))
+
+
+def _usd_to_go(run: RunPaths, plan: Plan, seconds: float, share: float) -> float | None:
+    """What the rest costs; None with several targets or without a price.
+
+    This machine is paid for as long as it takes, a cluster's nodes as long as jobs have them, several at a time.
+    share: the measurements to go, of those that have ended.
+    """
+    from tasks.campaign.repeats import launched_usd
+
+    prices = [found.price.usd_per_hour for found in plan.prices.values() if found.price is not None]
+    if not len(plan.targets) == len(prices) == 1:
+        return None
+    if isinstance(plan.targets[0], LocalTarget):
+        return seconds / 3600 * prices[0]
+    return launched_usd(plan, run) * share
 
 
 def _seconds_a_measurement(ended: list[dict[str, Any]], since: float | None) -> float:

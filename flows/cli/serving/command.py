@@ -157,7 +157,7 @@ def _serve_in_cloud(
 
 def generate(
     context: typer.Context,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="prompts; an answer to each is printed")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="prompts; an answer to each is printed")],
     model: ModelOption,
     tp: Tp = 1,
     pp: Pp = 1,

@@ -161,14 +161,24 @@ def _print_answer(client: httpx.Client, path: str, body: dict[str, Any], as_json
         if stream.status_code != 200:
             stream.read()
             _check(stream.status_code, stream.json())
-        for line in stream.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            data = json.loads(line.removeprefix("data: "))
+        for data in _events(stream):
             _check(200, data)
             choice = data["choices"][0]
             print(choice.get("text") or choice.get("delta", {}).get("content") or "", end="", flush=True)
     print()
+
+
+def _events(stream: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Yield the events of a stream, whose lines end with line feeds alone.
+
+    Those of httpx end at U+0085 and U+2028 too, which a text in JSON may hold.
+    """
+    rest = b""
+    for piece in stream.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
 
 
 def _check(status: int, data: dict[str, Any]) -> None:

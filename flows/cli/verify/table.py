@@ -72,7 +72,8 @@ def run_table(
 ) -> int:
     """Verify each model in each layout, print the table, and return the exit code of the worst outcome.
 
-    What is named twice is verified once. Rows that are known when an error or Ctrl-C ends it are printed.
+    What is named twice is verified once. Rows that are known when an error or Ctrl-C ends it are printed. The run
+    folders are kept where a row has no verdict.
     """
     try:
         folder = working_folder(keep)
@@ -97,10 +98,13 @@ def run_table(
             _print(rows, as_json)
         print(error, file=sys.stderr)
         return OTHER_ERROR
+    else:
+        _print(rows, as_json)
     finally:
-        if keep is None:
+        if any(row.verdict in (NOT_JUDGED, FAILED) for row in rows):
+            print(f"run folders: {folder}", file=sys.stderr)  # their logs say why
+        elif keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    _print(rows, as_json)
     found = {row.verdict for row in rows}
     return next(
         (EXIT_CODES[word] for word in (DEFECT, FAILED, NOT_JUDGED, NOT_SUPPORTED) if word in found), EXIT_CODES[AGREES]

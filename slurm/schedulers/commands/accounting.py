@@ -51,6 +51,7 @@ class Account:
     accounting: Accounting
     failed_nodes: tuple[str, ...] = ()
     reason: str = ""
+    """Of the end, where the scheduler keeps one."""
 
 
 def sacct_command(job_ids: Sequence[str]) -> list[str]:
@@ -109,8 +110,8 @@ def _account(name: str, rows: list[dict[str, str]]) -> Account | None:
         max_rss_bytes=max((size for row in rows if (size := _bytes(row.get("MaxRSS", "")))), default=None),
         energy_joules=energy,  # where nothing is metered sacct writes 0, which is left out
     )
-    reason = job.get("Reason", "")
-    return Account(accounting, failed, "" if reason in _EMPTY else reason)
+    # `Reason` is for whoever reads the text: why the job was last kept from starting, not why it ended (sacct(1)).
+    return Account(accounting, failed)
 
 
 def duration_seconds(text: str) -> float | None:

@@ -26,6 +26,7 @@ from slurm.schedulers.commands.calls import on_cluster, without_defaults
 _LIMIT_SECONDS = 30.0
 _FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
 _UNUSABLE = ("down", "drain", "fail", "error", "unknown", "inval", "future", "not_responding", "perfctrs")
+_FEATURE = r"[\w.-]+"
 _SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -99,7 +100,7 @@ class Partitions:
 
     def partition_of(self, target: SlurmTarget) -> Partition | None:
         """The partition that a target names or its allocation is of, else the default one; None where there is none."""
-        named = target.partition if target.allocation is None else os.environ.get("SLURM_JOB_PARTITION")
+        named = _chosen(target, "partition") if target.allocation is None else os.environ.get("SLURM_JOB_PARTITION")
         return self.default if named is None else self.partitions.get(named)
 
 
@@ -140,14 +141,53 @@ _SINFO = ["sinfo", "--all", "--Node", "--exact", "--noheader", f"--format={_FORM
 
 
 def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
-    """Nodes of the target's partition that take jobs, by name; none where the scheduler cannot say."""
+    """Nodes of the target's partition that take its jobs, by name; none where the scheduler cannot say."""
     try:
         partitions = read_partitions(_asked(_SINFO, target.cluster))
-    except ClusterError:
+        found = Partitions("", partitions).partition_of(target)
+        nodes = found.nodes if found is not None else ()
+        usable = tuple(node.name for node in nodes if node.usable and _suits(node, target))
+        if target.allocation is not None:
+            return tuple(name for name in usable if name in _own_nodes())
+        return _allowed(target, usable)
+    except ValueError:
         return ()
-    found = Partitions("", partitions).partition_of(target)
-    usable = tuple(node.name for node in _wanted(target, found) if node.usable) if found is not None else ()
-    return usable if target.allocation is None else tuple(name for name in usable if name in _own_nodes())
+
+
+def _suits(node: ClusterNode, target: SlurmTarget) -> bool:
+    """Whether a node has the features, GPUs and memory that jobs of the target ask for.
+
+    Raises ValueError for a constraint with other operators than one of & and |.
+    """
+    memory = megabytes(target.memory_per_node) if target.memory_per_node else 0
+    if node.memory_mb < memory or node.gpus_of(target.gpu_type) < (target.gpus_per_node or 0):
+        return False
+    constraint = _chosen(target, "constraint")
+    if constraint is None:
+        return True
+    for operator, enough in (("&", all), ("|", any)):
+        features = constraint.split(operator)
+        if all(re.fullmatch(_FEATURE, feature) for feature in features):
+            return enough(feature in node.features for feature in features)
+    raise ValueError(f"constraint: {constraint} is left to Slurm")
+
+
+def _allowed(target: SlurmTarget, names: Sequence[str]) -> tuple[str, ...]:
+    """The nodes of the target's reservation alone, and none that its own `exclude` leaves out.
+
+    Raises ClusterError, and ValueError for a list of nodes that cannot be read, as that of a file.
+    """
+    reservation = _chosen(target, "reservation")
+    if reservation is not None:
+        told = _asked(["scontrol", "--oneliner", "show", "reservation", reservation], target.cluster)
+        nodes = re.search(r" Nodes=(\S+)", told)
+        reserved = host_names(nodes[1]) if nodes else ()
+        names = [name for name in names if name in reserved]
+    excluded = str(target.extra.get("exclude") or "")
+    if "/" in excluded:
+        raise ValueError(f"target.extra: exclude: {excluded} is a file")
+    left_out = host_names(excluded) if excluded else ()
+    return tuple(name for name in names if name not in left_out)
 
 
 def _own_nodes() -> tuple[str, ...]:
@@ -162,7 +202,7 @@ def cluster_identity(target: SlurmTarget, cluster: Partitions) -> str:
     """What figures of a target are comparable by: `cluster lab, partition lab, nodes of 1 CPU, 9 GiB`."""
     partition = cluster.partition_of(target)
     if partition is None:
-        return f"cluster {cluster.name}, partition {target.partition}"
+        return f"cluster {cluster.name}, partition {_chosen(target, 'partition')}"
     shapes = " or ".join(sorted({node.kind for node in _wanted(target, partition)})) or "unknown"
     return f"cluster {cluster.name}, partition {partition.name}, nodes of {shapes}"
 
@@ -172,16 +212,19 @@ def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> li
     partition = cluster.partition_of(target)
     if partition is None:
         known = ", ".join(sorted(cluster.partitions)) or "none"
-        if target.partition is None:
+        named = _chosen(target, "partition")
+        if named is None:
             return [f"partition: not set, and cluster {cluster.name} has no default partition. Use one of: {known}"]
-        return [f"partition: unknown partition {target.partition} of cluster {cluster.name}\n  use one of: {known}"]
+        source = " (of SBATCH_PARTITION)" if target.partition is None else ""
+        return [f"partition: unknown partition {named}{source} of cluster {cluster.name}\n  use one of: {known}"]
     problems = [] if partition.up else [f"partition: {partition.name} is not up and starts no jobs"]
     limit, asked = partition.time_limit_minutes, target.time_limit_minutes
     if limit is not None and asked is not None and asked > limit:
         problems.append(f"time_limit_minutes: got {asked}, but partition {partition.name} allows {limit}")
     nodes = _wanted(target, partition)
     if partition.nodes and not nodes:
-        problems.append(f"constraint: no node of partition {partition.name} has the feature {target.constraint}")
+        feature = _chosen(target, "constraint")
+        problems.append(f"constraint: no node of partition {partition.name} has the feature {feature}")
         return problems
     memory = megabytes(target.memory_per_node) if target.memory_per_node else 0
     for need in dict.fromkeys(needs):
@@ -228,10 +271,21 @@ def _shapes(nodes: Sequence[ClusterNode]) -> dict[str, int]:
 
 def _wanted(target: SlurmTarget, partition: Partition) -> tuple[ClusterNode, ...]:
     """The nodes that the target's constraint leaves; one with operators is left to Slurm."""
-    feature = target.constraint
-    if feature is None or not re.fullmatch(r"[\w.-]+", feature):
+    feature = _chosen(target, "constraint")
+    if feature is None or not re.fullmatch(_FEATURE, feature):
         return partition.nodes
     return tuple(node for node in partition.nodes if feature in node.features)
+
+
+def _chosen(target: SlurmTarget, option: str) -> str | None:
+    """The value of an option that jobs are submitted with: the target's, else that of the user's variable of sbatch.
+
+    Submissions keep such a variable (`SBATCH_PARTITION`) where the target leaves the choice open.
+    """
+    given: str | None = getattr(target, option)
+    if given is not None or target.allocation is not None:
+        return given
+    return os.environ.get(f"SBATCH_{option.upper()}") or None
 
 
 def megabytes(written: str) -> int:

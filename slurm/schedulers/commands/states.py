@@ -97,7 +97,11 @@ _FOR_A_PERSON = {
     Status.LOST: "job unknown to {scheduler}",
 }
 _REQUEUE = "{scheduler} requeued the job, which was cancelled: a measurement is not begun twice in one job"
-_FOR_A_STATE = {"DEADLINE": "the job's deadline had passed"} | dict.fromkeys(
+_ELSEWHERE = (
+    "{scheduler} started the job on another cluster, where it is not watched, and it was cancelled. Set "
+    "targets[].cluster (PBS: targets[].server) to the one that is to run it"
+)
+_FOR_A_STATE = {"DEADLINE": "the job's deadline had passed", "REVOKED": _ELSEWHERE} | dict.fromkeys(
     (state for state, meaning in STANDINGS.items() if meaning.place == "requeued"), _REQUEUE
 )
 

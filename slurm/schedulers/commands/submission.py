@@ -21,7 +21,7 @@ from typing import Any
 import submitit
 from submitit.core.utils import DelayedSubmission
 
-from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, brief, read_model
 from configs.common.live_variables import SOCKET_VARIABLE
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
@@ -76,6 +76,7 @@ _PASSING = (
 )
 # What never passes and quotes a name of the user's, which may hold a word of the above: a partition `standby`.
 _QUOTING = r"invalid partition|(?:unrecognized|invalid) option"
+_SUBMITTED = re.compile(r"Submitted batch job ([0-9]+)")
 # A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; or of jobs in the whole cluster.
 _SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount"
 
@@ -98,6 +99,8 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
     for option, value in target.extra.items():
         if value is not False:
             further[option] = value
+    if job.exclude and "/" not in (own := str(further.get("exclude") or "/")):  # sbatch takes one list, or a file
+        further["exclude"] = f"{own},{','.join(job.exclude)}"
     return {
         "job_name": name,
         "comment": target.comment or comment,
@@ -200,7 +203,7 @@ class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit has n
         script = self.folder / f".submission_{uuid.uuid4().hex}.sh"
         script.write_text(self._make_submission_file_text(command, script.stem))
         try:
-            job_id = self._get_job_id_from_submission_command(_run_sbatch(script, self.target))
+            job_id = _job_id(_run_sbatch(script, self.target))
         except BaseException:
             script.unlink()
             raise
@@ -243,6 +246,17 @@ def _run_sbatch(script: Path, target: SlurmTarget) -> str:
     if done.returncode != 0:
         raise sbatch_refusal(done.stderr or done.stdout, target)
     return done.stdout
+
+
+def _job_id(said: str) -> str:
+    """The id of the job that sbatch has submitted; a site's wrapper may write about other jobs before it.
+
+    Raises Unavailable where there is none: the job was taken, and is found by its name.
+    """
+    submitted = _SUBMITTED.findall(said)
+    if not submitted:
+        raise Unavailable(f"sbatch: no job id in its answer {brief(said)}")
+    return str(submitted[-1])
 
 
 def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str, str]:

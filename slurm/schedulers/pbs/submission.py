@@ -48,6 +48,7 @@ _REFUSALS = (
 # The server was not connected to. Looked for first: the sentence names the server, whose name may be like a field.
 _NOT_REACHED = r"cannot connect to server|connection refused"
 _PASSING = r"connect|communication|timed? ?out|try again|temporarily|end of file|no server|down|premature|busy"
+_ID = re.compile(r"^\s*([0-9]+\.\S+)\s*$", re.MULTILINE)
 _LIMITED = r"would exceed|maximum number of jobs|queued jobs|max_queued"
 
 
@@ -69,7 +70,8 @@ def qsub(folder: Path, name: str, environment: Mapping[str, str]) -> str:
         raise Unavailable(f"qsub: no answer within {_QSUB_LIMIT_SECONDS:g} s")
     if done.returncode != 0 or not done.stdout.split():
         raise qsub_refusal(done.stderr or done.stdout, target)
-    return done.stdout.split()[-1]
+    ids = _ID.findall(done.stdout)  # a site's wrapper may write more
+    return str(ids[-1]) if ids else done.stdout.split()[-1]
 
 
 def pbs_target(job: Job) -> PbsTarget:

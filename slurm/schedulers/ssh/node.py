@@ -14,7 +14,7 @@ from configs.plans.job import HostPlacement, Job
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.targets.target import SshTarget
-from slurm.launcher.node import GIVEN
+from slurm.launcher.node import GIVEN, GIVEN_NAME
 from slurm.launcher.setup_lines import prepared
 from slurm.schedulers.job_files import node_end, node_launcher
 from slurm.ssh.connection import Facts, Host, HostAway, HostError
@@ -96,7 +96,7 @@ class NodeJob:
         command = prepared([program, "-m", "slurm.launch", f"{folder}/job.json"], self._target)
         node = {"rank": self.rank, "names": self._placement.hosts, "addresses": addresses}
         told = json.dumps(node | {"job_id": f"{run_digest(self._paths.folder.parents[1])}-{self._placement.folder}"})
-        environment = {GIVEN: told, "RANKWISE_NODE_NAME": self.host.name, "PYTHONSAFEPATH": "1"}
+        environment = {GIVEN: told, GIVEN_NAME: self.host.name, "PYTHONSAFEPATH": "1"}
         await self.host.ask("start_job", folder=folder, rank=self.rank, argv=command, environment=environment)
 
     async def holds_its_host(self) -> bool:

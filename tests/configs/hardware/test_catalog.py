@@ -111,6 +111,12 @@ def test_figures_that_others_build_on() -> None:
         ("h100", "h100-80gb"),
         ("H100-SXM", "h100-80gb"),
         ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),  # named by the memory of its processor
+        ("NVIDIA GH200 120GB", "gh200-96gb"),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144gb"),
+        ("AMD Instinct MI300X OAM", "mi300x"),  # as the kernel's driver calls it
+        ("AMD Instinct MI325X OAM", "mi325x"),
+        ("AMD Instinct MI355X OAM", "mi355x"),
         ("NVIDIA H100 PCIe", "h100-80gb-pcie"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
         ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),

@@ -75,6 +75,7 @@ def test_a_run_without_an_end_is_refused() -> None:
     ("fields", "message"),
     [
         ({"fields": {"prompt": "x"}}, "fields: prompt is set by the generator"),
+        ({"fields": {"n": 2}}, "fields: n: one answer to a request is measured"),
         ({"vocabulary": (9, 9)}, "expected a range of token ids"),
         ({"prompts": "p.jsonl", "shared_prefix_tokens": 5}, "random prompts only"),
         ({"new_tokens": {"distribution": "uniform", "low": 5, "high": 4}}, "more than high"),
@@ -84,6 +85,11 @@ def test_a_run_without_an_end_is_refused() -> None:
 def test_contents_that_contradict_themselves_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Contents.model_validate(fields)
+
+
+@pytest.mark.parametrize("fields", [{"n": 1}, {"n": None}, {"top_p": 0.9}])
+def test_fields_that_leave_one_answer_to_a_request_are_taken(fields: dict[str, object]) -> None:
+    assert Contents(fields=fields).fields == fields
 
 
 def test_users_beyond_the_cap_of_requests_in_flight_are_refused() -> None:

@@ -108,3 +108,27 @@ def test_processes_that_hang_when_they_are_asked_are_not_counted_as_failed_start
             await made.stop()
 
     assert asyncio.run(scenario()) == [0, 0]
+
+
+def test_the_batch_that_is_computed_does_not_wait(tmp_path: Path) -> None:
+    """It was counted as one that waits, and took its place in the queue."""
+
+    async def scenario() -> None:
+        made = Computing(tmp_path / "settings.json", tmp_path / "rank.log", max_waiting=1, limit_seconds=60.0)
+        made.ready, process = True, SimpleNamespace(stdin=SimpleNamespace(write=lambda _: None))
+        made._process = process  # type: ignore[assignment]
+        asked = []
+        for waiting in (0, 1):
+            asked.append(asyncio.create_task(made.ask([[1]], 0)))
+            await asyncio.sleep(0.01)
+            assert made.waiting == waiting
+        with pytest.raises(ApiError, match="already waiting: 1 request"):
+            await made.ask([[1]], 0)
+        for left in (0, 0):
+            assert made._answer is not None
+            made._answer.set_result({})
+            await asyncio.sleep(0.01)
+            assert made.waiting == left
+        assert await asyncio.gather(*asked) == [{}, {}]
+
+    asyncio.run(scenario())

@@ -126,6 +126,24 @@ def test_amd_gpus_are_nodes_of_the_kernels_topology(tmp_path: Path) -> None:
     assert local_accelerators({"HIP_VISIBLE_DEVICES": ""}, tmp_path) == ()
 
 
+def test_a_job_has_the_amd_gpus_that_its_scheduler_leaves_it(tmp_path: Path) -> None:
+    """Slurm sets ROCR_VISIBLE_DEVICES; all GPUs of the node were counted, and ranks started for those of others."""
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for node in range(4):
+        (nodes / str(node)).mkdir(parents=True)
+        (nodes / str(node) / "properties").write_text(f"simd_count 1216\nlocation_id {node << 8}\ndomain 0\n")
+
+    def buses(**variables: str) -> list[str | None]:
+        return [found.pci and found.pci[5:7] for found in local_accelerators(variables, tmp_path)]
+
+    assert buses() == ["00", "01", "02", "03"]
+    assert buses(ROCR_VISIBLE_DEVICES="2,3") == ["02", "03"]
+    assert buses(ROCR_VISIBLE_DEVICES="2,3", HIP_VISIBLE_DEVICES="1") == ["03"]  # HIP counts what is left
+    assert buses(ROCR_VISIBLE_DEVICES="2,3", HIP_VISIBLE_DEVICES="2") == []
+    assert buses(ROCR_VISIBLE_DEVICES="") == []
+    assert buses(ROCR_VISIBLE_DEVICES="GPU-0123456789ABCDEF") == ["00", "01", "02", "03"]  # not known here
+
+
 def test_a_build_of_torch_for_other_devices_is_named() -> None:
     gpus, amd = [LocalAccelerator(name="NVIDIA A10G")] * 2, [LocalAccelerator(name="MI300X", kind="rocm")]
     assert unusable_reason(gpus, "2.13.0+cpu") == "torch 2.13.0+cpu cannot use 2 x NVIDIA A10G"

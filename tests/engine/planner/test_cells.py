@@ -15,6 +15,7 @@ from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
+from engine.planner.catalog import find_model
 from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, interval, predict_cell
 from engine.planner.families import read_architecture
 from engine.planner.local import with_cores
@@ -140,7 +141,17 @@ def test_memory_is_that_of_the_process_on_a_cpu_and_of_tensors_on_a_gpu() -> Non
 def test_a_gpu_waits_for_operators_that_are_issued_one_by_one() -> None:
     fast = Machine(name="one", accelerator=accelerator("h100-80gb"))
     found = predict_cell(generate(), SMALL, fast)
-    assert found.time_per_output_token_seconds == pytest.approx(SMALL.layers * EAGER_LAYER_SECONDS)
+    assert found.ttft_seconds == pytest.approx(SMALL.layers * EAGER_LAYER_SECONDS)
+
+
+def test_a_decode_step_on_a_gpu_is_recorded_and_waits_for_nothing() -> None:
+    """An H200 decodes Llama-3.2-1B's shape at 32 x 1 / 1.21 ms (docs/measurements/gpu.md), where 3.2 ms were said."""
+    h200 = Machine(name="one", accelerator=accelerator("h200"))
+    work = {"prompt_tokens": 64, "new_tokens": 64, "batch_size": 32, "num_prompts": 32}
+    found = predict_cell(generate(dtype="bfloat16", **work), find_model("llama-3.2-1b"), h200)
+    measured = 32 / 26_413
+    assert found.time_per_output_token_seconds and found.factor
+    assert measured / found.factor < found.time_per_output_token_seconds < measured * found.factor
 
 
 def test_dollars_are_those_of_whole_nodes() -> None:
@@ -280,6 +291,19 @@ def test_an_encoder_decoder_reads_its_source_first() -> None:
     assert long.ttft_seconds > short.ttft_seconds
     assert short.time_per_output_token_seconds is not None and short.peak_memory_bytes is not None
     assert long.peak_memory_bytes is not None and long.peak_memory_bytes > short.peak_memory_bytes
+
+
+def test_a_window_spares_reading_and_no_memory_of_the_cache() -> None:
+    """`engine.inference.cache` has a place for each position of each layer: of a long context a share was counted."""
+    config = ARCHITECTURES["mistral-1m"] | {"max_position_embeddings": 32768}
+    windowed, whole = (read_architecture(config | {"sliding_window": width}, "m") for width in (96, None))
+    node = Machine(name="node", accelerator=accelerator("a100-80gb"), accelerators=1)
+    long = generate(prompt_tokens=16384, new_tokens=64, batch_size=64, num_prompts=64)
+    said, wanted = (predict_cell(long, each, node) for each in (windowed, whole))
+    assert said.peak_memory_bytes == wanted.peak_memory_bytes
+    cache = 2 * 4 * whole.layers * whole.kv_heads * whole.head_dim * 64 * (16384 + 64)
+    assert said.peak_memory_bytes and said.peak_memory_bytes > cache
+    assert said.tokens_per_second and wanted.tokens_per_second and said.tokens_per_second > wanted.tokens_per_second
 
 
 def test_a_model_whose_positions_are_distances_takes_longer_sequences_than_it_was_made_for() -> None:

@@ -1,10 +1,15 @@
 """How large a server can be: its cache leaves what other processes have of a GPU."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from configs.common.execution import Layout
+from configs.families.config import ModelConfig
+from configs.hardware.architectures import ARCHITECTURES
+from configs.serving.settings import BLOCK_POSITIONS
+from engine.models.stages import stage_layers
 from engine.planner import serving
 from engine.planner.accelerators import LocalAccelerator
 from engine.planner.families import read_architecture
@@ -48,3 +53,42 @@ def test_a_cache_that_does_not_fit_beside_others_is_refused(monkeypatch: pytest.
         server_sizes(AskedSizes(kv_cache_gib=20), architecture, "llama-7b", tmp_path)
     with pytest.raises(ValueError, match="room for 0 tokens"):
         server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 3090", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "AMD GPU"])
+def test_a_gpu_that_the_catalog_does_not_have_can_serve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """How fast it is does not matter for the size of a cache; it was refused as an unknown accelerator."""
+    kind: Any = "rocm" if name.startswith("AMD") else "cuda"
+    device = LocalAccelerator(name=name, kind=kind, memory_bytes=20 * GIB)
+    monkeypatch.setattr(serving, "local_devices", lambda _: (device,))
+    monkeypatch.setattr(serving, "free_memory_bytes", lambda _: None)
+    architecture = read_architecture(CONFIG, "llama-7b")
+    sizes = server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+    known = LocalAccelerator(name=H100.name, memory_bytes=20 * GIB)
+    monkeypatch.setattr(serving, "local_devices", lambda _: (known,))
+    assert sizes == server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+    unknown = LocalAccelerator(name=name, kind=kind)
+    monkeypatch.setattr(serving, "local_devices", lambda _: (unknown,))
+    with pytest.raises(ValueError, match="unknown accelerator"):
+        server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama-200m", "llama-40m", "gpt2-124m"])
+@pytest.mark.parametrize("pp", [2, 3, 4])
+def test_a_block_is_that_of_the_stage_with_the_most_layers(name: str, pp: int) -> None:
+    """Tables take the place of layers in the first and the last stage: llama-200m has 3, 6 and 3 on three."""
+    most = max(len(layers) for layers in stage_layers(ModelConfig.parse(dict(ARCHITECTURES[name])), pp))
+    architecture = read_architecture(ARCHITECTURES[name], name)
+    a_layer = 2 * architecture.kv_heads * architecture.head_dim * 2
+    assert block_bytes(architecture, Layout(pp=pp), "bfloat16") == BLOCK_POSITIONS * a_layer * most
+
+
+def test_the_cache_of_no_stage_exceeds_what_was_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(serving, "local_devices", lambda _: (H100,) * 3)
+    monkeypatch.setattr(serving, "free_memory_bytes", lambda _: 80 * GIB)
+    architecture = read_architecture(ARCHITECTURES["llama-200m"], "llama-200m")
+    asked = AskedSizes(layout=Layout(pp=3), kv_cache_gib=1.0)
+    held = server_sizes(asked, architecture, "llama-200m", tmp_path).blocks * BLOCK_POSITIONS * 6 * 2 * 4 * 64 * 2
+    assert 0.99 * GIB < held <= GIB

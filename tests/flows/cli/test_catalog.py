@@ -122,6 +122,12 @@ def test_prices_of_a_provider_are_all_that_hold_for_it(tmp_path: Path) -> None:
     assert all(row["name"].startswith("aws/") for row in rows if row["layer"] != "user")
 
 
+def test_prices_of_a_region_are_found_by_any_spelling_of_it() -> None:
+    """As an instance's price is."""
+    code, table, _ = call("list", "prices", "--provider", "azure", "--region", "East US")
+    assert code == 0 and table == call("list", "prices", "--provider", "azure", "--region", "eastus")[1]
+
+
 def test_a_price_that_would_hold_for_nothing_is_refused() -> None:
     code, _, error = call("list", "prices", "--set", "g4dn.*.usd_per_hour=0.3")
     assert code == 2 and "got 'g4dn.*', expected provider/instance, such as aws/g4dn.*, or *" in error

@@ -9,8 +9,21 @@ import pytest
 from rich.console import Console
 
 from configs.plans.paths import RunPaths
-from flows.cli.run import OTHER_ERROR, SOME_UNMEASURED, _asked_to_accept, _print_summary, guarded
+from configs.plans.plan import UnusableModel
+from flows.cli.run import (
+    ALL_COMPLETED,
+    OTHER_ERROR,
+    SOME_UNMEASURED,
+    _asked_to_accept,
+    _print_summary,
+    _print_unusable,
+    _unusable,
+    guarded,
+)
+from flows.scaling_study import RunSummary
 from tasks.campaign.progress import RunProgress
+from tests.support.run_folders.studies import rankwise, write_study
+from tests.support.servers.hub_server import HubServer, Repository, make_model
 
 
 def test_a_folder_in_brackets_is_named_as_it_is() -> None:
@@ -51,3 +64,36 @@ def test_only_a_run_that_was_begun_tells_of_launches_when_it_is_interrupted(
     monkeypatch.setattr("tasks.campaign.progress._current", RunProgress(study=study))
     assert guarded(interrupted, Path(), debug=False) == OTHER_ERROR
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.slow
+def test_a_model_of_a_hub_whose_files_cannot_be_measured_is_left_out_and_told(tmp_path: Path) -> None:
+    """Its config.json is known once it is fetched: the run ended with 0 and named no model, the report with 3."""
+    make_model(tmp_path / "served")  # config.json lacks what a model needs
+    study = write_study(
+        tmp_path,
+        models=[{"id": "synthetic:llama-1m@0", "name": "good"}, {"id": "acme/broken"}],
+        workload={"kind": "generate", "prompt_tokens": 4, "new_tokens": 2},
+        experiments={"grid": {"kind": "sweep", "over": {"batch_size": [1]}}},
+        measuring={"min_passes": 1, "min_seconds": 0},
+    )
+    with HubServer({"acme/broken": Repository(tmp_path / "served")}) as hub:
+        environment = {"HF_ENDPOINT": hub.endpoint, "RANKWISE_CACHE": str(tmp_path / "cache"), "HF_TOKEN": ""}
+        environment["HF_HUB_OFFLINE"] = "0"  # whatever this process's libraries were told
+        done = rankwise("run", study, "--no-calibrate", cwd=tmp_path, **environment)
+    assert done.returncode == SOME_UNMEASURED, done.stdout + done.stderr
+    assert "Not measured: model broken: models[1].id: broken: config.json: vocab_size is missing" in done.stdout
+
+
+def test_models_that_a_run_has_left_out_are_its_own() -> None:
+    """The check before the run cannot see the files of a hub's model."""
+    broken = UnusableModel(name="broken", reason="no config.json")
+    summary = RunSummary(
+        folder="s", report="s/report.md", sentences=[], measurements=1, already_measured=0, statuses={"completed": 1},
+        unusable=(broken,),
+    )  # fmt: skip
+    checked: Any = SimpleNamespace(unusable=())
+    written = io.StringIO()
+    left_out = _unusable(summary, checked)
+    assert _print_unusable(Console(file=written, width=200), left_out, ALL_COMPLETED) == SOME_UNMEASURED
+    assert written.getvalue() == "Not measured: model broken: no config.json\n"

@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import expect
 from typer.testing import CliRunner
 
+from configs.hardware.prices import Price, TargetPrices
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from flows.cli.main import app
@@ -104,7 +105,22 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     found = progress(run, "v")
     assert (found.done, found.planned) == (10, 20) and "about 10:00 to go" in found.text
     write_measurements(run, second, 0.01)
-    assert progress(run, "v").text.endswith("complete.")
+    assert progress(run, "v").text.endswith("0 running; 2 of the memory pass to go."), "it was said to be complete"
+    for cell in (first, second):
+        write_record(run, cell, 0, measuring_pass="memory")
+    assert progress(run, "v").text == "20 of 20 measurements, 0 failed, 0 running; complete."
+
+
+@pytest.mark.parametrize(("kind", "usd"), [("slurm", "9.60"), ("local", "0.96")])
+def test_jobs_that_run_at_a_time_are_all_paid_for(kind: str, usd: str, tmp_path: Path) -> None:
+    """A cluster that runs many jobs at a time was said to cost what one of them does."""
+    price = TargetPrices(price=Price(usd_per_hour=3.6, source="contract"))
+    plan = planned(f"{STUDY}\ntargets: [{{kind: {kind}, name: lab}}]").model_copy(update={"prices": {"lab": price}})
+    run, cell = write_plan(tmp_path / "run", plan), cells_of(plan)[0][1]
+    for repeat in range(4):
+        began, ended = f"2026-01-01T00:0{repeat}:00Z", f"2026-01-01T00:1{repeat}:00Z"
+        write_record(run, cell, repeat, status=Status.FAILED, started_at=began, finished_at=ended)
+    assert progress(run, "v").text.endswith(f"about 16:00 to go, about {usd} USD.")
 
 
 def test_many_minutes_to_go_are_hours(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from xml.etree import ElementTree as xml
 
 import numpy as np
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.numbers.statistics import ROUNDING, Ratio
-from reports.reading.run_figures import FIGURE_KINDS, RunFigures
+from reports.reading.load import load_run
+from reports.reading.run_figures import FIGURE_KINDS, RunFigures, run_figures
 from reports.runs.between_runs import BetweenRuns, between_runs
 from reports.runs.compare import (
     Comparison,
@@ -24,6 +26,7 @@ from reports.runs.compare_export import as_json, junit_xml
 from reports.runs.compare_text import change_table, comparison_headline, markdown, terminal_text
 from reports.text import aligned
 from tests.support.run_folders.compared_runs import HOME, around, cell_of, run_of
+from tests.support.run_folders.made_studies import planned, write_plan
 
 THROUGHPUT, TTFT = FIGURE_KINDS[:2]
 
@@ -172,6 +175,26 @@ def test_unmatched_cells_and_those_that_keep_answers_are_listed() -> None:
     text = terminal_text(comparison)
     assert "Only in the first: tiny, old (old)." in text and "Only in the second: tiny, new (new)." in text
     assert "keeping answers takes time: tiny, answers (answers)." in text
+
+
+def test_loads_and_operations_are_not_said_to_keep_answers(tmp_path: Path) -> None:
+    """They were listed under `keeping answers takes time`, and two runs of them refused with that."""
+    plan = planned(
+        """
+        workload: {kind: serve, rate: 1, duration_seconds: 5}
+        experiments: {load: {kind: load}, links: {kind: communication, operations: [all_reduce]}}
+        """
+    )
+    loads = run_figures(load_run(write_plan(tmp_path / "run", plan)), "loads")
+    assert not any(cell.compared or cell.keeps_answers for cell in loads.cells.values())
+    with pytest.raises(ValueError, match=r"are of single requests or operations; they are not compared"):
+        compare(loads, loads)
+    both = run_of(cell_of(), *loads.cells.values())
+    comparison = compare(both, both)
+    text, data = terminal_text(comparison), as_json(comparison)
+    assert "Not compared, because their figures are of single requests or operations: " in text
+    assert "keeping answers" not in text
+    assert data["of_single"].keys() == loads.cells.keys() and not data["answers_kept"]
 
 
 def test_nothing_to_compare_is_an_error_that_says_why() -> None:

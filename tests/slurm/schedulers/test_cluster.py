@@ -128,6 +128,19 @@ def test_without_accounts_scontrol_tells_of_the_job(
     assert (told.state, told.nodes, told.elapsed_seconds) == ("NODE_FAIL", ("n1", "n2"), 7)
 
 
+def test_a_node_that_never_came_up_is_named_though_accounts_name_only_the_other(slurm: Cluster, tmp_path: Path) -> None:
+    """squeue had named both: without the name a retry went to the broken node again."""
+    paths = made_job(tmp_path)
+    slurm.says("squeue", "7|NODE_FAIL|n[1-2]|None\n")
+    slurm.says("sacct", account("7", "NODE_FAIL", nodes="n1"))
+    begin(paths)
+    node_ends(paths, Status.CANCELLED)
+    for file in (paths.node_launcher(1), paths.node_end(1)):
+        file.unlink()
+    end = ended(paths)
+    assert (end.status, end.nodes) == (Status.NODE_FAILED, ("n2",))
+
+
 @pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"])
 def test_a_requeue_is_a_preemption_and_is_cancelled_before_it_has_an_end(
     slurm: Cluster, tmp_path: Path, state: str

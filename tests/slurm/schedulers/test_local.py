@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,3 +127,20 @@ def test_job_that_was_never_submitted_is_lost(tmp_path: Path) -> None:
     assert read_end(paths).status is Status.LOST
     with pytest.raises(FileNotFoundError, match=r"job\.json"):
         local.submit(tmp_path)
+
+
+def test_a_file_server_whose_clock_is_behind_loses_no_job_that_has_just_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New files have its times: a launcher that had not come up yet was ended as one that never would."""
+    touch = Path.touch
+
+    def by_the_server(path: Path, *arguments: Any) -> None:
+        touch(path, *arguments)
+        os.utime(path, (time.time() - 120, time.time() - 120))
+
+    monkeypatch.setattr(Path, "touch", by_the_server)
+    monkeypatch.setattr(local.parents, "launch", lambda job, job_json: 1)  # it is on its way
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    local.submit(paths.folder)
+    assert local.poll(paths.folder) == "waiting"

@@ -296,6 +296,14 @@ def test_submitting_names_everything_that_is_asked(pbs: Cluster, tmp_path: Path)
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+@pytest.mark.parametrize("around", ["{}", "Checking queue limits: 3 of 50\n{}", "{}\nYour job is in queue gpu", " {} "])
+def test_the_id_is_told_apart_from_what_a_site_writes(pbs: Cluster, tmp_path: Path, around: str) -> None:
+    paths = made_job(tmp_path, submitted=False)
+    pbs.says("qsub", f"{around.format(JOB)}\n")
+    cluster.submit(paths.folder)
+    assert Submission.model_validate_json(paths.submission.read_bytes()).job_id == JOB
+
+
 def test_the_script_hands_the_nodes_on(tmp_path: Path) -> None:
     """A stand-in for pbsdsh starts what it is given on two nodes, one after the other."""
     python = tmp_path / "python"

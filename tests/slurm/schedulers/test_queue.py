@@ -1,5 +1,6 @@
 """The shared look at the queue. Slurm's programs are stand-ins that print what a file says and count their calls."""
 
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_nobody_waits_for_a_look(cluster: Cluster) -> None:
     assert cluster.queue.sight("7") is None
     answered.touch()
     cluster.look(lambda: cluster.queue.sight("7") == Sight("RUNNING", ("n1",), "None"))
+
+
+def test_a_look_is_taken_where_no_thread_can_be_started(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Login nodes limit processes: the run ended, and its jobs' cancellation waited for that look without end."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    cluster.says("squeue", "7|RUNNING|n1|None\n")
+    cluster.queue.watch("7", every_seconds=30)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert cluster.queue.sight("7") == Sight("RUNNING", ("n1",), "None")
+    assert not cluster.queue._looking.locked()
 
 
 def test_accounts_are_asked_for_what_has_ended_and_no_longer(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -48,3 +49,31 @@ def test_a_folder_that_is_named_keeps_no_other_request_waiting(monkeypatch: pyte
     node_program.serve(io.BytesIO(b"".join(json.dumps(each).encode() + b"\n" for each in requests)), answers)
     assert answered.wait(60)
     assert [json.loads(line)["id"] for line in answers.getvalue().splitlines()] == [1, 0]
+
+
+def test_a_file_system_that_fails_for_a_while_ends_no_job(tmp_path: Path) -> None:
+    """A stale handle of NFS: the job was called lost, and measured again beside itself. Here a link to itself fails."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+
+    def standing() -> tuple[bool, bool, bool]:
+        told = node_program.look([{"folder": str(folder), "rank": 0, "known": {}}])["jobs"][0]
+        return told["there"], told["started"], told["alive"]
+
+    assert standing() == (True, False, False)
+    (folder / ".started_0").write_text(f"{os.getpid()} {node_program._start_ticks(os.getpid())}\n")
+    assert standing() == (True, True, True)
+    folder.rename(tmp_path / "aside")
+    folder.symlink_to(folder)
+    assert standing() == (True, True, True)
+    folder.unlink()
+    assert standing() == (False, False, False)
+    (tmp_path / "aside").rename(folder)
+    (folder / ".started_0").unlink()
+    (folder / ".started_0").symlink_to(".started_0")
+    assert standing() == (True, True, True)
+    (folder / ".started_0").unlink()
+    (folder / ".started_0").touch()
+    assert standing() == (True, True, False), "it was to be started, and was not"
+    (folder / ".started_0").write_text("4194305 1\n")
+    assert standing() == (True, True, False)

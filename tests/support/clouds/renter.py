@@ -18,8 +18,7 @@ from tests.support.patience import patient
 
 PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
 LIMITS = Limits(
-    running_seconds=6,
-    reachable_seconds=8,
+    ready_seconds=8,
     host_key_seconds=2,
     poll_seconds=0.2,
     first_pause_seconds=0.05,
@@ -34,7 +33,7 @@ from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
 from tasks.providers.giving_back import Teardown
 lease = RentalLease.model_validate_json(sys.argv[1])
 folder, provider = Path(sys.argv[2]) / lease.run, provider_named(lease.request.provider)
-limits = Limits(running_seconds=30, reachable_seconds=30, poll_seconds=0.2, teardown=Teardown(settle_seconds=1))
+limits = Limits(ready_seconds=30, poll_seconds=0.2, teardown=Teardown(settle_seconds=1))
 rent(provider, lease, plan_rental(provider, lease.request, None), folder, print, limits)
 give_back_run(provider, lease, folder, print, limits.teardown)
 """

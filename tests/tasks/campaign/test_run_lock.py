@@ -1,6 +1,8 @@
 """Who held a run folder before."""
 
+import errno
 import fcntl
+import os
 import threading
 from pathlib import Path
 from uuid import uuid4
@@ -8,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from configs.plans.paths import RunPaths
-from tasks.campaign.run_lock import FolderInUse, is_locked, run_lock
+from tasks.campaign.run_lock import FolderInUse, held_since, is_locked, run_lock
 
 
 def test_a_flow_run_that_is_tried_again_is_not_the_lost_one_before_it(tmp_path: Path) -> None:
@@ -31,3 +33,20 @@ def test_who_only_looks_keeps_no_run_from_its_folder(tmp_path: Path) -> None:
     with run_lock(run):
         assert is_locked(run)
     timer.join()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said_with_what_to_do(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ended with `Function not implemented`, without a word on what or where, and so did `rankwise logs`."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run = RunPaths(tmp_path)
+    with pytest.raises(ValueError, match=r"this file system has no locks .*use a folder of another one"), run_lock(run):
+        pass
+    assert not is_locked(run)
+    assert held_since(run) is None

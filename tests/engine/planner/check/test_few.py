@@ -95,6 +95,11 @@ def test_measured_columns_are_no_inputs(module: ModuleType, tmp_path: Path) -> N
         (pretraining, {"ep": "8"}, "ep: 8 ranks cannot share 1 experts"),
         (pretraining, {"pp": "64", "num_gpus": "64"}, "pp: 64 stages for 32 layers"),
         (pretraining, {"tp": "3", "num_gpus": "24"}, "tp: 3 ranks cannot share 32 heads, 8 of keys and values"),
+        (
+            pretraining,
+            {"pp": "8", "global_batch_size": "", "gradient_accumulation_steps": ""},
+            "global_batch_size: missing or empty; the idle time of 8 stages depends on it",
+        ),
         (slow_link, {"device": "abacus"}, "device: 'abacus' is not known; use one of: raspberry-pi-4b"),
         (slow_link, {"link": "string"}, "link: 'string' is not known; write its speed first"),
         (slow_link, {"link": "0gbit-ethernet"}, "link: '0gbit-ethernet' is not known"),
@@ -107,6 +112,15 @@ def test_measured_columns_are_no_inputs(module: ModuleType, tmp_path: Path) -> N
 def test_what_cannot_be_predicted_says_why(module: ModuleType, changes: dict[str, str], reason: str) -> None:
     [one] = module.predict([rows_of(module)[0] | changes], [])
     assert one.predicted is None and reason in one.reason
+
+
+def test_a_batch_is_needed_where_stages_wait_for_it_only() -> None:
+    row = rows_of(pretraining)[0] | {"gradient_accumulation_steps": ""}
+    alone, in_stages = row | {"pp": "1"}, row | {"pp": "2", "vp": "1"}
+    with_batch, without = (pretraining.predict([alone | {"global_batch_size": size}], [])[0] for size in ("128", ""))
+    assert with_batch.predicted == without.predicted
+    few, many = (pretraining.predict([in_stages | {"global_batch_size": size}], [])[0] for size in ("8", "1024"))
+    assert few.predicted and many.predicted and few.predicted < many.predicted
 
 
 def test_a_fit_moves_from_its_priors_as_far_as_rows_require() -> None:

@@ -13,7 +13,7 @@ import pytest
 from configs.hardware.catalog import accelerator, catalog
 from engine.planner.catalog import find_model
 from engine.planner.choice.instances import Among, InstanceRequest, counts, options_on
-from engine.planner.choice.lengths import default_length, length_note, length_of
+from engine.planner.choice.lengths import default_length, length_note, length_of, room_note
 from engine.planner.choice.machines import inference_format, instance_price, machine_for, training_precision
 from engine.planner.choice.search import LAUNCHABLE, ranked, with_memory_limit
 from engine.planner.choice.selector import HardwareSelector
@@ -349,6 +349,19 @@ def test_machines_by_accelerator() -> None:
     assert (mine.name, mine.usd_per_hour, mine.between) == ("my-own", None, None)
 
 
+def test_an_accelerator_of_changed_figures_keeps_them() -> None:
+    """A GPU that is capped or divided goes by its catalog's name; the catalog's memory was planned with instead."""
+    part = accelerator("h100-80gb").model_copy(update={"memory_bytes": 40_000_000_000})
+    there = machine_for(part, 8, catalog())
+    assert (there.name, there.accelerator) == ("aws/p5.48xlarge", part)
+    asked = {"gpu_count": 1, "batch_size": 8, "prompt_tokens": 2048}
+    whole, capped = (
+        SELECTOR.get_inference_config("text_generation", "llama-2-13b", accelerator=each, **asked)  # type: ignore[arg-type]
+        for each in ("h100-80gb", part)
+    )
+    assert whole["fits"] and not capped["fits"] and "of 40.0" in capped["why_not"]
+
+
 def test_prices_by_market() -> None:
     on_demand = instance_price("aws/g4dn.xlarge", "on_demand", catalog())
     spot = instance_price("aws/g4dn.xlarge", "spot", catalog())
@@ -372,6 +385,30 @@ def test_lengths_where_none_is_said() -> None:
     assert default_length(find_model("bert-base-uncased")) == 512
     assert default_length(find_model("llama-3.1-8b")) == 2048
     assert default_length(find_model("llama-3.1-8b"), "inference") == 512
+
+
+def test_more_tokens_than_positions_are_remarked() -> None:
+    """A prompt of all positions leaves no room for an answer, which was predicted without a word."""
+    gpt2 = find_model("gpt2")
+    assert room_note(gpt2, 896, 128) == room_note(find_model("t5-base"), 512, 4096) == []
+    assert room_note(find_model("bert-base-uncased"), 512, 128) == []  # it generates nothing
+    answer = SELECTOR.get_inference_config("text_generation", gpt2, 1, prompt_tokens=1024, accelerator="t4")
+    assert answer["assumptions"] == ["1,152 tokens of prompt and answer, although gpt2 has 1,024 positions"]
+    assert room_note(find_model("whisper-tiny"), 1500, 449) == [
+        "449 new tokens, although whisper-tiny has 448 positions"
+    ]
+
+
+def test_audio_has_the_length_of_its_encoder() -> None:
+    """30 seconds are 1,500 tokens; the 448 positions of Whisper's answers were taken for the most that it reads."""
+    whisper = find_model("whisper-small")
+    assert length_of(whisper, None, "inference") == length_of(whisper, 1500, "inference") == 1500
+    assert length_note(whisper, 1500, 1500, "inference") == []
+    with pytest.raises(ValueError, match="has 1,500 positions; sequences of 1,501 tokens"):
+        length_of(whisper, 1501, "inference")
+    assert length_of(whisper, None) == 448  # of both sides, in training
+    answer = SELECTOR.get_inference_config("audio", whisper, 1, accelerator="t4")
+    assert answer["prompt_tokens"] == 1500 and "sequences of 1,500 tokens" in answer["assumptions"][-1]
 
 
 def test_images_have_the_length_of_their_model() -> None:

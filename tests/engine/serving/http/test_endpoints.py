@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from engine.prompts.tokenizer import load_tokenizer
 from engine.serving.http.answers import ChoicePiece
@@ -73,6 +74,19 @@ def test_a_minimum_of_tokens_needs_one_that_does_not_end_the_answer(tmp_path: Pa
         assert len(choice.answer.wanted.sampling.banned) == 4
 
 
+def test_more_answers_than_an_idle_server_takes_are_not_told_to_come_back(tmp_path: Path) -> None:
+    generation, _ = service(tmp_path)
+    limits = generation._settings.limits.model_copy(update={"max_queue": 2})
+    generation._settings = generation._settings.model_copy(update={"max_sequences": 1, "limits": limits})
+    with pytest.raises(ApiError, match=r"^n: 4 answers to one request; at most 3$") as caught:
+        asyncio.run(generation.complete(completion(n=4)))
+    assert (caught.value.status, caught.value.retry_after) == (400, None)
+    assert len(asyncio.run(generation.complete(completion(n=3)))[1]) == 3
+    with pytest.raises(ApiError, match="already waiting: 2 requests") as caught:
+        asyncio.run(generation.complete(completion()))
+    assert caught.value.status == 429
+
+
 def test_an_unexpected_error_in_one_answer_ends_the_request(tmp_path: Path) -> None:
     async def scenario() -> None:
         generation, router = service(tmp_path)
@@ -86,6 +100,27 @@ def test_an_unexpected_error_in_one_answer_ends_the_request(tmp_path: Path) -> N
 
     with pytest.raises(OverflowError):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("chat", "text"), [(False, " word"), (True, "word")])
+def test_a_completion_continues_its_prompt_and_a_message_begins_a_text(tmp_path: Path, chat: bool, text: str) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"\u2581a": 0, "\u2581word": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+
+    async def scenario() -> dict[str, Any]:
+        generation, _ = service(tmp_path)
+        generation._model = replace(generation._model, tokenizer=tokenizer)
+        object.__setattr__(generation._model, "encode_chat", lambda messages: [0, 0])
+        if chat:
+            asked = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+            form, choices = await generation.chat(read_request(json.dumps(asked).encode(), ChatRequest))
+        else:
+            form, choices = await generation.complete(completion(prompt=[0, 0]))
+        give(choices[0], new(1, "length"))
+        return await whole(generation, form, choices)
+
+    [choice] = asyncio.run(scenario())["choices"]
+    assert (choice["message"]["content"] if chat else choice["text"]) == text
 
 
 def _broken(token: int) -> str:
@@ -107,6 +142,34 @@ def test_parts_of_characters_keep_the_likeliest_log_probability_and_have_no_byte
     answer, chat = asyncio.run(scenario())
     assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}]
     assert chat["logprobs"]["content"][0]["bytes"] is None
+
+
+@pytest.mark.parametrize(("count", "others"), [(0, ()), (2, ((7, -0.2), (8, -2.0)))])
+def test_the_drawn_token_is_among_the_likeliest(
+    tmp_path: Path, count: int, others: tuple[tuple[int, float], ...]
+) -> None:
+    """OpenAI answers with one more where it is not among those asked for; `logprobs: 0` asks for it alone."""
+
+    async def scenario() -> dict[str, Any]:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(logprobs=count))
+        give(choices[0], new(3, "length", logprob=-5.0, top=others))
+        return await whole(generation, form, choices)
+
+    [choice] = asyncio.run(scenario())["choices"]
+    [found] = choice["logprobs"]["top_logprobs"]
+    assert sorted(found.values(), reverse=True) == [*(value for _, value in others), -5.0]
+    assert found[choice["logprobs"]["tokens"][0]] == -5.0
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_too_long_an_answer_is_refused_by_the_field_that_asks_for_it(tmp_path: Path, field: str) -> None:
+    generation, _ = service(tmp_path)
+    object.__setattr__(generation._model, "encode_chat", lambda messages: [0, 0])
+    asked = {"model": "m", "messages": [{"role": "user", "content": "a"}], field: 31}
+    with pytest.raises(ApiError, match=rf"^{field}: 31 new tokens after 2 of the prompt exceed the 32") as caught:
+        asyncio.run(generation.chat(read_request(json.dumps(asked).encode(), ChatRequest)))
+    assert (caught.value.status, caught.value.param) == (400, field)
 
 
 def test_a_conversation_without_room_for_an_answer_is_refused_by_its_length(tmp_path: Path) -> None:

@@ -29,9 +29,14 @@ TAGGED = """{% set mark = 'out' -%}
 STRIPPED = TAGGED.replace("{% generation %}", "{%- generation -%}").replace("{% endgen", "{%- endgen")
 TOOLS = "{% if tools is not none %}{{ tools }}{% endif %}{% if documents is none %}{{ messages | tojson }}{% endif %}"
 LOOP = "{{ bos_token }}{% for one in messages if one.role == 'user' %}{{ one.content }}{% break %}{% endfor %}"
+COMPACT = "{{ messages | tojson(separators=(',', ':'), sort_keys=true) }}{{ messages | tojson(true, 2) }}"
 
 
-@pytest.mark.parametrize("template", [TAGGED, STRIPPED, TOOLS, LOOP], ids=["generation", "stripped", "tools", "loop"])
+@pytest.mark.parametrize(
+    "template",
+    [TAGGED, STRIPPED, TOOLS, LOOP, COMPACT],
+    ids=["generation", "stripped", "tools", "loop", "compact"],
+)
 def test_a_conversation_is_rendered_as_by_transformers(tmp_path: Path, template: str) -> None:
     found = _template(tmp_path, {"chat_template": template})
     rendered: list[str] = []

@@ -44,6 +44,22 @@ def test_a_message_is_refused_by_its_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, ".type: got 'image_url'; input should be 'text'"),
+        ({"type": "text", "text": "a", "cache_control": {}}, ".cache_control: not supported by this server"),
+        ({"type": "text"}, ".text: missing"),
+    ],
+)
+def test_a_part_of_a_message_is_refused_by_its_field(part: dict[str, Any], message: str) -> None:
+    """It was called no string, though a list of parts is taken."""
+    content = [{"type": "text", "text": "x"}, part]
+    assert refused(ChatRequest, messages=[{"role": "user", "content": content}]).message == (
+        f"messages.0.content.1{message}"
+    )
+
+
+@pytest.mark.parametrize(
     ("kind", "fields", "message"),
     [
         (CompletionRequest, {"prompt": [-1] * 5000}, "prompt: got [-1, -1"),
@@ -53,7 +69,7 @@ def test_a_message_is_refused_by_its_place() -> None:
         (CompletionRequest, {"prompt": "a", "stop_token_ids": [-1] * 1000}, "stop_token_ids.0: got -1"),
         (CompletionRequest, {"prompt": "a", **{f"x{number}": 1 for number in range(5000)}}, "x0: not supported"),
         (ChatRequest, {"messages": [1] * 4000}, "messages.0: got 1"),
-        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 5000}]}, "messages.0.content: got [1, 1"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [1] * 5000}]}, "messages.0.content.0: got 1"),
         (ChatRequest, {"messages": [dict.fromkeys(map(str, range(5000)))]}, "messages.0.role: missing"),
         (EmbeddingRequest, {"input": [-1] * 5000}, "input: got [-1, -1"),
     ],
@@ -90,3 +106,12 @@ def test_a_request_without_faults_keeps_all_its_fields() -> None:
     assert read.model_dump(include=set(fields)) == fields
     message = {"role": "user", "content": [{"type": "text", "text": "x"}] * 3, "name": "n"}
     assert read_request(json.dumps({"model": "m", "messages": [message] * 2}).encode(), ChatRequest).messages[1].name
+
+
+def test_null_asks_for_nothing() -> None:
+    """Clients write what is not set so, and give a message back as it came."""
+    said = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None}
+    asked = {"model": "m", "messages": [said], "tools": None, "tool_choice": None, "store": None}
+    assert read_request(json.dumps(asked).encode(), ChatRequest).messages[0].content == "x"
+    assert refused(ChatRequest, **asked | {"tools": []}).param == "tools"
+    assert refused(ChatRequest, **asked | {"messages": [said | {"tool_calls": []}]}).param == "messages.0.tool_calls"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.prompts.tokenizer import load_tokenizer
-from engine.serving.http.text import AnswerText
+from engine.serving.http.text import AnswerText, token_text
 
 _TINY = Path(__file__).parents[4] / "configs" / "models" / "tiny-stdlib" / "tokenizer.json"
 TINY = load_tokenizer(_TINY)
@@ -100,6 +100,52 @@ def fallback_tokenizer() -> tuple[Tokenizer, dict[str, int]]:
     blanks = decoders.Replace("\u2581", " ")
     made.decoder = decoders.Sequence([blanks, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     return made, made.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "names", "text"),
+    [
+        (["\u2581a", "b"], ["\u2581c", "b"], " cb"),
+        (["\u2581a", "b"], ["\u2581c", "<0xC3>", "<0xA9>", "\u2581c", "<0xC3>"], " c\u00e9 c\ufffd"),
+        (["\u2581c"] * 30, ["\u2581c", "<0xC3>"], " c\ufffd"),
+        (["\u2581a", "<0x0A>"], ["<0xE3>", "b", "\u2581c"], "\ufffdb c"),
+        # Half a character, which its answer may complete: decoded alone.
+        (["\u2581a", "<0xC3>"], ["<0xA9>", "\u2581c"], "\ufffd c"),
+        ([], ["\u2581c", "b"], "cb"),
+    ],
+)
+def test_an_answer_keeps_the_blank_between_its_prompt_and_its_first_word(
+    prompt: list[str], names: list[str], text: str
+) -> None:
+    """The decoder drops a blank at the beginning of a text, where an answer that continues one does not begin."""
+    tokenizer, vocabulary = fallback_tokenizer()
+    answer = AnswerText(tokenizer, prompt=[vocabulary[name] for name in prompt])
+    pieces = [answer.add(vocabulary[name]) for name in names]
+    assert "".join(pieces) + answer.end() == text == answer.text
+
+
+def test_a_stop_string_that_begins_with_the_blank_behind_the_prompt_is_found() -> None:
+    tokenizer, vocabulary = fallback_tokenizer()
+    answer = AnswerText(tokenizer, (" c",), prompt=[vocabulary["\u2581a"]])
+    assert answer.add(vocabulary["\u2581c"]) == "" and answer.stopped
+
+
+def test_tokens_that_differ_in_a_blank_have_texts_that_do() -> None:
+    """Alone the decoder drops it, and of ` c` and `c` one log-probability was left."""
+    tokenizer, vocabulary = fallback_tokenizer()
+    named = {"\u2581c": " c", "b": "b", "<0x0A>": "\n", "<0xC3>": "\ufffd", "<unk>": "<unk>"}
+    assert [token_text(tokenizer, vocabulary[name]) for name in named] == list(named.values())
+    assert [token_text(TINY, one) for one in range(600)] == [
+        TINY.decode([one], skip_special_tokens=False) for one in range(600)
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=20), st.text(max_size=20))
+def test_the_text_of_other_decoders_does_not_depend_on_the_prompt(before: str, text: str) -> None:
+    tokens = TINY.encode(text, add_special_tokens=False).ids
+    answer = AnswerText(TINY, prompt=TINY.encode(before, add_special_tokens=False).ids)
+    assert "".join([*map(answer.add, tokens), answer.end()]) == TINY.decode(tokens)
 
 
 @pytest.mark.parametrize(

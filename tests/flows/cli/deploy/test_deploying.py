@@ -1,5 +1,6 @@
 """`rankwise deploy`, `rollout` and `undeploy`: what they ask for, and what becomes of several deployments at once."""
 
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 from configs.common.base import WrongArgument
 from configs.common.execution import Layout
 from configs.common.system.ports import free_port
-from configs.serving.deployment import PlacedServer
+from configs.serving.deployment import Deployment, PlacedServer
 from engine.routing.choosing import BackendLoad, next_backend
 from flows.cli.deploy import deploying, listing, routing
 from flows.cli.deploy.deploying import DeployRequest, run_deploy, run_rollout
@@ -184,6 +185,25 @@ def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys
     assert problem.endswith("`rankwise undeploy broken` takes it down") and folder.exists()
     assert listing.run_undeploy(None, everything=True) == 0
     assert not folder.exists()
+
+
+def test_deployments_are_listed_for_programs(monkeypatch: pytest.MonkeyPatch, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret-token")
+    began = time.time() - 1800
+    there = Deployment(
+        name="one", target="aws:g4dn.xlarge", kind="aws", url="http://127.0.0.1:9", front=str(tmp_path), bundle="b",
+        key_file=str(tmp_path / "key"), rental="r", usd_per_hour=2.0, began_at=began, expires_at=began + 7200,
+    )  # fmt: skip
+    own = there.model_copy(update={"name": "two", "kind": "local", "rental": None, "usd_per_hour": None})
+    monkeypatch.setattr(Store, "all", lambda _: [there, own])
+    done = CliRunner().invoke(app, ["deployments", "--json"])
+    printed = json.loads(done.stdout)
+    first, second = printed["deployments"]
+    assert done.exit_code == 3 and "secret-token" not in done.output
+    assert (first["name"], first["address"], first["health"]) == ("one", "http://127.0.0.1:9/v1", "not ready")
+    assert first["usd"] == pytest.approx(1.0, rel=0.1) and first["own_machine"] is False
+    assert second["usd"] is None and second["own_machine"] is True
+    assert printed["unfinished"] == [] and printed["damaged"] == {}
 
 
 @pytest.mark.parametrize(("kind", "usd"), [("aws", "2.00"), ("azure", "6.00")])

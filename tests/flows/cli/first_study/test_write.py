@@ -125,6 +125,14 @@ def test_frameworks(source: str, launcher: str, measure: str, tmp_path: Path) ->
     load_study(tmp_path / "study.yaml")
 
 
+def test_of_a_script_without_a_launcher_ranks_are_not_promised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said `one cell, none`, and nothing of the eight ranks that were asked for."""
+    init_study(written(tmp_path, "print('no library')"), tmp_path / "study.yaml", 8, None)
+    assert "one cell of one process, without a launcher, so --ranks has no effect; " in capsys.readouterr().out
+
+
 def test_nothing_of_the_script_runs_and_nothing_is_overwritten(tmp_path: Path) -> None:
     path = written(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')")
     study = tmp_path / "study.yaml"

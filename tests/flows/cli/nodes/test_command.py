@@ -1,6 +1,8 @@
 """`rankwise nodes` and `rankwise reap` as a user types them, on EC2's API over HTTP with real machines behind."""
 
+import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,9 @@ def test_up_list_ssh_extend_down_reap(cloud: FakeAws) -> None:
     assert re.search(rf"rented +aws/g4dn.xlarge .* running, run {run}", invoke("list-nodes"))
     listed = invoke("nodes", "list")
     assert run in listed and "g4dn.xlarge running" in listed
+    printed = json.loads(CliRunner().invoke(app, ["nodes", "list", "--json"]).stdout)
+    [machine] = [each for each in printed["resources"] if each["kind"] == "instance"]
+    assert machine["run"] == run and machine["expires_at"] > time.time() and printed["problems"] == []
     invoke("nodes", "ssh", run, "--", "true")
     invoke("nodes", "ssh", run, "--node", "1", code=1)
     invoke("nodes", "extend", run, "--hours", "2")

@@ -366,6 +366,21 @@ class TestBenchmark:
         assert "valid" in capsys.readouterr().out
         assert "ranks above" in Path("study.yaml").read_text()
 
+    @pytest.mark.parametrize(("ranks", "degrees"), [(3, [1, 3]), (6, [1, 2, 6]), (12, [1, 2, 4, 12])])
+    def test_ranks_that_are_no_power_of_two_have_a_valid_study(self, ranks: int, degrees: list[int]) -> None:
+        """Two of six ranks share a batch of six, and four of them do not: `validate` refused what was written."""
+        from flows.cli.run import validate_study
+
+        said("--model", "bert-base-uncased", "--hardware", "cuda", "--gpus", str(ranks), "--benchmark-out", "bert.yaml")
+        study, text = load_study(Path("bert.yaml")), Path("bert.yaml").read_text()
+        strong = study.experiments["strong"].model_dump()
+        assert (strong["points"], strong["to"]) == (degrees, None)
+        assert study.experiments["weak"].model_dump()["to"] == ranks
+        left_out = {1 << bit for bit in range(4) if 1 << bit < ranks} - set(degrees)
+        for degree in left_out:
+            assert f"#   strong scaling at {degree} ranks: a batch of {ranks} is not divisible by {degree}" in text
+        assert validate_study(Path("bert.yaml"), []) == 0
+
     def test_a_synthetic_model_is_itself(self) -> None:
         said("--model", "synthetic:llama-4m@1", "--benchmark-out", "study.yaml")
         study = load_study(Path("study.yaml"))

@@ -82,3 +82,14 @@ def test_a_spot_price_of_another_region_is_not_taken(more: tuple[str, ...]) -> N
         return str(json.loads(plan_serve(*words).stdout)["best"]["usd_per_million_tokens"])
 
     assert float(said("us-east-1")) > 0 and said("eu-north-1") == "None"
+
+
+def test_lengths_that_the_model_has_no_positions_for_are_said() -> None:
+    words = ("plan", "--serve", "--accelerator", "h100-80gb", "--gpus", "1", "--model")
+    refused = CliRunner().invoke(app, [*words, "gpt2", "--sequence-length", "2000"])
+    assert refused.exit_code == 2 and "gpt2 has 1,024 positions; sequences of 2,000" in refused.output
+    said = CliRunner().invoke(app, [*words, "gpt2", "--sequence-length", "1000"]).stdout
+    assert "Assumed: 1,128 tokens of prompt and answer, although gpt2 has 1,024 positions" in said
+    longer = CliRunner().invoke(app, [*words, "llama-2-7b", "--sequence-length", "8000"]).stdout
+    assert "Assumed: sequences of 8,000 tokens, although llama-2-7b was made for 4,096" in longer
+    assert "although" not in CliRunner().invoke(app, [*words, "llama-2-7b", "--sequence-length", "3000"]).stdout

@@ -29,7 +29,7 @@ from flows.cli.plan.cost import (
 )
 from flows.cli.plan.model import run_plan
 from flows.cli.plan.request import PlanRequest
-from flows.cli.plan.study import plan_study, planned
+from flows.cli.plan.study import answer, as_data, plan_study, planned
 from tests.support.run_folders.predicted_plans import measured_run
 from tests.support.run_folders.priced_runs import write_run
 
@@ -74,6 +74,28 @@ def test_the_first_line_is_the_answer(calibrated: Path, tmp_path: Path, capsys: 
     assert "measured here" in lines[1]
     table = [line for line in lines if line.startswith("batch_size")]
     assert len(table) == 3 and all("tokens/s" in line and "MiB" in line and "yes" in line for line in table)
+
+
+def test_of_several_targets_the_answer_names_the_fastest(cache: Path, tmp_path: Path) -> None:
+    """`predicted fastest at 1 rank, float32, batch 4`, and that on which of two machines?"""
+    rented = {"name": "t4", "kind": "slurm", "machine": "aws/g4dn.xlarge", "gpus_per_node": 1}
+    found = planned(load_study(write(tmp_path, targets=[{"name": "here"}, rented])), tmp_path, cache)
+    assert "llama-1m predicted fastest at 1 rank, float32, batch 4, 4 tokens on t4: " in answer(found)
+    assert {cell["target"] for cell in as_data(found)["cells"].values()} == {"here", "t4"}
+
+
+def test_what_does_not_fit_is_not_the_fastest(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch beyond the memory was `predicted fastest`, and `nothing fits` ended with 0."""
+    over = {"batch_size": [1, 2, 512]}
+    changes: dict[str, Any] = {"models": [{"id": "huggyllama/llama-7b"}], "dtype": "bfloat16"}
+    study = write(tmp_path, **changes, experiments={"batch": {"kind": "sweep", "over": over}})
+    long = ["workload.prompt_tokens=1500"]
+    assert plan_study(study, long, machine="l40s", top=2) == 0
+    lines = said(capsys)
+    assert "predicted fastest at 1 rank, bfloat16, batch 2, " in lines[0] and "; 1 does not fit; " in lines[0]
+    assert [line.split("  ")[0] for line in lines if line.startswith("batch_size")] == ["batch_size 2", "batch_size 1"]
+    assert plan_study(study, [*long, "dtype=float32"], machine="t4", as_json=True) == 3
+    assert "fastest" not in json.loads(capsys.readouterr().out)["answer"]
 
 
 def test_without_a_calibration_it_says_how_to_get_one(
@@ -199,7 +221,7 @@ def test_a_model_of_a_hub_needs_no_network_and_no_revision(
     calibrated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan_study(write(tmp_path, models=[{"id": "meta-llama/Llama-2-7b-hf"}]), [])
-    assert "Llama-2-7b-hf predicted fastest" in capsys.readouterr().out
+    assert "batch_size 4      1  " in (text := capsys.readouterr().out) and "without a prediction" not in text
     plan_study(write(tmp_path, models=[{"id": "nobody/knows-this"}]), [])
     assert "3 without a prediction" in said(capsys)[0]
 
@@ -224,6 +246,36 @@ def test_a_study_costs_its_launches_too(calibrated: Path, tmp_path: Path) -> Non
     assert found.cost.usd == pytest.approx(found.cost.seconds * 0.001)
     alone = found.plan.model_copy(update={"pack": False})
     assert study_cost(alone).launches == 3 * 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "launches", "measurements"),
+    [
+        # No memory pass of a server; each measurement under nsys starts a process of its own.
+        ({"workload": {"kind": "serve", "rate": 1.0, "duration_seconds": 5}, "over": {"rate": [1.0, 2.0]}}, 3, 6),
+        ({"measuring": {"repeats": 3, "profiler": "nsys", "profile": True}}, 3 + 1 + 1 + 3, 9 + 3 + 3 + 3),
+    ],
+)
+def test_a_study_is_said_to_take_the_launches_that_a_run_makes(
+    cache: Path, tmp_path: Path, changes: dict[str, Any], launches: int, measurements: int
+) -> None:
+    from flows.cli.run import _launches
+
+    over = changes.pop("over", None)
+    changes |= {"experiments": {"s": {"kind": "load", "over": over}}} if over else {}
+    found = planned(load_study(write(tmp_path, **{"measuring": {"repeats": 3}, **changes})), tmp_path, cache)
+    assert (found.cost.launches, found.cost.measurements) == (launches, measurements)
+    assert len(_launches(found.plan)) == launches
+
+
+def test_cells_without_a_prediction_may_have_a_known_duration(cache: Path, tmp_path: Path) -> None:
+    """Load on a server is not predicted, and lasts as long as the study says."""
+    work = {"kind": "serve", "rate": 1.0, "duration_seconds": 5}
+    load = {"kind": "load", "objectives": {"ttft_seconds": 1.0}}
+    searched = load | {"find": "max_rate"}
+    found = planned(load_study(write(tmp_path, workload=work, experiments={"s": load, "m": searched})), tmp_path, cache)
+    told = answer(found)
+    assert "; 2 without a prediction; " in told and told.endswith(", excluding 1 cell of unknown duration.")
 
 
 def test_transformers_is_imported_once_in_a_launch_of_several_cells(calibrated: Path, tmp_path: Path) -> None:

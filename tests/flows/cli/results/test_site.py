@@ -74,6 +74,14 @@ def test_a_site_is_made_again_to_the_byte_and_does_not_read_itself(site: Path) -
     assert before == {path: path.read_bytes() for path in site.rglob("*.html")}
 
 
+def test_a_site_may_lie_beside_its_runs(tmp_path: Path) -> None:
+    """`rankwise site public --out public` found no run there."""
+    made(tmp_path / "first", 1, 0.01)
+    for _ in range(2):
+        assert build_site(tmp_path, tmp_path) == 0
+        assert [page.name for page in (tmp_path / "runs").iterdir()] == ["first.html"]
+
+
 def test_comparisons_are_bounded(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MAX_PAIRS", 1)
     assert build_site(site.parent, tmp_path / "out") == 3

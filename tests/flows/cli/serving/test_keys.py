@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -183,6 +184,18 @@ def test_a_server_that_ends_while_it_answers_is_an_error_in_words(monkeypatch: p
     for as_json in (True, False):
         with pytest.raises(OSError, match="the server ended while it answered"):
             server.run_generate(ServerRequest(model="m"), ["a"], {}, chat=False, as_json=as_json)
+
+
+def test_an_answer_may_hold_what_ends_a_line_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its event was cut there, and the command ended with a traceback."""
+    texts = ["a\u2028b", "\u0085", "\n", "\u00fc"]
+    events = [json.dumps({"choices": [{"text": text}]}, ensure_ascii=False) for text in texts]
+    body = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()
+    pieces = [body[place : place + 7] for place in range(0, len(body), 7)]
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=iter(pieces)))
+    with httpx.Client(base_url="http://server", transport=transport) as client:
+        server._print_answer(client, "/v1/completions", {"prompt": "a"}, as_json=False)
+    assert capsys.readouterr().out == "".join(texts) + "\n"
 
 
 def test_whoever_reads_no_further_gets_no_logs(

@@ -121,6 +121,26 @@ def test_rows_before_an_interruption_are_printed(
     assert "m, tp=2: not supported: its reason" in printed.out and printed.err.endswith("all launches ended\n")
 
 
+@pytest.mark.parametrize(("verdict", "kept"), [("failed", True), ("not judged", True), ("not supported", False)])
+def test_run_folders_are_kept_where_a_row_has_no_verdict(
+    verdict: Any, kept: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for one model in one layout; the logs that would have said why a rank crashed were gone."""
+    from tasks.checks.verification_inputs import VerificationSpec
+
+    def verified(_: Any, run: RunPaths) -> Any:
+        (run.folder / "rank_0.log").write_text("Segmentation fault")
+        return VerificationOutcome(verdict, "a rank crashed"), None, None
+
+    monkeypatch.setattr(verify_table, "verified", verified)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    verify_table.run_table(["m"], [Layout(tp=2)], VerificationSpec(""), None, as_json=False)
+    logs = [str(path) for path in tmp_path.rglob("rank_0.log")]
+    assert len(logs) == kept
+    [folder] = [line.partition("run folders: ")[2] for line in capsys.readouterr().err.splitlines()[1:]] or ["none"]
+    assert all(log.startswith(f"{folder}/0_m/") for log in logs) and (folder != "none") == kept
+
+
 def test_layouts_after_the_first_answer_the_prompts_of_its_reference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

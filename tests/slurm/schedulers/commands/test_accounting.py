@@ -49,6 +49,12 @@ def test_times_without_our_format_and_what_is_metered() -> None:
     assert accounting.energy_joules == 2500
 
 
+def test_why_a_job_once_waited_is_not_why_it_ended() -> None:
+    """sacct keeps the last reason of a pending job: an end by the time limit was told with the array's limit."""
+    account = read_accounts("JobID|State|Reason\n7_1|TIMEOUT|JobArrayTaskLimit\n")["7_1"]
+    assert (account.accounting.state, account.reason) == ("TIMEOUT", "")
+
+
 def test_steps_without_their_job_are_left_out() -> None:
     assert set(read_accounts(TEXT)) == {"295_0", "295_1", "296"}
 

@@ -104,6 +104,26 @@ def test_without_a_default_partition_one_must_be_named() -> None:
     assert lacks(target(), [], bare) == ["partition: not set, and cluster c has no default partition. Use one of: gpu"]
 
 
+def test_a_users_variables_of_sbatch_choose_where_the_target_leaves_it_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for sbatch: jobs for `gpu` were held against the nodes of `batch`, whose name their figures had."""
+    gpus = target(gpus_per_node=4, ranks_per_node=4)
+    assert lacks(gpus, [Need(1, 8)], cluster())[0].startswith("partition: batch cannot give 1 node")
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
+    assert lacks(gpus, [Need(1, 8)], cluster()) == []
+    assert cluster_identity(target(), cluster()) == cluster_identity(target(partition="gpu"), cluster())
+    assert cluster_identity(target(partition="old"), cluster()).startswith("cluster c, partition old,")
+    bare = Partitions("c", {"gpu": cluster().partitions["gpu"]})
+    assert lacks(target(), [], bare) == []
+    monkeypatch.setenv("SBATCH_PARTITION", "gone")
+    problem = "partition: unknown partition gone (of SBATCH_PARTITION) of cluster c\n  use one of: gpu"
+    assert lacks(target(), [], bare) == [problem]
+    monkeypatch.setenv("SBATCH_PARTITION", "batch")
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "rome")
+    assert cluster_identity(target(), cluster()) == "cluster c, partition batch, nodes of 32 CPUs, 125 GiB"
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "milan")
+    assert lacks(target(), [], cluster()) == ["constraint: no node of partition batch has the feature milan"]
+
+
 def test_figures_are_comparable_on_nodes_of_one_kind() -> None:
     assert (
         cluster_identity(target(partition="gpu"), cluster())
@@ -154,6 +174,65 @@ def test_a_hidden_partition_takes_jobs_like_others(tmp_path: Path, monkeypatch: 
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     assert partition_nodes(target(partition="secret")) == ("s1",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ("m1", "m2", "m3", "m4")),
+        ({"gpus_per_node": 4}, ("m2", "m3")),
+        ({"gpus_per_node": 4, "gres": "gpu:a100:4"}, ("m3",)),
+        ({"memory_per_node": "300G"}, ("m3", "m4")),
+        ({"constraint": "ib"}, ("m1", "m2", "m4")),
+        ({"constraint": "ib&rome"}, ("m2", "m4")),
+        ({"constraint": "milan|icelake"}, ("m1", "m3")),
+        ({"constraint": "[milan|rome]"}, ()),  # all nodes of one kind: which, only Slurm knows
+        ({"constraint": "rome*2"}, ()),
+    ],
+)
+def test_nodes_that_the_targets_jobs_cannot_get_take_no_others_place(
+    fields: dict[str, object], names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two nodes with GPUs one was left out for the partition's others without, and the next launch never started."""
+    lines = (
+        "m1|64|257000|(null)|icelake,ib",
+        "m2|64|257000|gpu:h100:4(S:0-1)|rome,ib",
+        "m3|64|515000|gpu:a100:8|milan",
+        "m4|64|515000|(null)|rome,ib",
+    )
+    rows = (line.split("|") for line in lines)
+    told = (f"mix|mix*|{n}|{cpus}|{mb}|{gres}|infinite|idle|up|{features}\n" for n, cpus, mb, gres, features in rows)
+    (tmp_path / "says").write_text("".join(told))
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat {tmp_path}/says\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target(**fields)) == names
+
+
+def test_nodes_of_a_reservation_are_those_that_its_jobs_can_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition has others: a job that was kept from one of two reserved nodes and needed two never started."""
+    for name, said in (
+        ("sinfo", SINFO),
+        ("scontrol", "ReservationName=bench StartTime=1 Nodes=c[1,3-4] NodeCnt=3 PartitionName=batch Nodes2=x\n"),
+    ):
+        program, text = tmp_path / name, tmp_path / f"{name}.says"
+        text.write_text(said)
+        program.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\ncat {text}\n')
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target()) == ("c1", "c2")
+    assert partition_nodes(target(reservation="bench")) == ("c1",)
+    assert "--oneliner show reservation bench" in (tmp_path / "calls").read_text()
+    monkeypatch.setenv("SBATCH_RESERVATION", "bench")
+    assert partition_nodes(target()) == ("c1",)
+    monkeypatch.delenv("SBATCH_RESERVATION")
+    assert partition_nodes(target(extra={"exclude": "c[2-9]"})) == ("c1",)
+    assert partition_nodes(target(extra={"exclude": "./bad_nodes"})) == (), "its names are not known"
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+    assert partition_nodes(target(reservation="gone")) == ()
 
 
 def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:

@@ -189,6 +189,13 @@ def test_a_requeue_says_so() -> None:
     assert message is not None and message.startswith("Slurm requeued the job")
 
 
+def test_a_job_that_another_cluster_of_a_federation_took_is_not_called_unknown() -> None:
+    found = composed(job(), [None, None], FinalState("REVOKED"))
+    assert found.status is Status.LOST and found.message is not None
+    assert found.message.startswith("Slurm started the job on another cluster, where it is not watched, and it was")
+    assert "targets[].cluster" in found.message and found.message.endswith("(REVOKED)")
+
+
 def test_the_measurement_that_was_cut_off_is_kept() -> None:
     assert composed(job(), [CUT_OFF, None], FinalState("TIMEOUT"), NODES).measurement == "v"
     assert composed(job(), [None, None], FinalState("NODE_FAIL"), NODES, measurement="w").measurement == "w"

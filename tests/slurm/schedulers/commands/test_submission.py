@@ -14,18 +14,22 @@ from configs.workloads.noop import NoopWorkload
 from slurm.launcher.containers import srun_container, wrapped
 from slurm.schedulers.commands.calls import run_slurm
 from slurm.schedulers.commands.partitions import ClusterNode, _asked
-from slurm.schedulers.commands.submission import _run_sbatch, parameters
+from slurm.schedulers.commands.submission import _run_sbatch, parameters, sbatch
 from slurm.schedulers.commands.trial import trial
+from slurm.schedulers.refusals import Unavailable
 
 
-def asked(**target: Any) -> dict[str, Any]:
+def job(**target: Any) -> Job:
     cell = Cell(workload=NoopWorkload(), layout=Layout(dp=2), nodes=1)
-    job = Job(
+    return Job(
         name="j", study="s", measuring_pass="timed", measuring=Measuring(), ranks_per_node=2, timeout_seconds=60,
         measurements=(Measurement(cell=cell, repeat=0, attempt=1),), inputs="", cache="",
         target=SlurmTarget.model_validate(target),
     )  # fmt: skip
-    return parameters([job], "rw-1", "/runs/s", Path("/work"))
+
+
+def asked(**target: Any) -> dict[str, Any]:
+    return parameters([job(**target)], "rw-1", "/runs/s", Path("/work"))
 
 
 def test_gpus_are_asked_for_once_by_either_name() -> None:
@@ -33,6 +37,17 @@ def test_gpus_are_asked_for_once_by_either_name() -> None:
     assert plain["gpus_per_node"] == 4 and "gres" not in plain["additional_parameters"]
     by_gres = asked(gpus_per_node=4, ranks_per_node=4, gres="gpu:a100:4")
     assert by_gres["gpus_per_node"] is None and by_gres["additional_parameters"]["gres"] == "gpu:a100:4"
+
+
+def test_a_retry_leaves_out_nodes_beside_those_that_the_target_excludes() -> None:
+    """sbatch has one --exclude: the target's took the place of the failed node's, to which the retry went again."""
+    retried = job(extra={"exclude": "n[1-2]"}).model_copy(update={"exclude": ("n7", "n8")})
+    assert parameters([retried], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["exclude"] == "n[1-2],n7,n8"
+    assert asked(extra={"exclude": "n[1-2]"})["additional_parameters"]["exclude"] == "n[1-2]"
+    by_file = job(extra={"exclude": "./bad"}).model_copy(update={"exclude": ("n7",)})
+    assert parameters([by_file], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["exclude"] == "./bad"
+    plain = parameters([job().model_copy(update={"exclude": ("n7",)})], "rw-1", "/runs/s", Path("/work"))
+    assert plain["exclude"] == "n7" and "exclude" not in plain["additional_parameters"]
 
 
 def test_options_of_srun_come_after_ours_where_the_last_one_counts() -> None:
@@ -104,6 +119,34 @@ def test_what_a_site_writes_in_another_encoding_loses_no_job(tmp_path: Path, mon
     assert _run_sbatch(tmp_path / "script.sh", SlurmTarget()) == "Submitted batch job 12\n"
     answer = run_slurm([str(program)], {"PATH": "/usr/bin:/bin"}, 10)
     assert not answer.failed and answer.text == "Submitted batch job 12\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("Submitted batch job 12\\n", "12"),
+        ("Submitted batch job 12 on cluster b\\n", "12"),
+        ("--> 3 of 50 jobs in the queue, your last was job 7\\nSubmitted batch job 12\\n", "12"),
+        ("Welcome\\n", None),
+    ],
+)
+def test_what_a_site_writes_beside_the_jobs_id_names_no_other_job(
+    said: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id of job 7 was kept, which would have been watched, and cancelled; without an id the run broke off."""
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf %b '{said}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    folder = tmp_path / "run" / "jobs" / "j"
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(job().model_dump_json())
+    if found is not None:
+        assert sbatch([folder], "rw-1", "", tmp_path / "work") == [found]
+        return
+    with pytest.raises(Unavailable, match="sbatch: no job id in its answer 'Welcome") as caught:
+        sbatch([folder], "rw-1", "", tmp_path / "work")
+    assert caught.value.may_have_taken
 
 
 def test_no_variable_sends_a_job_to_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
