@@ -3,14 +3,15 @@
 import os
 from pathlib import Path
 
-from flows.server.settings import data_folder
+from configs.common.base import expanded
+from flows.server.settings import data_folder, user_folder
 
 
 def cache_folder() -> Path:
-    """Where models are kept: $RANKWISE_CACHE, else `rankwise` in the user's cache folder."""
-    named = os.environ.get("RANKWISE_CACHE")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankwise"
-    return Path(named).absolute() if named else base
+    """Where models are kept: $RANKWISE_CACHE, else `rankwise` in the user's cache folder. Always absolute."""
+    if named := os.environ.get("RANKWISE_CACHE"):
+        return expanded(named).absolute()
+    return user_folder("XDG_CACHE_HOME", ".cache") / "rankwise"
 
 
 def rented_folder() -> Path:

@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import re
+import stat
+import sys
 import tempfile
 from datetime import UTC, datetime
 from numbers import Integral
@@ -20,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveFloat
 from configs.common.files.reading import open_regular
 
 SCHEMA_VERSION = 3
+_DESCRIPTORS = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))
 
 
 class Frozen(BaseModel):
@@ -65,14 +68,30 @@ def write_atomically(path: Path, content: str | bytes, mode: int = 0o644) -> Non
 
     A reader sees the old file or the new one, never a part of it. Raises OSError (a full disk,
     a folder that cannot be written) and leaves no temporary file behind. Until the file
-    has its `mode` only its owner may read it.
+    has its `mode` only its owner may read it. A device or a pipe (`/dev/stdout`, `>(jq .)`) is written into: root
+    would replace `/dev/null` for everybody.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
-        _write_and_rename(path, data, mode)
+        if _is_stream(path):
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            with path.open("ab") as stream:  # where /dev/stdout is a file, what was printed before stays in it
+                stream.write(data)
+        else:
+            _write_and_rename(path, data, mode)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # not the temporary name, which nobody asked for
         raise
+
+
+def _is_stream(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    named = path.parent in _DESCRIPTORS  # by which a file is reached that has another name
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or (named and stat.S_ISREG(mode))
 
 
 def _write_and_rename(path: Path, data: bytes, mode: int) -> None:

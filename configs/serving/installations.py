@@ -26,10 +26,20 @@ def installation(given: Mapping[OtherServer, EngineEnvironment], engine: str, ca
     cache: below it lie the environments that `rankwise engine add` makes.
     """
     wanted = next((one for name, one in given.items() if name == engine), EngineEnvironment())
-    added = cache / "engines" / engine / "bin" / "python"
-    if wanted.python is None and wanted.program is None and added.exists():
-        return wanted.model_copy(update={"python": str(added)})
+    if wanted.python is None and wanted.program is None and is_added(engine, cache):
+        return wanted.model_copy(update={"python": str(cache / "engines" / engine / "bin" / "python")})
     return wanted
+
+
+def is_added(engine: str, cache: Path) -> bool:
+    """Return whether `rankwise engine add` made the engine's environment, and finished it."""
+    python = cache / "engines" / engine / "bin" / "python"
+    return python.exists() and not unfinished_mark(engine, cache).exists()
+
+
+def unfinished_mark(engine: str, cache: Path) -> Path:
+    """Return the file that is there while the environment is made, and stays where that is killed."""
+    return cache / "engines" / f".{engine}.unfinished"
 
 
 def installed_version(engine: OtherServer, found: EngineEnvironment) -> str:

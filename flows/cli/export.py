@@ -8,12 +8,31 @@ transformers; the largest difference is printed. Exit codes: 0 written, 2 refuse
 or an argument is not supported).
 """
 
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+_ENDING_SECONDS = 10.0
+_EXPORTER = """
+import signal, sys
+taken = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+if taken:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+from engine.tools.export import main
+if taken:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    code = main(sys.argv[1:])
+except KeyboardInterrupt:
+    code = 1
+sys.exit(code)
+"""
+"""Like `python -m engine.tools.export`, but an interruption is no traceback: the command says that it was one."""
 
 
 def export(
@@ -47,6 +66,21 @@ def _export(model: str, to: str, out: Path, dtype: str, optimization: str) -> in
     cache = cache_folder()
     manifest = save_manifest(resolve_model(name, revision or None, cache, Path.cwd()), cache)
     options = ["--to", to, "--out", str(out), "--dtype", dtype, "--optimization", optimization]
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "engine.tools.export", str(manifest), *options], check=False
-    ).returncode
+    return _exported([str(manifest), *options])
+
+
+def _exported(arguments: list[str]) -> int:
+    """Run the exporter; return its exit code. Raises OSError where a signal ended it, as where memory ran out."""
+    with subprocess.Popen([sys.executable, "-P", "-c", _EXPORTER, *arguments]) as process:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # of the terminal: the exporter has it too, and removes its scratch folder
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING_SECONDS)
+            process.kill()
+            raise
+    if code < 0:
+        name = signal.Signals(-code).name
+        memory = ": memory ran out, unless somebody ended it" if name == "SIGKILL" else ""
+        raise OSError(f"the exporter was ended by {name}{memory}")
+    return code

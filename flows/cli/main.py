@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from configs.common.base import WrongArgument
 from configs.common.system.collector import collect_seldom
 from flows.cli import benchmark, catalog, export
 from flows.cli.cluster import bundle, lab
@@ -23,7 +24,7 @@ from flows.cli.load import command as load
 from flows.cli.manifest import command as manifest
 from flows.cli.nodes import command as nodes
 from flows.cli.nodes import listing
-from flows.cli.options import AsJson, Assignments, Command, CommandGroup, Runs, StudyFile
+from flows.cli.options import AsJson, Assignments, Command, CommandGroup, Runs, StudyFile, refuse_unused
 from flows.cli.plan import command as plan
 from flows.cli.results import command as results
 from flows.cli.results import history
@@ -130,7 +131,12 @@ def examples(
     from flows.cli.examples import copy_example, print_examples
     from flows.cli.run import guarded
 
-    work = print_examples if name is None else lambda: copy_example(name, out)
+    def work() -> int:
+        if name is not None:
+            return copy_example(name, out)
+        refuse_unused(context, {"out": "without the NAME of a study"})
+        return print_examples()
+
     raise typer.Exit(guarded(lambda: plainly(work), out, context.obj["debug"]))
 
 
@@ -156,6 +162,7 @@ def convert(
 
 
 def doctor(
+    context: typer.Context,
     as_json: AsJson = False,
     master: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="also test a connection to this address")
@@ -167,13 +174,14 @@ def doctor(
     """Check this machine and print a remedy for each problem."""
     from flows.cli.doctor.calibrate import calibrate_command
     from flows.cli.doctor.command import doctor as examine
+    from flows.cli.errors import plainly
+    from flows.cli.run import guarded
 
     if calibrate and master is not None:
         typer.echo("--master: has no effect with --calibrate. Leave it out", err=True)
         raise typer.Exit(2)
-    if calibrate:
-        raise typer.Exit(calibrate_command(as_json))
-    raise typer.Exit(examine(master, as_json))
+    work = lambda: calibrate_command(as_json) if calibrate else examine(master, as_json)  # noqa: E731
+    raise typer.Exit(guarded(lambda: plainly(work), Path("doctor"), context.obj["debug"]))
 
 
 def ui(context: typer.Context) -> None:
@@ -196,8 +204,14 @@ def deploy_flows(
     from flows.cli.run import guarded
     from flows.cli.server.deploy import register_flows
 
-    switch = dict.fromkeys(resume or [], True) | dict.fromkeys(pause or [], False)
-    raise typer.Exit(guarded(lambda: register_flows(folder, switch), folder, context.obj["debug"]))
+    def work() -> int:
+        for slug in resume or []:
+            if slug in (pause or []):
+                raise WrongArgument(f"--resume, --pause: got {slug} for both. Name it once")
+        switch = dict.fromkeys(resume or [], True) | dict.fromkeys(pause or [], False)
+        return register_flows(folder, switch)
+
+    raise typer.Exit(guarded(work, folder, context.obj["debug"]))
 
 
 def _register(panel: str, **commands: Callable[..., None] | typer.Typer) -> None:

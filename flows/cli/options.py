@@ -39,6 +39,16 @@ def _name_no_type_of_flags(parameters: Iterable[Any]) -> None:
             parameter.metavar = ""
 
 
+def _keep_brackets(parameters: Iterable[Any]) -> None:
+    """Have `[default: the home region]` of a help printed: rich takes it for markup, which it leaves out."""
+    from rich.markup import escape
+
+    for parameter in parameters:
+        text = getattr(parameter, "help", None)
+        if text and "\\[" not in text:  # a help is asked for more than once
+            parameter.help = escape(text)
+
+
 class _Folding:
     """A highlighter of typer's whose text breaks a word that is too long for its column, where rich would cut it."""
 
@@ -66,6 +76,7 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print it."""
         _name_no_type_of_flags(self.get_params(ctx))
+        _keep_brackets(self.get_params(ctx))
         _cut_no_names()
         super().format_help(ctx, formatter)
 
@@ -76,4 +87,5 @@ class CommandGroup(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print it."""
         _name_no_type_of_flags(self.get_params(ctx))
+        _keep_brackets(self.get_params(ctx))
         super().format_help(ctx, formatter)

@@ -169,7 +169,8 @@ def _listener(folder: Path) -> socket.socket:
     """A listening socket on loopback: on the data folder's usual port if that is free, so that links stay good."""
     # Below the range from which Linux takes ports for outgoing connections.
     # A run whose server has ended must not come upon the server of another data folder there, and tell it of itself.
-    usual = 20000 + (crc32(os.fsencode(folder.absolute())) if os.environ.get("RANKWISE_DATA") else os.getuid()) % 10000
+    named = os.environ.get("RANKWISE_DATA") or os.environ.get("XDG_DATA_HOME")
+    usual = 20000 + (crc32(os.fsencode(folder.absolute())) if named else os.getuid()) % 10000
     for port in (usual, 0):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

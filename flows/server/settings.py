@@ -30,6 +30,8 @@ LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"
 LOOPBACK = "127.0.0.1"
 DATABASE = "prefect.db"
 """In a server's folder."""
+_IN_DOTENV = re.compile(r"^[ \t]*(?:export[ \t]+)?PREFECT_API_URL[ \t]*=[ \t]*[\"']?([^\"'\s#]*)", re.MULTILINE)
+"""Of several the last counts, and an empty one is none."""
 HEARTBEAT_SECONDS = 30
 """Between two heartbeats of a flow run, of which an automation wants one in 90 s. Prefect's default is 180."""
 
@@ -41,10 +43,20 @@ def data_folder() -> Path:
     """
     if base := os.environ.get("RANKWISE_DATA"):
         return expanded(base).absolute() / "prefect"
-    xdg = os.environ.get("XDG_DATA_HOME", "")
-    # A relative path there is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
-    share = Path(xdg) if Path(xdg).is_absolute() else Path.home() / ".local" / "share"
-    return share / "rankwise" / "prefect"
+    return user_folder("XDG_DATA_HOME", ".local/share") / "rankwise" / "prefect"
+
+
+def user_folder(variable: str, below_home: str) -> Path:
+    """The folder that an XDG variable names, else its default below the home folder. Raises ValueError without one."""
+    xdg = Path(os.environ.get(variable, ""))
+    if (
+        xdg.is_absolute()
+    ):  # a relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
+        return xdg
+    home = expanded("~")
+    if not home.is_absolute():  # a user without an entry in passwd, as in a container
+        raise ValueError("HOME: not set, and this user has no home folder. Set HOME to a folder")
+    return home / below_home
 
 
 def api_named_by_environment() -> str | None:
@@ -60,9 +72,9 @@ def api_named_by_environment() -> str | None:
         return url
     dotenv = Path(".env")
     if dotenv.is_file():
-        line = re.search(r"^\s*(?:export\s+)?PREFECT_API_URL\s*=\s*[\"']?([^\"'\s#]+)", read_text(dotenv), re.MULTILINE)
-        if line:
-            return line[1]
+        found = _IN_DOTENV.findall(read_text(dotenv))
+        if found and found[-1]:
+            return str(found[-1])
     in_project = _table(_toml(Path("pyproject.toml")), "tool", "prefect")
     for settings in (_toml(Path("prefect.toml")), in_project):
         if url := str(_table(settings, "api").get("url", "")).strip():
@@ -71,8 +83,8 @@ def api_named_by_environment() -> str | None:
 
 
 def _api_of_profile() -> str | None:
-    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
-    path = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml").expanduser()
+    home = expanded(os.environ.get("PREFECT_HOME") or "~/.prefect")
+    path = expanded(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml")
     profiles = _toml(path)
     active = os.environ.get("PREFECT_PROFILE") or profiles.get("active")
     # Without an active profile Prefect takes its own "ephemeral" one, which names no API.

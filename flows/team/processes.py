@@ -26,11 +26,15 @@ def log_program_line(text: str) -> None:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """All living processes of the set-up in this folder, flow runs and their launches included."""
-    found = []
+    """All living processes of the set-up in this folder, flow runs and their launches included.
+
+    By whatever path it was named: a home folder may be a link.
+    """
+    found, real = [], os.path.realpath(folder)
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(FOLDER_VARIABLE) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+            named = process.environ().get(FOLDER_VARIABLE)
+            if named and os.path.realpath(named) == real and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 

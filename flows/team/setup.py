@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from configs.common.base import expanded
 from configs.common.secrets import shown_url
 from flows.server.settings import (
     DATABASE,
@@ -45,7 +46,12 @@ _WILDCARDS = ("0.0.0.0", "::", "*", "")
 
 def default_folder() -> Path:
     """`team` in Rankwise's data folder, beside the local server's."""
-    return data_folder().parent / "team"
+    return found_folder(data_folder().parent / "team")
+
+
+def found_folder(named: Path) -> Path:
+    """A set-up's folder without `..` and `~`. Links stay: machines that share deployments name one path."""
+    return Path(os.path.abspath(expanded(named)))
 
 
 @dataclass(frozen=True)

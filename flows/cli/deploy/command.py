@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from configs.common.printable import plural
-from flows.cli.options import AsJson
+from flows.cli.options import AsJson, refuse_unused
 
 GroupTimeout = Annotated[
     float, typer.Option(min=0.1, max=86_400, help="limit of waiting ranks; raise it if a step takes as long")
@@ -33,6 +33,7 @@ FromRun = Annotated[
 MaxLoss = Annotated[
     float, typer.Option(min=0, help="largest rise of perplexity (0.01: 1 %), or cosine distance, by the compression")
 ]
+_FROM_STUDY = "with --from, which names the precision"
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="do not compare the layout with transformers")]
 
 
@@ -76,6 +77,7 @@ def deploy(
     def work() -> int:
         from flows.cli.deploy.deploying import DeployRequest, run_deploy
 
+        refuse_unused(context, {"dtype": _FROM_STUDY if from_run is not None else None})
         return run_deploy(
             DeployRequest(
                 model=model,
@@ -175,6 +177,7 @@ def rollout(
     def work() -> int:
         from flows.cli.deploy.deploying import run_rollout
 
+        refuse_unused(context, {"dtype": _FROM_STUDY if from_run is not None else None})
         return run_rollout(name, model, optimization, from_run, dtype, max_loss, watch_seconds, not no_verify)
 
     _exit(context, work)

@@ -20,6 +20,7 @@ from configs.serving.deployment import OptimizationLevel
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 from configs.targets.rented import RentedTarget
 from configs.targets.target import SlurmTarget, SshTarget
+from flows.cli.deploy.errors import words_of
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.deploy.verdicts import judged_by_transformers
 from flows.cli.offers import offer_lines
@@ -34,6 +35,7 @@ from tasks.deployment.rollouts import RolledBack
 from tasks.deployment.rollouts import replace_bundle as roll_out
 from tasks.deployment.slurm_places import SlurmPartition, shared_folder
 from tasks.deployment.targets import ParsedTarget, parse_target, ssh_host
+from tasks.models.hub import TransientFetchError
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.rental import ProviderError
 from tasks.providers.study_nodes import offer_of, request_of
@@ -108,7 +110,7 @@ def run_deploy(asked: DeployRequest) -> int:
     )  # fmt: skip
     try:
         targets = [parse_target(text) for text in asked.targets]
-        _refuse_unused(asked, {target.kind for target in targets})
+        _refuse_unused(asked, targets)
         wanted = [_wanted(asked, target) for target in targets]
     except ValueError as error:  # nothing has been made yet: it is the arguments
         raise WrongArgument(sentence_of(error)) from error
@@ -140,14 +142,21 @@ def _check_numbers(**given: float | None) -> None:
             raise WrongArgument(f"--{name.replace('_', '-')}: got nan, expected a number")
 
 
-def _refuse_unused(asked: DeployRequest, kinds: set[str]) -> None:
+def _refuse_unused(asked: DeployRequest, targets: list[ParsedTarget]) -> None:
     """Raise ValueError for an option that none of the targets takes, or that cannot be of several."""
+    kinds = {target.kind for target in targets}
     if asked.port and len(asked.targets) > 1:
         raise ValueError(f"--port: got {asked.port} for several targets. Leave it out, or deploy them one by one")
     for name, own in _OF_KINDS.items():
         if getattr(asked, name) != getattr(DeployRequest, name) and not kinds & set(own):
             option = "region" if name == "regions" else name.replace("_", "-")
             raise ValueError(f"--{option}: has no effect without a target of {', '.join(own)}")
+    given = [1 + (target.host or "").count("+") for target in targets if target.kind in ("local", "ssh")]
+    if not asked.sharded and len(given) == len(targets) and asked.nodes not in (1, *given):
+        raise ValueError(
+            f"--nodes: got {asked.nodes}, but the machines are those of --target: {', '.join(asked.targets)}. Use "
+            "--replicas for several servers"
+        )
 
 
 def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
@@ -269,10 +278,10 @@ def _deployed(
     began = time.monotonic()
     try:
         deployment, timing = Deploying(store, wanted, say, judge, check=go_on).deploy()
-    except (ValueError, OSError, LeftBehind, ProviderError) as error:
+    except (ValueError, OSError, LeftBehind, ProviderError, TransientFetchError) as error:
         if single:
             raise
-        return TargetOutcome(wanted.target.text, problem=redacted(getattr(error, "strerror", None) or str(error)))
+        return TargetOutcome(wanted.target.text, problem=redacted(words_of(error)))
     bundle = read_bundle(store.bundles, deployment.bundle)
     measured = bundle.check
     usd = deployment.usd_per_hour

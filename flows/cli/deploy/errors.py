@@ -7,6 +7,14 @@ import sys
 from collections.abc import Callable
 
 
+def words_of(error: Exception) -> str:
+    """Return what an error says; of the system's, which file."""
+    if not isinstance(error, OSError):
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
 def with_user_errors(work: Callable[[], int]) -> int:
     """Run a command. Raises ValueError for what a user can mend."""
     from tasks.models.sources import TransientFetchError
@@ -18,8 +26,7 @@ def with_user_errors(work: Callable[[], int]) -> int:
     except (LeftBehind, ProviderError, TransientFetchError) as error:
         raise ValueError(str(error)) from error
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        raise ValueError(f"{where}{error.strerror or error}") from error
+        raise ValueError(words_of(error)) from error
     except KeyboardInterrupt:
         print("interrupted; what was started has been ended. `rankwise deployments` lists the rest", file=sys.stderr)
         return 1

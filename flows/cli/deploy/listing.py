@@ -11,6 +11,7 @@ from configs.common.dollars import dollars
 from configs.common.files.reading import read_text
 from configs.common.printable import printable_lines
 from configs.serving.deployment import Deployment
+from flows.cli.deploy.errors import words_of
 from flows.cli.tables import print_table
 from flows.folders import cache_folder, rented_folder
 from tasks.deployment.deploying import take_down
@@ -128,7 +129,7 @@ def run_undeploy(name: str | None, everything: bool) -> int:
             if isinstance(error, ValueError) and not everything:
                 raise
             # With --all the others are taken down nevertheless: they may cost money.
-            typer.echo(f"{one}: {getattr(error, 'strerror', None) or error}", err=True)
+            typer.echo(f"{one}: {words_of(error)}", err=True)
             code = 1
             continue
         told = "" if not cost else f"; it cost {dollars(cost)} USD"
@@ -151,7 +152,7 @@ def reap_deployments(dry_run: bool) -> list[str]:
         try:
             take_down(store, name, typer.echo, Teardown())
         except (LeftBehind, OSError, ProviderError, ValueError) as error:
-            problems.append(f"deployment {name}: {getattr(error, 'strerror', None) or error}")
+            problems.append(f"deployment {name}: {words_of(error)}")
     return problems
 
 
@@ -174,7 +175,7 @@ def print_deployment_logs(name: str) -> int:
                     data = read(place, f"{folder}/{file}", _LOG_BYTES)
                     _show(f"server {server.generation} on {place.name}, {file}", data)
             except OSError as error:
-                typer.echo(f"server {server.generation}: {error.strerror or error}", err=True)
+                typer.echo(f"server {server.generation}: {words_of(error)}", err=True)
                 code = 1
         if server.tunnel is not None:
             data = read(placer.here, f"{server.tunnel}/server.log", _LOG_BYTES)

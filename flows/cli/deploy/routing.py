@@ -1,5 +1,6 @@
 """Implementation of `rankwise route`: a front over the addresses of several deployments, until Ctrl-C."""
 
+import functools
 import os
 import secrets
 import signal
@@ -14,7 +15,8 @@ import typer
 from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import read_model, read_text
 from configs.common.printable import plural
-from configs.common.system.ports import free_port
+from configs.common.system.ports import check_port, free_port
+from configs.common.system.proc import end_with_parent
 from configs.serving.deployment import Deployment, FrontConfig, FrontState, RoutedServer
 from flows.cli.deploy.listing import store_of_user
 from flows.cli.signals import ended_by_signals
@@ -27,10 +29,12 @@ _KEY_VARIABLE = "RANKWISE_API_KEY"
 def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -> int:
     """Serve until a signal ends it; prints what each deployment got. Returns the exit code."""
     store = store_of_user()
-    found = [store.read(name) for name in names]
+    found = [store.read(name) for name in dict.fromkeys(names)]
     models = {store.bundle(each).model for each in found}
     if len(models) > 1:
         raise WrongArgument(f"NAME: deployments of different models: {', '.join(sorted(models))}. Route one model")
+    if port:
+        check_port(port)  # else whoever listens there answers in the front's place that it is ready
     own = os.environ.get(_KEY_VARIABLE, "").strip() or None
     key = None if no_token else own or secrets.token_urlsafe(32)
     backends = tuple(_backend(each, max_in_flight) for each in found)
@@ -41,6 +45,9 @@ def run_route(names: list[str], port: int, max_in_flight: int, no_token: bool) -
         process = subprocess.Popen(
             [sys.executable, "-m", "engine.routing.main", str(config), str(state), str(port)],
             env=os.environ | {"PYTHONSAFEPATH": "1"},  # no folder of the working directory is imported
+            # Ctrl-C in the terminal reaches us alone: to the front, a second signal means to drop its requests.
+            start_new_session=True,
+            preexec_fn=functools.partial(end_with_parent, signal.SIGTERM, os.getpid()),
         )
         try:
             _announce(process, port, key, own is None, models)
@@ -83,7 +90,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(35)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
             process.wait()
 

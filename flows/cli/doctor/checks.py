@@ -4,6 +4,7 @@ No module of torch or Prefect is imported here: torch is queried in a separate p
 Only the presence of credentials is reported, never a value. Every check has a time limit.
 """
 
+import http.client
 import importlib.metadata
 import os
 import platform
@@ -23,6 +24,7 @@ from urllib.parse import urlsplit
 import psutil
 from packaging.requirements import Requirement
 
+from configs.common.base import expanded
 from configs.common.files.reading import read_text
 from configs.common.printable import plural
 from configs.common.secrets import without_password
@@ -226,7 +228,7 @@ def check_master(master: str) -> list[DoctorCheck]:
 def check_credentials() -> list[DoctorCheck]:
     """Check which credentials are present; their values are never shown."""
     set_names = {name for name, value in os.environ.items() if value}
-    home = Path.home()
+    home = expanded("~")
     hub = DoctorCheck(
         "credentials hub", "missing", "HF_TOKEN is not set", "not needed for public models; else export HF_TOKEN"
     )
@@ -289,9 +291,9 @@ def check_prefect_api() -> list[DoctorCheck]:
     if url is None:
         return [DoctorCheck("prefect api", "ok", "none configured: Rankwise starts a local one for each run")]
     try:
-        parts = urlsplit(url)
-        shown = without_password(url)
-        health = parts._replace(path=parts.path.split("/api")[0] + "/api/health", query="").geturl()
+        shown = without_password(url)  # of a password, urllib would make a port or a host, and name it in its error
+        parts = urlsplit(shown)
+        health = parts._replace(path=parts.path.split("/api")[0] + "/api/health").geturl()
         handlers = [urllib.request.ProxyHandler({})] if is_loopback(url) else []
         with urllib.request.build_opener(*handlers).open(health, timeout=_ANSWER_SECONDS) as answer:
             status = answer.status
@@ -300,9 +302,9 @@ def check_prefect_api() -> list[DoctorCheck]:
         if error.code < 500:
             return [DoctorCheck("prefect api", "ok", f"{shown} responds (HTTP {error.code} without credentials)")]
         status = error.code
-    except ValueError:
+    except (ValueError, http.client.InvalidURL):
         return [DoctorCheck("prefect api", "missing", "address is not a URL", "write it as http://HOST:PORT/api")]
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
             remedy = "its machine may be busy: ask again, or see the log of that server"

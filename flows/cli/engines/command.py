@@ -4,6 +4,7 @@ rankwise engine add vllm
 rankwise engine list
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -38,11 +39,20 @@ def add(
 
 
 @app.command("list")
-def list_command() -> None:
+def list_command(context: typer.Context) -> None:
     """List the environments that are there."""
+    from flows.cli.run import guarded
+
+    raise typer.Exit(guarded(_list, Path("engine"), context.obj["debug"]))
+
+
+def _list() -> int:
+    from configs.serving.installations import is_added
+    from flows.folders import cache_folder
+
     for name in PINNED:
-        folder = _folder(name)
-        print(f"{name}  {folder if (folder / 'bin' / 'python').exists() else 'not installed'}")
+        print(f"{name}  {_folder(name) if is_added(name, cache_folder()) else 'not installed'}")
+    return 0
 
 
 def _folder(name: str) -> Path:
@@ -54,28 +64,54 @@ def _folder(name: str) -> Path:
 def _add(name: str, again: bool) -> int:
     """Make the environment in its place, as scripts of a venv hold its path. Raises ValueError where there is one.
 
-    The one that was there lies beside it meanwhile, and comes back where the new one cannot be installed.
+    Raises it too while another command makes it.
     """
+    from flows.cli.signals import ended_by_signals
+    from flows.server.process import open_lock, try_lock
+
     folder = _folder(name)
-    before = folder.with_name(f".{name}.before")
-    if before.exists():  # an installation was killed
-        shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = open_lock(folder.with_name(f".{name}.lock"))
+    try:
+        if not try_lock(lock):
+            raise ValueError(f"{name}: another `rankwise engine add` is installing it. Wait until it has ended")
+        with ended_by_signals():
+            _replace(name, folder, again)
+    finally:
+        os.close(lock)
+    print(folder / "bin" / "python")
+    return 0
+
+
+def _replace(name: str, folder: Path, again: bool) -> None:
+    """Install. The one that was there lies beside it meanwhile, and comes back where the new one cannot be installed.
+
+    The caller holds the lock: what an unfinished installation left is of one that was killed.
+    """
+    from configs.serving.installations import unfinished_mark
+    from flows.folders import cache_folder
+
+    before, mark = folder.with_name(f".{name}.before"), unfinished_mark(name, cache_folder())
+    if before.exists() or mark.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # a part of an environment is worse than none
+    if before.exists():
         before.rename(folder)
+    mark.unlink(missing_ok=True)
     if folder.exists() and not again:
         raise ValueError(f"{name}: installed already in {folder}. Use --again to replace it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
         folder.rename(before)
+    mark.touch()  # from here on until it goes, the folder is nobody's: it is not there, or a part
     try:
         _install(name, folder)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # a part of an environment is worse than none
+        shutil.rmtree(folder, ignore_errors=True)
+        mark.unlink()
         if before.exists():
             before.rename(folder)
         raise
+    mark.unlink()
     _remove(before)
-    print(folder / "bin" / "python")
-    return 0
 
 
 def _remove(before: Path) -> None:

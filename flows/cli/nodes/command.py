@@ -13,7 +13,8 @@ import math
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,29 +73,55 @@ def up(
         from tasks.providers.callers_address import callers_address
         from tasks.providers.rental import RentalRequest
 
-        name = parse_node_name(node)
-        request = RentalRequest(
-            provider=name.provider,
-            instance=name.instance,
-            nodes=nodes,
-            regions=tuple(region or [HOME_REGIONS[name.provider]]),
-            zones=tuple(zone or ()),
-            market=market,
-            fall_back=fall_back,
-            image=image,
-            disk_gb=disk_gb,
-            placement=placement,
-            public_address=not private,
-            ssh_from=ssh_from or callers_address(),
-            user=user,
-            network=network,
-            subnet=subnet,
-            profile=profile,
-            hours=hours,
-        )
+        _check_above_0("wait-minutes", wait_minutes)
+        _check_above_0("max-usd-per-hour", max_usd_per_hour)
+        with _wrong_arguments():
+            name = parse_node_name(node)
+        address = ssh_from or callers_address()
+        with _wrong_arguments():
+            request = RentalRequest(
+                provider=name.provider,
+                instance=name.instance,
+                nodes=nodes,
+                regions=tuple(region or [HOME_REGIONS[name.provider]]),
+                zones=tuple(zone or ()),
+                market=market,
+                fall_back=fall_back,
+                image=image,
+                disk_gb=disk_gb,
+                placement=placement,
+                public_address=not private,
+                ssh_from=address,
+                user=user,
+                network=network,
+                subnet=subnet,
+                profile=profile,
+                hours=hours,
+            )
         return _up(request, study, run, max_usd_per_hour, wait_minutes, yes)
 
     _exit(context, work)
+
+
+@contextmanager
+def _wrong_arguments() -> Iterator[None]:
+    """Turn a ValueError into WrongArgument: no cloud has been asked yet."""
+    from configs.common.base import WrongArgument
+    from flows.expected import sentence_of
+
+    try:
+        yield
+    except ValueError as error:
+        raise WrongArgument(sentence_of(error)) from error
+
+
+def _check_above_0(option: str, value: float | None, at_most: float = math.inf) -> None:
+    """Raise WrongArgument for an option that is not above 0, or is infinite or more than it may be."""
+    from configs.common.base import WrongArgument
+
+    if value is not None and not (0 < value <= at_most and math.isfinite(value)):
+        limit = f" and at most {at_most:g}" if math.isfinite(at_most) else ""
+        raise WrongArgument(f"--{option}: got {value}, expected a number above 0{limit}")
 
 
 def _up(
@@ -110,8 +137,6 @@ def _up(
     from tasks.providers.rental import RentalLease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
-    if not 0 < wait_minutes < math.inf:
-        raise ValueError(f"--wait-minutes: got {wait_minutes}, expected a number of minutes above 0")
     provider = provider_named(request.provider)
     offer = plan_rental(provider, request, cap, listed_offers(cache_folder()))
     for line in offer_lines(request, offer):
@@ -176,10 +201,10 @@ def extend(
 
     def work() -> int:
         from tasks.providers.leases import read_entries
+        from tasks.providers.rental import MAX_HOURS
         from tasks.providers.renting import extend_run
 
-        if not math.isfinite(hours):
-            raise ValueError(f"--hours: got {hours}, expected a number of hours")
+        _check_above_0("hours", hours, MAX_HOURS)
         provider, lease, folder = _rental(run)
         # Nodes that a study left up for its next run stay so; `reap` takes others that no run uses for abandoned.
         kept = [entry["event"] for entry in read_entries(folder / "ledger.jsonl")][-1:] == ["kept"]

@@ -15,6 +15,7 @@ from configs.common.base import Frozen, write_atomically
 from configs.common.system.cores import usable_cores
 
 if TYPE_CHECKING:
+    from slurm.schedulers.commands.partitions import Partition
     from tasks.providers.rental import Resource
 
 
@@ -96,16 +97,23 @@ def _partitions() -> list[ListedNode]:
     except ClusterError as error:
         typer.echo(str(error), err=True)
         return []
-    return [
-        ListedNode(
-            kind="slurm",
-            name=each.name,
-            nodes=len(each.nodes),
-            vcpus=min((node.cpus for node in each.nodes), default=None),
-            state="up" if each.up else "down",
-        )
-        for each in partitions
-    ]
+    return [_partition(each) for each in partitions]
+
+
+def _partition(found: "Partition") -> ListedNode:
+    """Return a partition by the least of its nodes; of GPUs, by that of the nodes that have any."""
+    with_gpus = [node for node in found.nodes if node.gpus_of(None)]
+    types = dict.fromkeys(name for node in with_gpus for name in node.gpu_types)
+    return ListedNode(
+        kind="slurm",
+        name=found.name,
+        nodes=len(found.nodes),
+        vcpus=min((node.cpus for node in found.nodes), default=None),
+        accelerator=(" or ".join(types) or "GPU") if with_gpus else None,
+        accelerators=min((node.gpus_of(None) for node in with_gpus), default=0),
+        host_memory_bytes=min((node.memory_mb << 20 for node in found.nodes), default=0) or None,
+        state="up" if found.up else "down",
+    )
 
 
 def _instances(hardware_filter: str | None) -> list[ListedNode]:

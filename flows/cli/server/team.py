@@ -1,6 +1,5 @@
 """`rankwise team`: a permanent Prefect server, worker and schedules for a team on one machine."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -31,12 +30,17 @@ def up(
     background: Annotated[bool, typer.Option("--background", help="return once everything is running")] = False,
 ) -> None:
     """Start server and worker, register the flows, and run until Ctrl-C or SIGTERM."""
+    from flows.cli.options import refuse_unused
     from flows.team.setup import TeamSetup
     from flows.team.up import start_team
 
-    where = _folder(folder)
-    setup = TeamSetup(where, host, port, database, workers, api.rstrip("/") if api else None)
-    _exit(context, lambda: start_team(setup, background), where)
+    def work(where: Path) -> int:
+        refuse_unused(
+            context, dict.fromkeys(("host", "port", "database"), "with --api, which starts no server" if api else None)
+        )
+        return start_team(TeamSetup(where, host, port, database, workers, api.rstrip("/") if api else None), background)
+
+    _exit(context, work, folder)
 
 
 @app.command("status")
@@ -44,8 +48,7 @@ def status_command(context: typer.Context, folder: TeamFolder = None) -> None:
     """Show the state of server and worker; exit code 0 if both run."""
     from flows.team.up import print_team_status
 
-    where = _folder(folder)
-    _exit(context, lambda: print_team_status(where), where)
+    _exit(context, print_team_status, folder)
 
 
 @app.command()
@@ -53,19 +56,17 @@ def down(context: typer.Context, folder: TeamFolder = None) -> None:
     """Stop server, worker and flow runs within 30 seconds; completed measurements are kept."""
     from flows.team.up import end_team
 
-    where = _folder(folder)
-    _exit(context, lambda: end_team(where), where)
+    _exit(context, end_team, folder)
 
 
 def _folder(named: Path | None) -> Path:
-    from configs.common.base import expanded
-    from flows.team.setup import default_folder
+    from flows.team.setup import default_folder, found_folder
 
-    # The processes of a set-up are found by this very path: `../team` is the same folder as `/data/team`.
-    return Path(os.path.abspath(expanded(named))) if named else default_folder()
+    return found_folder(named) if named else default_folder()
 
 
-def _exit(context: typer.Context, work: Callable[[], int], subject: Path) -> None:
+def _exit(context: typer.Context, work: Callable[[Path], int], folder: Path | None) -> None:
     from flows.cli.run import guarded
 
-    raise typer.Exit(guarded(work, subject, bool((context.obj or {}).get("debug"))))
+    debug = bool((context.obj or {}).get("debug"))
+    raise typer.Exit(guarded(lambda: work(_folder(folder)), folder or Path("team"), debug))

@@ -63,7 +63,8 @@ def serve(
         bool, typer.Option("--batch-invariant", help="refuse to start if other requests could change an answer's bits")
     ] = False,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="require no bearer token, although others reach the address")
+        bool,
+        typer.Option("--no-token", help="require no bearer token, although others reach the address or one is set"),
     ] = False,
     provider: Annotated[
         Literal["aws", "gcp", "azure"] | None, typer.Option(help="rent --instance and serve there, as `deploy` does")

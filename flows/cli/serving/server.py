@@ -46,7 +46,7 @@ def run_server(asked: ServerRequest, no_token: bool) -> int:
 
     open_to_others = asked.host not in _LOOPBACK
     own_key = os.environ.get(API_KEY_VARIABLE, "").strip() or None
-    key = own_key or (secrets.token_urlsafe(32) if open_to_others and not no_token else None)
+    key = None if no_token else own_key or (secrets.token_urlsafe(32) if open_to_others else None)
     with ended_by_signals(), _folder() as folder:
         settings = make_settings(asked, folder, cache_folder(), Path.cwd())
         _say(f"loading {settings.name}: {_layout(asked)}, {settings.dtype}")

@@ -50,6 +50,11 @@ class ClusterNode:
         return count_gpus(self.resources, kind)
 
     @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Their types, as the cluster names them; none where it names none."""
+        return tuple(dict.fromkeys(each for each, _ in _gpus(self.resources) if each))
+
+    @property
     def usable(self) -> bool:
         """Whether it takes jobs, now or when others have ended."""
         return not self.state.startswith(_UNUSABLE) and not self.state.endswith("*")
@@ -316,8 +321,13 @@ def _whole(text: str) -> int:
 
 def count_gpus(resources: str, kind: str | None) -> int:
     """Of `gpu:h100:4(S:0-1),gpu:a100:2,lustre:1`: 6, and of kind h100: 4."""
-    found = re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]{1,9})", resources)
+    found = _gpus(resources)
     return sum(int(count) for each, count in found if kind is None or each.lower() == kind.lower())
+
+
+def _gpus(resources: str) -> list[tuple[str, str]]:
+    """Type, empty where there is none, and count."""
+    return re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]{1,9})", resources)
 
 
 def minutes_of(limit: str) -> int | None:

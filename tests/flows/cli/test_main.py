@@ -1,6 +1,7 @@
 """The command line as a whole: what `rankwise --help` shows, and how wrong arguments end."""
 
 import errno
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -38,6 +39,24 @@ def test_help_names_no_type_behind_flags() -> None:
     assert "--debug" in pages[""] and "--dry-run" in pages["run"] and "lab up" in pages
     assert " DIR " in pages["run"]
     assert [name for name, page in pages.items() if "<bool>" in page] == []
+
+
+def test_help_keeps_what_is_in_brackets() -> None:
+    """`tokens of prompt and answer  [default: 2048]`: rich took the default for markup, and left it out."""
+    checked = 0
+    for name, member in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        commands = {(name,): member} | {(name, below): each for below, each in getattr(member, "commands", {}).items()}
+        for words, command in commands.items():
+            notes: list[str] = [
+                note for each in command.params for note in re.findall(r"\[default: [^]]*\]", each.help or "")
+            ]
+            if not notes:
+                continue
+            for _ in range(2):  # a help may be asked for again
+                shown = CliRunner().invoke(app, [*words, "--help"], terminal_width=300, env={"COLUMNS": "300"}).output
+                assert [note for note in notes if note not in shown] == [] and "\\[" not in shown, words
+            checked += len(notes)
+    assert checked > 15
 
 
 @pytest.mark.parametrize("name", ["plan", "serve", "generate", "deploy"])
@@ -157,6 +176,10 @@ def test_a_hub_that_is_away_is_said_in_one_line(
         ["history", "list", "--output", "page.html"],
         ["history", "show", "main", "--output", "page.html"],
         ["doctor", "--calibrate", "--master", "host:1"],
+        ["examples", "--out", "studies"],
+        ["team", "up", "--api", "http://127.0.0.1:9/api", "--host", "0.0.0.0"],
+        ["team", "up", "--api", "http://127.0.0.1:9/api", "--port", "4201"],
+        ["team", "up", "--api", "http://127.0.0.1:9/api", "--database", "postgresql://db/prefect"],
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
@@ -164,9 +187,17 @@ def test_an_option_that_would_do_nothing_is_refused(
 ) -> None:
     """A page that nobody writes is missed only when it is looked for."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and done.stderr.startswith(f"{words[-2]}: has no effect with"), done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_schedule_is_not_both_resumed_and_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was paused."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    done = CliRunner().invoke(app, ["deploy-flows", "--resume", "weekly", "--resume", "daily", "--pause", "weekly"])
+    assert (done.exit_code, done.stderr) == (2, "--resume, --pause: got weekly for both. Name it once\n")
 
 
 def test_only_a_run_that_has_begun_says_what_becomes_of_measurements(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from configs.common.system.proc import network_namespace
 from flows.cli.run import not_healthy
-from flows.server.local import ApiLease, LocalServerError, lease_server
+from flows.server.local import ApiLease, LocalServerError, _listener, lease_server
 from flows.server.process import NICE, LocalServer, is_leased, read_server
 from flows.server.settings import (
     api_named_by_environment,
@@ -386,6 +386,27 @@ def test_an_api_named_in_a_file_is_found_as_prefect_finds_it(tmp_path: Path, mon
     assert asked.stdout.split() == found, asked.stderr
 
 
+def test_an_empty_api_in_a_file_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line was taken for it, and a token there was printed as an address; of two lines the first counted."""
+    texts = {
+        "PREFECT_API_URL=\nHF_TOKEN=hf_secret\n": None,
+        "PREFECT_API_URL=http://first:1/api\nPREFECT_API_URL = http://last:1/api # mine\n": "http://last:1/api",
+        "PREFECT_API_URL=http://first:1/api\nPREFECT_API_URL=\n": None,
+    }
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ask = "from prefect.settings import Settings; from pathlib import Path\nfor text in {!r}:\n"
+    ask += "    Path('.env').write_text(text); print(Settings().api.url or None)"
+    environment = {**os.environ, "DO_NOT_TRACK": "1"}
+    asked = subprocess.run(
+        [sys.executable, "-c", ask.format(list(texts))], env=environment, capture_output=True, text=True
+    )
+    assert asked.stdout.split() == [str(url) for url in texts.values()], asked.stderr
+    for text, url in texts.items():
+        Path(".env").write_text(text)
+        assert api_named_by_environment() == url
+
+
 def test_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     profiles = tmp_path / "prefect_home" / "profiles.toml"
     profiles.parent.mkdir()
@@ -409,6 +430,18 @@ def test_a_named_api_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (lease.url, lease.ui, lease.home) == ("http://named:1/api", "http://named:1", None)
         assert "PREFECT_HOME" not in lease.environment
     assert not (tmp_path / "data").exists()
+
+
+def test_each_data_folder_has_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose server has ended comes upon no server of another folder there, whichever variable names it."""
+    monkeypatch.delenv("RANKWISE_DATA", raising=False)
+    for variable in ("XDG_DATA_HOME", "RANKWISE_DATA"):
+        ports = set()
+        for name in ("a", "b"):
+            monkeypatch.setenv(variable, str(tmp_path / name))
+            with _listener(data_folder()) as listener:
+                ports.add(listener.getsockname()[1])
+        assert len(ports) == 2
 
 
 def test_our_own_url_in_the_environment_names_no_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

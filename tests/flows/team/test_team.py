@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from flows.cli.server.team import app
 from flows.team.api import Api
 from flows.team.processes import processes_of, programs, supervisord_of
-from flows.team.setup import DATABASE_VARIABLE, TeamSetup
+from flows.team.setup import DATABASE_VARIABLE, FOLDER_VARIABLE, TeamSetup
 from flows.team.up import register
 from tests.support.patience import patient
 from tests.support.run_folders.studies import wait_until
@@ -396,7 +396,23 @@ def test_a_folder_is_the_same_however_it_is_written(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path / "elsewhere")
     for written in ("../team", "../elsewhere/../team/", str(tmp_path / "team")):
         assert CliRunner().invoke(app, ["down", "--folder", written]).exit_code == 0
-    assert asked == [tmp_path / "team"] * 3
+    monkeypatch.setenv("RANKWISE_DATA", "..")
+    assert CliRunner().invoke(app, ["down"]).exit_code == 0
+    assert asked == [tmp_path / "team"] * 4
+
+
+def test_processes_are_found_by_any_path_of_their_folder(tmp_path: Path) -> None:
+    """Of a home folder that is a link, the shell and the working directory say different ones."""
+    (tmp_path / "team").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    environment = os.environ | {FOLDER_VARIABLE: str(tmp_path / "team")}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        try:
+            for folder in (tmp_path / "link" / "team", tmp_path / "team"):
+                assert [found.pid for found in processes_of(folder)] == [process.pid]
+            assert processes_of(tmp_path / "other") == []
+        finally:
+            process.kill()
 
 
 def test_what_cannot_be_right_is_told(tmp_path: Path) -> None:

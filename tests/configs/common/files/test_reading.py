@@ -196,6 +196,33 @@ def test_members_may_not_overlap(tmp_path: Path) -> None:
     assert time.process_time() - began < 10
 
 
+def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+    """`--output /dev/stdout` or `--output >(jq .)`: root replaced the device by a file, others were refused."""
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(fifo, "text")
+        assert fifo.is_fifo() and os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    reader, writer = os.pipe()
+    try:
+        write_atomically(Path(f"/dev/fd/{writer}"), "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_file_behind_a_descriptor_keeps_what_was_printed(tmp_path: Path) -> None:
+    """As `rankwise list-nodes --output /dev/stdout > FILE`."""
+    with (tmp_path / "printed").open("wb", buffering=0) as printed:
+        printed.write(b"a table\n")
+        write_atomically(Path(f"/dev/fd/{printed.fileno()}"), "text")
+    assert (tmp_path / "printed").read_text() == "a table\ntext"
+
+
 def test_errors_of_writing_name_the_file_and_not_its_draft(tmp_path: Path) -> None:
     (tmp_path / "report.md").mkdir()
     with pytest.raises(IsADirectoryError) as caught:

@@ -4,18 +4,23 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from configs.common.base import WrongArgument
 from configs.common.execution import Layout
+from configs.common.system.ports import free_port
 from configs.serving.deployment import Deployment, PlacedServer
 from engine.routing.choosing import BackendLoad, next_backend
 from flows.cli.deploy import deploying, listing, routing
@@ -25,6 +30,7 @@ from tasks.deployment import rollouts
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
+from tasks.models.hub import TransientFetchError
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import ProviderError
 from tests.support.patience import patient
@@ -122,10 +128,16 @@ def test_nan_is_no_bound(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("a: another command is at work on it"), ProviderError("transient", "500", "busy")]
+    ("error", "said"),
+    [
+        (ValueError("another command is at work on it"), "a: another command is at work on it\n"),
+        (ProviderError("transient", "500", "busy"), "a: 500: busy\n"),
+        (PlaceError(None, "gpu-a: no route"), "a: gpu-a: no route\n"),
+        (PermissionError(13, "Permission denied", "/data/a"), "a: /data/a: Permission denied\n"),  # which file?
+    ],
 )
 def test_one_deployment_that_stays_does_not_keep_the_others(
-    monkeypatch: pytest.MonkeyPatch, store: Store, error: Exception
+    monkeypatch: pytest.MonkeyPatch, store: Store, error: Exception, said: str
 ) -> None:
     taken: list[str] = []
 
@@ -139,7 +151,25 @@ def test_one_deployment_that_stays_does_not_keep_the_others(
     monkeypatch.setattr(Store, "unfinished", lambda _: [])
     monkeypatch.setattr(listing, "take_down", take_down)
     done = CliRunner().invoke(app, ["undeploy", "--all"])
-    assert done.exit_code == 1 and taken == ["b"] and done.stderr.startswith("a: ")
+    assert done.exit_code == 1 and taken == ["b"] and done.stderr == said
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "/data/deployments"), "/data/deployments: Permission denied\n"),
+        (TransientFetchError("the hub returned HTTP 503"), "the hub returned HTTP 503\n"),  # it ended the others
+    ],
+)
+def test_what_keeps_one_of_several_targets_is_told_for_it(
+    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str], error: Exception, said: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(deploying, "Deploying", lambda *_, **__: SimpleNamespace(deploy=refuse))
+    assert run_deploy(DeployRequest(model="./m", targets=("local:cpu", "ssh:gpu-a"), verify=False)) == 1
+    assert f"local:cpu: not deployed: {said}" in capsys.readouterr().err
 
 
 def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,22 +212,100 @@ def test_a_deployment_costs_what_its_cloud_charges_for_nodes_that_are_off(kind: 
     assert listing._usd(cast(Any, told), 3 * 3600.0) == usd
 
 
-def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "key").write_text("k")
+def _one_deployment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "key").write_text("k")
     found = SimpleNamespace(
-        name="a", url="http://127.0.0.1:9", key_file=str(tmp_path / "key"), usd_per_hour=None, model="m", rental=None
+        name="a", url="http://127.0.0.1:9", key_file=str(folder / "key"), usd_per_hour=None, model="m", rental=None
     )
     monkeypatch.setattr(
         routing, "store_of_user", lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
     )
+
+
+def test_a_router_imports_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _one_deployment(tmp_path, monkeypatch)
     own = tmp_path / "engine" / "__init__.py"
     own.parent.mkdir()
     own.write_text("open('imported', 'w').close()")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(routing, "_announce", lambda *_: None)
+    monkeypatch.setattr(routing, "check_port", lambda port: None)  # it was free when the command began
     with socket.create_server(("127.0.0.1", 0)) as taken:  # it ends by itself, after its imports
         assert routing.run_route(["a"], taken.getsockname()[1], 1, no_token=True) != 0
     assert not (tmp_path / "imported").exists()
+
+
+class _OfAnother(BaseHTTPRequestHandler):
+    """Takes requests, as another router's front."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_router_does_not_announce_the_server_that_has_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It took the answer of another router, begun in another terminal, for its own, and told a token of nobody."""
+    _one_deployment(tmp_path, monkeypatch)
+    with HTTPServer(("127.0.0.1", 0), _OfAnother) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        with pytest.raises(ValueError, match=r"cannot be listened on: .*Use another --port"):
+            routing.run_route(["a"], other.server_port, 1, no_token=False)
+        other.shutdown()
+    assert "routing" not in capsys.readouterr().err
+
+
+class _Slow(_OfAnother):
+    """Answers a request some time after it came."""
+
+    began = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.began.set()
+        time.sleep(2)
+        self.do_GET()
+
+
+_ROUTER = """
+import sys
+from types import SimpleNamespace
+from flows.cli.deploy import routing
+key, url, port = sys.argv[1:]
+found = SimpleNamespace(name="a", url=url, key_file=key, usd_per_hour=None, model="m", rental=None)
+routing.store_of_user = lambda: SimpleNamespace(read=lambda name: found, bundle=lambda each: each)
+sys.exit(routing.run_route(["a"], int(port), 1, no_token=True))
+"""
+
+
+def test_an_interrupted_router_answers_what_it_has_begun(tmp_path: Path) -> None:
+    """Ctrl-C reached the front twice, from the terminal and from the command: it dropped its requests."""
+    (tmp_path / "key").write_text("k")
+    port, answers = free_port(), []
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Slow) as slow:
+        threading.Thread(target=slow.serve_forever, daemon=True).start()
+        words = [str(tmp_path / "key"), f"http://127.0.0.1:{slow.server_port}", str(port)]
+        with subprocess.Popen(
+            [sys.executable, "-c", _ROUTER, *words],
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # as of a terminal, whose Ctrl-C is for the whole group
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where a script runs the tests
+        ) as router:
+            assert router.stderr is not None and router.stderr.readline().startswith(b"routing m at ")
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json={}, trust_env=False)))
+            asking.start()
+            assert _Slow.began.wait(patient(10))
+            os.killpg(router.pid, signal.SIGINT)
+            asking.join(patient(20))
+            assert router.wait(patient(20)) == 0
+        slow.shutdown()
+    assert [answer.status_code for answer in answers] == [200]
 
 
 @pytest.mark.parametrize(("rental", "first"), [("deploy-1a2b", "cheap"), (None, "a")])
@@ -213,6 +321,27 @@ def test_a_router_takes_no_rented_nodes_of_unknown_price_for_own_machines(
     backends = [routing._backend(cast(Any, each), 1) for each in found]
     chosen = next_backend(backends, {each.name: BackendLoad(ready=True) for each in backends})
     assert chosen is not None and chosen.name == first
+
+
+@pytest.mark.parametrize("words", [["deploy", "--target", "local:cpu"], ["rollout", "one"]])
+def test_a_precision_beside_a_study_is_refused(words: list[str], tmp_path: Path) -> None:
+    """The study's was deployed, and nothing said so."""
+    done = CliRunner().invoke(app, [*words, "--from", str(tmp_path), "--dtype", "float32"])
+    assert done.exit_code == 2
+    assert done.stderr == "--dtype: has no effect with --from, which names the precision. Leave it out\n"
+
+
+@pytest.mark.parametrize("targets", [("local:cpu",), ("ssh:gpu-a",), ("local:cpu", "ssh:gpu-a+gpu-b")])
+def test_machines_that_are_not_there_are_refused(targets: tuple[str, ...]) -> None:
+    """`--nodes 3` of this machine deployed one server on it, and nothing said so."""
+    with pytest.raises(WrongArgument, match=rf"^--nodes: got 3, but the machines are those of --target: {targets[0]}"):
+        run_deploy(DeployRequest(model="./m", targets=targets, nodes=3))
+
+
+def test_as_many_machines_as_are_named_are_not_refused(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    monkeypatch.setattr(deploying, "_agreed", lambda *_: False)
+    for targets in (("ssh:gpu-a+gpu-b",), ("aws:g4dn.xlarge",), ("local:cpu", "aws:g4dn.xlarge")):
+        assert run_deploy(DeployRequest(model="./m", targets=targets, nodes=2)) == 1
 
 
 def test_a_login_name_reaches_rented_nodes(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:

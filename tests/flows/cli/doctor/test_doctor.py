@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from flows.cli.doctor import checks, command
 from flows.cli.doctor.checks import DoctorCheck
 from flows.cli.doctor.command import _answers, doctor, print_checks
+from flows.cli.main import app
 from tests.support.patience import patient
 
 SECRETS = {
@@ -105,6 +107,15 @@ def test_exit_code_follows_what_every_study_needs(monkeypatch: pytest.MonkeyPatc
     ):
         monkeypatch.setattr("flows.cli.doctor.command.diagnose", lambda master, found=found: found)
         assert doctor(None, True) == code
+
+
+def test_a_calibration_that_cannot_lock_the_machine_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a traceback."""
+    monkeypatch.setenv("RANKWISE_LOCKS", "/dev/null")
+    done = CliRunner().invoke(app, ["doctor", "--calibrate"])
+    assert (done.exit_code, done.stderr) == (
+        1, "machine lock: /dev/null not writable. Set RANKWISE_LOCKS to a writable folder\n"
+    )  # fmt: skip
 
 
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,14 +339,17 @@ class _Api(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-@pytest.mark.parametrize(("status", "state"), [(200, "ok"), (401, "ok"), (503, "warning")])
-def test_prefect_api(status: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("status", "state", "user"),
+    [(200, "ok", ""), (401, "ok", ""), (503, "warning", ""), (200, "ok", "ada:SECRET@")],
+)
+def test_prefect_api(status: int, state: str, user: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
     with HTTPServer(("127.0.0.1", 0), type("Api", (_Api,), {"status": status})) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/base/api")
+        monkeypatch.setenv("PREFECT_API_URL", f"http://{user}127.0.0.1:{server.server_port}/base/api")
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # for the internet, not for this machine
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
@@ -343,6 +357,36 @@ def test_prefect_api(status: int, state: str, tmp_path: Path, monkeypatch: pytes
         server.shutdown()
         thread.join()
     assert check.state == state and f":{server.server_port}/base/api" in check.detail
+
+
+@pytest.mark.parametrize("url", ["http://ada:SECRET@127.0.0.1/base/api", "http://ada:SECRET@host.invalid:42000x/api"])
+def test_prefect_api_whose_password_is_nobodys_business(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a port urllib took the password for one, and `doctor` printed its error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
+    monkeypatch.setattr(checks, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    (check,) = _answers({"prefect api": checks.check_prefect_api}, patient(30))
+    assert check.name == "prefect api" and check.remedy and "SECRET" not in f"{check}"
+
+
+def test_prefect_api_of_another_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def speak(server: socket.socket) -> None:
+        with server.accept()[0] as taken:
+            taken.recv(4096)
+            taken.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANKWISE_LOCAL_API", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{other.getsockname()[1]}/api")
+        thread = threading.Thread(target=speak, args=(other,))
+        thread.start()
+        (check,) = checks.check_prefect_api()
+        thread.join()
+    assert check.state == "missing" and "does not respond" in check.detail
 
 
 def test_prefect_api_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:

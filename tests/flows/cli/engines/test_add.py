@@ -1,10 +1,15 @@
 """`rankwise engine add`: environments that are there survive what cannot be installed."""
 
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from configs.serving.installations import installation, unfinished_mark
 from flows.cli.engines import command
+from flows.cli.main import app
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def test_what_cannot_be_installed_leaves_the_environment_of_before(there: Path) 
     with pytest.raises(OSError, match="transformers: could not be installed"):
         command._add("transformers", again=True)
     assert there.read_text() == "of before"
-    assert [path.name for path in there.parents[2].iterdir()] == ["transformers"]
+    assert sorted(path.name for path in there.parents[2].iterdir()) == [".transformers.lock", "transformers"]
 
 
 def test_an_installation_that_was_killed_gives_way_to_the_environment_of_before(there: Path) -> None:
@@ -37,6 +42,64 @@ def test_an_installation_that_was_killed_gives_way_to_the_environment_of_before(
     with pytest.raises(ValueError, match="installed already"):
         command._add("transformers", again=False)
     assert there.read_text() == "of before"
+
+
+def test_an_installation_that_was_killed_is_none(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first one: its part was listed as installed, and used by studies."""
+    folder, marks = there.parents[1], []
+
+    def install(name: str, folder: Path) -> None:
+        marks.append(listed())
+        assert installation({}, name, there.parents[3]).python is None
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").write_text("new")
+
+    def listed() -> str:
+        return CliRunner().invoke(app, ["engine", "list"]).stdout.splitlines()[-1]
+
+    unfinished_mark("transformers", there.parents[3]).touch()
+    assert listed() == "transformers  not installed"
+    monkeypatch.setattr(command, "_install", install)
+    assert command._add("transformers", again=False) == 0
+    assert there.read_text() == "new" and listed() == f"transformers  {folder}"
+    assert marks == ["transformers  not installed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_part_of_an_environment(
+    there: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """As of a terminal that is closed."""
+
+    def install(name: str, folder: Path) -> None:
+        folder.mkdir()
+        signal.raise_signal(number)
+        raise AssertionError("it goes on")
+
+    shutil.rmtree(there.parents[1])
+    monkeypatch.setattr(command, "_install", install)
+    before = signal.signal(number, lambda *_: None)  # SIGHUP is ignored where nohup runs the tests
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            command._add("transformers", again=False)
+    finally:
+        signal.signal(number, before)
+    assert sorted(path.name for path in there.parents[2].iterdir()) == [".transformers.lock"]
+
+
+def test_two_commands_do_not_install_into_one_folder(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second took the first for killed, and removed what it was making."""
+
+    def install(name: str, folder: Path) -> None:
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").write_text("new")
+        for again in (False, True):
+            with pytest.raises(ValueError, match="another `rankwise engine add` is installing it"):
+                command._add("transformers", again)
+
+    monkeypatch.setattr(command, "_install", install)
+    assert command._add("transformers", again=True) == 0
+    assert there.read_text() == "new"
 
 
 def test_an_environment_that_was_half_removed_does_not_come_back(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:

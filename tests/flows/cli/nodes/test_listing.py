@@ -7,7 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.main import app
-from flows.cli.nodes.listing import _rented_node
+from flows.cli.nodes.listing import _partition, _rented_node
+from slurm.schedulers.commands.partitions import read_partitions
 from tasks.providers.rental import Resource
 
 
@@ -37,6 +38,23 @@ def test_the_filter_selects_instances() -> None:
     assert "g5.xlarge" not in result.stdout and "local" not in result.stdout
     wrong = CliRunner().invoke(app, ["list-nodes", "--hardware-filter", "T4"])
     assert wrong.exit_code == 2 and "expected GPU:T4" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("resources", "listed"),
+    [
+        (["gpu:h100:8(S:0-1)", "gpu:h100:4,lustre:1"], (4, "h100")),
+        (["gpu:a100:2,gpu:h100:2", "(null)"], (4, "a100 or h100")),
+        (["gpu:8"], (8, "GPU")),
+        (["(null)", "lustre:1"], (0, None)),
+    ],
+)
+def test_a_partition_has_the_gpus_of_its_nodes(resources: list[str], listed: tuple[int, str | None]) -> None:
+    """Each was listed, and written to the file, with none and without memory."""
+    lines = [f"gpu|gpu*|n{number}|64|512000|{each}|1-00:00:00|idle|up|x" for number, each in enumerate(resources)]
+    found = _partition(read_partitions("\n".join(lines))["gpu"])
+    assert (found.accelerators, found.accelerator) == listed
+    assert (found.nodes, found.vcpus, found.host_memory_bytes) == (len(resources), 64, 512000 << 20)
 
 
 @pytest.mark.parametrize(

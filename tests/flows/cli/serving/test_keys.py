@@ -23,12 +23,9 @@ from tasks.serving.settings import ServerRequest, make_settings
 from tests.support.servers.inference_server import TINY
 
 
-@pytest.mark.parametrize(
-    ("given", "key", "told"), [(None, None, True), ("", None, True), (" \n", None, True), ("own\n", "own", False)]
-)
-def test_a_token_that_is_made_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str | None, key: str | None, told: bool
-) -> None:
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """Tokens of the servers that are started."""
     used: list[str | None] = []
 
     class Process:
@@ -47,17 +44,41 @@ def test_a_token_that_is_made_is_told(
         def wait(self) -> int:
             return 0
 
-    if given is None:
-        monkeypatch.delenv("RANKWISE_API_KEY", raising=False)
-    else:
-        monkeypatch.setenv("RANKWISE_API_KEY", given)
     settings = SimpleNamespace(name="m", dtype="float32", blocks=1, block=16, max_length=16)
     monkeypatch.setattr(server, "make_settings", lambda *_: settings)
     monkeypatch.setattr(server, "program_of", lambda _: "")
     monkeypatch.setattr(server, "ServerProcess", Process)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "told"), [(None, None, True), ("", None, True), (" \n", None, True), ("own\n", "own", False)]
+)
+def test_a_token_that_is_made_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    used: list[str | None],
+    given: str | None,
+    key: str | None,
+    told: bool,
+) -> None:
+    if given is None:
+        monkeypatch.delenv("RANKWISE_API_KEY", raising=False)
+    else:
+        monkeypatch.setenv("RANKWISE_API_KEY", given)
     assert server.run_server(ServerRequest(model=str(Path("m")), host="0.0.0.0"), no_token=False) == 0
     assert used[0] and (key is None or used[0] == key)
     assert (used[0] in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_no_token_is_none_also_where_the_environment_has_one(
+    monkeypatch: pytest.MonkeyPatch, used: list[str | None], host: str
+) -> None:
+    """As of `rankwise route`: the server answered 401 to whoever had read its command line."""
+    monkeypatch.setenv("RANKWISE_API_KEY", "of another server")
+    assert server.run_server(ServerRequest(model="m", host=host), no_token=True) == 0
+    assert used == [None]
 
 
 def test_a_server_that_ends_later_shows_its_logs(
