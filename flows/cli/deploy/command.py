@@ -142,7 +142,7 @@ def undeploy(
 def scale(
     context: typer.Context,
     name: DeploymentName,
-    replicas: Annotated[int, typer.Option(min=1, max=64, help="servers")] = 1,
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="servers")],
 ) -> None:
     """Have more or fewer servers behind a deployment's address."""
 

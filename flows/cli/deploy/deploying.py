@@ -12,7 +12,7 @@ import typer
 from configs.common.base import WrongArgument
 from configs.common.dollars import dollars
 from configs.common.execution import Dtype, Layout
-from configs.common.printable import file_slug
+from configs.common.printable import file_slug, plural
 from configs.common.secrets import redacted
 from configs.hardware.catalog import HOME_REGIONS, catalog
 from configs.hardware.prices import listed_offers
@@ -156,6 +156,13 @@ def _refuse_unused(asked: DeployRequest, targets: list[ParsedTarget]) -> None:
         raise ValueError(
             f"--nodes: got {asked.nodes}, but the machines are those of --target: {', '.join(asked.targets)}. Use "
             "--replicas for several servers"
+        )
+    rented = [target for target in targets if target.instance is not None]
+    if rented and not asked.sharded and asked.nodes > asked.replicas:
+        idle = plural(asked.nodes - asked.replicas, "node")
+        raise ValueError(
+            f"--nodes: got {asked.nodes} for {plural(asked.replicas, 'server')}; {idle} would be paid for and serve "
+            f"nothing. Use --replicas {asked.nodes}, or --sharded for one server on all"
         )
 
 

@@ -341,7 +341,22 @@ def test_machines_that_are_not_there_are_refused(targets: tuple[str, ...]) -> No
 def test_as_many_machines_as_are_named_are_not_refused(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     monkeypatch.setattr(deploying, "_agreed", lambda *_: False)
     for targets in (("ssh:gpu-a+gpu-b",), ("aws:g4dn.xlarge",), ("local:cpu", "aws:g4dn.xlarge")):
-        assert run_deploy(DeployRequest(model="./m", targets=targets, nodes=2)) == 1
+        assert run_deploy(DeployRequest(model="./m", targets=targets, nodes=2, replicas=2)) == 1
+
+
+def test_rented_nodes_without_a_server_are_refused(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
+    """The second node of `--nodes 2` was paid for and served nothing."""
+    told = r"^--nodes: got 3 for 1 server; 2 nodes would be paid for and serve nothing\. Use --replicas 3, or --sharded"
+    with pytest.raises(WrongArgument, match=told):
+        run_deploy(DeployRequest(model="./m", targets=("aws:g4dn.xlarge",), nodes=3))
+    monkeypatch.setattr(deploying, "_agreed", lambda *_: False)
+    assert run_deploy(DeployRequest(model="./m", targets=("aws:g4dn.xlarge",), nodes=3, sharded=True)) == 1
+
+
+def test_the_number_of_servers_is_named() -> None:
+    """`rankwise scale NAME` alone ended all servers but one."""
+    done = CliRunner().invoke(app, ["scale", "one"])
+    assert done.exit_code == 2 and "--replicas" in done.stderr
 
 
 def test_a_login_name_reaches_rented_nodes(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
