@@ -115,10 +115,13 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
     return text
 
 
-def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[CellResult, list[Gain]]:
-    """The baseline, and the gain of each variant against it."""
+def optimization(study: StudyResult, experiment: PlannedExperiment) -> tuple[CellResult | None, list[Gain]]:
+    """The baseline, and the gain of each variant against it; None and no gains where it was not measured on the device
+    of these points."""
     assert experiment.points, f"experiment {experiment.name} has no points"
-    named = next((point for point in experiment.points if point.baseline), experiment.points[0])
+    named = next((point for point in experiment.points if point.baseline), None)
+    if named is None:
+        return None, [Gain(one.label, study.cells[one.cell], None, {}, None, None) for one in experiment.points]
     base = study.cells[named.cell]
     variants = len(experiment.points) - 1
     gains = []
@@ -144,13 +147,14 @@ def _memory_ratio(result: CellResult, base: CellResult) -> float | None:
     return result.peak_bytes / base.peak_bytes if result.peak_bytes is not None and base.peak_bytes else None
 
 
-def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
-    """The baseline's row, then one for each variant."""
-    latency = "ms" if base.latency is None else base.latency.unit
+def optimization_table(base: CellResult | None, gains: list[Gain]) -> Table:
+    """The baseline's row, where there is one, then one for each variant."""
+    first = gains[0].result if base is None else base
+    latency = "ms" if first.latency is None else first.latency.unit
     columns = (
         "variant",
         "pairs",
-        f"{base.unit}, median (interval)",
+        f"{first.unit}, median (interval)",
         "gain (interval)",
         f"{latency}, median (interval)",
         "change of it (interval)",
@@ -158,8 +162,10 @@ def optimization_table(base: CellResult, gains: list[Gain]) -> Table:
         "change of peak",
         "state",
     )
-    own = "1" if base.completed else UNKNOWN
-    rows = [("baseline", UNKNOWN, *_absolute(base, own, UNKNOWN, UNKNOWN))]
+    rows: list[tuple[str, ...]] = []
+    if base is not None:
+        own = "1" if base.completed else UNKNOWN
+        rows.append(("baseline", UNKNOWN, *_absolute(base, own, UNKNOWN, UNKNOWN)))
     for gain in gains:
         memory = percent(gain.memory - 1) if gain.memory is not None else UNKNOWN
         absolute = _absolute(gain.result, ratio_cell(gain.throughput), change_cell(gain.seconds), memory)
@@ -198,8 +204,10 @@ _VARIANTS_TOLD = 3
 """Of more variants the sentence tells the best and the worst; the table has all."""
 
 
-def optimization_sentence(base: CellResult, gains: list[Gain]) -> str:
+def optimization_sentence(base: CellResult | None, gains: list[Gain]) -> str:
     """The gain of each variant, and whether it can be told from noise."""
+    if base is None:
+        return "The baseline was not measured on this device, so no gain is given."
     if not base.completed:
         return f"The baseline has no figure ({base.status.replace('_', ' ')}), so no gain is given."
     known = [(gain, gain.throughput) for gain in gains if gain.throughput is not None]

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from configs.plans.paths import RunPaths
 from configs.targets.target import SlurmTarget
 from reports.decisions.recommendation import recommend
+from reports.experiments.comparison import optimization, optimization_sentence, optimization_table
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side
 from reports.reading.devices import load_comparable
@@ -67,6 +69,23 @@ def test_targets_of_different_devices_are_not_side_by_side(tmp_path: Path) -> No
     other = read(tmp_path / "other", TARGETS, A10G, A10G, A10G, "cpu", "cpu", "cpu")
     assert {result.cell.target for result in other.cells.values() if result.device == "cpu"} == {"b"}
     assert side_by_side(other) == []
+
+
+def test_a_variant_is_no_baseline_on_a_device_that_the_baseline_did_not_run_on(tmp_path: Path) -> None:
+    """The first variant there was called the baseline, and the gains of the others were over it."""
+    variants = "{b2: {workload.batch_size: 2}, b4: {workload.batch_size: 4}}"
+    text = STRONG.replace(
+        "strong: {kind: strong, grow: dp, to: 4}", f"gain: {{kind: optimization, variants: {variants}}}"
+    )
+    study = read(tmp_path, text, A10G, H100, H100)
+    base, gains = optimization(study, study.plan.experiments[1])
+    assert base is None and [(gain.variant, gain.throughput) for gain in gains] == [("b2", None), ("b4", None)]
+    told = "The baseline was not measured on this device, so no gain is given."
+    assert optimization_sentence(base, gains) == told
+    table = optimization_table(base, gains)
+    assert [row[0] for row in table.rows] == ["b2", "b4"] and not any("gain" in name for name in table.columns)
+    render_report(RunPaths(tmp_path))
+    assert told in whole_report(RunPaths(tmp_path))
 
 
 def test_repeats_of_a_cell_on_another_device_are_left_out(tmp_path: Path) -> None:
