@@ -82,7 +82,8 @@ class Compressed:
 
 @dataclass(frozen=True)
 class CompressionResult:
-    """One experiment of one model: the base first. `refused`: what this version has not."""
+    """One experiment of one model: the base first, where it is of the same device. `refused`: what this version has
+    not."""
 
     rows: tuple[Compressed, ...]
     refused: tuple[RefusedPoint, ...]
@@ -114,7 +115,8 @@ class CompressionResult:
 
 
 def compression(study: StudyResult, experiment: PlannedExperiment) -> CompressionResult:
-    """The rows in the order of the study file; what was not measured is among them."""
+    """The rows in the order of the study file; what was not measured is among them. Of several devices the
+    uncompressed model may have run on another one: then no row is the base, and nothing has a ratio."""
     assert experiment.points, f"experiment {experiment.name} has no points"
     groups: dict[tuple[str, str], dict[bool, CellResult]] = {}
     labels: dict[tuple[str, str], str] = {}
@@ -123,8 +125,8 @@ def compression(study: StudyResult, experiment: PlannedExperiment) -> Compressio
         groups.setdefault(group, {})[point.values["answers"]] = study.cells[point.cell]
         if not point.values["answers"]:
             labels[group] = point.label
-    named = next(point for point in experiment.points if point.baseline)
-    first = groups[named.values["compression"], named.values["dtype"]]
+    named = next((point for point in experiment.points if point.baseline), None)  # none: it is of another device
+    first = {} if named is None else groups[named.values["compression"], named.values["dtype"]]
     ordered = sorted(groups, key=lambda group: groups[group] is not first)
     rows = [_row(study, labels[group], groups[group], first, len(groups) - 1) for group in ordered]
     return CompressionResult(tuple(rows), experiment.refused)
@@ -133,10 +135,10 @@ def compression(study: StudyResult, experiment: PlannedExperiment) -> Compressio
 def _row(
     study: StudyResult, label: str, own: Mapping[bool, CellResult], base: Mapping[bool, CellResult], others: int
 ) -> Compressed:
-    result, first, is_base = own[False], base[False], own is base
-    size, whole = weight_bytes(result), weight_bytes(first)
+    result, first, is_base = own[False], base.get(False), own is base
+    size, whole = weight_bytes(result), None if first is None else weight_bytes(first)
     throughput = latency = quality = None
-    if not is_base:
+    if first is not None and not is_base:
         compared = max(1, others)
         values = (result.values("throughput"), first.values("throughput"))
         throughput = paired_ratio(*values, comparisons=compared, confidence=first.confidence)
@@ -152,10 +154,14 @@ def _row(
         share=size / whole if size is not None and whole else None,
         throughput=throughput,
         latency=latency,
-        peak=result.peak_bytes / first.peak_bytes if result.peak_bytes is not None and first.peak_bytes else None,
+        peak=None if first is None else _memory_ratio(result, first),
         quality=quality,
         answers=own.get(True),
     )
+
+
+def _memory_ratio(result: CellResult, base: CellResult) -> float | None:
+    return result.peak_bytes / base.peak_bytes if result.peak_bytes is not None and base.peak_bytes else None
 
 
 def weight_bytes(result: CellResult) -> float | None:
@@ -245,6 +251,8 @@ def _nonzero_share(measurements: list[Reading]) -> float | None:
 def compression_sentence(result: CompressionResult) -> str:
     """Which pass to use: the fastest of those that lose little, and the smallest of them if it is smaller yet."""
     base = result.base
+    if not base.base:
+        return "The uncompressed model was not measured on this device, so nothing is compared."
     if not base.result.completed:
         return f"The uncompressed model has no figure ({base.result.status.replace('_', ' ')}), so nothing is compared."
     kept = [row for row in result.rows if not row.base and row.loss is not None and row.loss <= MOST_LOSS]

@@ -96,8 +96,19 @@ def _of_device(study: StudyResult, result: CellResult, device: str | None) -> Ce
     )
 
 
+def _of_timed(experiment: PlannedExperiment, devices: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Cells that keep answers beside timed ones of the same compression, with the device of these: answers are compared
+    across devices."""
+    if experiment.kind != "compression":
+        return {}
+    work = {point.cell: (point.values["compression"], point.values["dtype"]) for point in experiment.points}
+    timed = {work[one.cell]: devices[one.cell] for one in experiment.points if not one.values["answers"]}
+    return {one.cell: timed[work[one.cell]] for one in experiment.points if one.values["answers"]}
+
+
 def _parts(experiment: PlannedExperiment, devices: Mapping[str, str | None]) -> Iterable[PlannedExperiment]:
     """An experiment for each device of its points; points without a figure stay with the first."""
+    devices = {**devices, **_of_timed(experiment, devices)}
     names = list(dict.fromkeys(name for point in experiment.points if (name := devices[point.cell]) is not None))
     if len(names) < 2 or experiment.kind in _WHOLE:
         return [experiment]

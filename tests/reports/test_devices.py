@@ -8,6 +8,7 @@ from configs.plans.paths import RunPaths
 from configs.targets.target import SlurmTarget
 from reports.decisions.recommendation import recommend
 from reports.experiments.comparison import optimization, optimization_sentence, optimization_table
+from reports.experiments.compression import compression, compression_sentence, compression_table
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side
 from reports.reading.devices import load_comparable
@@ -86,6 +87,22 @@ def test_a_variant_is_no_baseline_on_a_device_that_the_baseline_did_not_run_on(t
     assert [row[0] for row in table.rows] == ["b2", "b4"] and not any("gain" in name for name in table.columns)
     render_report(RunPaths(tmp_path))
     assert told in whole_report(RunPaths(tmp_path))
+
+
+def test_a_compression_has_rows_on_a_device_that_the_uncompressed_model_did_not_run_on(tmp_path: Path) -> None:
+    """A report of such a run ended in a KeyError, as one whose timed cell and answers were of two devices."""
+    text = STRONG.replace("strong: {kind: strong, grow: dp, to: 4}", "small: {kind: compression, passes: [int8]}")
+    for name, devices in (("base", (A10G, A10G, H100, H100)), ("answers", (A10G, H100, H100, A10G))):
+        study = read(tmp_path / name, text, *devices)
+        first, second = (compression(study, each) for each in study.plan.experiments)
+        assert [row.label for row in first.rows] == ["uncompressed, float32"] and first.base.base
+        assert [row.label for row in second.rows] == ["int8, float32"] and not second.base.base
+        assert all(row.answers is not None for row in (*first.rows, *second.rows)), "compared across devices"
+        told = "The uncompressed model was not measured on this device, so nothing is compared."
+        assert compression_sentence(second) == told and second.base.throughput is None
+        assert not any("times" in column for column in compression_table(second).columns)
+        render_report(RunPaths(tmp_path / name))
+        assert told in whole_report(RunPaths(tmp_path / name))
 
 
 def test_repeats_of_a_cell_on_another_device_are_left_out(tmp_path: Path) -> None:
