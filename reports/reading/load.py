@@ -311,8 +311,7 @@ def cell_names(plan: Plan) -> dict[str, str]:
     names = {}
     for (_, label), keys in groups.items():
         fields = {key: _flat(plan.cells[key].model_dump(mode="json")) for key in keys}
-        every = sorted({name for flat in fields.values() for name in flat})
-        telling = [name for name in every if len({repr(flat.get(name)) for flat in fields.values()}) > 1]
+        telling = _telling(list(fields.values()))
         # A file's hash says nothing to a reader, who needs it where nothing else tells the cells apart.
         words = [name for name in telling if not any(_is_hash(flat.get(name)) for flat in fields.values())]
         apart = {repr([flat.get(name) for name in words]) for flat in fields.values()}
@@ -323,6 +322,16 @@ def cell_names(plan: Plan) -> dict[str, str]:
             ]
             names[key] = printable(", ".join([label, *extra]))
     return names
+
+
+def _telling(fields: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The fields in which cells differ. A mapping that some have and others lack differs by its entries: of `env` the
+    variables tell, and to say `no env` of a cell that has some would be wrong."""
+    every = sorted({name for flat in fields for name in flat})
+    telling = [name for name in every if len({repr(flat.get(name)) for flat in fields}) > 1]
+    entries = [name for name in telling if not any(other.startswith(f"{name}.") for other in telling)]
+    found, kept = (len({repr([flat.get(name) for name in names]) for flat in fields}) for names in (telling, entries))
+    return entries if kept == found else telling
 
 
 def _is_hash(value: Any) -> bool:

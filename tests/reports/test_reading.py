@@ -284,3 +284,11 @@ def test_cells_of_one_label_are_named_by_what_a_reader_knows(fields: list[dict[s
     plan = plan_of(cells, [])
     found = cell_names(plan)
     assert [found[cell.key].removeprefix(f"{cell.label}, ") for cell in cells] == expected
+
+
+def test_a_cell_with_variables_is_not_said_to_have_none() -> None:
+    """The baseline was named `env {}, no OMP_NUM_THREADS`, the variant `no env, OMP_NUM_THREADS 2`."""
+    cells = [generate(num_prompts=4).model_copy(update={"env": env}) for env in ({}, {"OMP_NUM_THREADS": "2"})]
+    found = cell_names(plan_of(cells, []))
+    names = [found[cell.key].removeprefix(f"{cell.label}, ") for cell in cells]
+    assert names == ["no OMP_NUM_THREADS", "OMP_NUM_THREADS 2"]
