@@ -158,7 +158,9 @@ def _or_state(result: CellResult, written: Callable[[CellResult], str]) -> str:
 def _group(result: CellResult) -> tuple[str, ...]:
     """Model, kind of workload, and the rest of what a row must have in common."""
     cell = result.cell
-    engine: list[str] = [cell.engine] if cell.engine != "rankwise" else []
+    mode = "" if cell.engine_mode == "eager" else f" {cell.engine_mode}"
+    engine: list[str] = [f"{cell.engine}{mode}"] if cell.engine != "rankwise" else []
+    engine += [f"{cell.page_cache} cache"] if cell.page_cache else []
     engine += ["+".join(cell.compression)] if cell.compression else []
     return (result.model, cell.workload.kind, cell.place, cell.dtype, *engine, work_title(cell))
 

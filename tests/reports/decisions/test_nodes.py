@@ -89,6 +89,26 @@ def test_what_differs_in_work_or_layout_has_a_table_of_its_own(tmp_path: Path) -
     assert step.title.endswith("ms a step, median (interval)") and step.table.rows == (("local", "10,200"),)
 
 
+def test_modes_of_an_engine_and_states_of_the_page_cache_have_tables_of_their_own(tmp_path: Path) -> None:
+    """The first of them was shown as the engine's figure, and the faster one nowhere."""
+    choices: list[dict[str, object]] = [
+        {"engine": "transformers"},
+        {"engine": "transformers", "engine_mode": "compiled"},
+        {"page_cache": "cold"},
+        {"page_cache": "warm"},
+    ]
+    cells = [Cell.model_validate(cell().model_dump() | each) for each in choices]
+    run = write_run(tmp_path / "run", make_plan(cells, repeats=1))
+    for place, item in enumerate(cells):
+        write_measurements(run, item, [100.0 * (place + 1)])
+    found = {table.title: table.table.rows for table in throughput_table(node_cells(load_run(run)))}
+    end = ", generate, new tokens 5: tokens/s, median (interval)"
+    names = ("transformers", "transformers compiled", "cold cache", "warm cache")
+    assert found == {
+        f"tiny, 1 rank, float32, {name}{end}": (("local", f"{100 * (place + 1)}"),) for place, name in enumerate(names)
+    }
+
+
 def test_noop_has_items_and_passes(tmp_path: Path) -> None:
     one = Cell(workload=NoopWorkload(items=3, seconds=0.1), layout=Layout())
     run = write_run(tmp_path / "run", make_plan([one], repeats=1))
