@@ -223,7 +223,8 @@ def nodes_sentence(cells: Sequence[NodeCell]) -> str:
     groups = len({_group(item.result) for item in cells})
     text = (
         "Rows are nodes, columns batch sizes; a cell without a figure shows how it ended. Where cells of one place "
-        "differ in the number of prompts or their label only, the first of the plan is shown."
+        "differ in something else, as in the number of prompts or a variable of the environment, the first of the plan "
+        "is shown."
     )
     if groups > MOST_TABLES:
         text += f" The first {MOST_TABLES} of {groups} combinations are shown; `cells.csv` has a line for every cell."

@@ -109,6 +109,17 @@ def test_modes_of_an_engine_and_states_of_the_page_cache_have_tables_of_their_ow
     }
 
 
+def test_the_sentence_is_true_of_cells_that_differ_in_a_variable(tmp_path: Path) -> None:
+    """It said that cells of one place differ in their prompts or labels only; they had one figure of two."""
+    cells = [cell().model_copy(update={"env": {"OMP_NUM_THREADS": threads}}) for threads in ("1", "2")]
+    run = write_run(tmp_path / "run", make_plan(cells, repeats=1))
+    for place, item in enumerate(cells):
+        write_measurements(run, item, [100.0 * (place + 1)])
+    found = node_cells(load_run(run))
+    assert [table.table.rows for table in throughput_table(found)] == [(("local", "100"),)]
+    assert "or a variable of the environment, the first of the plan is shown." in nodes_sentence(found)
+
+
 def test_noop_has_items_and_passes(tmp_path: Path) -> None:
     one = Cell(workload=NoopWorkload(items=3, seconds=0.1), layout=Layout())
     run = write_run(tmp_path / "run", make_plan([one], repeats=1))
