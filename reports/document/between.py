@@ -133,7 +133,9 @@ def history_document(
     lead = f"{plural(len(runs), 'run')} of {'one study' if len(studies) == 1 else plural(len(studies), 'studie')}."
     return Document(
         title=title,
-        sentences=((lead.replace("studie ", "study "), f"The last began at {_moment(last)}." if last else "", "Runs"),),
+        sentences=(
+            (lead.replace("studie ", "study "), f"The last began at {_moment(last)} UTC." if last else "", "Runs"),
+        ),
         counts=f"Runs stand in the order in which they were measured.{left}",
         sections=tuple(sections),
         charts=charts,
@@ -181,7 +183,7 @@ def runs_table(runs: Sequence[KeptRun]) -> Table:
         )
         for run in runs
     )
-    return Table(("run", "study", "measured", "commit", "environment", "cells"), rows, text_columns=5)
+    return Table(("run", "study", "measured, UTC", "commit", "environment", "cells"), rows, text_columns=5)
 
 
 def cells_done(run: KeptRun) -> str:

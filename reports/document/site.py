@@ -23,7 +23,7 @@ MAX_PAIRS = 1000
 INDEX, HISTORY = "index.html", "history.html"
 HOME = f"../{INDEX}"
 """The index, from a page of a run."""
-COLUMNS = ("run", "study", "measured", "commit", "environment", "cells", "decision")
+COLUMNS = ("run", "study", "measured, UTC", "commit", "environment", "cells", "decision")
 
 
 @dataclass(frozen=True)

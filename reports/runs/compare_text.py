@@ -49,9 +49,9 @@ def threshold_text(comparison: Comparison) -> str:
 
 
 def run_line(run: RunFigures) -> str:
-    """`runs/a/llama: study llama, 2026-11-21 09:49, commit 60348af`."""
+    """`runs/a/llama: study llama, 2026-11-21 09:49 UTC, commit 60348af`."""
     parts = [f"study {run.study}"]
-    parts += [run.started_at[:16].replace("T", " ")] if run.started_at else []
+    parts += [run.started_at[:16].replace("T", " ") + " UTC"] if run.started_at else []
     parts += [f"commit {short_commit(run.commit)}"] if run.commit else []
     return printable(f"{run.name}: {', '.join(parts)}")
 

@@ -215,7 +215,7 @@ def runs_table(nodes: Sequence[JoinedNode]) -> Table:
                 f"{sum(bool(item.result.completed) for item in node.cells)} of {len(node.cells)}",
             )
         )
-    columns = ("node", "run", "target", "measured", "commit", "hosts", "cells with a figure")
+    columns = ("node", "run", "target", "measured, UTC", "commit", "hosts", "cells with a figure")
     return Table(columns, tuple(rows), text_columns=6)
 
 

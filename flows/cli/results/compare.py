@@ -188,7 +188,7 @@ def history_list(history_file: Path | None = None, json_wanted: bool = False, ht
         )
         for run in runs
     ]
-    columns = ("run", "names", "study", "measured", "commit", "environment", "cells", "from")
+    columns = ("run", "names", "study", "measured, UTC", "commit", "environment", "cells", "from")
     print(aligned(Table(columns, tuple(rows), text_columns=len(columns))) if rows else "the history is empty")
     return NO_REGRESSION
 
@@ -266,7 +266,7 @@ def _show_cell(runs: list[KeptRun], key: str, kind: FigureKind, json_wanted: boo
         for run, cell in pairs
     ]
     unit = pairs[-1][1].unit_of(kind)
-    columns = ("run", "measured", "commit", "environment", "state", "repeats", f"{unit}, median (interval)")
+    columns = ("run", "measured, UTC", "commit", "environment", "state", "repeats", f"{unit}, median (interval)")
     print(printable(f"{pairs[-1][1].title}  {key}  {kind.title}"))
     print(aligned(Table(columns, tuple(rows), text_columns=5)))
 

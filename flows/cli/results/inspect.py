@@ -57,7 +57,7 @@ def print_status(folder: Path, as_json: bool) -> int:
     names = {model.identity: model.name for model in plan.models}
     titles = cell_names(plan)
     with_jobs = any(row["job"] for row in rows)
-    columns = ("key", "cell", "repeat", "status", *(("job",) if with_jobs else ()), "attempts", "started", "why")
+    columns = ("key", "cell", "repeat", "status", *(("job",) if with_jobs else ()), "attempts", "started, UTC", "why")
     lines = []
     for row in rows:
         model = names.get(plan.cells[row["key"]].model or "", "")

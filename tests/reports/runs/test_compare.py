@@ -23,7 +23,7 @@ from reports.runs.compare import (
     repeats_needed,
 )
 from reports.runs.compare_export import as_json, junit_xml
-from reports.runs.compare_text import change_table, comparison_headline, markdown, terminal_text
+from reports.runs.compare_text import change_table, comparison_headline, markdown, run_line, terminal_text
 from reports.text import aligned
 from tests.support.run_folders.compared_runs import HOME, around, cell_of, run_of
 from tests.support.run_folders.made_studies import planned, write_plan
@@ -399,3 +399,8 @@ def test_repeats_without_any_throughput_are_said() -> None:
     found = compare(run_of(cell_of()), run_of(second))
     assert "repeats with a throughput of 0, which are in no ratio: 3 of 10 in the second." in terminal_text(found)
     assert "throughput of 0" not in terminal_text(compare(run_of(cell_of()), run_of(cell_of())))
+
+
+def test_when_a_run_was_measured_is_told_with_its_time_zone() -> None:
+    """Moments are kept in UTC: a reader elsewhere took them for those of their own clock."""
+    assert run_line(run_of(cell_of(figures={"throughput": around(100)}))).startswith("a: study s, 2026-11-21 10:00 UTC")

@@ -37,6 +37,7 @@ def test_nodes_side_by_side(tmp_path: Path) -> None:
     assert "> Lowest cost (tiny, generate, float32): gpu-b with" in text and "6.94 USD per million tokens" in text
     assert "| gpu-b | tiny | 1 rank, float32, batch 4, 5 tokens | 0.5000 | 6.94" in text
     assert "The environments differ in hostname and commit" in text and "| `hostname` | gpu-a | gpu-b |" in text
+    assert "| node | run | target | measured, UTC | commit |" in text
     assert "| gpu-a | `one` | gpu-a | 2026-01-01 00:00 | def |" in text
     assert "| gpu-a | 2 | 2 | 100 % |" in text and "| gpu-b | 2 | 0 | 50.0 % |" in text
     for heading in ("## Latency", "## Throughput", "## Memory", "## Cost"):
