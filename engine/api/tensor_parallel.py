@@ -186,7 +186,7 @@ class _ParallelLinear:
     def load(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Load this rank's part of a whole layer: weight [output_size, input_size], bias [output_size] or None.
 
-        Raises ValueError for other shapes.
+        The layer has copies: the caller may change or free both. Raises ValueError for other shapes.
         """
         config = self.config
         shape = (config.output_size, config.input_size)
@@ -195,8 +195,10 @@ class _ParallelLinear:
         if (bias is None) == config.bias:
             raise ValueError(f"bias: the layer was made with bias={config.bias}")
         part, part_of_bias = self._cut(weight, bias)
-        on_device = None if part_of_bias is None else part_of_bias.to(config.device, self.dtype)
-        self._packed: PackedLinear = pack_linear(part.to(config.device, self.dtype), on_device)
+        # Copies: a layer that is not packed keeps what it is given, and a part would keep the whole weight.
+        on_device = None if part_of_bias is None else part_of_bias.detach().to(config.device, self.dtype, copy=True)
+        own = part.detach().to(config.device, self.dtype, copy=True, memory_format=torch.contiguous_format)
+        self._packed: PackedLinear = pack_linear(own, on_device)
 
     def _choose_part(self, config: TensorParallelConfig) -> None:
         raise NotImplementedError
