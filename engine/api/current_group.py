@@ -22,12 +22,22 @@ def world_communicator() -> Communicator:
         return _current
     if dist.is_initialized() and dist.get_world_size() > 1:
         grid = Grid(dp=1, tp=dist.get_world_size(), pp=1, rank=dist.get_rank())
-        backend = str(dist.get_backend())
-        device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        device, backend = device_and_backend()
         communicator = open_communicators(grid, device, backend, TIMEOUT_SECONDS).world
         set_world_communicator(communicator)
         return communicator
     return Communicator((0,), 0)
+
+
+def device_and_backend() -> tuple[torch.device, str]:
+    """Return the device whose tensors the process's group exchanges, this process's GPU if it can, and their backend.
+
+    A group made without a backend, or with one for each type of device, has no backend of one name.
+    """
+    by_type = dict(pair.split(":", 1) for pair in dist.get_backend_config().split(","))
+    if by_type.get("cuda") == "nccl" and torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device()), "nccl"
+    return torch.device("cpu"), by_type.get("cpu", str(dist.get_backend()))
 
 
 def set_world_communicator(communicator: Communicator | None) -> None:
