@@ -44,3 +44,12 @@ def set_world_communicator(communicator: Communicator | None) -> None:
     """Set this process's communicator; None unsets it."""
     global _current
     _current = communicator
+
+
+def check_device(communicator: Communicator, device: torch.device, what: str) -> None:
+    """Raise ValueError for memory of a GPU in a group that shares memory of the host: C would read a wrong address."""
+    if device.type != "cpu" and "shared memory" in communicator.transport:
+        raise ValueError(
+            f"{what}: is on {device}, but the ranks of this group exchange tensors on the CPU "
+            f"({communicator.transport}); use the CPU, or a MultiGPUOrchestrator whose device is a GPU"
+        )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from configs.families.config import ModelConfig
-from engine.api.current_group import world_communicator
+from engine.api.current_group import check_device, world_communicator
 from engine.kernels.linear import PackedLinear, pack_linear
 from engine.models.sharding import Share, check_degrees
 from engine.parallel.communicator import Communicator
@@ -178,6 +178,7 @@ class _ParallelLinear:
                 f"({self.communicator.size}, {self.communicator.index}); initialize a MultiGPUOrchestrator, or start "
                 "this under torchrun and call torch.distributed.init_process_group"
             )
+        check_device(self.communicator, config.device, "device")
         self.dtype = dtype
         # All ranks draw the whole weight and keep their part, so that equal seeds give the same layer with any split.
         weight = INIT_METHODS[config.init_method](torch.empty(config.output_size, config.input_size))
