@@ -26,6 +26,26 @@ def test_a_group_without_a_named_backend_has_that_of_its_device(tmp_path: Path) 
             assert found in (("cpu", "gloo", 11.0), ("cuda", "nccl", 11.0))
 
 
+def sizes_of_groups(rank: int, stores: list[str]) -> list[int]:
+    """Groups of a script, one after the other, and none between them."""
+    sizes = []
+    for store in stores:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        first = world_communicator()
+        assert world_communicator() is first
+        sizes.append(int(first.all_reduce(torch.tensor([1])).item()))
+        dist.destroy_process_group()
+        sizes.append(world_communicator().size)
+    return sizes
+
+
+def test_a_communicator_is_of_the_group_that_there_is(tmp_path: Path) -> None:
+    """That of a destroyed group was used on."""
+    with RankPool(2) as pool:
+        pool.run(leave_the_pools_group)
+        assert pool.run(sizes_of_groups, [str(tmp_path / name) for name in "ab"]) == [[2, 1, 2, 1]] * 2
+
+
 @pytest.mark.parametrize(
     ("backends", "gpus", "expected"),
     [
