@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from engine.api.current_group import world_communicator
+from engine.api.current_group import check_device, world_communicator
 from engine.parallel.communicator import Communicator
 
 _BUCKET_BYTES = 4 << 20
@@ -45,7 +45,10 @@ class _Waiting:
 
 
 class NCCLCommunicator:
-    """This rank's end of a group. `collectives` counts collectives sent; `bucket_bytes` is the buffer size."""
+    """This rank's end of a group. `collectives` counts collectives sent; `bucket_bytes` is the buffer size.
+
+    Its calls raise ValueError for a tensor on a device that the group's transport cannot read.
+    """
 
     def __init__(self, communicator: Communicator | None = None) -> None:
         self._communicator = world_communicator() if communicator is None else communicator
@@ -92,6 +95,7 @@ class NCCLCommunicator:
         """
         if tensor.shape[:1] != (self.size,):
             raise ValueError(f"tensor: expected one part for each of {self.size} ranks, got shape {list(tensor.shape)}")
+        check_device(self._communicator, tensor.device, "tensor")
         self.collectives += 1
         return self._communicator.reduce_scatter(tensor)
 
@@ -152,6 +156,7 @@ class NCCLCommunicator:
         return best
 
     def _do(self, operation: _Waiting) -> torch.Tensor:
+        check_device(self._communicator, operation.tensor.device, "tensor")
         if self._waiting is None:
             self._send([operation])
         elif any(_share_memory(operation.tensor, other.tensor) for other in self._waiting):

@@ -31,17 +31,23 @@ def barrier() -> None:
 def all_reduce_tensor(tensor: torch.Tensor, op: str = "mean") -> torch.Tensor:
     """Return a new tensor of the same shape: the `mean`, `sum`, `min`, `max` or `product` over all processes.
 
-    A mean of integers is a float. Raises ValueError for another `op`.
+    A mean of integers or booleans is a float. Raises ValueError for another `op`.
     """
     if op not in _OPERATIONS:
         raise ValueError(f"op: {op!r} is not one of {', '.join(_OPERATIONS)}")
-    reduced = tensor.detach().clone()
+    # Processes exchange elements in the order of memory, which a clone takes from its source: it may differ among them.
+    reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if op == "mean":
+        reduced = reduced.to(_summed_in(tensor.dtype))
     if dist.is_initialized():
         wait_at_exit()
         ways = dist.ReduceOp
         way = {"min": ways.MIN, "max": ways.MAX, "product": ways.PRODUCT}.get(op, ways.SUM)
         dist.all_reduce(reduced, op=way)
-    return reduced / _world_size_now() if op == "mean" else reduced
+    if op != "mean":
+        return reduced
+    mean = reduced / _world_size_now()
+    return mean.to(tensor.dtype) if tensor.dtype.is_floating_point else mean
 
 
 def gather_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -83,6 +89,15 @@ def get_node_info() -> dict[str, Any]:
         "is_master_node": is_master_node(),
         "is_master_process": is_master_process(),
     }
+
+
+def _summed_in(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which values are added for a mean: a sum of them may be too large for their own."""
+    if dtype.is_complex:
+        return dtype
+    if dtype.is_floating_point:
+        return torch.promote_types(dtype, torch.float32)
+    return torch.int64
 
 
 def _world_size_now() -> int:

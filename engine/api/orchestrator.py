@@ -102,7 +102,8 @@ class MultiGPUOrchestrator:
         """Join the other ranks at rank 0's address; returns when all have arrived.
 
         Raises TimeoutError naming the missing ranks, ValueError if the port is taken or the process has a group
-        already.
+        already, RuntimeError if a rank is lost meanwhile. After cleanup() all `world_size` ranks may join again, those
+        lost before included, at another port.
         """
         if self._communicators is not None:
             raise ValueError("initialize: this orchestrator is initialized already; call cleanup() first")
@@ -113,18 +114,24 @@ class MultiGPUOrchestrator:
             )
         if self._claim.device.type == "cuda":
             torch.cuda.set_device(self._claim.device)
-        if self._first_world_size > 1:
-            self._meeting = Membership(
-                self._first_rank, self._first_world_size, master_addr, master_port, self._timeout_seconds
-            )
-            try:
+        # A recovery has renumbered the ranks; those that join now do not know of it.
+        self._members, self._lost, self._generation = list(range(self._first_world_size)), set(), 0
+        try:
+            if self._first_world_size > 1:
+                self._meeting = Membership(
+                    self._first_rank, self._first_world_size, master_addr, master_port, self._timeout_seconds
+                )
                 self._meeting.wait_for_all()
-            except BaseException:
-                self._meeting.close()  # else a further attempt would find the port taken, by this one
+            self._began = time.monotonic()
+            self._form()
+        except BaseException:
+            # Else a further attempt would find the port taken, or a group, by this one.
+            self._leave_group()
+            if self._meeting is not None:
+                self._meeting.close()
                 self._meeting = None
-                raise
-        self._began = time.monotonic()
-        self._form()
+            self._began = None
+            raise
 
     def barrier(self) -> None:
         """Return when every rank has called it."""

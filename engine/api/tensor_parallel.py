@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from configs.families.config import ModelConfig
-from engine.api.current_group import world_communicator
+from engine.api.current_group import check_device, world_communicator
 from engine.kernels.linear import PackedLinear, pack_linear
 from engine.models.sharding import Share, check_degrees
 from engine.parallel.communicator import Communicator
@@ -178,6 +178,7 @@ class _ParallelLinear:
                 f"({self.communicator.size}, {self.communicator.index}); initialize a MultiGPUOrchestrator, or start "
                 "this under torchrun and call torch.distributed.init_process_group"
             )
+        check_device(self.communicator, config.device, "device")
         self.dtype = dtype
         # All ranks draw the whole weight and keep their part, so that equal seeds give the same layer with any split.
         weight = INIT_METHODS[config.init_method](torch.empty(config.output_size, config.input_size))
@@ -186,7 +187,7 @@ class _ParallelLinear:
     def load(self, weight: Tensor, bias: Tensor | None = None) -> None:
         """Load this rank's part of a whole layer: weight [output_size, input_size], bias [output_size] or None.
 
-        Raises ValueError for other shapes.
+        The layer has copies: the caller may change or free both. Raises ValueError for other shapes.
         """
         config = self.config
         shape = (config.output_size, config.input_size)
@@ -195,8 +196,10 @@ class _ParallelLinear:
         if (bias is None) == config.bias:
             raise ValueError(f"bias: the layer was made with bias={config.bias}")
         part, part_of_bias = self._cut(weight, bias)
-        on_device = None if part_of_bias is None else part_of_bias.to(config.device, self.dtype)
-        self._packed: PackedLinear = pack_linear(part.to(config.device, self.dtype), on_device)
+        # Copies: a layer that is not packed keeps what it is given, and a part would keep the whole weight.
+        on_device = None if part_of_bias is None else part_of_bias.detach().to(config.device, self.dtype, copy=True)
+        own = part.detach().to(config.device, self.dtype, copy=True, memory_format=torch.contiguous_format)
+        self._packed: PackedLinear = pack_linear(own, on_device)
 
     def _choose_part(self, config: TensorParallelConfig) -> None:
         raise NotImplementedError

@@ -8,6 +8,7 @@ import torch
 
 from engine.api.nccl import NCCLCommunicator
 from engine.api.orchestrator import MultiGPUOrchestrator
+from engine.api.tensor_parallel import RowParallelLinear, TensorParallelConfig
 from tests.support.api_groups import free_port, in_group, ranks_without_group
 from tests.support.rank_pool import RankPool
 
@@ -93,6 +94,26 @@ def what_the_group_has_not(orchestrator: MultiGPUOrchestrator, world: Any) -> li
     return [*said, str(communicator.collectives)]
 
 
+def on_another_device(orchestrator: MultiGPUOrchestrator, world: Any) -> list[str]:
+    """Tensors without memory stand for those of a GPU."""
+    communicator, tensor = NCCLCommunicator(world), torch.ones(2, device="meta")
+    config = TensorParallelConfig(2, communicator.rank, torch.device("meta"), 4, 4)
+    said: list[str] = []
+    if communicator.transport != "shared memory":
+        return ["", communicator.transport, "0"]
+    for call in (
+        lambda: communicator.all_reduce(tensor),
+        lambda: communicator.broadcast(tensor),
+        lambda: communicator.all_gather(tensor),
+        lambda: communicator.reduce_scatter(tensor),
+        lambda: RowParallelLinear(config, world),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        said.append(str(error.value))
+    return [*said, communicator.transport, str(communicator.collectives)]
+
+
 def large_batch(orchestrator: MultiGPUOrchestrator, world: Any) -> tuple[int, int]:
     communicator = NCCLCommunicator(world)
     communicator.bucket_bytes = 100
@@ -138,6 +159,16 @@ def test_ranks_and_parts_that_the_group_has_not_are_refused(two: RankPool) -> No
         assert below.startswith("source: -1 is not one of 2 ranks")
         assert parts == "tensor: expected one part for each of 2 ranks, got shape [3, 2]"
         assert scalar.endswith("got shape []") and collectives == "0"
+
+
+def test_tensors_of_a_device_that_the_group_cannot_read_are_refused(two: RankPool) -> None:
+    """Ranks that share memory ended by SIGSEGV."""
+    for *said, transport, collectives in two.run(in_group, free_port(), "as chosen", on_another_device):
+        if transport != "shared memory":
+            pytest.skip(f"the ranks are joined by {transport}")
+        begins = "is on meta, but the ranks of this group exchange tensors on the CPU (shared memory); use the CPU"
+        assert [one[: len(begins) + len("tensor: ")] for one in said[:4]] == [f"tensor: {begins}"] * 4
+        assert said[4].startswith(f"device: {begins}") and collectives == "0"
 
 
 def test_the_size_of_batches_is_measured_and_agreed_on(two: RankPool) -> None:

@@ -213,3 +213,58 @@ def test_a_rank_that_hangs_is_left_behind_within_the_time_limits() -> None:
         assert ask(pool, (1,), recover) == [(False, True, 0, 1, 1.0, 1)]
         assert time.monotonic() - began < patient(30)
         os.kill(pool._processes[0].pid or 0, signal.SIGCONT)
+
+
+def meet_again(rank: int, port: int) -> tuple[int, int, bool]:
+    held = _held[0]
+    held.cleanup()
+    held.initialize(master_port=port)
+    return held.get_rank(), held.get_world_size(), held.check_health()
+
+
+def come_instead(rank: int, number: int, port: int) -> tuple[int, int, bool]:
+    """A new process for rank `number` of three."""
+    dist.destroy_process_group()
+    _held[:] = [MultiGPUOrchestrator(number, 3, device="cpu", timeout_seconds=20)]
+    return meet_again(rank, port)
+
+
+def test_all_ranks_join_again_after_a_recovery_without_one() -> None:
+    """Those that had recovered went on as two, and waited for each other in another group than the new third."""
+    with RankPool(3) as pool, RankPool(1) as new:
+        pool.run(leave_the_pools_group)
+        pool.run(join_three, free_port())
+        pool._pipes[0].send((die, ()))
+        pool._processes[0].join(600)
+        assert ask(pool, (1, 2), recover) == [(False, True, place, 2, 11.0, 1) for place in range(2)]
+        port = free_port()
+        for pipe in pool._pipes[1:]:
+            pipe.send((meet_again, (port,)))
+        assert new.run(come_instead, 0, port) == [(0, 3, True)]
+        assert [pipe.recv() for pipe in pool._pipes[1:]] == [(True, (rank, 3, True)) for rank in (1, 2)]
+
+
+def lose_the_other(rank: int, port: int) -> list[str]:
+    """Rank 1 ends when all have met, before they have a group."""
+    orchestrator = MultiGPUOrchestrator(rank, 2, device="cpu", timeout_seconds=4)
+    if rank:
+        orchestrator._form = lambda: os._exit(9)  # type: ignore[method-assign]
+    said = []
+    for _ in range(2):
+        try:
+            orchestrator.initialize(master_port=port)
+        except (RuntimeError, TimeoutError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def test_a_group_that_cannot_be_formed_leaves_nothing_behind() -> None:
+    """The second attempt was refused: the process had a group already, that of the first one."""
+    with RankPool(2) as pool:
+        pool.run(leave_the_pools_group)
+        port = free_port()
+        for pipe in pool._pipes:
+            pipe.send((lose_the_other, (port,)))
+        fine, (first, second) = pool._pipes[0].recv()
+        assert fine and "did not come" not in first
+        assert second == f"TimeoutError: initialize: ranks 1 of 2 did not come to 127.0.0.1:{port} within 4 s"

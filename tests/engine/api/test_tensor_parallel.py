@@ -93,6 +93,18 @@ def test_layers_ask_for_the_group_that_there_is(two: RankPool) -> None:
         layer.load(torch.ones(6, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
+def test_a_layer_keeps_its_values_when_the_tensors_it_was_loaded_from_change(kind: Any, dtype: torch.dtype) -> None:
+    weight, bias = (tensor.to(dtype) for tensor in whole_layer(4, 6))
+    layer, x = kind(TensorParallelConfig(1, 0, CPU, 6, 4), dtype=dtype), torch.ones(2, 6, dtype=dtype)
+    layer.load(weight, bias)
+    before = layer(x).clone()
+    weight.zero_()  # such as a buffer into which the next layer is read
+    bias.zero_()
+    assert torch.equal(layer(x), before) and bool(before.any())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
