@@ -10,6 +10,8 @@ study files, run folders and `benchmark_results_<study>.json` lie below --output
 
 import json
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +20,7 @@ import typer
 from configs.common.base import Frozen, write_atomically
 
 if TYPE_CHECKING:
-    from configs.spec.study import StudySpec
+    from configs.spec.study import ModelSpec, StudySpec
     from configs.targets.target import Target
     from tasks.planning.benchmark_file import BenchmarkFile
 
@@ -129,14 +131,13 @@ def make_studies(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[StudyS
     from flows.folders import cache_folder
     from tasks.checks.verification import kind_of
     from tasks.models.sources import load_manifest
-    from tasks.planning.inputs import model_spec, planned_model
+    from tasks.planning.inputs import planned_model
 
     targets = _targets(asked, file)
     defaults = file.benchmark_defaults
     base, stamp = Path.cwd(), time.strftime("%Y%m%d-%H%M%S")
     kinds: dict[str, list[dict[str, Any]]] = {}
-    for position, written in enumerate(asked.models):
-        spec = model_spec(written, base)
+    for position, (written, spec) in enumerate(_named_apart(asked.models, base)):
         model = planned_model(spec, position, cache_folder(), base)
         kind = _KINDS.get(kind_of(load_manifest(Path(model.manifest))))
         if kind is None:
@@ -161,6 +162,28 @@ def make_studies(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[StudyS
         )
         for kind, models in kinds.items()
     ]
+
+
+def _named_apart(models: Sequence[str], base: Path) -> "list[tuple[str, ModelSpec]]":
+    """Return each model as written with its description, whose name is the whole of it where another ends alike.
+
+    Raises ValueError for one that is named twice.
+    """
+    from tasks.planning.inputs import model_spec
+
+    twice = next((written for written, times in Counter(models).items() if times > 1), None)
+    if twice is not None:
+        raise ValueError(f"--models: {twice} is named twice. Leave one of the two out")
+    found = {written: model_spec(written, base) for written in models}
+    named = Counter(spec.name for spec in found.values())
+    return [
+        (written, spec if named[spec.name] == 1 else spec.model_copy(update={"name": _whole_name(written)}))
+        for written, spec in found.items()
+    ]
+
+
+def _whole_name(written: str) -> str:
+    return written.removeprefix("synthetic:").strip("./").replace("/", "-")
 
 
 def _targets(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[Target]":

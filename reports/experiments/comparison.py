@@ -106,8 +106,11 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
     peaks = [(peak, point) for point in points if (peak := point.result.peak_bytes) is not None]
     if len(peaks) > 1:
         low, high = min(peaks, key=lambda pair: pair[0]), max(peaks, key=lambda pair: pair[0])
-        text += f" Peak memory goes from {mebibytes(low[0])} MiB ({low[1].label}) to {mebibytes(high[0])} MiB"
-        text += f" ({high[1].label})."
+        least_mib, most_mib = mebibytes(low[0]), mebibytes(high[0])
+        if least_mib == most_mib:
+            text += f" Peak memory is {most_mib} MiB everywhere."
+        else:
+            text += f" Peak memory goes from {least_mib} MiB ({low[1].label}) to {most_mib} MiB ({high[1].label})."
     if lost:
         told = [f"{point.label} ({point.result.status.replace('_', ' ')})" for point in lost]
         listed = "; ".join(_first(told))

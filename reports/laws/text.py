@@ -37,7 +37,7 @@ def law_lines(laws: ScalingLaws, unit: str, every: bool = True) -> list[str]:
     lines += [f"{TITLES[name]}: not fitted; {why}." for name, why in refused.items()]
     if len(laws.fits) > 1:
         lines.append(support_text(laws))
-    if laws.unit_ranks > 1 and len(laws.points) > 1:
+    if laws.unit_ranks > 1 and (laws.fits or laws.karp_flatt):
         lines.append(f"One unit of these laws is {laws.unit_ranks} ranks, the fewest that were measured.")
     return lines
 

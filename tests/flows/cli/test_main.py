@@ -102,6 +102,10 @@ def test_the_home_of_nobody_is_no_traceback(words: list[str]) -> None:
         (["benchmark", "--models", "t5-small", "--nodes", ""], "--nodes: got nothing"),
         (["benchmark", "--models", "t5-small", "--batch-sizes", ""], "--batch-sizes: got nothing"),
         (["benchmark", "--models", "t5-small", "--batch-sizes", "2\u00b2"], "--batch-sizes: got '2\u00b2', expected"),
+        (
+            ["benchmark", "--models", "synthetic:llama-1m@0,synthetic:llama-1m@0"],
+            "--models: synthetic:llama-1m@0 is named twice",
+        ),
         (["benchmark", "--models", "synthetic:vit-2m@0"], "--models: synthetic:vit-2m@0: an image model"),
         (["plan", "--model", "opt-6.7b", "--gpus", "8", "--catalog", "/nosuch.yaml"], "/nosuch.yaml: No such file"),
         (["report", "/nosuch"], "/nosuch: not a run folder"),

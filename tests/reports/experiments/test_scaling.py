@@ -290,6 +290,12 @@ def test_a_sweep_names_its_best_point_and_what_is_lost() -> None:
     assert sweep_sentence(idle[:1]) == "Throughput is highest at x 0: 0 items/s."
 
 
+def test_a_peak_that_is_the_same_everywhere_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = sweep(*study_of({"x 1": (1, [10.0]), "x 2": (1, [25.0])}, "sweep"))
+    monkeypatch.setattr(CellResult, "peak_bytes", property(lambda result: 100 * 2**20 + len(result.cell.key)))
+    assert sweep_sentence(points).endswith(" Peak memory is 100 MiB everywhere.")
+
+
 def test_the_best_median_of_a_sweep_may_lose_in_the_common_blocks() -> None:
     points = sweep(*study_of({"x 1": (1, [30.0, 30.0, 9.0]), "x 2": (1, [None, None, 10.0])}, "sweep"))
     assert sweep_sentence(points) == (
