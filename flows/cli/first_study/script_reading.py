@@ -64,6 +64,8 @@ class ScriptFacts:
     """Of the time of a step in that line."""
     fixed: tuple[str, ...] = ()
     """Arguments without which the script would not start, or would do more than is measured."""
+    required: tuple[str, ...] = ()
+    """Arguments and options that the script does not start without, and whose value nobody here knows."""
 
 
 def script_facts(path: Path) -> ScriptFacts:
@@ -73,7 +75,7 @@ def script_facts(path: Path) -> ScriptFacts:
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{path}: not a Python script ({getattr(error, 'msg', 'too deeply nested')})") from error
     imported = set(_imports(tree))
-    facts = ScriptFacts(options=list(_options(tree)))
+    facts = ScriptFacts(options=list(_options(tree)), required=tuple(dict.fromkeys(_required(tree))))
     called = {node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
               for node in ast.walk(tree) if isinstance(node, ast.Call)}  # fmt: skip
     if "HfArgumentParser" in called:
@@ -109,11 +111,7 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 def _options(tree: ast.AST) -> Iterator[ScriptOption]:
     """Options of argparse and of click, in the order of the source."""
     seen = set()
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
-        if getattr(call.func, "attr", getattr(call.func, "id", "")) not in ("add_argument", "option"):
-            continue
-        names = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    for names, call in _declared(tree, "add_argument", "option"):
         flag = next((name for name in names if name.startswith("--")), None)
         if flag is None or flag in seen or flag in ("--local_rank", "--local-rank"):
             continue
@@ -122,6 +120,27 @@ def _options(tree: ast.AST) -> Iterator[ScriptOption]:
         if isinstance(given.get("action"), ast.Constant):
             continue  # a flag without a value
         yield ScriptOption(flag, _plain(given.get("default")), _role(flag))
+
+
+def _required(tree: ast.AST) -> Iterator[str]:
+    """Names of positional arguments, and of options that say `required=True`."""
+    for names, call in _declared(tree, "add_argument", "option", "argument"):
+        given = {each.arg: _plain(each.value) for each in call.keywords}
+        flag = next((name for name in names if name.startswith("-")), None)
+        of_click = getattr(call.func, "attr", getattr(call.func, "id", "")) == "argument"
+        optional = given.get("nargs") in (("?", "*") if not of_click else (-1,)) or given.get("required") is False
+        if flag is not None and given.get("required") is True:
+            yield next((name for name in names if name.startswith("--")), flag)
+        elif names and flag is None and not optional and not (of_click and "default" in given):
+            yield names[0]
+
+
+def _declared(tree: ast.AST, *functions: str) -> Iterator[tuple[list[str], ast.Call]]:
+    """Calls of these functions in the order of the source, with the texts among their arguments."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        if getattr(call.func, "attr", getattr(call.func, "id", "")) in functions:
+            yield [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)], call
 
 
 def _plain(node: ast.expr | None) -> int | float | str | bool | None:

@@ -111,7 +111,11 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
             f"# Its lines have a rate, of the job or of one rank: throughput is counted by {stated}.",
             f"# To report the rate of its lines, leave {stated} out. One rank's is the group rank_units_per_second.",
         ]
-    others = [option.flag for option in facts.options if option.flag not in study["workload"]["command"]]
+    missing = _missing(facts, study)
+    if missing:
+        head += [f"# The script does not start without {', '.join(missing)[:300]}: add a value to command."]
+    command = study["workload"]["command"]
+    others = [option.flag for option in facts.options if option.flag not in (*command, *missing)]
     if others:
         head += [f"# Further options of the script: {' '.join(others)[:300]}"]
     return "\n".join(head) + "\n" + yaml_text(study)
@@ -128,7 +132,14 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
     what = "one cell of one process, without a launcher, so --ranks has no effect"
     if experiment:
         what = f"weak scaling over dp = 1 to {experiment['to']}, {facts.launcher}"
-    return [*lines, f"wrote {output}: {what}; {how}", f"next: rankwise run {quote(str(output))}"]
+    missing = ", ".join(_missing(facts, study))[:300]
+    then = f"add a value of {missing} to its command, then" if missing else "next:"
+    return [*lines, f"wrote {output}: {what}; {how}", f"{then} rankwise run {quote(str(output))}"]
+
+
+def _missing(facts: ScriptFacts, study: dict[str, Any]) -> list[str]:
+    """What the script requires and the written command lacks."""
+    return [name for name in facts.required if name not in study["workload"]["command"]]
 
 
 def _shown(options: list[ScriptOption]) -> list[ScriptOption]:

@@ -95,7 +95,7 @@ def test_a_line_of_each_step_comes_before_a_summary(tmp_path: Path) -> None:
     found = load_study(tmp_path / "study.yaml").workload.model_dump()["lines"]["pattern"]
     matched = re.search(found, "step 5 für 0.31 elapsed 12.5 s")
     assert matched and matched["step"] == "5" and "step_seconds" not in matched.groupdict()
-    assert "# Further options of the script: --seq-len\n" in (tmp_path / "study.yaml").read_text()
+    assert "# The script does not start without --seq-len: add a value" in (tmp_path / "study.yaml").read_text()
 
 
 @pytest.mark.parametrize("answer", ["two", "0", "-1", ""])
@@ -168,3 +168,36 @@ def test_the_schema_takes_what_is_written(tmp_path: Path) -> None:
     jsonschema.validate(data, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(data | {"studdy": 1}, schema)
+
+
+REQUIRING = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+parser.add_argument("extra", nargs="?")
+parser.add_argument("--batch", type=int, default=4, required=True)
+parser.add_argument("-o", "--out-dir", required=True)
+parser.add_argument("--epochs", type=int, default=1)
+"""
+CLICKED = """
+import click, torch
+@click.command()
+@click.argument("data")
+@click.argument("more", nargs=-1)
+@click.argument("split", default="train")
+@click.option("--out", required=True)
+def main(data, more, split, out): ...
+"""
+
+
+@pytest.mark.parametrize(("source", "named"), [(REQUIRING, "data, --out-dir"), (CLICKED, "data, --out")])
+def test_what_a_script_does_not_start_without_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, named: str
+) -> None:
+    """The first run ended with argparse's usage, and nothing had said what was missing."""
+    init_study(written(tmp_path, source), tmp_path / "study.yaml", 2, None)
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"add a value of {named} to its command, then rankwise run {tmp_path / 'study.yaml'}"
+    text = (tmp_path / "study.yaml").read_text()
+    assert f"# The script does not start without {named}: add a value to command.\n" in text
+    assert "Further options of the script: --epochs\n" in text or "--epochs" not in source
