@@ -4,6 +4,8 @@ import ast
 import builtins
 import functools
 import re
+import shlex
+import subprocess
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -289,6 +291,23 @@ def test_every_make_target_of_the_readme_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    ("target", "values", "words"),
+    [
+        ("study", ["STUDY=my studies/a.yaml", "RUNS=/data/my runs"], ["my studies/a.yaml", "--runs", "/data/my runs"]),
+        ("report", ["RUN=my runs/a"], ["my runs/a"]),
+        ("report", ["RUNS=my runs"], ["my runs/quickstart"]),
+        ("test-faults", ["KEEP=my runs"], ["--runs", "my runs"]),
+        ("bench-kernels", ["AGAINST=my checkout", "ARGS=-a b"], ["my checkout", "-a", "b"]),
+        ("gpu-rehearsal", ["OUT=my results"], ["--out", "my results"]),
+    ],
+)
+def test_paths_that_make_gets_may_have_spaces(target: str, values: list[str], words: list[str]) -> None:
+    command = ["make", "--no-print-directory", "--dry-run", f"--directory={ROOT}", target, *values]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert shlex.split(printed.splitlines()[-1])[-len(words) :] == words
 
 
 def test_everything_that_is_required_is_pinned() -> None:

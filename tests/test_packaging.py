@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,11 +17,16 @@ LIMIT_SECONDS = 120
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built as pip builds it, by hatchling and its hook."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-P", "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    return build("wheel", ROOT, tmp_path_factory.mktemp("dist"))
+
+
+def build(target: str, source: Path, folder: Path) -> Path:
+    """The wheel or source distribution of a checkout, or of what was unpacked from a source distribution."""
+    command = [sys.executable, "-P", "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = folder.glob("*.whl")
+    (built,) = folder.iterdir()
     return built
 
 
@@ -57,6 +63,16 @@ def test_files_of_the_root_and_the_commit_are_in_the_wheel(wheel: Path) -> None:
         names = archive.namelist()
     assert "configs/built_from.json" in names and "slurm/sbatch_bundle/rankwise.def" in names
     assert not [name for name in names if name.startswith(("tests/", "docs/")) or name.endswith(".pyc")]
+
+
+def test_a_wheel_from_the_source_distribution_has_the_same_files_and_commit(wheel: Path, tmp_path: Path) -> None:
+    """`python -m build` and `uv build` make the wheel so."""
+    with tarfile.open(build("sdist", ROOT, tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(build("wheel", unpacked, tmp_path / "again")) as other:
+        assert sorted(one.namelist()) == sorted(other.namelist())
+        assert other.read("configs/built_from.json") == one.read("configs/built_from.json") != b"{}"
 
 
 def test_the_installed_code_reads_its_own_files(installed: Path, tmp_path: Path) -> None:

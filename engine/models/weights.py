@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -245,7 +246,7 @@ def weight_files(manifest: ModelManifest) -> list[Path]:
         if pickled:
             raise ValueError(
                 f"{pickled[0]}: a pickled checkpoint can run any code when it is loaded, so it is refused; "
-                f"convert it once: rankwise convert {folder} DESTINATION, and name DESTINATION as the model"
+                f"convert it once: rankwise convert {quote(str(folder))} DESTINATION, and name DESTINATION as the model"
             )
         raise ValueError(f"{folder}: holds no *.safetensors file; fetch the model again or name another folder")
     for path in files:

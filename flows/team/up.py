@@ -209,7 +209,7 @@ def register(setup: TeamSetup, environment: dict[str, str]) -> bool:
         return True
     print(
         f"FLOWS NOT REGISTERED; server and worker are running.\n{_end_of(log)}\nCorrect this, then run "
-        f"`PREFECT_API_URL={setup.url} rankwise deploy-flows --folder {setup.work}`",
+        f"`PREFECT_API_URL={setup.url} rankwise deploy-flows --folder {quote(str(setup.work))}`",
         file=sys.stderr,
         flush=True,
     )

@@ -18,6 +18,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -76,7 +77,7 @@ def check_packages(constraints: Path) -> list[DoctorCheck]:
 
 def _package(requirement: Requirement, tested: str | None, constraints: Path) -> DoctorCheck:
     name = f"package {_normal(requirement.name)}"
-    repair = f"install the tested version: pip install --constraint {constraints} '{requirement}'"
+    repair = f"install the tested version: pip install --constraint {quote(str(constraints))} '{requirement}'"
     try:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:

@@ -202,8 +202,11 @@ def test_a_missing_shard_and_a_broken_index_are_named(saved: Path) -> None:
 
 
 def test_a_pickled_checkpoint_is_refused_with_the_remedy(saved: Path) -> None:
+    saved = saved.rename(saved.parent / "my model")
     shutil.move(saved / "model.safetensors", saved / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin: a pickled checkpoint .* rankwise convert"):
+    with pytest.raises(
+        ValueError, match=r"pytorch_model\.bin: a pickled checkpoint .* rankwise convert '.*/my model' "
+    ):
         build(folder_manifest(saved))
     (saved / "pytorch_model.bin").unlink()
     with pytest.raises(ValueError, match=r"holds no \*\.safetensors file"):

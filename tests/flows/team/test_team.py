@@ -360,13 +360,13 @@ def test_a_port_in_use_is_told(team: Team) -> None:
 def test_flows_that_cannot_be_registered_are_said_loudly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    setup = TeamSetup(tmp_path)
+    setup = TeamSetup(tmp_path / "our team")
     setup.prepare()
     monkeypatch.setattr("flows.team.up.DEPLOY", [sys.executable, "-c", "import sys; sys.exit('the pool is broken')"])
     assert not register(setup, setup.environment())
     told = capfd.readouterr().err
     assert told.startswith("FLOWS NOT REGISTERED; server and worker are running")
-    assert "the pool is broken" in told and "rankwise deploy-flows --folder" in told
+    assert "the pool is broken" in told and f"rankwise deploy-flows --folder '{setup.work}'`" in told
 
 
 def test_registering_that_does_not_end_is_ended_whole(

@@ -278,12 +278,13 @@ def test_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packages_against_the_tested_versions(tmp_path: Path) -> None:
     from importlib.metadata import version
 
-    constraints = tmp_path / "constraints.txt"
+    constraints = tmp_path / "the constraints.txt"
     constraints.write_text(f"# tested\nTorch=={version('torch').split('+')[0]}\nhuggingface_hub==1.0.0 # old\n\n")
     found = checks.check_packages(constraints)
     assert _only(found, "package torch").state == "ok"
     check = _only(found, "package huggingface-hub")
     assert check.state == "warning" and check.detail == f"{version('huggingface_hub')}, tested with 1.0.0"
+    assert check.remedy is not None and f"--constraint '{constraints}' 'huggingface" in check.remedy
     assert all(check.state == "ok" for check in checks.check_packages(tmp_path / "none.txt"))
 
 
