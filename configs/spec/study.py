@@ -89,8 +89,8 @@ class ModelSpec(Frozen):
     @model_validator(mode="after")
     def _named(self) -> "ModelSpec":
         if not self.name:
-            short = self.id.removeprefix("synthetic:").split("@")[0].rstrip("/").rsplit("/", 1)[-1]
-            object.__setattr__(self, "name", short)
+            last = self.id.removeprefix("synthetic:").rstrip("/").rpartition("/")[2]  # folders above may have an @
+            object.__setattr__(self, "name", last.partition("@")[0] or last)
         return self
 
 
