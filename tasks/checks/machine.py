@@ -341,7 +341,7 @@ def _facts_of_another_kind(before: Mapping[str, Any], targets: Iterable[Target])
 
     A target's name, not its kind, is in the key of a cell: the records of one would be taken for the other's.
     """
-    found = set()
+    found: set[str] = set()
     for target in targets:
         of_cluster = (f"target {target.name}", f"settings of target {target.name}")
         found |= set(of_cluster if isinstance(target, LocalTarget) else (f"gpus of target {target.name}",))
