@@ -50,6 +50,7 @@ def run_on_clusters(
     """Make the launches and those that are adopted, until each measurement has a record or is given up."""
     if launches or session.adopted:
         began = time.monotonic()
+        budget.leave()
         SubmissionQueue(session, launches, retries, budget).run()
         budget.elsewhere(time.monotonic() - began)
 

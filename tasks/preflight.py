@@ -44,7 +44,11 @@ def preflight(session: Session) -> Preflight:
         session.run_progress.notes += [
             f"{target.name}: {text}" for text in (preflight_summary(found), *sentences(found))
         ]
-    session.excluded = {name: frozenset(found.excluded) for name, found in known.items()}
+    session.excluded = {
+        target.name: frozenset(known[target.name].excluded)
+        for target in session.targets
+        if isinstance(target, ClusterTarget) and _is_of(known.get(target.name), target)
+    }
     for name, nodes in session.excluded.items():
         for node in sorted(nodes):
             message = f"{name}: {node} gets no jobs, as the test of the nodes found it slow or broken"
@@ -83,7 +87,12 @@ def wanted(session: Session) -> list[ClusterTarget]:
 def _holds(found: TargetPreflight, target: ClusterTarget) -> bool:
     """Whether an earlier test still says what a new one would: it tested something, lately, and nothing was changed."""
     age = datetime.now(UTC) - datetime.fromisoformat(found.at)
-    return bool(found.nodes) and age < REUSED and found.settings == settings_of(target)
+    return bool(found.nodes) and age < REUSED and _is_of(found, target)
+
+
+def _is_of(found: TargetPreflight | None, target: ClusterTarget) -> bool:
+    """Whether a test was of the target as it is: it may have other nodes since, or be to go without tests."""
+    return found is not None and found.settings == settings_of(target)
 
 
 def _end_earlier(run: RunPaths) -> None:

@@ -18,7 +18,7 @@ from configs.plans.points import CountPrompts, PointBuilder
 from configs.plans.prediction import Prediction
 from configs.plans.refusals import CHOICES, unmeasurable_reason, why_none
 from configs.spec.cell import Cell
-from configs.spec.drafts import Draft, copied
+from configs.spec.drafts import Draft, copied, field_path
 from configs.spec.experiments import (
     Communication,
     CompressionPasses,
@@ -368,8 +368,10 @@ class _Builder(PointBuilder):
         ranks = experiment.ranks or self.layout_choice.ranks(target)
         if known.takes_prompts and work.get("num_prompts") is None:
             work["num_prompts"] = self._prompts_in_file(draft) or _whole(work.get("batch_size")) * ranks
-        if draft.pop("nodes", None) is not None:
-            self._problem(f"{where}.base.nodes: determined by the ranks of a layout. Leave nodes out")
+        chosen = [name for name in experiment.base if (field_path(draft, name) or ("",))[0] in ("layout", "nodes")]
+        for name in chosen:
+            self._problem(f"{where}.base.{name}: determined by the ranked layouts. Leave {name} out")
+        if chosen:
             return [], []
         draft["layout"] = Layout().model_dump()
         base = self._cell(where, draft)

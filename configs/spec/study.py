@@ -11,7 +11,15 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PositiveInt,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
 from configs.common.base import Frozen
 from configs.common.booleans import YAML_BOOLEANS, boolean_problems
@@ -89,8 +97,8 @@ class ModelSpec(Frozen):
     @model_validator(mode="after")
     def _named(self) -> "ModelSpec":
         if not self.name:
-            short = self.id.removeprefix("synthetic:").split("@")[0].rstrip("/").rsplit("/", 1)[-1]
-            object.__setattr__(self, "name", short)
+            last = self.id.removeprefix("synthetic:").rstrip("/").rpartition("/")[2]  # folders above may have an @
+            object.__setattr__(self, "name", last.partition("@")[0] or last)
         return self
 
 
@@ -142,6 +150,18 @@ class StudySpec(Frozen):
                 "Rename that experiment"
             )
         return data | {"experiments": experiments | {"layouts": named}}
+
+    @field_validator("layout", mode="wrap")
+    @classmethod
+    def _balance_has_stages(cls, given: Any, handler: ValidatorFunctionWrapHandler) -> Layout:
+        """A layout of one stage keeps no balance, which experiments with several would be measured without."""
+        layout: Layout = handler(given)
+        if layout.pp == 1 and isinstance(given, dict) and given.get("stage_balance", "memory") != "memory":
+            raise ValueError(
+                f"layout.stage_balance: {given['stage_balance']} has no effect with one stage. Set pp here too, or "
+                "stage_balance in the `base` of each experiment with several stages"
+            )
+        return layout
 
     @field_validator("models")
     @classmethod

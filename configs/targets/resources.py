@@ -7,6 +7,8 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
@@ -38,6 +40,8 @@ UNKEYED = frozenset(
 )
 """Fields of targets that figures may depend on, and that are in no key of a cell: `env`, `cores_per_rank` and the
 numbers of ranks and nodes are."""
+
+_GPUS: TypeAdapter[int] = TypeAdapter(PositiveInt)
 
 
 class Resources(Frozen):
@@ -153,10 +157,12 @@ class ClusterTarget(Resources):
     @model_validator(mode="before")
     @classmethod
     def _a_rank_for_each_gpu(cls, data: Any) -> Any:
-        gpus = data.get("gpus_per_node") if isinstance(data, dict) else None
-        if isinstance(gpus, int) and gpus > 0 and "ranks_per_node" not in data:
-            return data | {"ranks_per_node": gpus}
-        return data
+        if not isinstance(data, dict) or data.get("gpus_per_node") is None or "ranks_per_node" in data:
+            return data
+        try:
+            return data | {"ranks_per_node": _GPUS.validate_python(data["gpus_per_node"])}  # of a text too, as "4"
+        except ValidationError:
+            return data  # the field says what is wrong with it
 
     @model_serializer(mode="wrap")
     def _ranks_beside_gpus(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class Budget:
             here = [target.name for target in session.plan.targets if isinstance(target, LocalTarget)]
             self._here_usd_per_second = max((self._usd_per_second[name] for name in here), default=0.0)
         self._paid_before_usd = self._paid_usd
+        self._left_at: float | None = None
         self._told_near: set[str] = set()
 
     def waited(self, seconds: float) -> None:
@@ -53,9 +54,14 @@ class Budget:
         self._began += seconds
         self._here_since += seconds
 
+    def leave(self) -> None:
+        """From now on nothing is measured on this machine, until `elsewhere` says for how long."""
+        self._left_at = time.monotonic()
+
     def elsewhere(self, seconds: float) -> None:
         """Time in which nothing was measured on this machine costs no money of its own."""
         self._here_since += seconds
+        self._left_at = None
 
     def paid(self, target: str, node_seconds: float) -> None:
         """A job of a cluster has ended, which had so many seconds of its nodes."""
@@ -64,7 +70,8 @@ class Budget:
     def spent(self, running: Iterable[tuple[str, float]] = (), here: bool = True) -> Stop | None:
         """Which budget is spent, if one is; the first time that each is nearly so, that is told.
 
-        running: target and node-seconds so far of jobs that have not ended. here: whether this machine is measured on.
+        running: target and node-seconds so far of jobs that have not ended. here: whether this machine is measured on;
+        what it cost until the run left it counts either way.
         """
         now = time.monotonic()
         usd, seconds = self._usd_so_far(running, here, now), now - self._began
@@ -86,7 +93,8 @@ class Budget:
         if self._usd_per_second is None:
             return None
         usd = self._paid_usd + sum(seconds * self._usd_per_second.get(target, 0.0) for target, seconds in running)
-        return usd + ((now - self._here_since) * self._here_usd_per_second if here else 0.0)
+        until = now if here else self._here_since if self._left_at is None else self._left_at
+        return usd + (until - self._here_since) * self._here_usd_per_second
 
     def _tell_near(self, budget: str, share: float, words: str) -> None:
         if share >= NEAR_SHARE and budget not in self._told_near:

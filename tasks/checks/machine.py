@@ -310,20 +310,42 @@ def check_environment(
     today = {**machine_fingerprint(targets), **settings, **servers}
     path = run.folder / "environment.json"
     before: dict[str, Any] = {}
+    stale: set[str] = set()
     if path.exists():
         with suppress(ValueError):
             before = read_json_object(path)
         # Of a target that the study has since, nothing was measured elsewhere.
         changed = [name for name in today if name in before and before[name] != today[name]]
-        if changed and not accept:
-            lines = "\n".join(f"  {name}: was {before[name]}, now {today[name]}" for name in changed)
+        lines = [f"  {name}: was {before[name]}, now {today[name]}" for name in changed]
+        stale = _facts_of_another_kind(before, targets)
+        for target in targets:
+            here, there = f"gpus of target {target.name}", f"target {target.name}"
+            if here in stale:
+                lines.append(f"  {there}: was this machine, now {today[there]}")
+            elif there in stale:
+                lines.append(f"  {there}: was {before[there]}, now this machine")
+        if lines and not accept:
+            told = "\n".join(lines)
             raise EnvironmentChanged(
-                f"{run.folder}: measured in a different environment:\n{lines}\n"
+                f"{run.folder}: measured in a different environment:\n{told}\n"
                 "Use --accept-environment to resume in this environment, or --runs for another folder"
             )
-    if before | today != before:
-        write_atomically(path, canonical_json(before | today))
+    kept = {name: fact for name, fact in before.items() if name not in stale} | today
+    if kept != before:
+        write_atomically(path, canonical_json(kept))
     return today
+
+
+def _facts_of_another_kind(before: Mapping[str, Any], targets: Iterable[Target]) -> set[str]:
+    """Names of facts that targets had when they were a cluster and are this machine now, or the other way round.
+
+    A target's name, not its kind, is in the key of a cell: the records of one would be taken for the other's.
+    """
+    found: set[str] = set()
+    for target in targets:
+        of_cluster = (f"target {target.name}", f"settings of target {target.name}")
+        found |= set(of_cluster if isinstance(target, LocalTarget) else (f"gpus of target {target.name}",))
+    return found & before.keys()
 
 
 def machine_fingerprint(targets: Iterable[Target] = (LocalTarget(),)) -> dict[str, Any]:

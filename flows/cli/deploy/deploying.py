@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from configs.common.base import WrongArgument
+from configs.common.base import WrongArgument, expanded
 from configs.common.dollars import dollars
 from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug, plural
@@ -166,6 +166,12 @@ def _refuse_unused(asked: DeployRequest, targets: list[ParsedTarget]) -> None:
         )
 
 
+def _short_name(model: str) -> str:
+    """Return the last part of a model's name, without its revision or seed; folders above it may have an @."""
+    named = model if expanded(model).is_dir() else model.removeprefix("synthetic:").partition("@")[0]
+    return named.rstrip("/").rpartition("/")[2].partition("@")[0]
+
+
 def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
     """Return what is deployed on a target. Raises ValueError."""
     rented = ssh = partition = None
@@ -186,9 +192,7 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
         bundle = wanted_of_run(asked.from_run, bundle)
     elif not asked.model:
         raise ValueError("--model: missing. Name a model, or a study by --from RUN")
-    title = file_slug(
-        bundle.name or bundle.model.removeprefix("synthetic:").partition("@")[0].rstrip("/").rpartition("/")[2]
-    )
+    title = file_slug(bundle.name or _short_name(bundle.model))
     name = asked.name or f"{title}-{file_slug(target.text.replace(':', '-'))}".lower()[:60]
     if asked.name and len(asked.targets) > 1:
         name = f"{asked.name}-{file_slug(target.text.replace(':', '-'))}".lower()[:60]

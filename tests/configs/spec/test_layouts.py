@@ -221,3 +221,13 @@ def test_a_study_file_may_say_it(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("study: s\nworkload: {kind: train}\nmodels: [{id: 'synthetic:llama-1m@0'}]\nlayouts: auto\n")
     assert load_study(path).experiments["layouts"].kind == "layouts"
+
+
+@pytest.mark.parametrize("name", ["nodes", "tp", "layout.pp", "strategy", "stage_balance"])
+def test_a_layout_in_the_base_of_ranked_layouts_is_refused(name: str) -> None:
+    """All but `nodes` were dropped without a word, and every layout was ranked and measured."""
+    value = {"strategy": "fsdp", "stage_balance": "speed"}.get(name, 2)
+    experiments = {"best": {"kind": "layouts", "base": {name: value, "sequence_length": 32}}}
+    spec = study(experiments=experiments, layouts=None)
+    with pytest.raises(StudyError, match=rf"^experiments\.best\.base\.{name}: determined by the ranked layouts"):
+        plan_of(spec, choice(RANKED))

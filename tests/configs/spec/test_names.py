@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from configs.spec.study import StudyError, parse_study
+from configs.spec.study import ModelSpec, StudyError, parse_study
 
 STRONG = {"kind": "strong", "grow": "tp", "to": 2}
 
@@ -34,3 +34,9 @@ def test_a_name_that_cannot_be_shown_is_refused(data: dict[str, Any], told: str)
     with pytest.raises(StudyError) as caught:
         parse_study(data)
     assert len(caught.value.problems) == 1 and told in caught.value.problems[0]
+
+
+def test_a_model_is_named_after_its_last_folder_whatever_is_in_those_above() -> None:
+    """In /home/me@corp.com all models were called `me`, and two of them were refused."""
+    ids = ["/home/me@corp.com/a", "/home/me@corp.com/b/", "../c", "owner/d", "synthetic:llama-4m@0", "./e@2", "./@f"]
+    assert [ModelSpec(id=each).name for each in ids] == ["a", "b", "c", "d", "llama-4m", "e", "@f"]

@@ -232,6 +232,20 @@ def test_ranks_beside_gpus_are_read_as_they_were_written(kind: str, given: dict[
         assert isinstance(each, ClusterTarget) and each.ranks_per_node == ranks
 
 
+@pytest.mark.parametrize("gpus", ["4", 4.0, "0x4", "-4", 0, 10**9], ids=str)
+def test_each_gpu_has_a_rank_however_its_number_is_written(gpus: Any) -> None:
+    """`gpus_per_node: "4"` was taken as 4 GPUs, with one rank for all of them."""
+    study = {"study": "s", "workload": {"kind": "noop"}, "targets": [{"kind": "slurm", "gpus_per_node": gpus}]}
+    given = study | {"experiments": {"grid": {"kind": "sweep", "over": {"label": ["a"]}}}}
+    if gpus in ("4", 4.0):
+        target = parse_study(given).targets[0]
+        assert isinstance(target, ClusterTarget) and (target.gpus_per_node, target.ranks_per_node) == (4, 4)
+        return
+    with pytest.raises(StudyError) as caught:
+        parse_study(given)
+    assert len(caught.value.problems) == 1, caught.value.problems
+
+
 @pytest.mark.parametrize(
     ("work", "told"),
     [

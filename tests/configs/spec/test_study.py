@@ -70,6 +70,11 @@ BAD = {
         "experiments.b.models: unknown model 'n'",
     ),
     "two models of a name": (study(models=[{"id": "a/m"}, {"id": "b/m"}]), "models: duplicate name m"),
+    # It was dropped without a word, and `grow: pp` measured stages balanced by memory.
+    "balance of one stage": (
+        study(layout={"stage_balance": "speed"}, experiments={"s": {"kind": "strong", "grow": "pp", "to": 2}}),
+        "layout.stage_balance: speed has no effect with one stage. Set pp here too, or stage_balance in the `base` of",
+    ),
     "batch that cannot be shared": (
         study(
             workload={"kind": "train", "global_batch_size": 3},

@@ -10,6 +10,7 @@ import pytest
 
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.job import Job, JobEnd, Launcher, Measurement
+from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.records.rates import Rates
@@ -20,11 +21,13 @@ from configs.spec.study import StudyError, parse_study
 from configs.targets.target import LocalTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
+from flows.cluster_launches import SubmissionQueue, run_on_clusters
 from reports.numbers.stopping import next_look
 from reports.reading.load import CellResult
 from reports.reading.read import Reading
 from tasks.campaign.progress import ProgressRow, RunProgress
 from tasks.campaign.repeats import Budget, carried_on, launched_usd, planned_with_repeats
+from tasks.campaign.retries import Retries
 from tasks.checks.machine import check_resources
 from tasks.planning.inputs import copy_inputs, make_plan
 
@@ -160,6 +163,39 @@ def test_a_targets_own_price_counts_towards_a_budget(tmp_path: Path, target: dic
     budget.paid("gpu", 900)
     assert budget.spent(here=False) is None  # 0.90 of 1 dollar
     assert budget.spent([("gpu", 200.0)], here=False) == "budget of money"
+
+
+def test_what_this_machine_cost_counts_while_jobs_run_on_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With further repeats the clusters' turn comes again, after this machine's: its dollars were not counted then."""
+    targets = [{"kind": "local", "price_usd_per_hour": 3.6}, {"kind": "slurm", "price_usd_per_hour": 3.6}]
+    study = parse_study(
+        {
+            "study": "s",
+            "workload": {"kind": "noop"},
+            "experiments": {"one": {"kind": "sweep", "over": {"items": [1]}}},
+            "targets": targets,
+            "measuring": {"budget_usd": 1.0},
+        }
+    )
+    run = RunPaths(tmp_path)
+    plan = make_plan(study, [], copy_inputs(study, run, tmp_path), run.inputs)
+    run.plan.write_text(plan.model_dump_json())
+    session = Stub(plan, run)
+    budget = Budget(session)  # type: ignore[arg-type]
+    ended: list[str | None] = []
+    monkeypatch.setattr(SubmissionQueue, "run", lambda queue: ended.append(queue._spent()))
+    launch = Launch("timed", (Measurement(cell=next(iter(plan.cells.values())), repeat=0, attempt=1),))
+    made = [(launch, ProgressRow("", 1, 1, 1))]
+
+    run_on_clusters(session, made, Retries(), budget)  # type: ignore[arg-type]
+    budget.elsewhere(-900)  # this machine's turn: 0.90 dollars
+    run_on_clusters(session, made, Retries(), budget)  # type: ignore[arg-type]
+    assert session.run_progress.spent_usd == pytest.approx(0.9, abs=0.01)
+    budget.elsewhere(-200)
+    run_on_clusters(session, made, Retries(), budget)  # type: ignore[arg-type]
+    assert ended == [None, None, "budget of money"]
 
 
 def test_what_an_earlier_run_had_grown_to_is_kept() -> None:

@@ -337,6 +337,21 @@ def test_a_target_that_a_study_has_since_is_no_other_environment(tmp_path: Path)
     assert read_json_object(tmp_path / "environment.json") == facts
 
 
+def test_a_target_that_has_become_one_of_another_kind_is_another_environment(tmp_path: Path) -> None:
+    """Its name is in the key of a cell and its kind is not: a cluster's records were reported as this machine's."""
+    run, here = RunPaths(tmp_path), LocalTarget(name="box")
+    g5 = RentedTarget.model_validate({"kind": "aws", "name": "box", "instance": "g5.xlarge", "regions": ["us-east-1"]})
+    check_environment(run, accept=False, targets=[here])
+    with pytest.raises(EnvironmentChanged, match=r"  target box: was this machine, now .*aws/g5.xlarge"):
+        check_environment(run, accept=False, targets=[g5])
+    check_environment(run, accept=True, targets=[g5])
+    check_environment(run, accept=False, targets=[g5])
+    with pytest.raises(EnvironmentChanged, match=r"  target box: was .*aws/g5.xlarge.*, now this machine"):
+        check_environment(run, accept=False, targets=[here])
+    check_environment(run, accept=True, targets=[here])
+    check_environment(run, accept=False, targets=[here, g5.model_copy(update={"name": "other"})])
+
+
 @pytest.mark.parametrize("edited", [{"url": "http://10.0.0.6:8000"}, {"model": "llama-70b"}])
 def test_another_server_behind_an_endpoint_is_another_environment(tmp_path: Path, edited: dict[str, str]) -> None:
     """Neither is in the key of a cell: the first server's records were taken for the second one's."""

@@ -344,6 +344,14 @@ def test_as_many_machines_as_are_named_are_not_refused(monkeypatch: pytest.Monke
         assert run_deploy(DeployRequest(model="./m", targets=targets, nodes=2, replicas=2)) == 1
 
 
+def test_a_deployment_is_named_after_the_last_folder_of_its_model(tmp_path: Path) -> None:
+    """A home folder of a directory service, /home/me@corp.com, gave its user's name to every deployment."""
+    folder = tmp_path / "me@corp.com" / "models" / "llama@2"
+    folder.mkdir(parents=True)
+    names = {str(folder): "llama", f"{folder}/": "llama", "owner/m@fix/x": "m", "synthetic:llama-4m@0": "llama-4m"}
+    assert {model: deploying._short_name(model) for model in names} == names
+
+
 def test_rented_nodes_without_a_server_are_refused(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """The second node of `--nodes 2` was paid for and served nothing."""
     told = r"^--nodes: got 3 for 1 server; 2 nodes would be paid for and serve nothing\. Use --replicas 3, or --sharded"
