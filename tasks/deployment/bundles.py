@@ -207,6 +207,11 @@ def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:
     raise ValueError(f"--from {run}: the study recommends nothing for this model. See its report, or name --model")
 
 
+def can_be_cut(layout: Layout, nodes: int) -> bool:
+    """Return whether a server over several nodes has a part of its one replica on each."""
+    return nodes == 1 or (layout.dp == 1 and layout.ranks % nodes == 0)
+
+
 def _level_of(passes: Sequence[str], run: Path) -> OptimizationLevel:
     """Return the level that a study measured. Raises ValueError for passes that are none: it decided nothing else."""
     found = next((one for one in LEVEL_ORDER if tuple(passes) in ((one,), ())), None)
