@@ -304,6 +304,14 @@ def test_a_static_cache_has_the_heads_that_the_model_makes(family: str, sizes: d
     assert torch.equal(found, model.generate(tokens, **chosen))
 
 
+def test_the_bytes_of_graphs_are_without_the_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer of 33 MB was counted among the weights of a small Gemma."""
+    sizes = {"decoder.onnx": 3, "decoder.onnx.data": 40, "config.json": 500, "tokenizer.json": 6000, "export.json": 7}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert peer.graph_bytes(tmp_path) == 43
+
+
 def test_an_export_is_on_disk_before_it_has_its_name(
     manifest: ModelManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
