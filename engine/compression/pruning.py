@@ -38,8 +38,9 @@ def pruned(pruning: str, weight: Tensor, first_input: int = 0) -> Tensor:
     at_once = max(_PRUNED_AT_ONCE // weight.shape[1], 1)
     for first in range(0, len(weight), at_once):
         some = weight[first : first + at_once]
-        places = functional.pad(_magnitudes(some), (0, -some.shape[1] % group)).view(len(some), -1, group)
-        kept = _two_of_four(places) if group == _GROUP_2_4 else _largest(places, pruning, first_input // group)
+        filled = -some.shape[1] % group
+        places = functional.pad(_magnitudes(some), (0, filled)).view(len(some), -1, group)
+        kept = _two_of_four(places) if group == _GROUP_2_4 else _largest(places, pruning, first_input // group, filled)
         torch.mul(some, kept.flatten(1)[:, : some.shape[1]], out=result[first : first + at_once])
     return result
 
@@ -65,11 +66,16 @@ def _two_of_four(places: Tensor) -> Tensor:
     return torch.stack(kept, dim=-1)
 
 
-def _largest(places: Tensor, pruning: str, first_group: int) -> Tensor:
-    """Return bool [out, groups, 32]: all but the share of `pruning`; exact over the groups of a row."""
+def _largest(places: Tensor, pruning: str, first_group: int, filled: int) -> Tensor:
+    """Return bool [out, groups, 32]: all but the share of `pruning`; exact over the groups of a row.
+
+    filled: zeros at the end of the last group, beyond the last input.
+    """
     percent = int(pruning.removeprefix("prune_"))
-    groups = torch.arange(first_group, first_group + places.shape[1] + 1)
-    dropped = (groups * _GROUP_SHARE * percent // 100).diff()
+    ends = torch.arange(first_group, first_group + places.shape[1] + 1) * _GROUP_SHARE
+    ends[-1] -= filled
+    dropped = (ends * percent // 100).diff()
+    dropped[-1] += filled  # the smallest and last of their group, and no weights: they are not the share
     order = torch.arange(_GROUP_SHARE - 1, -1, -1, dtype=places.dtype, device=places.device)
     places = places * _GROUP_SHARE + order  # all distinct
     # numpy sorts short rows of integers several times faster than torch.

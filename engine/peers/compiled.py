@@ -74,13 +74,18 @@ def static_cache(model: Any, rows: int, capacity: int) -> Any:
     transformers marks the cache's tensors as having a fixed address. Inductor then freezes them as weights, and treats
     the length of the cache as a constant.
     """
+    import torch
     from transformers import StaticCache
 
-    config = model.config
-    cache = StaticCache(config=config, max_cache_len=capacity)
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    cache.early_initialization(rows, heads, width, model.dtype, model.device)
+    cache = StaticCache(config=model.config, max_cache_len=capacity)
+    # Heads and widths as the model makes them: a config has them by several names (Falcon's `multi_query`), and those
+    # of latent attention are others.
+    with torch.no_grad():
+        token = torch.zeros((rows, 1), dtype=torch.int64, device=model.device)
+        seen = model(input_ids=token, use_cache=True).past_key_values
+    for layer, known in zip(cache.layers, seen.layers, strict=True):
+        if getattr(layer, "supports_early_init", True):  # older versions do not say
+            layer.lazy_initialization(known.keys, known.values)
     if model.device.type == "cpu":
         for layer in cache.layers:
             for tensor in (layer.keys, layer.values, layer.cumulative_length):

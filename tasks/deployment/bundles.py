@@ -8,7 +8,7 @@ The level that was asked for is measured on the target's hardware with all milde
 `max_loss` is not deployed: the next milder one is, down to the unchanged weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -190,7 +190,7 @@ def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:
         level = wanted.level
         passes = cell.compression
         if not level or level == "none":
-            level = next((one for one in LEVEL_ORDER if passes == (one,)), "none")
+            level = _level_of(passes, run)
         batch = getattr(cell.workload, "batch_size", wanted.max_sequences)
         return WantedBundle(
             model=as_written(planned.identity, planned.manifest),
@@ -205,6 +205,22 @@ def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:
             from_run=str(run),
         )
     raise ValueError(f"--from {run}: the study recommends nothing for this model. See its report, or name --model")
+
+
+def can_be_cut(layout: Layout, nodes: int) -> bool:
+    """Return whether a server over several nodes has a part of its one replica on each."""
+    return nodes == 1 or (layout.dp == 1 and layout.ranks % nodes == 0)
+
+
+def _level_of(passes: Sequence[str], run: Path) -> OptimizationLevel:
+    """Return the level that a study measured. Raises ValueError for passes that are none: it decided nothing else."""
+    found = next((one for one in LEVEL_ORDER if tuple(passes) in ((one,), ())), None)
+    if found is None:
+        raise ValueError(
+            f"--from {run}: the study recommends `compression: {'+'.join(passes)}`, which is no level of a deployment. "
+            f"Name {' or '.join(LEVEL_ORDER[1:])} with --optimization"
+        )
+    return found
 
 
 def as_written(identity: str, manifest: str) -> str:

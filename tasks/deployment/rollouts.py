@@ -22,6 +22,7 @@ from tasks.deployment.bundles import (
     Judge,
     WantedBundle,
     bundle_name,
+    can_be_cut,
     make_bundle,
     read_bundle,
     resolved_model,
@@ -68,9 +69,9 @@ def replace_bundle(
         placer.partition = stage_in_partition(placer.partition, model, say)
     target = placer.hosts or (placer.partition.target if placer.partition is not None else local)
     nodes = len(placer.hosts.hosts) if placer.sharded and placer.hosts is not None else 1
-    if wanted.layout.ranks % nodes:
+    if not can_be_cut(wanted.layout, nodes):
         raise ValueError(
-            f"{name}: is cut over {plural(nodes, 'node')}, got a layout of {plural(wanted.layout.ranks, 'rank')}"
+            f"{name}: is one replica with equally many ranks on each of {plural(nodes, 'node')}, got {wanted.layout}"
         )
     bundle = make_bundle(wanted, model, target, folder, store.cache, judge, "", say, nodes=nodes)
     if placer.partition is not None:

@@ -113,6 +113,19 @@ def test_a_share_of_each_output_goes_the_smallest_of_each_block(percent: int) ->
     assert best_size - 0.025 < kept_size <= best_size, "choosing among 32 loses little against choosing among all"
 
 
+@pytest.mark.parametrize("inputs", (1, 16, 48, 100, 352))
+@pytest.mark.parametrize("percent", (10, 50, 99))
+def test_a_share_goes_of_inputs_that_fill_no_block(inputs: int, percent: int) -> None:
+    weight = numbers(20, inputs, dtype=torch.float32)
+    weight[0] = 0.0
+    done = pruned(f"prune_{percent}", weight)
+    gone = done[1:] == 0
+    assert (gone.sum(1) == inputs * percent // 100).all() and torch.equal(done[1:][~gone], weight[1:][~gone])
+    for first in range(0, inputs, 32):
+        size, lost = weight[1:, first : first + 32].abs(), gone[:, first : first + 32]
+        assert (size.masked_fill(~lost, 0).amax(1) <= size.masked_fill(lost, float("inf")).amin(1)).all()
+
+
 @pytest.mark.parametrize("percent", (98, 99))
 def test_a_block_of_which_nothing_is_kept(percent: int) -> None:
     weight = numbers(8, 3200, dtype=torch.float32)

@@ -98,7 +98,7 @@ def _loaded(context: Context) -> LoadedGraphs:
         sizes: dict[str, Figure] = {
             "onnx_optimization_level": OPTIMIZATION,
             "load_bytes": None,
-            "weights_bytes": sum(path.stat().st_size for path in folder.iterdir()),
+            "weights_bytes": graph_bytes(folder),
             "model_parameters": model_parameters(config),
         }
         from engine.peers.onnx.session import OnnxDecoder, OnnxEncoder
@@ -115,6 +115,11 @@ def _loaded(context: Context) -> LoadedGraphs:
     loaded = context.kept[_KEPT]
     assert isinstance(loaded, LoadedGraphs)
     return loaded
+
+
+def graph_bytes(folder: Path) -> int:
+    """Return the bytes of the graphs and of the weights beside them; not of the tokenizer, which no session loads."""
+    return sum(path.stat().st_size for path in folder.iterdir() if ".onnx" in path.suffixes)
 
 
 def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:

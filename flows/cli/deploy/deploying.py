@@ -28,7 +28,7 @@ from flows.cli.signals import ended_by_signals
 from flows.cli.tables import print_table
 from flows.expected import sentence_of
 from flows.folders import cache_folder
-from tasks.deployment.bundles import WantedBundle, as_written, read_bundle, wanted_of_run
+from tasks.deployment.bundles import WantedBundle, as_written, can_be_cut, read_bundle, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.rollouts import RolledBack
@@ -190,6 +190,11 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
     )  # fmt: skip
     if asked.from_run is not None:
         bundle = wanted_of_run(asked.from_run, bundle)
+        if asked.sharded and not can_be_cut(bundle.layout, nodes):
+            raise ValueError(
+                f"--sharded: {plural(nodes, 'node')} hold one replica of equally many ranks each, but the study chose "
+                f"{bundle.layout}. Leave out --sharded, or name --model in place of --from"
+            )
     elif not asked.model:
         raise ValueError("--model: missing. Name a model, or a study by --from RUN")
     title = file_slug(bundle.name or _short_name(bundle.model))

@@ -269,6 +269,13 @@ def test_a_model_is_loaded_when_it_is_in_memory(tmp_path: Path) -> None:
     assert share is not None and share > 0.99
 
 
+LATENT = {
+    "intermediate_size": 64, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 16, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
 def test_a_static_cache_is_no_constant_of_the_compiled_graph(manifest: ModelManifest) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -278,6 +285,31 @@ def test_a_static_cache_is_no_constant_of_the_compiled_graph(manifest: ModelMani
     assert len(tensors) == 3 * json.loads((Path(manifest.folder) / "config.json").read_text())["num_hidden_layers"]
     assert not any(hasattr(tensor, "_dynamo_static_input_type") for tensor in tensors)
     assert tensors[0].shape == (2, 2, 16, 32)
+    assert not any(tensor.any() for tensor in tensors), "a cache is empty at first"
+
+
+@pytest.mark.parametrize(("family", "sizes"), [("falcon", {"multi_query": True}), ("deepseek_v3", LATENT)])
+def test_a_static_cache_has_the_heads_that_the_model_makes(family: str, sizes: dict[str, int]) -> None:
+    """Falcon's one head of keys and DeepSeek's latents are not what `num_attention_heads` says."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    plain = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **plain, **sizes)).eval()
+    tokens = torch.arange(3, 13).view(2, 5)
+    chosen = {"attention_mask": torch.ones_like(tokens), "do_sample": False, "max_new_tokens": 4, "pad_token_id": 0}
+    chosen |= {"min_new_tokens": 4, "eos_token_id": None}
+    cache = static_cache(model, rows=2, capacity=9)
+    found = model.generate(tokens, **chosen, past_key_values=cache, disable_compile=True)
+    assert torch.equal(found, model.generate(tokens, **chosen))
+
+
+def test_the_bytes_of_graphs_are_without_the_tokenizer(tmp_path: Path) -> None:
+    """A tokenizer of 33 MB was counted among the weights of a small Gemma."""
+    sizes = {"decoder.onnx": 3, "decoder.onnx.data": 40, "config.json": 500, "tokenizer.json": 6000, "export.json": 7}
+    for name, size in sizes.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    assert peer.graph_bytes(tmp_path) == 43
 
 
 def test_an_export_is_on_disk_before_it_has_its_name(

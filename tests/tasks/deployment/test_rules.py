@@ -17,8 +17,8 @@ from configs.plans.plan import Plan
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel, ServingBundle
 from configs.targets.target import LocalTarget, SshTarget
 from engine.planner.families import read_architecture
-from tasks.deployment import first_answers, level_checks
-from tasks.deployment.bundles import WantedBundle, chosen_level, resolved_model, served_length
+from tasks.deployment import bundles, first_answers, level_checks
+from tasks.deployment.bundles import WantedBundle, chosen_level, resolved_model, served_length, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import TIES, _compare
 from tasks.deployment.fit import check_fit, memory_of_rank
@@ -26,7 +26,14 @@ from tasks.deployment.fronts import tunnel_argv
 from tasks.deployment.level_checks import _plan, check_levels
 from tasks.deployment.store import Store
 from tasks.deployment.targets import parse_target, ssh_host
-from tests.support.run_folders.made_studies import VOCABULARY, words, write_measurements
+from tests.support.run_folders.made_studies import (
+    VOCABULARY,
+    cells_of,
+    planned,
+    words,
+    write_measurements,
+    write_plan,
+)
 
 
 @pytest.mark.parametrize(
@@ -308,3 +315,26 @@ def test_levels_without_a_pass_have_no_speed_up_and_a_busy_machine_is_said(
     assert checks["balanced"].throughput and checks["balanced"].passes == () and checks["balanced"].speed is None
     busy = [line for line in said if "Other processes took more than 10 % of the machine's CPU" in line]
     assert len(busy) == warned
+
+
+def test_weights_that_only_a_study_had_are_not_replaced_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study of int8 alone recommends int8: the unchanged weights were deployed, and nothing said so."""
+    monkeypatch.setattr(bundles, "as_written", lambda identity, manifest: identity)
+    found = {}
+    for passes in ("int8", "balanced", "none"):
+        study = f"""
+        workload: {{kind: generate, prompt_tokens: 10, new_tokens: 8}}
+        experiments: {{batches: {{kind: sweep, over: {{compression: [{passes}], batch_size: [1, 2]}}}}}}
+        """
+        plan = planned(study, repeats=3)
+        run = write_plan(tmp_path / passes, plan)
+        for _, cell in cells_of(plan):
+            write_measurements(run, cell, 1.0, repeats=3)
+        found[passes] = run.folder
+    assert wanted_of_run(found["none"], WantedBundle("")).level == "none"
+    assert wanted_of_run(found["balanced"], WantedBundle("")).level == "balanced"
+    with pytest.raises(ValueError, match=r"recommends `compression: int8`, which is no level.*--optimization$"):
+        wanted_of_run(found["int8"], WantedBundle(""))
+    assert wanted_of_run(found["int8"], WantedBundle("", level="balanced")).level == "balanced"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,6 +330,26 @@ def test_a_precision_beside_a_study_is_refused(words: list[str], tmp_path: Path)
     done = CliRunner().invoke(app, [*words, "--from", str(tmp_path), "--dtype", "float32"])
     assert done.exit_code == 2
     assert done.stderr == "--dtype: has no effect with --from, which names the precision. Leave it out\n"
+
+
+@pytest.mark.parametrize("target", ["ssh:gpu-a+gpu-b", "aws:g4dn.xlarge"])
+def test_a_study_s_layout_that_cannot_be_cut_over_the_nodes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
+) -> None:
+    """Two nodes were rented, and measured on, for a server of one rank."""
+    monkeypatch.setattr(deploying, "_agreed", lambda *_: False)
+    asked = DeployRequest(model=None, targets=(target,), nodes=2, sharded=True, from_run=tmp_path)
+
+    def chosen(layout: Layout) -> None:
+        monkeypatch.setattr(deploying, "wanted_of_run", lambda run, wanted: replace(wanted, model="m", layout=layout))
+
+    for layout in (Layout(), Layout(tp=3), Layout(dp=2), Layout(dp=2, tp=2)):
+        chosen(layout)
+        with pytest.raises(WrongArgument, match=f"^--sharded: 2 nodes hold one replica .* chose {layout}. Leave out"):
+            run_deploy(asked)
+    for layout in (Layout(tp=2), Layout(tp=2, pp=3)):
+        chosen(layout)
+        assert run_deploy(asked) == 1, "refused by the person who was shown the price"
 
 
 @pytest.mark.parametrize("targets", [("local:cpu",), ("ssh:gpu-a",), ("local:cpu", "ssh:gpu-a+gpu-b")])
