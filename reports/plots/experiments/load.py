@@ -1,9 +1,9 @@
 """Load curves: throughput and latency over the rate or the number of users, a line for each engine or layout."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
-from reports.plots.style import COLOURS, LINES, MARKERS, legend, legend_height, log2, spread_by_logarithm
+from reports.plots.style import COLOURS, LINES, MARKERS, legend, legend_height, legend_label, log2, spread_by_logarithm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,4 +69,5 @@ def _line(
     middle = [value.median * scale for _, value in known]
     low = [(value.median - value.bounds[0]) * scale for _, value in known]
     high = [(value.bounds[1] - value.median) * scale for _, value in known]
-    axes.errorbar(at, middle, yerr=[low, high], color=colour, linestyle=line, marker=marker, capsize=2, label=label)
+    look: Any = {"color": colour, "linestyle": line, "marker": marker, "capsize": 2}
+    axes.errorbar(at, middle, yerr=[low, high], label=legend_label(label), **look)
