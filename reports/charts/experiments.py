@@ -15,6 +15,7 @@ from reports.experiments.scaling import Scaling
 from reports.experiments.targets import SideBySide
 from reports.laws.laws import TITLES
 from reports.plots.experiments.compression import drawn_rows
+from reports.plots.experiments.load import lost_points
 from reports.plots.experiments.sweep import sweep_axes
 from reports.plots.style import is_numeric, spread_by_logarithm
 from reports.profiles.time_split import TimeSplit
@@ -60,7 +61,7 @@ def _line(name: str, points: Sequence[tuple[float, float]]) -> ChartSeries:
 
 
 def load_charts(found: LoadExperiment) -> tuple[Chart, ...]:
-    """Tokens per second, and 99th percentiles of TTFT and ITL, over the rate or the users; void points are left out."""
+    """Tokens per second, P99 of TTFT and of ITL, over the rate or the users; and the loads that have no result."""
     speed, slow = [], []
     for title, points in found.series().items():
         valid = [(at, point) for at, point in points if point.valid]
@@ -69,10 +70,11 @@ def load_charts(found: LoadExperiment) -> tuple[Chart, ...]:
         slow.append(_of_load(f"{named}TTFT P99", valid, "ttft_p99", 1000.0))
         slow.append(_of_load(f"{named}ITL P99", valid, "itl_p99", 1000.0))
     over = "users" if found.axis == "users" else "requests/s asked for"
-    wide = spread_by_logarithm([point.x for series in speed for point in series.points])
+    wide = spread_by_logarithm([at for points in found.series().values() for at, _ in points])
+    lost = tuple(lost_points(found))
     return (
-        Chart("Throughput", over, "tokens/s", tuple(speed), unit="tokens/s", log_x=wide),
-        Chart("Latency, P99", over, "ms", tuple(slow), unit="ms", log_x=wide, log_y=True, from_zero=False),
+        Chart("Throughput", over, "tokens/s", tuple(speed), unit="tokens/s", log_x=wide, lost=lost),
+        Chart("Latency, P99", over, "ms", tuple(slow), unit="ms", log_x=wide, log_y=True, from_zero=False, lost=lost),
     )
 
 

@@ -126,6 +126,11 @@ def legend_texts(labels: Sequence[str]) -> list[str]:
     return [tick_text(label, LINE_CHARACTERS - _MARK_CHARACTERS) for label in labels]
 
 
+def legend_label(name: str) -> str:
+    """A name as the label of what is drawn: Matplotlib leaves labels that begin with an underscore out of legends."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def legend_columns(labels: Sequence[str], columns: int = 3) -> int:
     """So many columns of a legend below a figure as its labels leave room for."""
     longest = max(map(len, legend_texts(labels)), default=0)
@@ -171,7 +176,7 @@ def medians(axes: "Axes", points: Sequence[tuple[float, Estimate]], index: int, 
         [x for x, _ in ordered],
         middles,
         yerr=[below, above],
-        label=label,
+        label=legend_label(label),
         capsize=3,
         linewidth=1.4,
         color=COLOURS[index % len(COLOURS)],

@@ -262,7 +262,9 @@ def _latency(study: StudyResult, experiment: PlannedExperiment, album: Album) ->
         return ()
     curves = latency_curves(study, found)
     plot = album.add(f"{study.title(experiment)} latency", partial(draw_latency, drawn=curves), latency_charts(curves))
-    return (Section("Latency", latency_sentence(found), latency_table(found), plot),)
+    shown, known = len(curves.curves), len(found.measured)
+    lines = (f"The figure shows {shown} of {known:,} points, evenly chosen.",) if shown < known else ()
+    return (Section("Latency", latency_sentence(found), latency_table(found), plot, lines=lines),)
 
 
 def profile_section(study: StudyResult, album: Album) -> Section | None:

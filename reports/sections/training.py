@@ -63,6 +63,7 @@ def training_parts(study: StudyResult, album: Album) -> list[Section]:
         plot = album.add("training loss", partial(draw_losses, curves=curves), loss_charts(curves), height)
     learnt, compared = trained_sections(study, album), strategy_sections(study, album)
     caption = "Loss of the first repeat of each cell, warm-up steps included."
+    caption += _first_curves(len(curves)) if plot else ""
     parts = []
     table = losses_table(study)
     if table is not None:
@@ -71,6 +72,12 @@ def training_parts(study: StudyResult, album: Album) -> list[Section]:
         question = QUESTIONS["strategies"]
         parts.append(Section("Strategies", question=question, method=STRATEGIES, more=tuple(compared)))
     return parts
+
+
+def _first_curves(count: int) -> str:
+    """Which curves a figure leaves out: it has as many as there are colours."""
+    most = len(COLOURS)
+    return f" The figure shows the first {most} of {count:,} curves." if count > most else ""
 
 
 def trained_sections(study: StudyResult, album: Album) -> list[Section]:
@@ -107,7 +114,8 @@ def _equality(study: StudyResult, album: Album) -> list[Section]:
         more = f": {each.reference.result.title}" if len(found) > 1 else ""
         height = 2.8 + 0.2 * min(1 + len(each.others), len(COLOURS))  # the legend has a line for each
         plot = album.add("same learning", partial(draw_equality, found=each), equality_charts(each), height)
-        sections.append(Section(f"The same learning{more}", equality_sentence(each), equality_table(each), plot))
+        told = equality_sentence(each) + _first_curves(1 + len(each.others))
+        sections.append(Section(f"The same learning{more}", told, equality_table(each), plot))
     return sections
 
 

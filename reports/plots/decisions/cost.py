@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.decisions.cost import CellCost
-from reports.plots.style import COLOURS, MOST_BARS, legend, legend_height, tick_text
+from reports.plots.style import COLOURS, MOST_BARS, legend, legend_height, legend_label, tick_text
 from reports.text import number
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
             hatch=hatches[index % len(hatches)],
             edgecolor="white",
             linewidth=0,
-            label=cost.result.model if first else "_",
+            label=legend_label(cost.result.model) if first else "_",
         )
         low, high = value.bounds
         axes.errorbar(

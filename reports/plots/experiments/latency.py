@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.latency import LatencyCurves
-from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS, tick_text
+from reports.plots.style import COLOURS, IDEAL, LINES, MARKERS, legend_label, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ def draw_latency(figure: "Figure", drawn: LatencyCurves) -> None:
     left, right = figure.subplots(1, 2)
     for index, curve in enumerate(drawn.curves):
         colour, line, marker = COLOURS[index], LINES[index % len(LINES)], MARKERS[index]
-        label = tick_text(curve.label, _LABEL)
+        label = legend_label(tick_text(curve.label, _LABEL))
         milliseconds = curve.seconds * 1000
         left.step(milliseconds, curve.shares * 100, where="post", color=colour, linestyle=line, linewidth=1.3)
         # The share that takes longer than each sample; the slowest itself has none and would be at log(0).

@@ -1,9 +1,19 @@
 """Load curves: throughput and latency over the rate or the number of users, a line for each engine or layout."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
-from reports.plots.style import COLOURS, LINES, MARKERS, legend, legend_height, log2, spread_by_logarithm
+from reports.plots.style import (
+    COLOURS,
+    LINES,
+    MARKERS,
+    crosses,
+    legend,
+    legend_height,
+    legend_label,
+    log2,
+    spread_by_logarithm,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +29,18 @@ def drawn_axis(found: LoadExperiment) -> str | None:
     return found.axis if drawn else None
 
 
+def lost_points(found: LoadExperiment) -> list[tuple[float, str]]:
+    """Loads without a result, and how they ended: the verdicts of their repeats, else the cell's status."""
+    lost = []
+    for points in found.series().values():
+        for at, point in points:
+            if not point.valid:
+                verdicts = dict.fromkeys(str(one.judgement.verdict) for one in point.repeats.values())
+                status = "damaged samples" if point.damaged else point.result.status
+                lost.append((at, " and ".join(verdicts) or status))
+    return lost
+
+
 def load_height(found: LoadExperiment) -> float:
     """Inches: the legend has two labels for each series."""
     labels = [f"{title}, TTFT P99" for title in found.series()]
@@ -26,7 +48,7 @@ def load_height(found: LoadExperiment) -> float:
 
 
 def draw_load(figure: "Figure", found: LoadExperiment) -> None:
-    """Left the tokens per second, right the 99th percentiles of TTFT and ITL; void points are left out."""
+    """Left the tokens per second, right P99 of TTFT and ITL; a cross for each load without a result."""
     left, right = figure.subplots(1, 2)
     for index, (title, points) in enumerate(found.series().items()):
         colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
@@ -36,11 +58,12 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
         named = f"{title}, " if title else ""
         _line(right, valid, "ttft_p99", 1000.0, colour, "-", marker, f"{named}TTFT P99")
         _line(right, valid, "itl_p99", 1000.0, colour, ":", marker, f"{named}ITL P99")
-    drawn = [at for points in found.series().values() for at, point in points if point.valid]
+    loads, lost = [at for points in found.series().values() for at, _ in points], lost_points(found)
     for axes in (left, right):
         axes.set_xlabel(_NAMES[found.axis or "rate"])
-        if spread_by_logarithm(drawn):
-            log2(axes, drawn)
+        if spread_by_logarithm(loads):
+            log2(axes, loads)
+        crosses(axes, lost)
     left.set_ylim(bottom=0)
     left.set_ylabel("tokens/s")
     left.set_title("Throughput")
@@ -69,4 +92,5 @@ def _line(
     middle = [value.median * scale for _, value in known]
     low = [(value.median - value.bounds[0]) * scale for _, value in known]
     high = [(value.bounds[1] - value.median) * scale for _, value in known]
-    axes.errorbar(at, middle, yerr=[low, high], color=colour, linestyle=line, marker=marker, capsize=2, label=label)
+    look: Any = {"color": colour, "linestyle": line, "marker": marker, "capsize": 2}
+    axes.errorbar(at, middle, yerr=[low, high], label=legend_label(label), **look)

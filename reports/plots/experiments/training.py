@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from reports.plots.experiments.time_split import LOOKS
-from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend, wrapped
+from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend, legend_label, wrapped
 from reports.reading.load import CellResult, short_titles
 from reports.training.cells import step_parts
 from reports.training.equality import TOLERANCES, SameLearning, relative
@@ -29,7 +29,8 @@ def draw_losses(figure: "Figure", curves: Mapping[str, Floats]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for index, (name, losses) in enumerate(list(curves.items())[: len(COLOURS)]):
         steps = np.arange(1, len(losses) + 1)
-        axes.plot(steps, losses, color=COLOURS[index], linestyle=LINES[index % len(LINES)], linewidth=1.2, label=name)
+        look: Any = {"color": COLOURS[index], "linestyle": LINES[index % len(LINES)], "linewidth": 1.2}
+        axes.plot(steps, losses, label=legend_label(name), **look)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("training loss, nats a token")
     legend(figure, axes, columns=1)
@@ -44,7 +45,7 @@ def draw_equality(figure: "Figure", found: SameLearning) -> None:
     for index, curve in enumerate(curves):
         look: Any = {"color": COLOURS[index], "linestyle": LINES[index % len(LINES)], "linewidth": 1.2}
         steps = np.arange(1, len(curve.losses) + 1)
-        left.plot(steps, curve.losses, label=curve.result.name, **look)
+        left.plot(steps, curve.losses, label=legend_label(curve.result.name), **look)
         apart = relative(curve.losses, found.reference.losses)
         shown = apart > 0  # a logarithm has no place for what is equal
         if index and shown.any():

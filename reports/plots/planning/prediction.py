@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.common.files.reading import MIB
 from reports.planning.accuracy import MEMORY, JudgedPrediction
-from reports.plots.style import COLOURS, IDEAL, MARKERS, legend_columns, legend_height, legend_texts
+from reports.plots.style import COLOURS, IDEAL, MARKERS, legend_columns, legend_height, legend_label, legend_texts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,7 @@ def _panel(axes: "Axes", title: str, items: Points, models: Sequence[str]) -> No
             color=COLOURS[index % len(COLOURS)],
             capsize=2.5,
             linewidth=1,
-            label=model,
+            label=legend_label(model),
         )
     axes.set_xscale("log")
     axes.set_yscale("log")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -11,6 +12,7 @@ from reports.numbers.statistics import Estimate
 from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.experiments.load import draw_load, load_height
 from reports.plots.experiments.targets import draw_targets, targets_height
+from reports.plots.experiments.training import draw_losses
 from reports.plots.planning.prediction import draw_predictions, prediction_height
 from tests.support.run_folders.figures import drawn_figure
 
@@ -88,3 +90,19 @@ def test_many_long_labels_leave_the_panels_their_room(
         assert panel.y0 > box.y1 and panel.height > 100, "the legend is below"
         ticks = [label.get_text() for label in axes.get_yticklabels()]
         assert len(set(ticks)) == len(ticks)
+
+
+def losses(count: int, name: str) -> Drawing:
+    curves = {f"{name}{place}": np.array([2.0, 1.0 + place]) for place in range(count)}
+    return lambda figure: draw_losses(figure, curves), 3.0
+
+
+@pytest.mark.parametrize(("made", "labels"), [(targets, 2), (load, 8), (predictions, 6), (costs, 4), (losses, 4)])
+def test_names_that_begin_with_an_underscore_are_in_the_legend(
+    made: Callable[[int, str], Drawing], labels: int
+) -> None:
+    """Matplotlib leaves such labels out: the bars of one of two models had no name."""
+    draw, height = made(4, "_tuned ")
+    (legend,) = drawn_figure(draw, height).legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert len(shown) == labels and sum("_tuned " in text for text in shown) >= 2

@@ -19,7 +19,7 @@ from reports.experiments.load.choice_text import next_server_lines, server_body,
 from reports.experiments.load.experiment import LoadAnswers, LoadExperiment, LoadPoint, LoadRepeat
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
-from reports.load.verdict import judged
+from reports.load.verdict import LoadVerdict, Verdict, judged
 from reports.numbers.statistics import Estimate, Ratio
 from reports.plots.experiments.load import draw_load
 from reports.reading.load import CellResult
@@ -272,3 +272,19 @@ def test_loads_over_decades_are_drawn_on_a_logarithmic_axis(users: tuple[int, ..
     draw_load(figure, found)
     assert {axes.get_xscale() for axes in figure.axes} == {"log" if logarithmic else "linear"}
     assert {chart.log_x for chart in load_charts(found)} == {logarithmic}
+
+
+def test_loads_without_a_result_are_drawn_as_crosses() -> None:
+    """A curve went straight on over a load whose server failed, and ended before those that it did not bear."""
+    points = [point(f"users {many}", [4.0], {"workload.users": many}) for many in (1, 8, 16, 24)]
+    (gone, missing), (last, bound) = points[1], points[3]
+    judgement = LoadVerdict(Verdict.CLIENT_BOUND, "late", ())
+    void = {at: replace(one, judgement=judgement) for at, one in bound.repeats.items()}
+    found = experiment(points[0], (gone, replace(missing, repeats={})), points[2], (last, replace(bound, repeats=void)))
+    lost = [(8.0, "missing"), (24.0, "client-bound")]
+    assert [chart.lost for chart in load_charts(found)] == [tuple(lost)] * 2
+    figure = Figure()
+    draw_load(figure, found)
+    for axes in figure.axes:
+        assert [text.get_text() for text in axes.texts] == ["missing", "client-bound"]
+        assert axes.get_xlim()[1] > 24

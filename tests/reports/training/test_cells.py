@@ -423,3 +423,20 @@ def test_a_cell_whose_loss_is_not_finite_is_never_recommended(tmp_path: Path) ->
     assert "fsdp" not in summary.sentences[0].partition(":")[0]
     assert "(left out: 1 cell with wrong answers or a loss that is not finite)" in summary.sentences[0]
     assert "Not recommended because of wrong answers or a loss that is not finite: 1 cell." in whole_report(run)
+
+
+def test_what_the_figure_of_losses_leaves_out_is_told(tmp_path: Path) -> None:
+    """It has seven colours; of nine learning rates the two best were left out without a word."""
+    rates = "[1.0e-5, 3.0e-5, 1.0e-4, 3.0e-4, 1.0e-3, 3.0e-3, 1.0e-2, 3.0e-2, 0.1]"
+    study = "workload: {kind: train, global_batch_size: 8, sequence_length: 16, steps: 5}\n"
+    study += f"experiments: {{rates: {{kind: sweep, over: {{learning_rate: {rates}}}}}}}"
+    plan = planned(study, repeats=1)
+    for count in (7, 9):
+        run = write_plan(tmp_path / str(count), plan)
+        for cell in list(plan.cells.values())[:count]:
+            write_training(run, cell, 0.1, repeats=1)
+        render_report(run)
+        text = whole_report(run)
+        assert ("The figure shows the first 7 of 9 curves." in text) == (count == 9)
+        assert ("The figure shows 6 of 9 points, evenly chosen." in text) == (count == 9)
+        assert ("The figure shows 6 of 7 points, evenly chosen." in text) == (count == 7)
