@@ -115,6 +115,7 @@ def test_memory_pass_on_two_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_both_nodes(hosts: TwoHosts, tmp_path: Path) -> None:
     measurements = [noop_measurement("fine", ranks=2), noop_measurement("killed", ranks=2, fault="kill", fault_rank=1)]
     paths = write_spread_job(tmp_path, measurements)
@@ -149,6 +150,7 @@ def test_a_hanging_rank_is_named_by_both(hosts: TwoHosts, tmp_path: Path) -> Non
     assert "noop.py" in paths.rank_log(1).read_text(), "the stack says where the rank hung"
 
 
+@pytest.mark.slow
 def test_sigterm_on_one_node_ends_both(hosts: TwoHosts, tmp_path: Path) -> None:
     measurement = spread(noop_measurement("hangs", ranks=2, fault="hang"))
     paths = write_spread_job(tmp_path, [measurement])

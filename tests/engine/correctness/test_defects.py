@@ -25,7 +25,7 @@ NAMED = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_clean_runs_agree(family: str, dtype: str) -> None:
     case = made_case(family, seed=11)
     for setting in (CLEAN[1], CLEAN[3], CLEAN[4], CLEAN[6]):

@@ -88,7 +88,13 @@ def run_script(
     return paths, measurement, [read_part(path) for path in found if path.exists()]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        fault if fault in ("exit", "hang", "children") else pytest.param(fault, marks=pytest.mark.slow)
+        for fault in FAULTS
+    ],
+)
 def test_faults_of_scripts_are_told_apart_and_leave_nothing(fault: str, tmp_path: Path) -> None:
     paths, _, parts = run_script(tmp_path, STEPS + FAULTS[fault], hang_seconds=2.0 if fault == "hang" else 30.0)
     end = read_end(paths)

@@ -76,6 +76,7 @@ def scraped(address: str, until: str) -> str:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_and_the_figures_say_so(told: Told) -> None:
     _, _, figures, _ = told
     assert figures["live_dropped"] == 0
@@ -252,6 +253,7 @@ def test_jobs_that_begin_at_once_share_an_experiment(tmp_path: Path, monkeypatch
     assert experiment is not None and len(client.search_runs([experiment.experiment_id])) == 2
 
 
+@pytest.mark.slow
 def test_a_failing_sink_takes_no_other_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

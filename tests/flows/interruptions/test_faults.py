@@ -73,6 +73,7 @@ def test_failures_are_told_with_cause_and_log(troubled: Path) -> None:
     assert "Traceback" not in (troubled / "out.txt").read_text()
 
 
+@pytest.mark.slow
 def test_only_failed_measures_what_failed(troubled: Path, tmp_path: Path) -> None:
     shutil.copytree(troubled, tmp_path / "copy")
     again = rankwise("run", "s.yaml", "--only-failed", cwd=tmp_path / "copy")
@@ -109,7 +110,10 @@ def test_a_run_killed_is_taken_up_and_its_launch_adopted(tmp_path: Path) -> None
     assert not processes_of(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.slow, id="SIGINT"), pytest.param(signal.SIGTERM, id="SIGTERM")],
+)
 def test_an_interrupted_run_ends_its_launches_and_keeps_its_records(tmp_path: Path, number: signal.Signals) -> None:
     experiments = {"grid": {"kind": "sweep", "over": {"seconds": [0.01, 300.0, 310.0]}}}
     study = write_study(tmp_path, experiments=experiments, pack=False)

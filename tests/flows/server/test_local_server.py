@@ -156,6 +156,7 @@ def data(first_day: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.Monkey
         wait_until_gone(process, copy / "prefect")
 
 
+@pytest.mark.slow
 def test_a_run_waits_longer_for_a_server_that_creates_its_database(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

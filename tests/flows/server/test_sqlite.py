@@ -14,6 +14,7 @@ from tests.support.servers.migrated_database import put_database
 WRITERS, RUNS = 8, 40
 
 
+@pytest.mark.slow
 def test_many_writers_are_all_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
     put_database(tmp_path / "data" / "prefect" / "prefect.db")

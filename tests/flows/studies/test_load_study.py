@@ -88,6 +88,7 @@ def test_samples_that_do_not_add_up_are_refused(served: RunPaths) -> None:
         runs_of(reading.record, samples | {"0/run_requests": np.array([1e9])}, "here")
 
 
+@pytest.mark.slow
 def test_an_endpoint_is_measured_under_its_caps(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         text = f"""

@@ -154,6 +154,7 @@ def test_a_dry_run_starts_nothing(finished: Path, tmp_path: Path) -> None:
     assert "0 launches remaining" in rankwise_here("run", finished / "s.yaml", "--dry-run", cwd=finished).stdout
 
 
+@pytest.mark.slow
 def test_a_study_runs_from_python_too(finished: Path) -> None:
     code = (
         "from pathlib import Path; from flows.scaling_study import scaling_study;"
@@ -215,6 +216,7 @@ def test_logs_can_be_followed_while_a_run_goes_on(tmp_path: Path) -> None:
     assert "rank_0" in followed.stdout and followed.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="a network namespace needs root")
 def test_a_study_needs_no_network(tmp_path: Path) -> None:
     study = write_study(tmp_path)

@@ -48,6 +48,9 @@ Secret(value=json.load(sys.stdin)).save("rankwise-credentials", overwrite=True)
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(autouse=True)
 def on_the_teams_network(team: OfflineTeam) -> Iterator[None]:
     with team.inside():
@@ -99,7 +102,6 @@ def from_the_form(team: OfflineTeam) -> UUID:
     return run
 
 
-@pytest.mark.slow
 def test_a_study_from_the_form(team: OfflineTeam, from_the_form: UUID) -> None:
     flow_run = team.flow_run(from_the_form)
     assert flow_run.name == "from-the-ui"
@@ -109,7 +111,6 @@ def test_a_study_from_the_form(team: OfflineTeam, from_the_form: UUID) -> None:
     assert all(not task.tags for task in tasks_of(team, from_the_form)), "a tag makes each task ask the API first"
 
 
-@pytest.mark.slow
 def test_the_graph_of_a_run_is_its_dag(team: OfflineTeam, from_the_form: UUID) -> None:
     tasks = {task.id: task for task in tasks_of(team, from_the_form)}
     before = {
@@ -184,7 +185,6 @@ def test_deployed_again_everything_is_as_it_was(team: OfflineTeam) -> None:
     assert after.concurrency_options.collision_strategy.value == "ENQUEUE"
 
 
-@pytest.mark.slow
 def test_transient_faults_are_retried_and_secrets_stay_secret(team: OfflineTeam, tmp_path: Path) -> None:
     """A hub that fails twice; its address is in a Variable, its token in a Secret block."""
     team.client.create_variable(VariableCreate(name="rankwise_environment", value={}))
@@ -244,7 +244,6 @@ def test_two_studies_on_one_machine_do_not_overlap(team: OfflineTeam) -> None:
     assert names[-1] == "shared", "the short study had its turn before the long one was through"
 
 
-@pytest.mark.slow
 def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(team: OfflineTeam) -> None:
     with launch_lock(give_up=lambda: False):
         run = team.run_form(form("closed"))
@@ -265,7 +264,6 @@ def test_a_run_that_waits_for_the_machine_says_for_whom_and_can_be_cancelled(tea
     assert ended.startswith("Study closed: cancelled, ") and "waiting" not in ended
 
 
-@pytest.mark.slow
 def test_a_suspended_run_ends_its_launches_and_goes_on_when_it_is_resumed(team: OfflineTeam) -> None:
     """So many launches that they are a group of the graph, which the second try makes again."""
     sweep = {"kind": "sweep", "over": {"seconds": [0.8 + number / 100 for number in range(MAX_UNGROUPED + 1)]}}
@@ -288,7 +286,6 @@ def test_a_suspended_run_ends_its_launches_and_goes_on_when_it_is_resumed(team: 
     assert [row["status"] for row in status(folder)] == ["completed"] * (MAX_UNGROUPED + 1)
 
 
-@pytest.mark.slow
 def test_a_failed_run_is_tagged_and_retried_in_its_folder(team: OfflineTeam) -> None:
     """Retry in the UI sets the state to be scheduled again: what was missing the first time is there the second."""
     run = team.run_form(form("retried", models=[{"id": "./late-model"}]))

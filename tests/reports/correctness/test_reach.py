@@ -44,7 +44,7 @@ def test_sources_and_answers_of_an_encoder_decoder_lie_in_stacks_of_their_own(
 workload: {{kind: seq2seq, new_tokens: 12, prompt_tokens: 8}}
 experiments:
   right: {{kind: correctness, prompts: 4{", positions: 50" if longest == 60 else ""}}}
-  grid: {{kind: sweep, over: {{prompt_tokens: [8, {longest}]}}}}""")
+  grid: {{kind: sweep, over: {{prompt_tokens: {sorted({8, longest})}}}}}""")
     run = write_plan(tmp_path, plan)
     for _, cell in cells_of(plan):
         write_measurements(run, cell, 0.1, answers=words(0, new=12), answer_vocabulary=8)

@@ -69,6 +69,7 @@ def test_tensorboard(study: StudyResult, tmp_path: Path) -> None:
     assert {folder.name for folder in folders} == measured(study).keys()
 
 
+@pytest.mark.slow
 def test_mlflow(study: StudyResult, tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 
@@ -114,6 +115,7 @@ def test_what_was_measured_since_is_added_in_mlflow_and_another_run_stands_besid
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_wandb(study: StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CACHE", "CONFIG", "DATA"):
         monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path))

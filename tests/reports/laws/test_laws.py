@@ -116,6 +116,7 @@ def test_tensor_parallel_decode_of_gpt_fast() -> None:
     assert law_lines(seventy, "tokens/s")[-1] == "One unit of these laws is 2 ranks, the fewest that were measured."
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     """A share of the simulation in docs/explanation/scaling-laws.md: 100 studies leave a standard error of 2.2 %."""
     truth = {"lambda": 100.0, "sigma": 0.05, "kappa": 0.001}

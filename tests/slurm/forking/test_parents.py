@@ -89,6 +89,7 @@ def repeat(measurement: Measurement, number: int) -> Measurement:
     return measurement.model_copy(update={"repeat": number})
 
 
+@pytest.mark.slow
 def test_launches_of_a_block_share_a_parent_and_repeats_do_not(tmp_path: Path) -> None:
     cell = noop_measurement("cell", seconds=0.5)
     other = noop_measurement("other", ranks=2, seconds=0.5)

@@ -89,6 +89,7 @@ def test_the_same_code_gives_the_same_wheel_with_its_commit(tmp_path: Path) -> N
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc") or name.startswith("tests")]
 
 
+@pytest.mark.slow
 def test_pip_takes_the_wheel(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
     done = subprocess.run([*pip, tmp_path / "there", pack_wheel(tmp_path)], capture_output=True, text=True, timeout=600)
@@ -126,6 +127,7 @@ def test_an_interpreter_may_be_named_by_its_environment_and_from_the_home_folder
         assert done.stdout == "/code\n", (named, done.stderr)
 
 
+@pytest.mark.slow
 def test_code_that_a_cluster_has_cleared_in_part_is_brought_again(shared: Path) -> None:
     program = stage_interpreter(shared, sys.executable, lambda _: None)
     [folder] = (shared / "rankwise" / "code").iterdir()
@@ -253,6 +255,7 @@ def test_runs_of_one_name_are_told_apart() -> None:
     assert len(digests) == 2 and all(len(digest) == 8 for digest in digests)
 
 
+@pytest.mark.slow
 def test_libraries_that_a_cluster_has_cleared_in_part_are_installed_again(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def submit(run: RunPaths, job_id: int, **variables: str) -> "subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_it_is_measured_where_it_was_copied_to_and_collected_where_it_was_brought(tmp_path: Path) -> None:
     made = manifest(tmp_path)
     cluster = RunPaths(tmp_path / "cluster's own disk")

@@ -73,6 +73,7 @@ def test_the_newest_goes_on_and_stands_for_the_others(schedule: Schedule) -> Non
     assert cancel_missed(newest) is None
 
 
+@pytest.mark.slow
 def test_one_that_others_were_cancelled_for_goes_on_whatever_becomes_due(schedule: Schedule) -> None:
     """A schedule that is faster than the start of a process would supersede each run by the next, for ever."""
     older, newest = schedule.run(20), schedule.run(10)
@@ -88,6 +89,7 @@ def test_one_that_others_were_cancelled_for_goes_on_whatever_becomes_due(schedul
     assert cancel_missed(later) is None
 
 
+@pytest.mark.slow
 def test_runs_of_others_and_of_persons_are_left_alone(schedule: Schedule) -> None:
     another = schedule.run(30, study="another")
     by_hand = schedule.run(30, made_by_scheduler=False)

@@ -48,6 +48,7 @@ def one(row: PublishedRow, fit: Sequence[PublishedRow] = ()) -> float:
     return prediction.predicted
 
 
+@pytest.mark.slow
 def test_a_model_left_out_is_predicted_within_the_bars(rows: list[PublishedRow]) -> None:
     errors, simple = errors_of(rows, left_out(rows, model_of)), errors_of(rows, constant_mfu(rows, model_of))
     assert len(errors.values) == len(simple.values) == len(rows) == 81
@@ -70,6 +71,7 @@ def test_the_next_doubling_is_foretold_better_than_by_the_same_tokens_per_gpu(gr
         assert planner.mean < simple.mean / 2
 
 
+@pytest.mark.slow
 def test_sequence_lengths_that_no_row_has_are_predicted(rows: list[PublishedRow]) -> None:
     errors = errors_of(rows, left_out(rows, lambda row: row["sequence_length"]))
     assert errors.median <= 0.02 and errors.p90 <= 0.06

@@ -56,6 +56,7 @@ def launched(script: str, library: str, folders: list[Path]) -> list[dict[str, A
     return [json.loads((folder / "result.json").read_text()) for folder in folders]
 
 
+@pytest.mark.slow
 def test_torchrun_trains_replicas_and_shards_alike(tmp_path: Path) -> None:
     folders = [written(tmp_path / strategy, setup_of(strategy)) for strategy in ("ddp", "fsdp")]
     ddp, fsdp = launched("torchrun.sh", "torch", folders)
@@ -64,6 +65,7 @@ def test_torchrun_trains_replicas_and_shards_alike(tmp_path: Path) -> None:
     assert ddp["losses"] == pytest.approx(fsdp["losses"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_deepspeed_takes_its_file_in_every_stage(tmp_path: Path) -> None:
     folders = [written(tmp_path / strategy, setup_of(strategy)) for strategy in ("zero1", "zero2", "zero3")]
     folders.append(written(tmp_path / "by_hand", setup_of("zero2")))
@@ -84,6 +86,7 @@ def test_deepspeed_takes_its_file_in_every_stage(tmp_path: Path) -> None:
         assert result["losses"] == pytest.approx(results[0]["losses"], rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "accelerator", "kind", "held"),
     [

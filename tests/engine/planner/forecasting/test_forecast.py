@@ -83,6 +83,7 @@ def test_points_without_noise_are_met_and_continued() -> None:
     assert by_ranks[1].efficiency == 1 and by_ranks[1].communication_share == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["weak", "strong"])
 def test_intervals_hold_the_truth_as_often_as_they_say(kind: ScalingKind) -> None:
     """A hundred made-up studies, laws drawn from the priors, noise of measurements and of world sizes as supposed."""

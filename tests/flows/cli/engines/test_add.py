@@ -28,6 +28,7 @@ def test_an_environment_that_is_there_is_not_replaced_unasked(there: Path) -> No
         command._add("transformers", again=False)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_installed_leaves_the_environment_of_before(there: Path) -> None:
     with pytest.raises(OSError, match="transformers: could not be installed"):
         command._add("transformers", again=True)

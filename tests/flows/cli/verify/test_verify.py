@@ -259,6 +259,7 @@ def test_prompts_may_be_token_ids(model: Path, tmp_path: Path) -> None:
     assert (workload.num_prompts, workload.batch_size, workload.longest_tokens) == (2, 2, None)
 
 
+@pytest.mark.slow
 def test_a_dropped_window_is_found_from_beginning_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The window of 512 is in the reference, and not in the model that is verified."""
     from transformers import MistralConfig, MistralForCausalLM
