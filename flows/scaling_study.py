@@ -110,7 +110,8 @@ def scaling_study(
         base = base or Path(study).parent
         with secrets_hidden():
             study = load_study(Path(study))
-    return measure_study(study, runs, base or Path.cwd(), only_failed, accept_environment)
+    # From Python, paths are often written as text.
+    return measure_study(study, Path(runs), Path(base or Path.cwd()), only_failed, accept_environment)
 
 
 class Handover:
