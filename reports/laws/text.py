@@ -156,6 +156,8 @@ def _trend(laws: ScalingLaws) -> str:
         if series[-1].interval and series[-1].interval[1] >= 0:
             return f"{text} Below 0 it is no serial fraction; its interval reaches 0, so it may be noise."
         return f"{text} Below 0 it is no serial fraction: the speed-up is more than linear."
+    if all(abs(point.value) <= ROUNDING for point in series):
+        return f"{text} No part is seen that does not run in parallel."
     if len(series) < 2:
         return text
     rising = "It rises with the ranks: overhead that grows with them, such as communication"
@@ -163,7 +165,9 @@ def _trend(laws: ScalingLaws) -> str:
     if usl is not None:
         if usl.intervals["kappa"][0]:
             return f"{text} {rising} (kappa above 0)."
-        if laws.support.law in ("amdahl", "linear"):
+        if laws.support.law == "linear":
+            return f"{text} It does not rise: no overhead is seen that grows with the ranks."
+        if laws.support.law == "amdahl":
             return f"{text} It is flat: a part that does not run in parallel, not overhead that grows with the ranks."
         return f"{text} Whether it rises (overhead that grows) or is flat (a serial part) cannot be told."
     first, last = series[0], series[-1]

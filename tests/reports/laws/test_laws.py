@@ -311,4 +311,14 @@ def test_points_where_more_changed() -> None:
 def test_serial_fractions_that_are_equal_neither_rise_nor_fall() -> None:
     flat = [MeasuredPoint(ranks, {0: 100.0 * ranks, 1: 100.0 * ranks}) for ranks in (1, 2, 4)]
     told = next(line for line in law_lines(fit_laws(flat, "strong"), "tokens/s") if line.startswith("Karp-Flatt"))
-    assert told.endswith("0 at 2, 0 at 4. It is flat: a serial part, as far as so few repeats tell.")
+    assert told.endswith("0 at 2, 0 at 4. No part is seen that does not run in parallel.")
+    serial = [MeasuredPoint(ranks, {0: 100.0 / (0.2 + 0.8 / ranks)}) for ranks in (1, 2, 4)]
+    told = next(line for line in law_lines(fit_laws(serial, "strong"), "tokens/s") if line.startswith("Karp-Flatt"))
+    assert told.endswith("0.200 at 2, 0.200 at 4. It is flat: a serial part, as far as so few repeats tell.")
+
+
+def test_linear_scaling_is_not_said_to_have_a_serial_part() -> None:
+    found = laws_of({1: 10.0, 2: 20.1, 4: 39.9, 8: 80.3, 16: 159.8})
+    [told] = [line for line in law_lines(found, "") if line.startswith("Karp-Flatt")]
+    assert found.support.law == "linear" and "a part that does not run in parallel" not in told
+    assert told.endswith("It does not rise: no overhead is seen that grows with the ranks.")
