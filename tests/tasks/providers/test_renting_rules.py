@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws, _ask, _node
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
+from tasks.providers.connections import ssh_argv
 from tasks.providers.giving_back import why_doomed
 from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
@@ -500,6 +502,19 @@ def test_user_data_plants_the_host_key_and_the_switch(tmp_path: Path) -> None:
     assert len(boot) < 16384  # EC2's limit
     remove_keys(tmp_path)
     assert not (tmp_path / "id_ed25519").exists()
+
+
+@pytest.mark.parametrize("name", ["my data", "100%", "50 %done", "a"])
+def test_keys_are_found_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    """OpenSSH splits an option at blanks and replaces what follows a %: no node of such a data folder was reached."""
+    folder = tmp_path / name
+    folder.mkdir()
+    _, *argv = ssh_argv(folder, "ubuntu", "198.51.100.7")
+    done = subprocess.run(["ssh", "-G", *argv], capture_output=True, text=True)
+    found = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    assert done.returncode == 0, done.stderr
+    assert found["userknownhostsfile"] == f"{folder}/known_hosts"
+    assert found["identityfile"].replace("%%", "%") == f"{folder}/id_ed25519"  # replaced when it is opened
 
 
 def test_why_no_keys_could_be_made_is_told_in_a_sentence(tmp_path: Path) -> None:
