@@ -218,7 +218,7 @@ class _Renting:
         self.say(f"asking for {self.lease.request.nodes} x {self.lease.request.instance} in {rung.words}, {price}")
         self.ledger.write("prepare", provider=self.provider.name, region=rung.region)
         self._with_retries(lambda: self.provider.prepare(self.lease, rung.region))
-        token = token_of(self.lease.run, self.attempt, rung)
+        token = token_of(self.lease, self.attempt, rung)
         self.ledger.write("create", provider=self.provider.name, token=token, **rung.model_dump())
         nodes = self._created(boot, rung, token)
         self.ledger.write("created", token=token, region=rung.region, ids=[node.id for node in nodes])

@@ -502,6 +502,20 @@ def test_nodes_of_another_machine_that_have_the_same_name_are_left_alone(
     assert not is_dead(tmp_path / "r") and not (tmp_path / "r" / "lease.json").exists()
 
 
+def test_a_name_that_was_given_back_elsewhere_is_free_again(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud]
+) -> None:
+    """EC2 remembers a token for a day after its nodes are gone, and refuses it with another rental's user data."""
+    tokens: list[str] = []
+    for machine_folder in ("one", "other"):
+        cloud = late_cloud(())
+        cloud.now += 7200 * len(tokens)
+        rented(cloud, tmp_path / machine_folder / "r", [Rung(region=REGION)])
+        entries = read_entries(tmp_path / machine_folder / "r" / "ledger.jsonl")
+        tokens += [entry["token"] for entry in entries if entry["event"] == "create"]
+    assert len(tokens) == len(set(tokens)) == 2
+
+
 def test_a_region_that_does_not_answer_keeps_nobody_from_renting(
     tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -289,11 +289,15 @@ def test_an_end_in_the_past_or_far_away_is_refused(tmp_path: Path, seconds: int)
         extend_run(provider_named("aws"), lease, tmp_path, int(time.time()) + seconds)
 
 
-def test_tokens_are_the_same_again_and_differ_between_attempts() -> None:
+def test_tokens_are_the_same_again_and_differ_between_attempts_and_rentals() -> None:
+    """Of one name, too: a cloud remembers the token of another data folder's rental after its nodes are gone."""
     rung = Rung(region="us-east-1")
-    assert token_of("r", 1, rung) == token_of("r", 1, rung)
-    others = {token_of("r", 2, rung), token_of("s", 1, rung), token_of("r", 1, Rung(region="us-east-1", market="spot"))}
-    assert token_of("r", 1, rung) not in others and len(others) == 3
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
+    assert token_of(lease, 1, rung) == token_of(lease, 1, rung)
+    changes = ({"run": "q"}, {"owner": "p"}, {"expires_at": 8})
+    others = {token_of(lease.model_copy(update=change), 1, rung) for change in changes}
+    others |= {token_of(lease, 2, rung), token_of(lease, 1, Rung(region="us-east-1", market="spot"))}
+    assert token_of(lease, 1, rung) not in others and len(others) == 5
 
 
 def test_a_cut_line_loses_nothing_else(tmp_path: Path) -> None:
