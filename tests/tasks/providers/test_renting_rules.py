@@ -18,7 +18,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
-from tasks.providers import renting
+from tasks.providers import renting, study_nodes
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws, _ask, _node
 from tasks.providers.boot import make_keys, remove_keys, user_data
@@ -135,6 +135,17 @@ def test_an_address_that_no_node_can_be_reached_from_is_refused() -> None:
     """Nodes have IPv4 addresses: they were rented and waited for in vain where the cloud took the rule."""
     with pytest.raises(ValueError, match="2001:db8::/32, but nodes have IPv4 addresses only"):
         RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "2001:db8::/32"})
+
+
+def test_private_nodes_are_not_rented_for_a_machine_that_they_do_not_admit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They see its private address; a rule for its public one, the default, let nobody in."""
+    monkeypatch.setattr(study_nodes, "callers_address", lambda: "203.0.113.7/32")
+    target = RentedTarget(kind="gcp", name="g", instance="g2-standard-4", regions=["us-central1"], public_address=False)
+    with pytest.raises(ValueError, match=r"^target g: ssh_from: is needed with public_address: false, because"):
+        request_of(target)
+    assert request_of(target.model_copy(update={"ssh_from": "10.0.0.5/32"})).ssh_from == "10.0.0.5/32"
+    assert request_of(target.model_copy(update={"kind": "azure"})).ssh_from == "203.0.113.7/32"
+    assert request_of(target.model_copy(update={"public_address": True})).ssh_from == "203.0.113.7/32"
 
 
 @pytest.mark.parametrize("written", ["East US", "EastUS", "eastus"])
