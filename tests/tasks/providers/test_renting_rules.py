@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -32,6 +33,7 @@ from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, R
 from tasks.providers.renting import Limits, RentalFailed, _Renting, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name, request_of
 
+ROOT = Path(__file__).parents[3]
 REQUEST = RentalRequest(
     provider="aws",
     instance="g4dn.xlarge",
@@ -96,6 +98,7 @@ def test_a_refusal_rules_out_no_more_than_it_says(problem: str, left: int) -> No
         ("InvalidGroup.NotFound", 400, "transient"),  # made a moment ago
         ("InvalidPlacementGroup.Unknown", 400, "transient"),
         ("InvalidParameterValue", 400, "invalid"),
+        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, "auth"),
         ("SomethingNew", 503, "transient"),
     ],
 )
@@ -279,6 +282,19 @@ def test_credentials_that_expire_meanwhile_are_no_wrong_parameter(error: Excepti
     with pytest.raises(ProviderError) as caught:
         _ask(expired)
     assert caught.value.problem == "auth"
+
+
+def test_the_policy_of_the_documents_allows_every_call() -> None:
+    """The first spot instance of an account needs a role, which EC2 makes with the caller's permissions."""
+    statements = json.loads((ROOT / "docs" / "how-to" / "aws-policy.json").read_text())["Statement"]
+    actions = [each["Action"] for each in statements]
+    allowed = {name for each in actions for name in ([each] if isinstance(each, str) else each)}
+    source = (ROOT / "tasks" / "providers" / "aws" / "provider.py").read_text()
+    calls = set(re.findall(r"(?:ec2|\(region\)|home)\.([a-z]+_[a-z_]+)", source)) - {"can_paginate", "get_paginator"}
+    calls |= set(re.findall(r'"(describe_[a-z_]+)"', source))
+    asked = {f"ec2:{''.join(word.capitalize() for word in call.split('_'))}" for call in calls}
+    asked |= {"ssm:GetParameter", "sts:GetCallerIdentity", "iam:CreateServiceLinkedRole"}
+    assert len(calls) > 20 and asked <= allowed
 
 
 @pytest.mark.parametrize("hours", [float("nan"), float("inf"), -1, 0, 721])
