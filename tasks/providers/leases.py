@@ -148,6 +148,12 @@ def note_abandoned(ledger: RentalLedger, used: float | None) -> None:
         ledger.note("abandoned", last_used=used)
 
 
+def is_over(ledger: RentalLedger) -> bool:
+    """Return whether the nodes of a rental have ended with their lease."""
+    ends = [entry["expires_at"] for entry in ledger.entries if "expires_at" in entry]
+    return bool(ends) and ends[-1] <= time.time()
+
+
 def is_dead(folder: Path) -> bool:
     """Return whether no process is renting or giving back for this run, and its nodes are not up either.
 

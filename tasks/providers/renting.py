@@ -23,7 +23,15 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, give_back, regions_of, there_now
 from tasks.providers.ladder import is_excluded, ladder
-from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease, token_of, unsettled_seconds
+from tasks.providers.leases import (
+    RentalLedger,
+    is_over,
+    open_ledger,
+    read_entries,
+    read_lease,
+    token_of,
+    unsettled_seconds,
+)
 from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
 Returned = TypeVar("Returned")
@@ -122,13 +130,13 @@ def rent(
 ) -> list[Node]:
     """Rent all nodes and wait until each answers over SSH. Raises RentalFailed, LeftBehind, ValueError."""
     with open_ledger(folder) as ledger:
-        if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept"):
+        if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept") and not is_over(ledger):
             raise ValueError(f"{lease.run}: its nodes are up already")
         attempt = 1 + sum(entry["event"] == "opened" for entry in ledger.entries)
         if ledger.entries and ledger.entries[-1]["event"] != "given_back":
             before = _earlier_provider(provider, folder)
             if earlier := regions_of(ledger, before.name):
-                say("an earlier attempt of this run ended in between: giving back what it made")
+                say("giving back what an earlier attempt of this run made, which has ended")
                 give_back(before, lease.run, earlier, ledger, say, limits.teardown)
         regions = list(dict.fromkeys(rung.region for rung in offer.rungs))
         if attempt == 1 and (others := there_now(provider, regions, lease.run)):

@@ -516,6 +516,23 @@ def test_a_name_that_was_given_back_elsewhere_is_free_again(
     assert len(tokens) == len(set(tokens)) == 2
 
 
+def test_a_name_is_free_again_when_its_nodes_have_ended_with_their_lease(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud]
+) -> None:
+    """They were said to be up already; what is left of them goes before others are rented."""
+    cloud = late_cloud(())
+    rented(cloud, tmp_path / "r", [Rung(region=REGION)])
+    cloud.there.append(resource("security_group"))
+    cloud.now += 3500
+    with pytest.raises(ValueError, match=r"^r: its nodes are up already$"):
+        rented(cloud, tmp_path / "r", [Rung(region=REGION)])
+    cloud.now += 200
+    assert len(rented(cloud, tmp_path / "r", [Rung(region=REGION)])) == 2
+    assert [each.id for each in cloud.there] == ["i-0", "i-1"]
+    events = [entry["event"] for entry in read_entries(tmp_path / "r" / "ledger.jsonl")]
+    assert events.count("given_back") == 1 and events[-1] == "ready"
+
+
 def test_a_region_that_does_not_answer_keeps_nobody_from_renting(
     tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:
