@@ -21,7 +21,7 @@ from configs.hardware.prices import Offer
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe, prolong, write_known_hosts
-from tasks.providers.giving_back import Say, Teardown, give_back, regions_of, there_now
+from tasks.providers.giving_back import Say, Teardown, found_before, give_back, regions_of
 from tasks.providers.ladder import is_excluded, ladder
 from tasks.providers.leases import (
     RentalLedger,
@@ -139,7 +139,7 @@ def rent(
                 say("giving back what an earlier attempt of this run made, which has ended")
                 give_back(before, lease.run, earlier, ledger, say, limits.teardown)
         regions = list(dict.fromkeys(rung.region for rung in offer.rungs))
-        if attempt == 1 and (others := there_now(provider, regions, lease.run)):
+        if attempt == 1 and (others := found_before(provider, regions, lease.run)):
             raise RentalFailed(
                 f"{lease.run}: {others[0].owner or 'somebody'} has rented under this name, from another machine or "
                 "data folder, and giving back would end both. Use another name, or wait until that is given back"

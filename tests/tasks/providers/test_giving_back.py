@@ -533,6 +533,23 @@ def test_a_name_is_free_again_when_its_nodes_have_ended_with_their_lease(
     assert events.count("given_back") == 1 and events[-1] == "ready"
 
 
+def test_nothing_is_rented_where_it_could_not_be_listed_to_be_given_back(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role that may create and end machines, but not list one of the kinds: they ran on until their lease ended."""
+    cloud = late_cloud(())
+
+    def tagged(regions: Sequence[str], run: str | None = None) -> list[Resource]:
+        raise ProviderError("auth", "UnauthorizedOperation", "not authorized to perform: ec2:DescribeKeyPairs")
+
+    monkeypatch.setattr(cloud, "tagged", tagged)
+    with pytest.raises(
+        ValueError, match=r"^aws us-east-1: UnauthorizedOperation: .*DescribeKeyPairs\nNothing is rented"
+    ):
+        rented(cloud, tmp_path / "r", [Rung(region=REGION)])
+    assert cloud.there == [] and read_entries(tmp_path / "r" / "ledger.jsonl") == []
+
+
 def test_a_region_that_does_not_answer_keeps_nobody_from_renting(
     tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:
