@@ -8,10 +8,11 @@ Terms are separated by commas; all must hold.
     GPU             any GPU                          GPU:T4          this GPU, any variant of it
     GPU:T4+         this GPU, or one of its maker's of the same generation or later
     CPU             no GPU                           provider=aws    this cloud
-    memory>=24      GB (1e9 bytes) of one GPU        count>=4        GPUs of a node
+    memory>=23      usable GB (1e9 bytes) of a GPU   count>=4        GPUs of a node
     price<=6        USD an hour of a node            region=NAME     prices of this region
 
-`memory`, `count` and `price` take >=, <= and =. An unknown price satisfies no condition on the price.
+`memory`, `count` and `price` take >=, <= and =. `memory` is what a process can use, which may be less than a GPU is
+sold with: 23.7 of an L4's 24, 15.6 of a T4's 16. An unknown price satisfies no condition on the price.
 """
 
 import operator
@@ -99,7 +100,7 @@ def parse_filter(text: str) -> HardwareFilter:
             _set(found, {"device": match["kind"].lower(), "gpu": match["name"], "or_newer": bool(match["newer"])})
         else:
             raise ValueError(
-                f"--hardware-filter: got {term!r}, expected GPU:T4, GPU:T4+, memory>=24, count>=4, price<=6, "
+                f"--hardware-filter: got {term!r}, expected GPU:T4, GPU:T4+, memory>=23, count>=4, price<=6, "
                 "region=us-east-1 or provider=aws, with commas between them"
             )
     wanted = HardwareFilter.model_validate({**found, "conditions": tuple(conditions)})

@@ -8,7 +8,6 @@
 A tunnel is OpenSSH's `ssh -N -L`, started again when the connection breaks, so tokens and answers travel encrypted.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 from tasks.deployment.places import LocalPlace, PlaceError, is_supervised, read, start_supervisor, stop, write
 from tasks.deployment.servers import last_lines, wait_for_port
+from tasks.providers.connections import quoted_path
 
 _APPLY_SECONDS, _LOOK_SECONDS = 20.0, 0.05
 
@@ -123,20 +123,14 @@ def tunnel_argv(target: SshTarget, host: SshHost, planted_hosts: str, remote_por
     }
     key, user, port = host.key or target.key, host.user or target.user, host.port or target.port
     if key is not None:
-        options |= {"IdentityFile": _quoted(key), "IdentitiesOnly": "yes"}
+        options |= {"IdentityFile": quoted_path(key), "IdentitiesOnly": "yes"}
     if host.host_key is not None:
-        options |= {"UserKnownHostsFile": _quoted(planted_hosts), "GlobalKnownHostsFile": "/dev/null"}
+        options |= {"UserKnownHostsFile": quoted_path(planted_hosts), "GlobalKnownHostsFile": "/dev/null"}
     elif target.known_hosts is not None:
-        options |= {"UserKnownHostsFile": _quoted(target.known_hosts)}
+        options |= {"UserKnownHostsFile": quoted_path(target.known_hosts)}
     argv = ["ssh", *(("-F", "none") if host.host_key is not None else ()), "-N", "-T"]
     argv += [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     argv += ["-L", f"127.0.0.1:{{port}}:127.0.0.1:{remote_port}"]
     argv += [] if port is None else ["-p", str(port)]
     argv += [] if target.jump is None else ["-J", target.jump]
     return [*argv, f"{user}@{host.host}" if user else host.host]
-
-
-def _quoted(path: str) -> str:
-    """Return a path as an option of OpenSSH, which splits at blanks and replaces what follows a `%`."""
-    whole = os.path.expanduser(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    return f'"{whole}"'

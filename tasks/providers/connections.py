@@ -4,6 +4,7 @@ write_known_hosts(folder, ["198.51.100.7"])
 probe(folder, "ubuntu", "198.51.100.7")    # "ready", "pending", "failed", "wrong host key", "unreachable: ..."
 """
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +23,19 @@ def write_known_hosts(folder: Path, addresses: Sequence[str]) -> None:
     write_atomically(folder / "known_hosts", "".join(f"{address} {key}\n" for address in addresses))
 
 
+def quoted_path(path: str | Path) -> str:
+    """Return a path as an option of OpenSSH, which splits at blanks and replaces what follows a `%`."""
+    whole = os.path.expanduser(path).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{whole}"'
+
+
 def ssh_argv(folder: Path, user: str, address: str, command: Sequence[str] = ()) -> list[str]:
     """Return the command line that connects to a node. The user's own keys, agent and settings are not used."""
     options = {
-        "IdentityFile": str(folder / "id_ed25519"),
+        "IdentityFile": quoted_path(folder / "id_ed25519"),
         "IdentitiesOnly": "yes",
         "IdentityAgent": "none",
-        "UserKnownHostsFile": str(folder / "known_hosts"),
+        "UserKnownHostsFile": quoted_path(folder / "known_hosts"),
         "GlobalKnownHostsFile": "/dev/null",
         "StrictHostKeyChecking": "yes",
         "HostKeyAlgorithms": "ssh-ed25519",

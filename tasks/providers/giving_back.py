@@ -230,6 +230,22 @@ def remove_expired(
     return sweep
 
 
+def found_before(provider: Provider, regions: Sequence[str], run: str) -> list[Resource]:
+    """Return what bears a name, in the regions that answer, before something is rented under it.
+
+    Raises ValueError where a permission to list is missing: what is made there could not be found and given back.
+    """
+    found: list[Resource] = []
+    for region in regions:
+        try:
+            found += provider.tagged([region], run)
+        except ProviderError as error:
+            if error.problem == "auth":
+                why = f"{provider.name} {region}: {redacted(str(error))}"
+                raise ValueError(f"{why}\nNothing is rented, because it could not be listed and given back") from error
+    return found
+
+
 def there_now(provider: Provider, regions: Sequence[str], run: str) -> list[Resource]:
     """Return what is left of a run in the regions that answer."""
     found: list[Resource] = []

@@ -91,12 +91,15 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     return [entry for entry in entries if isinstance(entry, dict) and "event" in entry]
 
 
-def token_of(run: str, attempt: int, rung: Rung) -> str:
+def token_of(lease: RentalLease, attempt: int, rung: Rung) -> str:
     """Return the idempotency token of one create call: a UUID, as GCP wants it; AWS takes any 64 characters.
 
-    It names place and market, because AWS refuses a token that is used again with other parameters.
+    It names place and market, because AWS refuses a token that is used again with other parameters, for a day after
+    its nodes are gone. Owner and end tell this rental from one of the same name in another data folder, whose ledger
+    and keys are not here: Google would answer with that one's operation, and make nothing.
     """
-    return str(uuid.uuid5(_NAMESPACE, f"{run}/{attempt}/{rung.region}/{rung.zone}/{rung.market}"))
+    rental = f"{lease.run}/{lease.owner}/{lease.expires_at}"
+    return str(uuid.uuid5(_NAMESPACE, f"{rental}/{attempt}/{rung.region}/{rung.zone}/{rung.market}"))
 
 
 def read_lease(folder: Path) -> RentalLease:
@@ -143,6 +146,12 @@ def note_abandoned(ledger: RentalLedger, used: float | None) -> None:
     """Note that no run takes these nodes over: they were unused from `used` (seconds since 1970) to their end."""
     if ledger.entries and used is not None:
         ledger.note("abandoned", last_used=used)
+
+
+def is_over(ledger: RentalLedger) -> bool:
+    """Return whether the nodes of a rental have ended with their lease."""
+    ends = [entry["expires_at"] for entry in ledger.entries if "expires_at" in entry]
+    return bool(ends) and ends[-1] <= time.time()
 
 
 def is_dead(folder: Path) -> bool:

@@ -21,9 +21,17 @@ from configs.hardware.prices import Offer
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe, prolong, write_known_hosts
-from tasks.providers.giving_back import Say, Teardown, give_back, regions_of, there_now
+from tasks.providers.giving_back import Say, Teardown, found_before, give_back, regions_of
 from tasks.providers.ladder import is_excluded, ladder
-from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease, token_of, unsettled_seconds
+from tasks.providers.leases import (
+    RentalLedger,
+    is_over,
+    open_ledger,
+    read_entries,
+    read_lease,
+    token_of,
+    unsettled_seconds,
+)
 from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
 Returned = TypeVar("Returned")
@@ -122,16 +130,16 @@ def rent(
 ) -> list[Node]:
     """Rent all nodes and wait until each answers over SSH. Raises RentalFailed, LeftBehind, ValueError."""
     with open_ledger(folder) as ledger:
-        if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept"):
+        if ledger.entries and ledger.entries[-1]["event"] in ("ready", "extended", "kept") and not is_over(ledger):
             raise ValueError(f"{lease.run}: its nodes are up already")
         attempt = 1 + sum(entry["event"] == "opened" for entry in ledger.entries)
         if ledger.entries and ledger.entries[-1]["event"] != "given_back":
             before = _earlier_provider(provider, folder)
             if earlier := regions_of(ledger, before.name):
-                say("an earlier attempt of this run ended in between: giving back what it made")
+                say("giving back what an earlier attempt of this run made, which has ended")
                 give_back(before, lease.run, earlier, ledger, say, limits.teardown)
         regions = list(dict.fromkeys(rung.region for rung in offer.rungs))
-        if attempt == 1 and (others := there_now(provider, regions, lease.run)):
+        if attempt == 1 and (others := found_before(provider, regions, lease.run)):
             raise RentalFailed(
                 f"{lease.run}: {others[0].owner or 'somebody'} has rented under this name, from another machine or "
                 "data folder, and giving back would end both. Use another name, or wait until that is given back"
@@ -218,7 +226,7 @@ class _Renting:
         self.say(f"asking for {self.lease.request.nodes} x {self.lease.request.instance} in {rung.words}, {price}")
         self.ledger.write("prepare", provider=self.provider.name, region=rung.region)
         self._with_retries(lambda: self.provider.prepare(self.lease, rung.region))
-        token = token_of(self.lease.run, self.attempt, rung)
+        token = token_of(self.lease, self.attempt, rung)
         self.ledger.write("create", provider=self.provider.name, token=token, **rung.model_dump())
         nodes = self._created(boot, rung, token)
         self.ledger.write("created", token=token, region=rung.region, ids=[node.id for node in nodes])

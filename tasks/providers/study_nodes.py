@@ -28,7 +28,7 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 from tasks.providers.attempts import attempts_of
-from tasks.providers.callers_address import callers_address
+from tasks.providers.callers_address import callers_address, check_source
 from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
@@ -69,6 +69,8 @@ _MARK_SECONDS = 2.0
 
 def request_of(target: RentedTarget) -> RentalRequest:
     """Return what a target asks a cloud for. Raises ValueError where this machine's address is not known."""
+    names = ("public_address: false", f"target {target.name}: ssh_from")
+    check_source(target.kind, target.public_address, target.ssh_from, names)
     return RentalRequest(
         provider=target.kind,
         instance=target.instance,

@@ -70,13 +70,14 @@ def up(
     def work() -> int:
         from configs.hardware.catalog import HOME_REGIONS
         from configs.hardware.node_names import parse_node_name
-        from tasks.providers.callers_address import callers_address
+        from tasks.providers.callers_address import callers_address, check_source
         from tasks.providers.rental import RentalRequest
 
         _check_above_0("wait-minutes", wait_minutes)
         _check_above_0("max-usd-per-hour", max_usd_per_hour)
         with _wrong_arguments():
             name = parse_node_name(node)
+            check_source(name.provider, not private, ssh_from, ("--private", "--ssh-from"))
         address = ssh_from or callers_address()
         with _wrong_arguments():
             request = RentalRequest(

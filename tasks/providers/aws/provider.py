@@ -58,6 +58,7 @@ _PROBLEMS: dict[str, Problem] = {
     "RequestThrottled": "throttled",
     "EC2ThrottledException": "throttled",
     "AuthFailure": "auth",
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": "auth",  # of an account without a spot instance so far
     "UnauthorizedOperation": "auth",
     "ExpiredToken": "auth",
     "RequestExpired": "auth",

@@ -1,9 +1,14 @@
 """The grammar of --hardware-filter over the shipped catalog."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from configs.hardware.catalog import catalog
 from configs.hardware.hardware_filter import _GENERATIONS, matching, parse_filter
+
+ROOT = Path(__file__).parents[3]
 
 
 def names(text: str) -> list[str]:
@@ -30,6 +35,17 @@ def test_bounds_hold_together_and_the_cheapest_comes_first() -> None:
     assert prices == sorted(prices, key=lambda price: price or 0)
     assert all(offered.machine.accelerators >= 4 for offered in found)
     assert all(offered.machine.accelerator.memory_bytes >= 20e9 for offered in found)
+
+
+def test_the_bound_of_memory_that_is_shown_keeps_the_gpus_sold_with_24_gb() -> None:
+    """A process can use less, so that memory>=24, which was shown, left them out."""
+    with pytest.raises(ValueError, match="--hardware-filter: ") as refused:
+        parse_filter("")
+    shown = re.findall(r"memory>=\d+", str(refused.value) + (ROOT / "docs" / "how-to" / "nodes.md").read_text())
+    assert len(shown) == 2
+    for bound in shown:
+        assert {"aws/g5.xlarge", "aws/g6.xlarge", "gcp/g2-standard-4"} <= set(names(f"GPU, {bound}"))
+        assert "aws/g4dn.xlarge" not in names(f"GPU, {bound}")
 
 
 def test_an_unknown_price_satisfies_no_bound() -> None:

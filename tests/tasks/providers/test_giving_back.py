@@ -502,6 +502,54 @@ def test_nodes_of_another_machine_that_have_the_same_name_are_left_alone(
     assert not is_dead(tmp_path / "r") and not (tmp_path / "r" / "lease.json").exists()
 
 
+def test_a_name_that_was_given_back_elsewhere_is_free_again(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud]
+) -> None:
+    """EC2 remembers a token for a day after its nodes are gone, and refuses it with another rental's user data."""
+    tokens: list[str] = []
+    for machine_folder in ("one", "other"):
+        cloud = late_cloud(())
+        cloud.now += 7200 * len(tokens)
+        rented(cloud, tmp_path / machine_folder / "r", [Rung(region=REGION)])
+        entries = read_entries(tmp_path / machine_folder / "r" / "ledger.jsonl")
+        tokens += [entry["token"] for entry in entries if entry["event"] == "create"]
+    assert len(tokens) == len(set(tokens)) == 2
+
+
+def test_a_name_is_free_again_when_its_nodes_have_ended_with_their_lease(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud]
+) -> None:
+    """They were said to be up already; what is left of them goes before others are rented."""
+    cloud = late_cloud(())
+    rented(cloud, tmp_path / "r", [Rung(region=REGION)])
+    cloud.there.append(resource("security_group"))
+    cloud.now += 3500
+    with pytest.raises(ValueError, match=r"^r: its nodes are up already$"):
+        rented(cloud, tmp_path / "r", [Rung(region=REGION)])
+    cloud.now += 200
+    assert len(rented(cloud, tmp_path / "r", [Rung(region=REGION)])) == 2
+    assert [each.id for each in cloud.there] == ["i-0", "i-1"]
+    events = [entry["event"] for entry in read_entries(tmp_path / "r" / "ledger.jsonl")]
+    assert events.count("given_back") == 1 and events[-1] == "ready"
+
+
+def test_nothing_is_rented_where_it_could_not_be_listed_to_be_given_back(
+    tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A role that may create and end machines, but not list one of the kinds: they ran on until their lease ended."""
+    cloud = late_cloud(())
+
+    def tagged(regions: Sequence[str], run: str | None = None) -> list[Resource]:
+        raise ProviderError("auth", "UnauthorizedOperation", "not authorized to perform: ec2:DescribeKeyPairs")
+
+    monkeypatch.setattr(cloud, "tagged", tagged)
+    with pytest.raises(
+        ValueError, match=r"^aws us-east-1: UnauthorizedOperation: .*DescribeKeyPairs\nNothing is rented"
+    ):
+        rented(cloud, tmp_path / "r", [Rung(region=REGION)])
+    assert cloud.there == [] and read_entries(tmp_path / "r" / "ledger.jsonl") == []
+
+
 def test_a_region_that_does_not_answer_keeps_nobody_from_renting(
     tmp_path: Path, late_cloud: Callable[[Sequence[Any]], LateCloud], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,11 +19,12 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
-from tasks.providers import renting
+from tasks.providers import renting, study_nodes
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws, _ask, _node
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
+from tasks.providers.connections import ssh_argv
 from tasks.providers.giving_back import why_doomed
 from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
@@ -30,6 +33,7 @@ from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, R
 from tasks.providers.renting import Limits, RentalFailed, _Renting, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name, request_of
 
+ROOT = Path(__file__).parents[3]
 REQUEST = RentalRequest(
     provider="aws",
     instance="g4dn.xlarge",
@@ -94,6 +98,7 @@ def test_a_refusal_rules_out_no_more_than_it_says(problem: str, left: int) -> No
         ("InvalidGroup.NotFound", 400, "transient"),  # made a moment ago
         ("InvalidPlacementGroup.Unknown", 400, "transient"),
         ("InvalidParameterValue", 400, "invalid"),
+        ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403, "auth"),
         ("SomethingNew", 503, "transient"),
     ],
 )
@@ -133,6 +138,17 @@ def test_an_address_that_no_node_can_be_reached_from_is_refused() -> None:
     """Nodes have IPv4 addresses: they were rented and waited for in vain where the cloud took the rule."""
     with pytest.raises(ValueError, match="2001:db8::/32, but nodes have IPv4 addresses only"):
         RentalRequest.model_validate(REQUEST.model_dump() | {"ssh_from": "2001:db8::/32"})
+
+
+def test_private_nodes_are_not_rented_for_a_machine_that_they_do_not_admit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They see its private address; a rule for its public one, the default, let nobody in."""
+    monkeypatch.setattr(study_nodes, "callers_address", lambda: "203.0.113.7/32")
+    target = RentedTarget(kind="gcp", name="g", instance="g2-standard-4", regions=["us-central1"], public_address=False)
+    with pytest.raises(ValueError, match=r"^target g: ssh_from: is needed with public_address: false, because"):
+        request_of(target)
+    assert request_of(target.model_copy(update={"ssh_from": "10.0.0.5/32"})).ssh_from == "10.0.0.5/32"
+    assert request_of(target.model_copy(update={"kind": "azure"})).ssh_from == "203.0.113.7/32"
+    assert request_of(target.model_copy(update={"public_address": True})).ssh_from == "203.0.113.7/32"
 
 
 @pytest.mark.parametrize("written", ["East US", "EastUS", "eastus"])
@@ -268,6 +284,19 @@ def test_credentials_that_expire_meanwhile_are_no_wrong_parameter(error: Excepti
     assert caught.value.problem == "auth"
 
 
+def test_the_policy_of_the_documents_allows_every_call() -> None:
+    """The first spot instance of an account needs a role, which EC2 makes with the caller's permissions."""
+    statements = json.loads((ROOT / "docs" / "how-to" / "aws-policy.json").read_text())["Statement"]
+    actions = [each["Action"] for each in statements]
+    allowed = {name for each in actions for name in ([each] if isinstance(each, str) else each)}
+    source = (ROOT / "tasks" / "providers" / "aws" / "provider.py").read_text()
+    calls = set(re.findall(r"(?:ec2|\(region\)|home)\.([a-z]+_[a-z_]+)", source)) - {"can_paginate", "get_paginator"}
+    calls |= set(re.findall(r'"(describe_[a-z_]+)"', source))
+    asked = {f"ec2:{''.join(word.capitalize() for word in call.split('_'))}" for call in calls}
+    asked |= {"ssm:GetParameter", "sts:GetCallerIdentity", "iam:CreateServiceLinkedRole"}
+    assert len(calls) > 20 and asked <= allowed
+
+
 @pytest.mark.parametrize("hours", [float("nan"), float("inf"), -1, 0, 721])
 def test_hours_are_bounded(hours: float) -> None:
     with pytest.raises(ValueError, match="hours"):
@@ -287,11 +316,15 @@ def test_an_end_in_the_past_or_far_away_is_refused(tmp_path: Path, seconds: int)
         extend_run(provider_named("aws"), lease, tmp_path, int(time.time()) + seconds)
 
 
-def test_tokens_are_the_same_again_and_differ_between_attempts() -> None:
+def test_tokens_are_the_same_again_and_differ_between_attempts_and_rentals() -> None:
+    """Of one name, too: a cloud remembers the token of another data folder's rental after its nodes are gone."""
     rung = Rung(region="us-east-1")
-    assert token_of("r", 1, rung) == token_of("r", 1, rung)
-    others = {token_of("r", 2, rung), token_of("s", 1, rung), token_of("r", 1, Rung(region="us-east-1", market="spot"))}
-    assert token_of("r", 1, rung) not in others and len(others) == 3
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
+    assert token_of(lease, 1, rung) == token_of(lease, 1, rung)
+    changes = ({"run": "q"}, {"owner": "p"}, {"expires_at": 8})
+    others = {token_of(lease.model_copy(update=change), 1, rung) for change in changes}
+    others |= {token_of(lease, 2, rung), token_of(lease, 1, Rung(region="us-east-1", market="spot"))}
+    assert token_of(lease, 1, rung) not in others and len(others) == 5
 
 
 def test_a_cut_line_loses_nothing_else(tmp_path: Path) -> None:
@@ -500,6 +533,19 @@ def test_user_data_plants_the_host_key_and_the_switch(tmp_path: Path) -> None:
     assert len(boot) < 16384  # EC2's limit
     remove_keys(tmp_path)
     assert not (tmp_path / "id_ed25519").exists()
+
+
+@pytest.mark.parametrize("name", ["my data", "100%", "50 %done", "a"])
+def test_keys_are_found_in_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
+    """OpenSSH splits an option at blanks and replaces what follows a %: no node of such a data folder was reached."""
+    folder = tmp_path / name
+    folder.mkdir()
+    _, *argv = ssh_argv(folder, "ubuntu", "198.51.100.7")
+    done = subprocess.run(["ssh", "-G", *argv], capture_output=True, text=True)
+    found = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    assert done.returncode == 0, done.stderr
+    assert found["userknownhostsfile"] == f"{folder}/known_hosts"
+    assert found["identityfile"].replace("%%", "%") == f"{folder}/id_ed25519"  # replaced when it is opened
 
 
 def test_why_no_keys_could_be_made_is_told_in_a_sentence(tmp_path: Path) -> None:

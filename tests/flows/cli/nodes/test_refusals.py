@@ -29,6 +29,11 @@ def test_what_cannot_be_is_told_in_one_line(option: str, value: str, said: str) 
             ["up", "g4dn.xlarge"],
             "node: got 'g4dn.xlarge', expected a provider and an instance, such as aws/g4dn.xlarge\n",
         ),
+        (
+            ["up", "gcp:n1-standard-4-t4", "--private"],  # a firewall that admits the public address alone
+            "--ssh-from: is needed with --private, because the nodes do not see this machine's public address. Name "
+            "the one from which it reaches them, such as 10.0.0.5/32\n",
+        ),
         (["extend", "r", "--hours", "0"], "--hours: got 0.0, expected a number above 0 and at most 720\n"),
         (["extend", "r", "--hours", "nan"], "--hours: got nan, expected a number above 0 and at most 720\n"),
     ],
