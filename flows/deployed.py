@@ -6,7 +6,7 @@ them from `prefect.yaml`; relative paths are relative to the folder in which the
 """
 
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from flows.regressions import regressions_since_last
 from flows.scaling_study import Handover, RunSummary, handed_over, measure_study, name_in_file
 from tasks.campaign.launches.staging import TargetAway
 from tasks.prefect_api.api import tag_run, tags_of
+from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time, tell_scheduled
-from tasks.prefect_api.stages import run_logger, secrets_hidden
+from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
 from tasks.prefect_api.targets import stored_targets
 
 _EXAMPLE = StudyForm()
@@ -178,10 +179,12 @@ def _checked_and_measured(
 ) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
     tag_run(flow_run.id, tags_of(spec.models, spec.targets), {REFUSED_TAG})  # of an earlier try of this run
-    with secrets_hidden():
-        plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
-    with handed_over(Handover(plan)):
-        return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
+    # What is checked is what is measured: with the same cache, catalog and tools of schedulers.
+    with api_environment() if in_flow_run() else nullcontext():
+        with secrets_hidden():
+            plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
+        with handed_over(Handover(plan)):
+            return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
 
 
 def _study_file(written: str) -> Path:
