@@ -55,12 +55,20 @@ def run_name(study: str, given: str | None) -> str:
 
 
 def _form_name() -> str:
-    study = flow_run.parameters.get("study")
-    return run_name(str(study.get("study", "study")) if isinstance(study, dict) else "study", flow_run.name)
+    study = _filled_in()
+    return run_name(str(study.get("study", _EXAMPLE.study)) if isinstance(study, dict) else "study", flow_run.name)
 
 
 def _short_name() -> str:
-    return run_name(name_in_short_form(flow_run.parameters.get("study")), flow_run.name)
+    return run_name(name_in_short_form(_filled_in()), flow_run.name)
+
+
+def _filled_in() -> Any:
+    """The form as plain data, as the API has it: a flow that is called from Python has an object. {}: left out."""
+    study = flow_run.parameters.get("study")
+    if isinstance(study, StudyForm | ShortStudy):
+        return study.model_dump(mode="json")
+    return {} if study is None else study
 
 
 def _sweep_name() -> str:
