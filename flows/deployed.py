@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
+from configs.common.base import expanded
 from configs.common.files.project_files import shipped_studies
 from configs.common.printable import plural
 from configs.common.secrets import redacted
@@ -97,7 +98,7 @@ def study_in_short(
     try:
         data = given if isinstance(given, dict) else given.model_dump(mode="json")
         spec = study_of_short_form(data, stored_targets())
-        return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
+        return _checked_and_measured(spec, expanded(runs), Path.cwd(), only_failed, accept_environment)
     except EXPECTED as error:
         return _failed(error)
 
@@ -120,7 +121,7 @@ def study_from_the_form(
     given: Any = study  # of the form, plain data: Prefect was told not to validate it
     try:
         spec = study_of_form(given if isinstance(given, dict) else given.model_dump(mode="json"))
-        return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
+        return _checked_and_measured(spec, expanded(runs), Path.cwd(), only_failed, accept_environment)
     except EXPECTED as error:
         return _failed(error)
 
@@ -147,14 +148,15 @@ def scheduled_sweep(
     try:
         path = _study_file(study)
         spec = load_study(path, assignments or [])
-        below = Path(runs)
+        # No shell stands between a form and this: `~/runs` would be a folder named `~` in the working folder.
+        below = all_runs = expanded(runs)
         if folder_per_run:
             # The scheduled time, not now: a run that is tried again goes on in its folder.
             time = own_scheduled_time(flow_run.id) or flow_run.scheduled_start_time
             below /= time.astimezone(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
         result = _checked_and_measured(spec, below, path.parent, False, False)
         if folder_per_run and isinstance(result, RunSummary):
-            _tell_regressions(spec.study, Path(runs), below / spec.study)
+            _tell_regressions(spec.study, all_runs, below / spec.study)
         return result
     except EXPECTED as error:
         return _failed(error)
@@ -198,7 +200,7 @@ def _checked_and_measured(
 def _study_file(written: str) -> Path:
     """A path as written, or a shipped study. Raises StudyError."""
     shipped = shipped_studies()
-    path = Path(written)
+    path = expanded(written)
     if path.is_file():
         return path
     if written in shipped:
