@@ -38,6 +38,6 @@ def test_a_study_is_checked_with_the_settings_that_the_api_holds(
     }.items():
         monkeypatch.setattr(flows.deployed, name, replaced, raising=False)
     spec: Any = SimpleNamespace(study="stored", models=(), targets=())
-    measured = flows.deployed._checked_and_measured(spec, tmp_path / "runs", tmp_path, False, False)
+    measured: Any = flows.deployed._checked_and_measured(spec, tmp_path / "runs", tmp_path, False, False)
     assert (checked, measured) == ([shared], shared)
     assert "RANKWISE_CACHE" not in os.environ

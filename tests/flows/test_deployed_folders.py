@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import flows.deployed
+from configs.spec.form import StudyForm
+from configs.spec.short_form import ShortStudy
 from tests.support.run_folders.studies import write_study
 
 
@@ -31,8 +33,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda runs: flows.deployed.study_in_short.fn({}, runs),
-        lambda runs: flows.deployed.study_from_the_form.fn({}, runs),
+        lambda runs: flows.deployed.study_in_short.fn(ShortStudy(), runs),
+        lambda runs: flows.deployed.study_from_the_form.fn(StudyForm(), runs),
         lambda runs: flows.deployed.scheduled_sweep.fn("~/mine.yaml", None, runs, False),
     ],
 )
