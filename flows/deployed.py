@@ -6,7 +6,7 @@ them from `prefect.yaml`; relative paths are relative to the folder in which the
 """
 
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
+from configs.common.base import expanded
 from configs.common.files.project_files import shipped_studies
 from configs.common.printable import plural
 from configs.common.secrets import redacted
@@ -29,9 +30,10 @@ from flows.regressions import regressions_since_last
 from flows.scaling_study import Handover, RunSummary, handed_over, measure_study, name_in_file
 from tasks.campaign.launches.staging import TargetAway
 from tasks.prefect_api.api import tag_run, tags_of
+from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.events import Happened, tell
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time, tell_scheduled
-from tasks.prefect_api.stages import run_logger, secrets_hidden
+from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
 from tasks.prefect_api.targets import stored_targets
 
 _EXAMPLE = StudyForm()
@@ -54,12 +56,20 @@ def run_name(study: str, given: str | None) -> str:
 
 
 def _form_name() -> str:
-    study = flow_run.parameters.get("study")
-    return run_name(str(study.get("study", "study")) if isinstance(study, dict) else "study", flow_run.name)
+    study = _filled_in()
+    return run_name(str(study.get("study", _EXAMPLE.study)) if isinstance(study, dict) else "study", flow_run.name)
 
 
 def _short_name() -> str:
-    return run_name(name_in_short_form(flow_run.parameters.get("study")), flow_run.name)
+    return run_name(name_in_short_form(_filled_in()), flow_run.name)
+
+
+def _filled_in() -> Any:
+    """The form as plain data, as the API has it: a flow that is called from Python has an object. {}: left out."""
+    study = flow_run.parameters.get("study")
+    if isinstance(study, StudyForm | ShortStudy):
+        return study.model_dump(mode="json")
+    return {} if study is None else study
 
 
 def _sweep_name() -> str:
@@ -88,7 +98,7 @@ def study_in_short(
     try:
         data = given if isinstance(given, dict) else given.model_dump(mode="json")
         spec = study_of_short_form(data, stored_targets())
-        return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
+        return _checked_and_measured(spec, expanded(runs), Path.cwd(), only_failed, accept_environment)
     except EXPECTED as error:
         return _failed(error)
 
@@ -111,7 +121,7 @@ def study_from_the_form(
     given: Any = study  # of the form, plain data: Prefect was told not to validate it
     try:
         spec = study_of_form(given if isinstance(given, dict) else given.model_dump(mode="json"))
-        return _checked_and_measured(spec, Path(runs), Path.cwd(), only_failed, accept_environment)
+        return _checked_and_measured(spec, expanded(runs), Path.cwd(), only_failed, accept_environment)
     except EXPECTED as error:
         return _failed(error)
 
@@ -138,14 +148,15 @@ def scheduled_sweep(
     try:
         path = _study_file(study)
         spec = load_study(path, assignments or [])
-        below = Path(runs)
+        # No shell stands between a form and this: `~/runs` would be a folder named `~` in the working folder.
+        below = all_runs = expanded(runs)
         if folder_per_run:
             # The scheduled time, not now: a run that is tried again goes on in its folder.
             time = own_scheduled_time(flow_run.id) or flow_run.scheduled_start_time
             below /= time.astimezone(UTC).strftime("%Y-%m-%dT%H-%M-%SZ")
         result = _checked_and_measured(spec, below, path.parent, False, False)
         if folder_per_run and isinstance(result, RunSummary):
-            _tell_regressions(spec.study, Path(runs), below / spec.study)
+            _tell_regressions(spec.study, all_runs, below / spec.study)
         return result
     except EXPECTED as error:
         return _failed(error)
@@ -178,16 +189,18 @@ def _checked_and_measured(
 ) -> RunSummary | State[Any]:
     """As `rankwise run` does: everything that can be wrong is said before anything is started."""
     tag_run(flow_run.id, tags_of(spec.models, spec.targets), {REFUSED_TAG})  # of an earlier try of this run
-    with secrets_hidden():
-        plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
-    with handed_over(Handover(plan)):
-        return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
+    # What is checked is what is measured: with the same cache, catalog and tools of schedulers.
+    with api_environment() if in_flow_run() else nullcontext():
+        with secrets_hidden():
+            plan = check_study(spec, base.absolute(), cache_folder(), runs / spec.study, clusters=True)
+        with handed_over(Handover(plan)):
+            return measure_study(spec, runs, base.absolute(), only_failed, accept_environment)
 
 
 def _study_file(written: str) -> Path:
     """A path as written, or a shipped study. Raises StudyError."""
     shipped = shipped_studies()
-    path = Path(written)
+    path = expanded(written)
     if path.is_file():
         return path
     if written in shipped:

@@ -103,4 +103,4 @@ def _lacks_api() -> bool:
     if FlowRunContext.get() is not None:
         return False
     url = PREFECT_API_URL.value()
-    return url is None or (url == os.environ.get(LOCAL_API_VARIABLE) and not ApiLease.held)
+    return url is None or (url == os.environ.get(LOCAL_API_VARIABLE) and not ApiLease.held.get())

@@ -27,6 +27,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
@@ -211,8 +212,8 @@ class ApiLease:
     `lost` may be set where the API went away: nothing is sent to it any more.
     """
 
-    held: ClassVar[int] = 0
-    """Leases of a local server that this process holds."""
+    held: ClassVar[ContextVar[int]] = ContextVar("held", default=0)
+    """Leases of a local server that the caller's context holds. Those of other threads end when they want."""
 
     def __init__(
         self, url: str, home: Path | None = None, lock: int | None = None, creates_database: bool = False
@@ -222,7 +223,8 @@ class ApiLease:
         self.creates_database = creates_database
         self.lost = False
         self._lock = lock
-        ApiLease.held += lock is not None
+        if lock is not None:
+            ApiLease.held.set(ApiLease.held.get() + 1)
 
     @property
     def ui(self) -> str:
@@ -292,7 +294,7 @@ class ApiLease:
             if self._lock is not None:
                 os.close(self._lock)
                 self._lock = None
-                ApiLease.held -= 1
+                ApiLease.held.set(max(0, ApiLease.held.get() - 1))
 
     def _alive(self) -> bool:
         assert self.home is not None

@@ -12,7 +12,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from flows.server.settings import is_loopback
+from flows.server.opener import api_opener
 from flows.team.setup import POOL
 
 _FAILURES = (OSError, ValueError, http.client.HTTPException)
@@ -69,8 +69,7 @@ class Api:
         return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
 
     def _open(self, request: urllib.request.Request) -> Any:
-        handlers = [urllib.request.ProxyHandler({})] if self.own or is_loopback(self.url) else []
-        return urllib.request.build_opener(*handlers).open(request, timeout=10)
+        return api_opener(self.url, self.environment, self.own).open(request, timeout=10)
 
 
 def _schedules(deployment: dict[str, Any]) -> str:

@@ -139,9 +139,7 @@ def _stands_for_others(client: SyncPrefectClient, run: FlowRun, mine: datetime) 
         limit=_PAGE,
     )
     return any(
-        other.parameters.get("study") == run.parameters.get("study")
-        and other.state is not None
-        and other.state.message == _message(mine)
+        _study_of(other) == _study_of(run) and other.state is not None and other.state.message == _message(mine)
         for other in cancelled
     )
 
@@ -163,13 +161,21 @@ def _due(client: SyncPrefectClient, like: FlowRun) -> list[tuple[FlowRun, dateti
         found += [
             (run, time)
             for run in runs
-            if run.parameters.get("study") == like.parameters.get("study")
+            if _study_of(run) == _study_of(like)
             and (time := scheduled_time(run)) is not None
             and time <= now
             and not _was_tried(client, run)
         ]
         offset += len(runs)
     return found
+
+
+def _study_of(run: FlowRun) -> tuple[str, str]:
+    """The file of a run's study, and the name that the last of its assignments gives to it; empty without one."""
+    given = run.parameters.get("assignments")
+    pairs = [str(each).partition("=") for each in given] if isinstance(given, list) else []
+    names = [value.strip() for key, _, value in pairs if key.strip() == "study"]
+    return str(run.parameters.get("study")), names[-1] if names else ""
 
 
 def _was_tried(client: SyncPrefectClient, run: FlowRun) -> bool:

@@ -7,6 +7,8 @@ import pytest
 
 import flows.deployed
 import flows.scaling_study
+from configs.spec.form import StudyForm
+from configs.spec.short_form import ShortStudy
 from tests.support.run_folders.studies import write_study
 
 
@@ -42,6 +44,7 @@ def test_a_run_of_a_file_is_named_by_its_study(written: Path, monkeypatch: pytes
         ({"name": "mine", "ranks": 0}, "mine"),
         ({}, "my-study"),
         (None, "my-study"),
+        (ShortStudy(name="from-python"), "from-python"),
     ],
 )
 def test_a_run_of_the_short_form_is_named_by_the_study_that_it_measures(
@@ -51,6 +54,25 @@ def test_a_run_of_the_short_form_is_named_by_the_study_that_it_measures(
     run = SimpleNamespace(parameters={"study": filled}, name="fervent-void")
     monkeypatch.setattr(flows.deployed, "flow_run", run)
     assert flows.deployed._short_name() == name
+
+
+@pytest.mark.parametrize(
+    ("filled", "name"),
+    [
+        ({"study": "mine"}, "mine"),
+        ({}, "from-the-form"),
+        (None, "from-the-form"),
+        (StudyForm(), "from-the-form"),
+        (StudyForm(study="from-python"), "from-python"),
+        ([], "study"),
+    ],
+)
+def test_a_run_of_the_form_is_named_by_the_study_that_it_measures(
+    filled: object, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose form was left out, or filled in from Python, was named `study`."""
+    monkeypatch.setattr(flows.deployed, "flow_run", SimpleNamespace(parameters={"study": filled}, name="fervent-void"))
+    assert flows.deployed._form_name() == name
 
 
 def test_a_sweep_is_named_by_its_study_with_the_assignments(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:

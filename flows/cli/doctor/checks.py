@@ -283,7 +283,8 @@ def _azure(set_names: set[str], home: Path) -> DoctorCheck:
 
 def check_prefect_api() -> list[DoctorCheck]:
     """Check that the configured Prefect API responds."""
-    from flows.server.settings import api_named_by_environment, is_loopback
+    from flows.server.opener import api_opener
+    from flows.server.settings import api_named_by_environment
 
     try:
         url = api_named_by_environment()
@@ -295,8 +296,7 @@ def check_prefect_api() -> list[DoctorCheck]:
         shown = without_password(url)  # of a password, urllib would make a port or a host, and name it in its error
         parts = urlsplit(shown)
         health = parts._replace(path=parts.path.split("/api")[0] + "/api/health").geturl()
-        handlers = [urllib.request.ProxyHandler({})] if is_loopback(url) else []
-        with urllib.request.build_opener(*handlers).open(health, timeout=_ANSWER_SECONDS) as answer:
+        with api_opener(url, os.environ).open(health, timeout=_ANSWER_SECONDS) as answer:
             status = answer.status
     except urllib.error.HTTPError as error:
         error.close()

@@ -2,16 +2,19 @@
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import Flow
-from prefect.settings import get_current_settings
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 
 import flows.with_local_api
-from flows.server.local import LocalServerError
-from flows.server.settings import HEARTBEAT_SECONDS, prefect_environment
-from flows.with_local_api import WithLocalApi, flow_with_local_api
+from flows.server.local import ApiLease, LocalServerError
+from flows.server.process import open_lock
+from flows.server.settings import HEARTBEAT_SECONDS, LOCAL_API_VARIABLE, prefect_environment
+from flows.with_local_api import WithLocalApi, _lacks_api, flow_with_local_api
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +109,23 @@ def test_heartbeats_are_as_many_as_the_automation_for_lost_runs_wants(
     doubled(2, return_state=True)
     assert sent == [HEARTBEAT_SECONDS, HEARTBEAT_SECONDS]
     assert prefect_environment("http://api/api")["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == str(HEARTBEAT_SECONDS)
+
+
+def test_a_study_in_another_thread_takes_a_lease_of_the_server_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It relied on that of the first: the server ended with it, and the second study raised after its report."""
+    url = "http://127.0.0.1:1/api"
+    monkeypatch.setenv(LOCAL_API_VARIABLE, url)
+
+    def lacks() -> bool:
+        with temporary_settings({PREFECT_API_URL: url}):
+            return _lacks_api()
+
+    assert lacks()
+    with ThreadPoolExecutor(1) as threads:
+        with ApiLease(url, tmp_path, open_lock(tmp_path / "lease.lock")):
+            assert not lacks() and threads.submit(lacks).result()
+        with ApiLease("http://lab/api"):  # of an API that the environment names
+            assert lacks()
+    assert lacks()

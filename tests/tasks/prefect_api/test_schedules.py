@@ -2,17 +2,20 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Running, Scheduled
 
 from flows.server.local import lease_server
+from tasks.prefect_api import schedules
 from tasks.prefect_api.schedules import cancel_missed, own_scheduled_time
 
 
@@ -105,3 +108,42 @@ def test_runs_of_others_and_of_persons_are_left_alone(schedule: Schedule) -> Non
     assert cancel_missed(by_hand) is None and cancel_missed(None) is None
     schedule.put(again, Running())
     assert cancel_missed(again) is None, "one that was tried again is wanted, however old"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "superseded"),
+    [
+        (["measuring.repeats=3"], ["measuring.repeats=10"], True),
+        (["study=other"], ["study=mine", "study = other"], True),
+        (None, [], True),
+        (["study=other"], ["study=mine"], False),
+        (["study=other"], None, False),
+    ],
+)
+def test_a_file_under_another_name_is_another_study(
+    before: list[str] | None, after: list[str] | None, superseded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two schedules measure one file, each under a name of its own: the later one cancelled the other's missed run."""
+    deployment, flow, now = uuid4(), uuid4(), datetime.now(UTC).replace(microsecond=0)
+
+    def made(minutes: int, given: list[str] | None) -> FlowRun:
+        at = now - timedelta(minutes=minutes)
+        return FlowRun(
+            flow_id=flow,
+            deployment_id=deployment,
+            parameters={"study": "base.yaml", "assignments": given},
+            auto_scheduled=True,
+            idempotency_key=f"scheduled {deployment} {uuid4()} {at}",
+        )
+
+    earlier, later = made(30, before), made(5, after)
+    cancelled: list[Any] = []
+    client = SimpleNamespace(
+        read_flow_run=lambda _: later,
+        read_flow_run_states=lambda _: [],
+        read_flow_runs=lambda offset=0, **_: [earlier, later] if offset == 0 else [],
+        set_flow_run_state=lambda identifier, *_, **__: cancelled.append(identifier),
+    )
+    monkeypatch.setattr(schedules, "quick_client", lambda **_: nullcontext(client))
+    assert cancel_missed(later.id) is None
+    assert cancelled == ([earlier.id] if superseded else [])
