@@ -146,9 +146,10 @@ class NodeRun:
             found["RANKWISE_PROBE"] = str(self.samples)
         if self.work.measure in ("hf_trainer", "lightning"):
             found["RANKWISE_INSTRUMENT"] = self.work.measure
-        paths = [str(PROBE / "injected"), str(PROBE), os.environ.get("PYTHONPATH", "")]
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        return found | {name: filled_text(value, self.values) for name, value in self.work.environment.items()}
+        found |= {name: filled_text(value, self.values) for name, value in self.work.environment.items()}
+        # Ahead of those that the study names: without the probe nothing would be measured.
+        paths = [str(PROBE / "injected"), str(PROBE), found.get("PYTHONPATH", "")]
+        return found | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def watch(self) -> NodeEnd:
         """Wait until the ranks have ended, hang, or have made the steps that were asked for."""
