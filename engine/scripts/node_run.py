@@ -222,9 +222,23 @@ class NodeRun:
         self._failed_at = self._failed_at or time.monotonic()
         return time.monotonic() - self._failed_at > _LINGER_SECONDS
 
+    @property
+    def reader(self) -> int | None:
+        """The rank whose node reads the steps of the job; None where each rank has steps of its own."""
+        if self.work.measure in _BY_HOOKS:
+            return None
+        if self.place.nodes == 1 or self.work.pattern is None or self.work.pattern.rank != "last":
+            return 0
+        return (self.place.nodes - 1) * self.place.ranks_per_node + len(self.ranks) - 1
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether this node's ranks need not print or write anything, as another node reads the steps."""
+        return self.reader is not None and self.reader not in self.ranks
+
     def _hangs(self) -> bool:
         limit = self.work.hang_seconds
-        if limit is None or self._failed_at is not None or self.work.measure in ("wall", "json"):
+        if limit is None or self._failed_at is not None or self.is_mute or self.work.measure in ("wall", "json"):
             return False
         if self._steps:
             return time.monotonic() - self._stepped_at > limit
