@@ -15,6 +15,8 @@ from configs.records.record import RankPart, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload
+from configs.workloads.script_figures import TAKEN
+from engine.profiling.gpu import GpuSampler
 from engine.scripts import node_run
 from engine.scripts.commands import NodePlace
 from engine.workloads.script import run
@@ -85,6 +87,8 @@ def test_lines_of_the_last_rank_are_read_on_its_node(tmp_path: Path) -> None:
     """Megatron's: the first node looked for them among the lines of its own ranks, and found none."""
     part, columns = node_parts(tmp_path / "last", MEGATRON, 1, measure="lines", preset="megatron")[1]
     assert part.status is Status.COMPLETED and part.figures["steps"] == 4
+    # A figure of the script would take the place of one of these.
+    assert {*part.figures, *GpuSampler(0, "").figures()} <= TAKEN | {"lines"}
     assert columns == ["loss", "step_seconds"]
     part, columns = node_parts(tmp_path / "first", "pass", 0, measure="lines", preset="megatron")[0]
     assert part.status is Status.COMPLETED and not columns
