@@ -56,6 +56,8 @@ _TERM_SECONDS = 1.0
 _SETTLE_SECONDS = 3.0  # for the other ranks' reports after the launcher has exited
 _LAST_STEPS = 2  # further steps that are waited for, so that no rank lacks one that its peers have ended
 _BY_HOOKS = ("probe", "hf_trainer", "lightning")
+_OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+"""Set for each rank. Those that Rankwise was started with, in a pod of Kubernetes for one, are of another rank."""
 _NOT_THE_SCRIPTS = ("PYTHONSAFEPATH", "RANKWISE_LAUNCHER_PID", "OMPI_MCA_", "PMI_", "PMIX_")
 
 
@@ -139,7 +141,8 @@ class NodeRun:
 
     def environment(self, measurement: Measurement) -> dict[str, str]:
         """Variables of the launcher and the ranks."""
-        found = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_THE_SCRIPTS)}
+        inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+        found = {name: value for name, value in inherited.items() if not name.startswith(_NOT_THE_SCRIPTS)}
         found |= {"PYTHONUNBUFFERED": "1", "RANKWISE_SCRIPT": str(self.folder), **rank_variables(self.work, self.place)}
         found |= {"RANKWISE_STACKS": str(self.folder), "RANKWISE_STACKS_SIGNAL": str(int(STACKS_SIGNAL))}
         if self.work.measure in _BY_HOOKS:

@@ -5,6 +5,7 @@ Each test runs one node's part, as its agent does.
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,3 +95,17 @@ def test_lines_of_the_last_rank_are_read_on_its_node(tmp_path: Path) -> None:
     assert part.status is Status.COMPLETED and not columns
     part, _ = node_parts(tmp_path / "none", "pass", 1, measure="lines", preset="megatron")[1]
     assert part.failure is not None and part.failure.kind == "NoFigures"
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", None), ("accelerate", None), ("none", "1")])
+def test_a_rank_that_rankwise_was_started_with_is_not_the_scripts(
+    launcher: str, rank: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks of mpirun took it for theirs."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "7")
+    place = NodePlace(1, 2, 1, "127.0.0.1", 1234, "127.0.0.1", ("127.0.0.1", "127.0.0.1"), 1, False)
+    work = ScriptWorkload(command=("a",), launcher=launcher)  # type: ignore[arg-type]
+    node = SimpleNamespace(work=work, place=place, folder=tmp_path, samples=tmp_path, values={})
+    found = node_run.NodeRun.environment(node, None)  # type: ignore[arg-type]
+    assert found.get("RANK") == rank and "7" not in (found.get("LOCAL_RANK"), found.get("WORLD_SIZE"))
