@@ -344,9 +344,21 @@ class NodeRun:
             said = f": {recorded_line(told[0])}" if told else ""
         return f"{self.work.launcher} exited with code {code} before the rank had begun{said}"
 
+    def process_seconds(self, wall_seconds: float) -> float:
+        """Seconds from the start of the first rank's process to the end of the last one's, or until they were stopped.
+
+        Without what comes before and after in wall_seconds: inputs are unpacked, and the launcher starts and ends.
+        """
+        began = [found["began"] for found in self._reports("rank").values()]
+        ended = [found["ended"] for found in self._exits().values()]
+        if not began:
+            return wall_seconds
+        end = self.began + wall_seconds
+        return (min(end, max(ended)) if len(ended) == len(self.ranks) else end) - min(began)
+
     def series(self, rank: int, wall_seconds: float) -> StepSeries:
         """Steps of a rank. Raises NoFiguresError, OSError and ValueError."""
-        work = self.work
+        work, wall_seconds = self.work, self.process_seconds(wall_seconds)
         if work.measure in _BY_HOOKS:
             return probe_samples.series_of_probe(self.samples, rank)
         if self.lines is not None:

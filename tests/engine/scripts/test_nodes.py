@@ -1,11 +1,13 @@
-"""Scripts on several nodes whose steps one node reads: the others' ranks print nothing and end with those of the first.
+"""One node's part of a script, run as its agent does.
 
-Each test runs one node's part, as its agent does.
+Of several nodes one reads the steps: the others' ranks print nothing, and end with those of the first.
 """
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from configs.workloads.script_figures import TAKEN
 from engine.profiling.gpu import GpuSampler
 from engine.scripts import node_run
 from engine.scripts.commands import NodePlace
+from engine.scripts.workdir import fill_workdir
 from engine.workloads.script import run
 
 LOST = "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:1234')"
@@ -29,7 +32,9 @@ MEGATRON = (
 )
 
 
-def node_parts(folder: Path, source: str, node_rank: int, **fields: object) -> dict[int, tuple[RankPart, list[str]]]:
+def node_parts(
+    folder: Path, source: str, node_rank: int, **fields: object
+) -> dict[int, tuple[RankPart, dict[str, np.ndarray]]]:
     """Measure a script on one of two nodes with one process each; its parts by rank, with their columns."""
     work = ScriptWorkload(command=("python", "-c", source), launcher="none", **fields)
     measurement = Measurement(cell=Cell(workload=work, layout={"dp": 2}, nodes=2), repeat=0, attempt=1)
@@ -47,10 +52,10 @@ def node_parts(folder: Path, source: str, node_rank: int, **fields: object) -> d
     paths = JobPaths(folder / "run" / "jobs" / "0001")
     paths.folder.mkdir(parents=True)
     place = NodePlace(node_rank, 2, 1, "127.0.0.1", 1234, "127.0.0.1", ("127.0.0.1", "127.0.0.1"), 1, False)
-    found: dict[int, tuple[RankPart, list[str]]] = {}
+    found: dict[int, tuple[RankPart, dict[str, np.ndarray]]] = {}
 
     def keep(part: RankPart, samples: dict[str, np.ndarray], _: JobPaths) -> None:
-        found[part.rank] = part, sorted(samples)
+        found[part.rank] = part, samples
 
     run(measurement, job, paths, place, sorted(os.sched_getaffinity(0)), keep)
     return found
@@ -90,7 +95,7 @@ def test_lines_of_the_last_rank_are_read_on_its_node(tmp_path: Path) -> None:
     assert part.status is Status.COMPLETED and part.figures["steps"] == 4
     # A figure of the script would take the place of one of these.
     assert {*part.figures, *GpuSampler(0, "").figures()} <= TAKEN | {"lines"}
-    assert columns == ["loss", "step_seconds"]
+    assert sorted(columns) == ["loss", "step_seconds"]
     part, columns = node_parts(tmp_path / "first", "pass", 0, measure="lines", preset="megatron")[0]
     assert part.status is Status.COMPLETED and not columns
     part, _ = node_parts(tmp_path / "none", "pass", 1, measure="lines", preset="megatron")[1]
@@ -105,7 +110,33 @@ def test_a_rank_that_rankwise_was_started_with_is_not_the_scripts(
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "7")
     place = NodePlace(1, 2, 1, "127.0.0.1", 1234, "127.0.0.1", ("127.0.0.1", "127.0.0.1"), 1, False)
-    work = ScriptWorkload(command=("a",), launcher=launcher)  # type: ignore[arg-type]
+    work = ScriptWorkload(command=("a",), launcher=launcher)
     node = SimpleNamespace(work=work, place=place, folder=tmp_path, samples=tmp_path, values={})
     found = node_run.NodeRun.environment(node, None)  # type: ignore[arg-type]
     assert found.get("RANK") == rank and "7" not in (found.get("LOCAL_RANK"), found.get("WORLD_SIZE"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"measure": "wall"},
+        {"measure": "lines", "lines": {"pattern": r"(?P<step_units>\d+) bytes"}},
+        {"measure": "json", "json_figures": {"figures": {"step_units": "0"}}},
+    ],
+    ids=["wall", "lines", "json"],
+)
+def test_a_whole_run_is_that_of_the_process(
+    source: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It included the unpacking of the inputs, the launcher's own time, and what passed until its end was seen."""
+
+    def slow_fill(*given: Any) -> None:
+        time.sleep(0.5)
+        fill_workdir(*given)
+
+    monkeypatch.setattr(node_run, "fill_workdir", slow_fill)
+    script = "import time; print('[8]', flush=True); print('8 bytes', flush=True); time.sleep(0.2)"
+    part, columns = node_parts(tmp_path, script, 0, **source)[0]
+    (seconds,) = columns["step_seconds"]
+    whole = part.figures["measurement_seconds"]
+    assert isinstance(whole, float) and 0.2 < seconds < whole - 0.5
