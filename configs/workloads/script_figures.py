@@ -19,6 +19,13 @@ PresetName = Literal["torchtitan", "megatron", "deepspeed"]
 STEP, SECONDS, UNITS, RATE, LOSS = "step", "step_seconds", "step_units", "units_per_second", "loss"
 RANK_RATE = "rank_units_per_second"
 """Names of groups that are understood; any other is a figure of the record, the median over all lines."""
+TAKEN = frozenset({
+    "steps", "units_per_step", "stopped_early", "device_clock", "aborted_in_teardown", "broken_lines", "device",
+    "cpu_seconds", "measurement_seconds", "machine_cores", "cpu_busy_seconds", "others_cpu_share", "peak_memory_bytes",
+    "baseline_memory_bytes", "memory_growth_bytes", "throttled", "gpu_samples", "gpu_busy_share", "gpu_sm_clock_mhz",
+    "gpu_memory_clock_mhz", "gpu_power_watts", "gpu_temperature_celsius", "gpu_energy_joules", "gpu_throttle_reasons",
+})  # fmt: skip
+"""Figures that Rankwise itself puts into a script's record: one of the script's would take the place of it."""
 
 
 class LinePattern(Frozen):
@@ -45,6 +52,8 @@ class LinePattern(Frozen):
         wrong = [name for name in groups if not re.fullmatch(r"[a-z][a-z0-9_]{0,59}", name)]
         if wrong:
             raise ValueError(f"group {wrong[0]}: expected lower-case letters, digits and _")
+        for name in groups:
+            _check_free(name, "group ")
         return pattern
 
     @model_validator(mode="after")
@@ -73,6 +82,20 @@ class JsonFigures(Frozen):
 
     file: str | None = Field(None, description="relative to the script's folder; none: standard output")
     figures: dict[FigureName, str] = Field(min_length=1, description="name -> dotted path, e.g. jobs.0.read.bw_bytes")
+
+    @field_validator("figures")
+    @classmethod
+    def _are_free(cls, figures: dict[str, str]) -> dict[str, str]:
+        for name in figures:
+            _check_free(name)
+        return figures
+
+
+def _check_free(name: str, kind: str = "") -> None:
+    if name in TAKEN:
+        raise ValueError(
+            f"{kind}{name}: is a figure that Rankwise measures itself. Use another name, such as own_{name}"
+        )
 
 
 PRESETS: dict[str, LinePattern] = {

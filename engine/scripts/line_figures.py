@@ -77,7 +77,8 @@ class LineReader:
             except ValueError as error:
                 self._break(f"{name}: {error}")
                 return
-        self._take(values, line.at)
+        # Lines that end when the next ones begin may come after younger ones of another rank or stream.
+        self._take(values, line.at if self._before is None else max(line.at, self._before[1]))
 
     def _break(self, why: str) -> None:
         self.broken += 1

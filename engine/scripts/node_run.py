@@ -56,6 +56,8 @@ _TERM_SECONDS = 1.0
 _SETTLE_SECONDS = 3.0  # for the other ranks' reports after the launcher has exited
 _LAST_STEPS = 2  # further steps that are waited for, so that no rank lacks one that its peers have ended
 _BY_HOOKS = ("probe", "hf_trainer", "lightning")
+_OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+"""Set for each rank. Those that Rankwise was started with, in a pod of Kubernetes for one, are of another rank."""
 _NOT_THE_SCRIPTS = ("PYTHONSAFEPATH", "RANKWISE_LAUNCHER_PID", "OMPI_MCA_", "PMI_", "PMIX_")
 
 
@@ -139,16 +141,18 @@ class NodeRun:
 
     def environment(self, measurement: Measurement) -> dict[str, str]:
         """Variables of the launcher and the ranks."""
-        found = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_THE_SCRIPTS)}
+        inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_RANK}
+        found = {name: value for name, value in inherited.items() if not name.startswith(_NOT_THE_SCRIPTS)}
         found |= {"PYTHONUNBUFFERED": "1", "RANKWISE_SCRIPT": str(self.folder), **rank_variables(self.work, self.place)}
         found |= {"RANKWISE_STACKS": str(self.folder), "RANKWISE_STACKS_SIGNAL": str(int(STACKS_SIGNAL))}
         if self.work.measure in _BY_HOOKS:
             found["RANKWISE_PROBE"] = str(self.samples)
         if self.work.measure in ("hf_trainer", "lightning"):
             found["RANKWISE_INSTRUMENT"] = self.work.measure
-        paths = [str(PROBE / "injected"), str(PROBE), os.environ.get("PYTHONPATH", "")]
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        return found | {name: filled_text(value, self.values) for name, value in self.work.environment.items()}
+        found |= {name: filled_text(value, self.values) for name, value in self.work.environment.items()}
+        # Ahead of those that the study names: without the probe nothing would be measured.
+        paths = [str(PROBE / "injected"), str(PROBE), found.get("PYTHONPATH", "")]
+        return found | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
     def watch(self) -> NodeEnd:
         """Wait until the ranks have ended, hang, or have made the steps that were asked for."""
@@ -221,9 +225,23 @@ class NodeRun:
         self._failed_at = self._failed_at or time.monotonic()
         return time.monotonic() - self._failed_at > _LINGER_SECONDS
 
+    @property
+    def reader(self) -> int | None:
+        """The rank whose node reads the steps of the job; None where each rank has steps of its own."""
+        if self.work.measure in _BY_HOOKS:
+            return None
+        if self.place.nodes == 1 or self.work.pattern is None or self.work.pattern.rank != "last":
+            return 0
+        return (self.place.nodes - 1) * self.place.ranks_per_node + len(self.ranks) - 1
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether this node's ranks need not print or write anything, as another node reads the steps."""
+        return self.reader is not None and self.reader not in self.ranks
+
     def _hangs(self) -> bool:
         limit = self.work.hang_seconds
-        if limit is None or self._failed_at is not None or self.work.measure in ("wall", "json"):
+        if limit is None or self._failed_at is not None or self.is_mute or self.work.measure in ("wall", "json"):
             return False
         if self._steps:
             return time.monotonic() - self._stepped_at > limit
@@ -326,9 +344,21 @@ class NodeRun:
             said = f": {recorded_line(told[0])}" if told else ""
         return f"{self.work.launcher} exited with code {code} before the rank had begun{said}"
 
+    def process_seconds(self, wall_seconds: float) -> float:
+        """Seconds from the start of the first rank's process to the end of the last one's, or until they were stopped.
+
+        Without what comes before and after in wall_seconds: inputs are unpacked, and the launcher starts and ends.
+        """
+        began = [found["began"] for found in self._reports("rank").values()]
+        ended = [found["ended"] for found in self._exits().values()]
+        if not began:
+            return wall_seconds
+        end = self.began + wall_seconds
+        return (min(end, max(ended)) if len(ended) == len(self.ranks) else end) - min(began)
+
     def series(self, rank: int, wall_seconds: float) -> StepSeries:
         """Steps of a rank. Raises NoFiguresError, OSError and ValueError."""
-        work = self.work
+        work, wall_seconds = self.work, self.process_seconds(wall_seconds)
         if work.measure in _BY_HOOKS:
             return probe_samples.series_of_probe(self.samples, rank)
         if self.lines is not None:

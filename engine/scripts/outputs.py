@@ -29,7 +29,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a rank. `at`: time.perf_counter() at its arrival. whole: not cut, and valid UTF-8."""
+    """One line of a rank. `at`: time.perf_counter() at the arrival of its text. whole: not cut, and valid UTF-8."""
 
     rank: int
     error: bool
@@ -46,6 +46,8 @@ class _Stream:
     descriptor: int
     unfinished: bytearray = field(default_factory=bytearray)
     cut: bool = False
+    at: float = 0.0
+    """Arrival of the unfinished line's last byte: a progress bar ends a line when it begins the next."""
 
 
 class RankLog:
@@ -137,7 +139,7 @@ class Outputs:
         yield from self.read(0.0, limit_seconds=10.0)
         for stream in self._streams:
             if stream.unfinished:
-                yield _line(stream, bytes(stream.unfinished), time.perf_counter())
+                yield _line(stream, bytes(stream.unfinished), stream.at)
                 stream.unfinished.clear()
 
     def _take(self, stream: _Stream) -> Iterator[Line]:
@@ -154,13 +156,14 @@ class Outputs:
         if not self._by_line:
             return
         *lines, rest = re.split(rb"[\r\n]", bytes(stream.unfinished) + data)
+        came_at = stream.at if data[0] in b"\r\n" else at
         for line in lines:
             if line or stream.cut:
-                yield _line(stream, line, at)
-            stream.cut = False
+                yield _line(stream, line, came_at)
+            stream.cut, came_at = False, at
         if len(rest) > MAX_LINE_BYTES:
             stream.cut, rest = True, rest[-MAX_LINE_BYTES:]
-        stream.unfinished = bytearray(rest)
+        stream.unfinished, stream.at = bytearray(rest), at
 
 
 def _line(stream: _Stream, data: bytes, at: float) -> Line:

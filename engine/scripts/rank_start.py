@@ -63,23 +63,23 @@ def main(command):
     os.environ.update(RANK=rank, LOCAL_RANK=local_rank, WORLD_SIZE=first_of(_SIZES, "1"))
     folder = os.environ["RANKWISE_SCRIPT"]
     command = [word.replace(LOCAL_RANK, local_rank) for word in command]
-    parent = os.getpid()
+    parent, began = os.getpid(), time.monotonic()
     child = os.fork()
     if child == 0:
         run(command, folder, rank, parent)
     for number in _FORWARDED:
         signal.signal(number, lambda got, _: forward(child, got))
-    keep(folder, f"rank_{rank}.json", {"rank": int(rank), "pid": child, "wrapper": parent})
+    keep(folder, f"rank_{rank}.json", {"rank": int(rank), "pid": child, "wrapper": parent, "began": began})
     while True:
         try:
             _, status, usage = os.wait4(child, 0)
             break
         except InterruptedError:
             continue
-    code = os.waitstatus_to_exitcode(status)
+    code, end = os.waitstatus_to_exitcode(status), time.monotonic()
     seconds = usage.ru_utime + usage.ru_stime
     ended = {"rank": int(rank), "exit_code": code, "cpu_seconds": seconds, "peak_memory_bytes": usage.ru_maxrss * 1024}
-    keep(folder, f"exit_{rank}.json", ended | {"ended_at": time.time()})
+    keep(folder, f"exit_{rank}.json", ended | {"ended_at": time.time(), "ended": end})
     return code
 
 

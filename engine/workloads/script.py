@@ -93,7 +93,8 @@ def _write_parts(
         samples: dict[str, np.ndarray] = {}
         if series is not None and failure is None:
             units = running.work.units_per_step(running.cell.layout)
-            kept = rank == 0 or running.work.combined != "rank_0" or running.work.measure in ("hf_trainer", "lightning")
+            by_rank = running.work.measure in ("hf_trainer", "lightning")
+            kept = rank in (0, running.reader) or running.work.combined != "rank_0" or by_rank
             if kept:
                 samples = {name: np.array(column) for name, column in series.columns(units).items()}
             figures |= {"steps": len(series), "units_per_step": units, **series.own_figures()}
@@ -121,8 +122,11 @@ def _all_series(running: NodeRun, end: NodeEnd, job: Job) -> tuple[dict[int, Ste
     for rank in running.ranks:
         if rank in failures and failures[rank].kind != PEER_LOST:
             continue
-        if rank != 0 and work.measure not in ("probe", "hf_trainer", "lightning"):
-            continue  # lines, files and wall time are those of the whole job
+        if running.reader not in (None, rank):
+            # Lines, files and wall time are those of the whole job. The node that reads them may have ended its ranks.
+            if running.is_mute and rank in failures and work.stop_after is not None:
+                del failures[rank]
+            continue
         try:
             series = running.series(rank, end.wall_seconds)
             if not len(series):

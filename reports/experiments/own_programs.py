@@ -86,7 +86,7 @@ def steps_table(study: StudyResult) -> Table | None:
                 str(work["measure"]),
                 count(first.figure("steps")),
                 count(first.figure("units_per_step")),
-                "yes" if first.record.figures.get("stopped_early") else "no",
+                "yes" if any(first.by_rank("stopped_early")) else "no",  # the node that saw the last step ended it
                 count(first.figure("broken_lines")),
                 "yes" if first.record.figures.get("device_clock") else "no",
             )

@@ -118,7 +118,10 @@ class _LightningHooks:
         self._last = trainer.global_step
         from rankwise_probe import step
 
-        step(loss=outputs.get("loss") if isinstance(outputs, dict) else outputs)
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        # Lightning has divided it (pytorch/loops/optimization/automatic.py, ClosureResult.from_training_step_output).
+        batches = getattr(trainer, "accumulate_grad_batches", 1)
+        step(loss=loss if loss is None or batches == 1 else loss * batches)
 
 
 def _set_loss(loss):

@@ -31,6 +31,8 @@ _SUFFIX = re.compile(r"[kKMG](?![A-Za-z0-9])")
 """Written right behind an inserted number: 8.1k. It belongs to the number."""
 _SINCE_THE_START = re.compile(r"\b(total|elapsed)\b(?!.*\bper\b)")
 """Before a time: it is of no single step."""
+_OF_SEVERAL = re.compile(r"\b(steps|iters|iterations|batches)\b")
+"""Before a time, too: `time of the last 10 steps`."""
 _MAX_LINE = 200
 
 
@@ -216,7 +218,7 @@ def _meaning(before: str, after: str, expression: str) -> str | None:
         return "step"
     if re.search(r"tok(en)?s?/s|samples?/s|it/s|tps|per_?sec", word) or re.match(r"(tok(en)?s?|samples?)/s", unit):
         return "units_per_second"
-    if _SINCE_THE_START.search(before.lower()):
+    if _SINCE_THE_START.search(before.lower()) or _OF_SEVERAL.search(before.lower()):
         return None
     if re.match(r"m?s\b(?!/)|sec", unit) and re.search(r"time|took|dt|elapsed|iter", word + expression.lower()):
         return "step_seconds"

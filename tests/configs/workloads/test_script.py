@@ -108,6 +108,14 @@ def test_every_field_of_a_layout_reaches_the_command() -> None:
         ({"measure": "lines", "lines": {"pattern": "("}}, "not a regular expression"),
         ({"measure": "lines", "lines": {"pattern": "step"}}, "has no named group"),
         (
+            {"measure": "lines", "lines": {"pattern": r"peak (?P<peak_memory_bytes>\d+)"}},
+            "group peak_memory_bytes: is a figure that Rankwise measures itself. Use another name",
+        ),
+        (
+            {"measure": "json", "json_figures": {"figures": {"device": "torch.device"}}},
+            "device: is a figure that Rankwise measures itself. Use another name, such as own_device",
+        ),
+        (
             {"measure": "lines", "lines": {"pattern": "(?P<a>x)", "units": {"b": "ms"}}},
             "units.b: the pattern has no such",
         ),

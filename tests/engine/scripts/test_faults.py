@@ -242,3 +242,10 @@ def test_secrets_of_the_environment_do_not_reach_the_script(tmp_path: Path, monk
     _, _, parts = run_script(tmp_path, source, ranks=1)
     assert [part.status for part in parts] == [Status.COMPLETED]
     assert os.environ["WANDB_API_KEY"] and sys.executable
+
+
+def test_a_path_of_modules_in_the_environment_leaves_the_probe_in_place(tmp_path: Path) -> None:
+    """The script's own PYTHONPATH replaced that of the probe, which could then not be imported."""
+    source = "import os\nassert 'own_modules' in os.environ['PYTHONPATH']\n" + STEPS + "steps(5)"
+    _, _, parts = run_script(tmp_path, source, ranks=1, environment={"PYTHONPATH": "{workdir}/own_modules"})
+    assert [(part.status, part.figures["steps"]) for part in parts] == [(Status.COMPLETED, 4)]

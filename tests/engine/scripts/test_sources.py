@@ -229,6 +229,24 @@ def test_a_trainer_is_instrumented_beside_finders_of_an_old_kind(tmp_path: Path)
     assert done.stdout == "['RankwiseCallback']\n", done.stderr
 
 
+def test_a_loss_of_lightning_is_whole_where_gradients_are_accumulated(tmp_path: Path) -> None:
+    """Lightning gives callbacks the loss divided by accumulate_grad_batches."""
+    code = (
+        "from types import SimpleNamespace as Of\n"
+        "from rankwise_probe.callbacks import _LightningHooks\n"
+        "hooks = _LightningHooks()\n"
+        "for batches in (1, 4):\n"
+        "    for batch in range(1, 9):\n"
+        "        trainer = Of(global_step=8 * (batches == 4) + batch // batches, accumulate_grad_batches=batches)\n"
+        "        hooks.on_train_batch_end(trainer, None, {'loss': 2.5 / batches}, None, batch)\n"
+        "trainer.global_step += 1\n"
+        "hooks.on_train_batch_end(trainer, None, {}, None, 9)\n"
+    )
+    done = with_probe(tmp_path, code)
+    assert done.returncode == 0, done.stderr
+    assert probe_samples.series_of_probe(tmp_path, 0).losses == [2.5] * 10 + [None]
+
+
 def test_garbage_beside_the_samples_is_no_rank(tmp_path: Path) -> None:
     (tmp_path / "rank_0.1.samples").write_bytes(b"x" * 100)
     os.mkfifo(tmp_path / "rank_0.2.samples")

@@ -201,3 +201,13 @@ def test_what_a_script_does_not_start_without_is_named(
     text = (tmp_path / "study.yaml").read_text()
     assert f"# The script does not start without {named}: add a value to command.\n" in text
     assert "Further options of the script: --epochs\n" in text or "--epochs" not in source
+
+
+@pytest.mark.parametrize("told", ["10 steps took {took:.2f} s", "time per 10 iterations {took:.2f}s"])
+def test_a_time_of_several_steps_is_no_time_of_a_step(told: str, tmp_path: Path) -> None:
+    """It was read as that of one step, ten times what it is; without it, the time between lines is divided."""
+    script = tmp_path / "train.py"
+    script.write_text(f'for step in range(9):\n    print(f"step {{step}} loss {{loss:.3f}}, {told}")\n')
+    facts = script_facts(script)
+    assert facts.measure == "lines" and facts.pattern is not None
+    assert list(re.compile(facts.pattern).groupindex) == ["step", "loss"]

@@ -1,0 +1,142 @@
+"""One node's part of a script, run as its agent does.
+
+Of several nodes one reads the steps: the others' ranks print nothing, and end with those of the first.
+"""
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.plans.job import Job, Measurement
+from configs.plans.paths import JobPaths
+from configs.records.record import RankPart, Status
+from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.workloads.script import ScriptWorkload
+from configs.workloads.script_figures import TAKEN
+from engine.profiling.gpu import GpuSampler
+from engine.scripts import node_run
+from engine.scripts.commands import NodePlace
+from engine.scripts.workdir import fill_workdir
+from engine.workloads.script import run
+
+LOST = "raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:1234')"
+MEGATRON = (
+    "for n in range(1, 6): print(f' iteration {n:8d}/ 100 | consumed samples: 8 | elapsed time per iteration (ms): "
+    "{100.0 + n} | learning rate: 1E-3 | lm loss: 2.5E+00 |', flush=True)"
+)
+
+
+def node_parts(
+    folder: Path, source: str, node_rank: int, **fields: object
+) -> dict[int, tuple[RankPart, dict[str, np.ndarray]]]:
+    """Measure a script on one of two nodes with one process each; its parts by rank, with their columns."""
+    work = ScriptWorkload(command=("python", "-c", source), launcher="none", **fields)
+    measurement = Measurement(cell=Cell(workload=work, layout={"dp": 2}, nodes=2), repeat=0, attempt=1)
+    job = Job(
+        name="0001",
+        study="s",
+        measuring_pass="timed",
+        measuring=Measuring(),
+        measurements=(measurement,),
+        ranks_per_node=1,
+        timeout_seconds=100.0,
+        inputs=str(folder),
+        cache=str(folder),
+    )
+    paths = JobPaths(folder / "run" / "jobs" / "0001")
+    paths.folder.mkdir(parents=True)
+    place = NodePlace(node_rank, 2, 1, "127.0.0.1", 1234, "127.0.0.1", ("127.0.0.1", "127.0.0.1"), 1, False)
+    found: dict[int, tuple[RankPart, dict[str, np.ndarray]]] = {}
+
+    def keep(part: RankPart, samples: dict[str, np.ndarray], _: JobPaths) -> None:
+        found[part.rank] = part, samples
+
+    run(measurement, job, paths, place, sorted(os.sched_getaffinity(0)), keep)
+    return found
+
+
+LINES = {"pattern": r"step (?P<step>\d+)"}
+SOURCES = [{"measure": "lines", "lines": LINES}, {"measure": "lines", "lines": LINES | {"rank": "any"}},
+           {"measure": "tensorboard"}]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["first", "any", "tensorboard"])
+def test_ranks_that_print_nothing_do_not_hang(
+    source: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After hang_seconds the second node ended a launch whose first rank printed its steps."""
+    monkeypatch.setattr(node_run, "_START_SECONDS", 0.5)
+    parts = node_parts(tmp_path, "import time; time.sleep(2)", 1, hang_seconds=0.5, **source)
+    assert [(rank, part.status) for rank, (part, _) in parts.items()] == [(1, Status.COMPLETED)]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=["first", "any", "tensorboard"])
+def test_ranks_that_lose_those_which_stop_after_ended_are_complete(source: dict[str, object], tmp_path: Path) -> None:
+    parts = node_parts(tmp_path, LOST, 1, stop_after={"steps": 5}, **source)
+    assert parts[1][0].status is Status.COMPLETED
+
+
+@pytest.mark.parametrize(("code", "kind"), [(LOST, "PeerLost"), ("raise KeyError('layer')", "KeyError")])
+def test_other_ends_of_such_ranks_stay_failures(code: str, kind: str, tmp_path: Path) -> None:
+    more = {} if kind == "PeerLost" else {"stop_after": {"steps": 5}}
+    part, _ = node_parts(tmp_path, code, 1, measure="lines", lines=LINES, **more)[1]
+    assert part.status is Status.FAILED and part.failure is not None and part.failure.kind == kind
+
+
+def test_lines_of_the_last_rank_are_read_on_its_node(tmp_path: Path) -> None:
+    """Megatron's: the first node looked for them among the lines of its own ranks, and found none."""
+    part, columns = node_parts(tmp_path / "last", MEGATRON, 1, measure="lines", preset="megatron")[1]
+    assert part.status is Status.COMPLETED and part.figures["steps"] == 4
+    # A figure of the script would take the place of one of these.
+    assert {*part.figures, *GpuSampler(0, "").figures()} <= TAKEN | {"lines"}
+    assert sorted(columns) == ["loss", "step_seconds"]
+    part, columns = node_parts(tmp_path / "first", "pass", 0, measure="lines", preset="megatron")[0]
+    assert part.status is Status.COMPLETED and not columns
+    part, _ = node_parts(tmp_path / "none", "pass", 1, measure="lines", preset="megatron")[1]
+    assert part.failure is not None and part.failure.kind == "NoFigures"
+
+
+@pytest.mark.parametrize(("launcher", "rank"), [("mpirun", None), ("accelerate", None), ("none", "1")])
+def test_a_rank_that_rankwise_was_started_with_is_not_the_scripts(
+    launcher: str, rank: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks of mpirun took it for theirs."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "7")
+    place = NodePlace(1, 2, 1, "127.0.0.1", 1234, "127.0.0.1", ("127.0.0.1", "127.0.0.1"), 1, False)
+    work = ScriptWorkload(command=("a",), launcher=launcher)
+    node = SimpleNamespace(work=work, place=place, folder=tmp_path, samples=tmp_path, values={})
+    found = node_run.NodeRun.environment(node, None)  # type: ignore[arg-type]
+    assert found.get("RANK") == rank and "7" not in (found.get("LOCAL_RANK"), found.get("WORLD_SIZE"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"measure": "wall"},
+        {"measure": "lines", "lines": {"pattern": r"(?P<step_units>\d+) bytes"}},
+        {"measure": "json", "json_figures": {"figures": {"step_units": "0"}}},
+    ],
+    ids=["wall", "lines", "json"],
+)
+def test_a_whole_run_is_that_of_the_process(
+    source: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It included the unpacking of the inputs, the launcher's own time, and what passed until its end was seen."""
+
+    def slow_fill(*given: Any) -> None:
+        time.sleep(0.5)
+        fill_workdir(*given)
+
+    monkeypatch.setattr(node_run, "fill_workdir", slow_fill)
+    script = "import time; print('[8]', flush=True); print('8 bytes', flush=True); time.sleep(0.2)"
+    part, columns = node_parts(tmp_path, script, 0, **source)[0]
+    (seconds,) = columns["step_seconds"]
+    whole = part.figures["measurement_seconds"]
+    assert isinstance(whole, float) and 0.2 < seconds < whole - 0.5
