@@ -146,6 +146,14 @@ def changed_text(points: Sequence[tuple[int, tuple[str, ...]]]) -> str | None:
     return f"Not only the ranks changed: {'; '.join(marked)}. Speed-ups and laws there hold that change too."
 
 
+_SUPPORTED: dict[str | None, str] = {
+    "linear": "It does not rise: no overhead is seen that grows with the ranks.",
+    "amdahl": "It is flat: a part that does not run in parallel, not overhead that grows with the ranks.",
+}
+_UNDECIDED = "Whether it rises (overhead that grows) or is flat (a serial part) cannot be told."
+"""What the series means by the law that the data support, without overhead that surely grows."""
+
+
 def _trend(laws: ScalingLaws) -> str:
     """What the series of Karp and Flatt's serial fractions means."""
     series = laws.karp_flatt
@@ -165,11 +173,7 @@ def _trend(laws: ScalingLaws) -> str:
     if usl is not None:
         if usl.intervals["kappa"][0]:
             return f"{text} {rising} (kappa above 0)."
-        if laws.support.law == "linear":
-            return f"{text} It does not rise: no overhead is seen that grows with the ranks."
-        if laws.support.law == "amdahl":
-            return f"{text} It is flat: a part that does not run in parallel, not overhead that grows with the ranks."
-        return f"{text} Whether it rises (overhead that grows) or is flat (a serial part) cannot be told."
+        return f"{text} {_SUPPORTED.get(laws.support.law, _UNDECIDED)}"
     first, last = series[0], series[-1]
     if first.interval and last.interval:
         if last.interval[0] > first.interval[1]:
