@@ -76,8 +76,8 @@ def older_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_attention_is_the_same_by_an_older_compiler(older_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert attention._library() is not None, build.unavailable_reason()
     store = torch.randn(2, 1, 2, 2, 24, 32, generator=torch.Generator().manual_seed(0))
-    heads, values = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1)).split((6, 2), dim=1)
-    heads, values = heads.contiguous(), values.contiguous()
+    new = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1))
+    heads, values = new[:, :6].contiguous(), new[:, 6:].contiguous()
 
     def mixed() -> torch.Tensor:
         step = attention.DecodeAttention(store.clone(), 2, 4, 32**-0.5, strides=(6 * 32, 2 * 32))
