@@ -42,23 +42,30 @@ INLINE floats exponential(floats x) {
     return (floats)((words)sum & ~below);
 }
 
+/* Lanes of a and, numbered from LANES on, of b. gcc has had clang's builtin since version 12. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define CHOSEN(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define CHOSEN(a, b, ...) __builtin_shuffle(a, b, (integers){__VA_ARGS__})
+#endif
+
 /* Add pairs of a and b, each of groups of 2 h lanes: the first half of each group holds sums of a, the second of b. */
 #if defined(__AVX512F__)
-#define FOLD_8(a, b) (__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + \
-                      __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-#define FOLD_4(a, b) (__builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) + \
-                      __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-#define FOLD_2(a, b) (__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) + \
-                      __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-#define FOLD_1(a, b) (__builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) + \
-                      __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+#define FOLD_8(a, b) (CHOSEN(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + \
+                      CHOSEN(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+#define FOLD_4(a, b) (CHOSEN(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) + \
+                      CHOSEN(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+#define FOLD_2(a, b) (CHOSEN(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) + \
+                      CHOSEN(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+#define FOLD_1(a, b) (CHOSEN(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) + \
+                      CHOSEN(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
 #else
-#define FOLD_4(a, b) (__builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + \
-                      __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
-#define FOLD_2(a, b) (__builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + \
-                      __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
-#define FOLD_1(a, b) (__builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + \
-                      __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
+#define FOLD_4(a, b) (CHOSEN(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + \
+                      CHOSEN(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+#define FOLD_2(a, b) (CHOSEN(a, b, 0, 1, 8, 9, 4, 5, 12, 13) + \
+                      CHOSEN(a, b, 2, 3, 10, 11, 6, 7, 14, 15))
+#define FOLD_1(a, b) (CHOSEN(a, b, 0, 8, 2, 10, 4, 12, 6, 14) + \
+                      CHOSEN(a, b, 1, 9, 3, 11, 5, 13, 7, 15))
 #endif
 
 /* Lane i of the result is the sum of the lanes of sums[i]. */

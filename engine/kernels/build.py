@@ -158,21 +158,30 @@ def processor_flags() -> frozenset[str]:
 
 def _cache_folder() -> Path:
     """Return a folder writable by this user only, because its contents are loaded into the process."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    of_home = Path(home) / "rankwise" / "kernels"
+    # A tilde is left where neither HOME nor the system's list of users knows the home; it would become a folder here.
+    if not home.startswith("~") and _is_private(of_home):
+        return of_home
     temporary = tempfile.gettempdir()
-    for folder in (Path(home) / "rankwise" / "kernels", Path(temporary) / f"rankwise-kernels-{os.getuid()}"):
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_uid == os.getuid() and not _is_noexec(folder):
-            return folder
+    of_user = Path(temporary) / f"rankwise-kernels-{os.getuid()}"
+    if _is_private(of_user):
+        return of_user
     if _is_noexec(temporary):
         raise _BuildError(
             f"no code can be loaded from {home} or {temporary} (mounted noexec, or not writable); "
             "set XDG_CACHE_HOME to a folder of another disk"
         )
     return Path(tempfile.mkdtemp(prefix="rankwise-kernels-"))
+
+
+def _is_private(folder: Path) -> bool:
+    """Return whether code in a folder of this user, made if it is not there, can be written and loaded."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_uid == os.getuid() and not _is_noexec(folder)
 
 
 def _is_noexec(folder: str | Path) -> bool:

@@ -208,8 +208,51 @@ static inline uint16_t to_bfloat16(float value) { /* to the nearest, ties to eve
     return (uint16_t)((wide.bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
 }
 
-#define SAME(value) (value)
+#ifdef __FLT16_MANT_DIG__
+typedef _Float16 Half;
+#define FROM_FLOAT16 (float)
 #define TO_FLOAT16(value) ((_Float16)(value))
+#else /* gcc before version 12, that of many clusters, has no such type on x86-64 */
+typedef uint16_t Half;
+#define FROM_FLOAT16 from_float16
+#define TO_FLOAT16 to_float16
+
+typedef union { float number; uint32_t bits; } Wide;
+
+static inline float from_float16(uint16_t value) {
+    const Wide least_normal = {.bits = 113u << 23}; /* 2^-14 */
+    Wide wide = {.bits = (uint32_t)(value & 0x7fff) << 13};
+    const uint32_t exponent = wide.bits & (0x7c00u << 13);
+    wide.bits += (127u - 15) << 23;
+    if (exponent == 0x7c00u << 13) { /* infinity or NaN */
+        wide.bits += (128u - 16) << 23;
+    } else if (exponent == 0) { /* zero or denormal */
+        wide.bits += 1u << 23;
+        wide.number -= least_normal.number;
+    }
+    wide.bits |= (uint32_t)(value & 0x8000) << 16;
+    return wide.number;
+}
+
+static inline uint16_t to_float16(float value) { /* to the nearest, ties to even; a NaN stays one */
+    const Wide magic = {.bits = (127u - 15 + 23 - 10 + 1) << 23}; /* its last bit is that of a denormal float16 */
+    Wide wide = {value};
+    const uint32_t sign = wide.bits & 0x80000000u;
+    uint32_t half;
+    wide.bits ^= sign;
+    if (wide.bits >= (127u + 16) << 23) {
+        half = wide.bits > 0x7f800000u ? 0x7e00 : 0x7c00;
+    } else if (wide.bits < 113u << 23) {
+        wide.number += magic.number;
+        half = wide.bits - magic.bits;
+    } else {
+        half = (wide.bits - ((127u - 15) << 23) + 0xfff + (wide.bits >> 13 & 1)) >> 13;
+    }
+    return (uint16_t)(half | sign >> 16);
+}
+#endif
+
+#define SAME(value) (value)
 
 /* The target may be one of the sources, which must be declared (ivdep) for vectorisation. Two ranks,
    the most common number, need no intermediate array of sums. */
@@ -241,7 +284,7 @@ SUM(sum_float64, double, double, SAME, SAME)
 SUM(sum_int32, uint32_t, uint32_t, SAME, SAME) /* unsigned: an overflow wraps, as in torch */
 SUM(sum_int64, uint64_t, uint64_t, SAME, SAME)
 SUM(sum_bfloat16, uint16_t, float, from_bfloat16, to_bfloat16)
-SUM(sum_float16, _Float16, float, (float), TO_FLOAT16)
+SUM(sum_float16, Half, float, FROM_FLOAT16, TO_FLOAT16)
 
 static void sum(int dtype, void *target, char *const *sources, int size, size_t count) {
     switch (dtype) {

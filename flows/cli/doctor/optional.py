@@ -21,13 +21,18 @@ advises 16 MiB or more for 10 Gbit/s and above.
 """
 _DEFAULT_NCCL_BUFFER_BYTES = 4 << 20  # NCCL's user guide, NCCL_BUFFSIZE
 _KERNELS_SECONDS = 25.0
-"""To compile takes 2 s, and several times as long on a busy machine."""
+"""To compile takes 4 s, and several times as long on a busy machine."""
 _ASK_KERNELS = """
 from pathlib import Path
 import engine.kernels.build as build
-if build.load_library(Path(build.__file__).with_name("linear.c")) is None:
-    print(build.unavailable_reason())
+own = Path(build.__file__).parent
+wanted = ((own / "linear.c",), (own / "rows.c", "-ffp-contract=off"), (own.parent / "parallel" / "shared_memory.c",))
+for source, *flags in wanted:
+    if build.load_library(source, *flags) is None:
+        print(build.unavailable_reason())
+        break
 """
+"""An old compiler takes some sources and not others. These need all that the rest needs, which takes longer."""
 
 
 def check_deepspeed() -> list[DoctorCheck]:

@@ -403,6 +403,33 @@ def test_a_cache_that_cannot_be_written_is_replaced(
     assert [path.suffix for path in folder.iterdir()] == [".so"] and folder.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_tilde_is_the_home_folder_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It became a folder named ~ where the process runs: as `env` of a target, and for a user without a home."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/scratch")
+    assert build._cache_folder() == home / "scratch" / "rankwise" / "kernels"
+    monkeypatch.setattr(build.os.path, "expanduser", lambda path: path)
+    for named in ("~/scratch", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", named)
+        assert build._cache_folder() == tmp_path / f"rankwise-kernels-{os.getuid()}"
+    assert not list(here.iterdir())
+
+
+def test_a_cache_is_used_without_a_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose own disk is read-only."""
+
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build.tempfile, "gettempdir", none)
+    assert build._cache_folder() == tmp_path / "rankwise" / "kernels"
+
+
 def test_a_word_that_is_no_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_KERNELS", "fast")
     with pytest.raises(ValueError, match="'fast' is not one of on, off, avx2"):

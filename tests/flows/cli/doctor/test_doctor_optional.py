@@ -76,6 +76,20 @@ def test_kernels_are_compiled_or_the_reason_is_told(monkeypatch: pytest.MonkeyPa
     assert "-march=x86-64-v3" in found.detail and found.remedy == "apt-get install gcc, or set CC"
 
 
+@pytest.mark.parametrize("source", ["rows.c", "shared_memory.c"])
+def test_a_compiler_that_takes_some_kernels_only_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    """As gcc 8 does, which has no conversion of vectors."""
+    old = tmp_path / "cc"
+    old.write_text(f'#!/bin/sh\ncase "$*" in *{source}*) exit 1;; esac\nexec cc "$@"\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CC", str(old))
+    (found,) = optional.check_kernels()
+    assert found.state == "warning" and f"more slowly: {source}: " in found.detail, found
+
+
 def test_rocm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert optional.check_rocm(tmp_path)[0].state == "missing"
     device = put(tmp_path, "dev/kfd", "")
