@@ -67,6 +67,7 @@ ALLOWED = {
     "engine/planner/choice/descriptions.py": (1, "a cell of no work, for its machine"),
     "engine/planner/local.py": (1, "stages of a pipeline that take turns with a batch of prompts"),
     "flows/cli/first_study/write.py": (1, "writes a study of a script"),
+    "engine/planner/heads.py": (3, "encoding has no head to logits, generation one, a training its task's"),
     "flows/cli/plan/benchmark.py": (2, "writes a study of training"),
     "flows/cli/plan/learned.py": (4, "a plan of training or of generation, which past runs correct"),
     "flows/cli/verify/text.py": (3, "`rankwise verify` is for the kinds that take prompts"),
