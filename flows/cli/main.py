@@ -175,13 +175,23 @@ def doctor(
     from flows.cli.doctor.calibrate import calibrate_command
     from flows.cli.doctor.command import doctor as examine
     from flows.cli.errors import plainly
-    from flows.cli.run import guarded
 
+    debug = context.obj["debug"]
     if calibrate and master is not None:
         typer.echo("--master: has no effect with --calibrate. Leave it out", err=True)
         raise typer.Exit(2)
-    work = lambda: calibrate_command(as_json) if calibrate else examine(master, as_json)  # noqa: E731
-    raise typer.Exit(guarded(lambda: plainly(work), Path("doctor"), context.obj["debug"]))
+    if calibrate:
+        from flows.cli.run import guarded
+
+        raise typer.Exit(guarded(lambda: plainly(lambda: calibrate_command(as_json)), Path("doctor"), debug))
+    try:
+        code = plainly(lambda: examine(master, as_json))
+    except ValueError as error:  # not `guarded`: it needs the packages that the doctor may find shadowed by others
+        if debug:
+            raise
+        typer.echo(str(error), err=True)
+        code = 1
+    raise typer.Exit(code)
 
 
 def ui(context: typer.Context) -> None:
