@@ -48,10 +48,9 @@ def data_folder() -> Path:
 
 def user_folder(variable: str, below_home: str) -> Path:
     """The folder that an XDG variable names, else its default below the home folder. Raises ValueError without one."""
+    # A relative path there is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
     xdg = Path(os.environ.get(variable, ""))
-    if (
-        xdg.is_absolute()
-    ):  # a relative path is to be ignored: https://specifications.freedesktop.org/basedir-spec/latest/
+    if xdg.is_absolute():
         return xdg
     home = expanded("~")
     if not home.is_absolute():  # a user without an entry in passwd, as in a container
