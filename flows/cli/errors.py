@@ -5,6 +5,8 @@ guarded(lambda: plainly(work), ...)       # "plan/plan.json: Permission denied",
 
 import errno
 import os
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,30 @@ def plainly(work: Callable[[], int], kind: type[ValueError | OSError] = ValueErr
         where = f"{error.filename}: " if error.filename else ""
         told = OSError if error.errno in DISK_FAULTS else kind
         raise told(f"{where}{error.strerror or error}") from error
+
+
+def guarded_alone(work: Callable[[], int], debug: bool) -> int:
+    """Do as `flows.cli.run.guarded` does, with the standard library alone: for what may find packages broken."""
+    try:
+        return plainly(work)
+    except KeyboardInterrupt as error:
+        caught: BaseException = error
+        said = "interrupted"
+    except BrokenPipeError as error:
+        caught, said = error, ""
+        discard_output()
+    except (OSError, ValueError) as error:
+        caught, said = error, str(error)
+    if said:
+        print(said, file=sys.stderr)
+    if debug:
+        traceback.print_exception(caught)
+    return 1
+
+
+def discard_output() -> None:
+    """Let standard output, whose reader or disk takes no more, end in the null device."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def resolved(path: Path) -> Path:

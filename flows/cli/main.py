@@ -174,7 +174,7 @@ def doctor(
     """Check this machine and print a remedy for each problem."""
     from flows.cli.doctor.calibrate import calibrate_command
     from flows.cli.doctor.command import doctor as examine
-    from flows.cli.errors import plainly
+    from flows.cli.errors import guarded_alone, plainly
 
     debug = context.obj["debug"]
     if calibrate and master is not None:
@@ -184,14 +184,8 @@ def doctor(
         from flows.cli.run import guarded
 
         raise typer.Exit(guarded(lambda: plainly(lambda: calibrate_command(as_json)), Path("doctor"), debug))
-    try:
-        code = plainly(lambda: examine(master, as_json))
-    except ValueError as error:  # not `guarded`: it needs the packages that the doctor may find shadowed by others
-        if debug:
-            raise
-        typer.echo(str(error), err=True)
-        code = 1
-    raise typer.Exit(code)
+    # Not `guarded`: it needs the packages that the doctor may find shadowed by others.
+    raise typer.Exit(guarded_alone(lambda: examine(master, as_json), debug))
 
 
 def ui(context: typer.Context) -> None:

@@ -25,8 +25,8 @@ from configs.spec.study import StudyError, StudySpec, load_study
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
 from flows.cli.console import plain_console
+from flows.cli.errors import discard_output
 from flows.cli.offers import agreed_to_rent
-from flows.cli.streams import discard_output
 from flows.expected import EXPECTED, sentence_of
 from flows.server.local import HEALTHY_SECONDS, ApiLease, LocalServerError
 

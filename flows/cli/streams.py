@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flows.cli.errors import DISK_FAULTS
+from flows.cli.errors import DISK_FAULTS, discard_output
 
 
 def open_missing_streams() -> None:
@@ -34,11 +34,6 @@ def print_every_character() -> None:
     """Print as an escape what the encoding of standard output lacks (Latin-1, ASCII), instead of an error."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def discard_output() -> None:
-    """Let standard output, whose reader or disk takes no more, end in the null device."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

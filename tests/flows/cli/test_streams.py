@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 
 _RANKWISE = "from flows.cli.main import app; app()"
+_INTERRUPTED_DOCTOR = """import os, signal, sys
+from flows.cli.doctor import command
+from flows.cli.main import app
+command.diagnose = lambda master: os.kill(os.getpid(), signal.SIGINT)
+sys.argv = ["rankwise", "doctor"]
+app()
+"""
 
 
 @pytest.mark.parametrize(
@@ -66,3 +73,20 @@ def test_a_full_disk_without_a_buffer_is_one_line(words: list[str]) -> None:
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     assert (done.returncode, done.stderr.splitlines()) == (1, ["No space left on device"])
+
+
+def test_what_ends_the_doctor_is_told_without_a_traceback() -> None:
+    """It goes without the guard of other commands, whose packages it may find shadowed."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as unread:
+        done = subprocess.run(
+            [sys.executable, "-c", _RANKWISE, "doctor"], stdout=unread, stderr=subprocess.PIPE, text=True, timeout=600,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    doctor = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED_DOCTOR], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    _, said = doctor.communicate(timeout=600)
+    assert (doctor.returncode, said) == (1, "interrupted\n")
