@@ -26,7 +26,7 @@ from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import MIB, read_model, read_tail
 from configs.common.printable import plural
 from configs.common.system.cores import usable_cores
-from configs.common.system.proc import read_fields
+from configs.common.system.memory import host_memory_available
 from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement, Progress
 from configs.plans.model_manifest import ModelManifest
@@ -182,8 +182,8 @@ def _check(config: BenchmarkConfig) -> None:
         )
     if not accelerators:
         parameters = sum(int(np.prod(shape)) for shape in model.tensor_shapes().values())
-        wanted, free = parameters * _ITEM_BYTES[config.dtype], _available_bytes()
-        if free is not None and wanted > free:
+        wanted, free = parameters * _ITEM_BYTES[config.dtype], host_memory_available()
+        if wanted > free:
             raise ValueError(
                 f"num_layers, hidden_size: the weights take {wanted / 1e9:.1f} GB in {config.dtype}, and "
                 f"{free / 1e9:.1f} GB of memory are free; use a smaller shape or a shorter dtype"
@@ -192,12 +192,6 @@ def _check(config: BenchmarkConfig) -> None:
 
 _SMALLEST = {"world_size": 1, "batch_size": 1, "seq_len": 1, "repeats": 1, "new_tokens": 2}
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-def _available_bytes() -> int | None:
-    """Memory that new processes can have without swapping (MemAvailable of proc(5))."""
-    field = read_fields("/proc/meminfo").get("MemAvailable")
-    return int(field.split()[0]) * 1024 if field else None
 
 
 def _launch(config: BenchmarkConfig, ranks: int, repeat: int, folder: Path) -> _Launch:

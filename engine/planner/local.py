@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from configs.common.system.cores import usable_cores
+from configs.common.system.memory import host_memory_total
 from configs.common.system.proc import read_fields
 from configs.hardware.calibration import Calibration, Fingerprint, LinkTransport, calibration_path, read_calibration
 from configs.hardware.catalog import accelerator
@@ -51,7 +52,7 @@ class LocalMachine:
         if self.calibration is None:
             return with_cores(self.estimate, cores_per_rank)
         at_once = None if computing is None else computing * cores_per_rank
-        return with_cores(self.calibration.to_machine(busy, transport, at_once), cores_per_rank)
+        return with_cores(_with_allowed_memory(self.calibration.to_machine(busy, transport, at_once)), cores_per_rank)
 
     def while_running(self, cell: Cell) -> Machine:
         """Return the machine as a cell's ranks have it, on one node or on nodes that are parts of it."""
@@ -123,7 +124,7 @@ def estimated_machine(fingerprint: Fingerprint) -> Machine:
         peak["bfloat16"] = 16 * cycle * hertz
     elif flags & {"avx512_bf16", "bf16"}:
         peak["bfloat16"] = 2 * cycle * hertz
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = host_memory_total()
     accelerator = Accelerator(
         name="this-cpu",
         title=f"a core of {fingerprint.cpu_model or 'this CPU'}",
@@ -142,6 +143,16 @@ def estimated_machine(fingerprint: Fingerprint) -> Machine:
         inside=_LOOPBACK,
         host_memory_bytes=memory,
     )
+
+
+def _with_allowed_memory(machine: Machine) -> Machine:
+    """Return the machine with no more memory than this process may take: another one may have calibrated it."""
+    whole, allowed = machine.host_memory_bytes, host_memory_total()
+    if whole is None or whole <= allowed:
+        return machine
+    share = machine.accelerator.memory_bytes * allowed // whole
+    accelerator = machine.accelerator.model_copy(update={"memory_bytes": share})
+    return machine.model_copy(update={"accelerator": accelerator, "host_memory_bytes": allowed})
 
 
 def with_cores(machine: Machine, cores: int) -> Machine:

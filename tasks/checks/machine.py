@@ -23,6 +23,7 @@ from configs.common.files.reading import PLAN_BYTES, read_json_object, read_mode
 from configs.common.printable import plural
 from configs.common.secrets import redacted
 from configs.common.system.cores import quota_cores, usable_cores
+from configs.common.system.memory import host_memory_available
 from configs.hardware.catalog import accelerator, instance
 from configs.hardware.hardware import Accelerator
 from configs.plans.model_manifest import ModelManifest
@@ -266,7 +267,7 @@ def _cluster_device(target: ClusterTarget) -> Accelerator | None:
 def _available(devices: Sequence[LocalAccelerator], ranks: int) -> tuple[int | None, str]:
     """Bytes for the ranks of a cell, None where a driver does not say, and whose: nothing, or ` on 2 x NVIDIA A10G`."""
     if not devices:
-        return psutil.virtual_memory().available, ""
+        return host_memory_available(), ""
     used = devices[:ranks]
     sizes = [device.memory_bytes for device in used if device.memory_bytes is not None]
     return (sum(sizes) if len(sizes) == len(used) else None), f" on {device_text(used)}"

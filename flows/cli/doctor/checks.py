@@ -30,6 +30,7 @@ from configs.common.files.reading import read_text
 from configs.common.printable import plural
 from configs.common.secrets import without_password
 from configs.common.system.cores import quota_cores
+from configs.common.system.memory import host_memory_available, host_memory_total
 from configs.spec.measuring import Profiler
 from slurm.launcher.profilers import why_not
 
@@ -112,24 +113,12 @@ def check_cores_and_memory() -> list[DoctorCheck]:
         cores = DoctorCheck(
             "cores", "warning", detail, "studies take no more ranks than that; raise the container's limit for more"
         )
-    memory = psutil.virtual_memory()
-    free = memory.available
-    limit = _cgroup_number("memory.max")
-    note = ""
-    if limit is not None and limit < memory.total:
-        free = min(free, max(0, limit - (_cgroup_number("memory.current") or 0)))
-        note = f", container's limit {limit / _GIB:.1f} GiB"
-    detail = f"{free / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free{note}"
+    whole, limit, free = psutil.virtual_memory().total, host_memory_total(), host_memory_available()
+    note = f", the limit of this container or job; the machine has {whole / _GIB:.1f} GiB" if limit < whole else ""
+    detail = f"{free / _GIB:.1f} of {limit / _GIB:.1f} GiB free{note}"
     if free < 2 * _GIB:
         return [cores, DoctorCheck("memory", "warning", detail, "end other programs; the quickstart needs about 2 GiB")]
     return [cores, DoctorCheck("memory", "ok", detail)]
-
-
-def _cgroup_number(name: str) -> int | None:
-    try:
-        return int((Path("/sys/fs/cgroup") / name).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def check_folders(runs: Path, cache: Path) -> list[DoctorCheck]:

@@ -13,6 +13,7 @@ import typer
 
 from configs.common.base import Frozen, write_atomically
 from configs.common.system.cores import usable_cores
+from configs.common.system.memory import host_memory_total
 
 if TYPE_CHECKING:
     from slurm.schedulers.commands.partitions import Partition
@@ -71,7 +72,6 @@ def _row(node: ListedNode) -> tuple[str, ...]:
 
 
 def _this_machine() -> ListedNode:
-    import psutil
 
     from flows.cli.doctor.gpus import amd_gpus, nvidia_gpus
 
@@ -82,7 +82,7 @@ def _this_machine() -> ListedNode:
         vcpus=usable_cores(),
         accelerator=gpus[0] if gpus else None,
         accelerators=len(gpus),
-        host_memory_bytes=psutil.virtual_memory().total,
+        host_memory_bytes=host_memory_total(),
     )
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, get_args
 
-import psutil
 from pydantic import ValidationError
 
 from configs.common.base import WrongArgument, write_atomically
 from configs.common.execution import Layout, Strategy
 from configs.common.files.reading import read_text
 from configs.common.system.cores import usable_cores
+from configs.common.system.memory import host_memory_total
 from configs.hardware.architectures import ARCHITECTURES
 from configs.spec.cell import Cell
 from configs.spec.experiments import StrongScaling
@@ -62,7 +62,7 @@ def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -
     if request.mode != "training":
         raise ValueError("--benchmark-out: supports training only. Leave --mode out")
     architecture = find_model(request.model, cache_folder())
-    here = LocalRanks(usable_cores(), local_accelerators(), psutil.virtual_memory().total)
+    here = LocalRanks(usable_cores(), local_accelerators(), host_memory_total())
     text, comments = benchmark(request, architecture, hardware, file.absolute().parent, here)
     if file.exists() and not (file.is_file() and read_text(file) == text):  # somebody has edited it since
         raise WrongArgument(f"--benchmark-out: {file}: exists already with other content. Choose another name")

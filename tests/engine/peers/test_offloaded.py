@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from configs.common.system.memory import host_memory_available
 from configs.workloads.generate import GenerateWorkload
 from engine.peers import offloaded
 from engine.peers.offloaded import place
@@ -150,24 +149,6 @@ def test_the_need_is_that_of_weights_twin_and_logits() -> None:
 def test_batches_hold_so_many_tokens_with_their_padding() -> None:
     prompts = [[1] * length for length in (3, 4, 2, 30, 2, 2)]
     assert [tuple(batch.tokens.shape) for batch in batches_of_tokens(prompts, 12, CPU)] == [(3, 4), (1, 30), (2, 2)]
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_control_group_limits_the_memory(version: int, tmp_path: Path) -> None:
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
-    top = tmp_path / "cgroup"
-    outer = (top / "memory" if version == 1 else top) / "job"
-    inner = outer / "step"
-    inner.mkdir(parents=True)
-    for folder, limit, used, cached in ((outer, "1000", "700", "100"), (inner, "max", "600", "0")):
-        for name, value in zip((*names, "memory.stat"), (limit, used, f"total_inactive_file {cached}"), strict=True):
-            (folder / name).write_text(value)
-    membership = tmp_path / "membership"
-    membership.write_text("3:memory:/job/step\n" if version == 1 else "0::/job/step\n")
-    assert host_memory_available(top, membership) == 400
-    membership.write_text("1:cpu:/other\n")
-    assert host_memory_available(top, membership) > 2**20
-    assert host_memory_available(top, tmp_path / "absent") > 2**20
 
 
 def test_a_gpu_keeps_what_fits_and_the_host_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
