@@ -31,7 +31,7 @@ test: $(VENV)/.installed-dev  ## every test that this machine can run, but the s
 test-slow: $(VENV)/.installed-dev  ## the slow tests of CI: the UI in a browser, a team's whole life, crashes, two hosts
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --durations 20 -m "slow and not slurm and not nightly" $(call marked,slow)
 
-test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab of its own on this machine; as root, see docs/how-to/lab.md
+test-slurm: $(VENV)/.installed-dev  ## on a real Slurm, a lab on this machine; as root: docs/how-to/clusters/lab.md
 	$(BIN)/python -m pytest --durations 20 -m "slurm and not slow" $(call marked,slurm)
 
 test-slurm-slow: $(VENV)/.installed-dev  ## its slow ones: a shipped study and DeepSpeed on two nodes, libraries fetched for nodes that have none; as root, some four minutes

@@ -1,8 +1,8 @@
 """A real Slurm cluster on one Linux machine, for testing without a rented cluster.
 
 munge, MariaDB, slurmdbd, slurmctld and one slurmd per node run on this machine. Each node has its own network, host
-name and name resolution (namespaces), its own cores, and a link with a configurable speed. `docs/how-to/lab.md` lists
-uses and limitations.
+name and name resolution (namespaces), its own cores, and a link with a configurable speed. `docs/how-
+to/clusters/lab.md` lists uses and limitations.
 
     plan      what a lab is: names, addresses, cores, folders
     files     the configuration files, as text

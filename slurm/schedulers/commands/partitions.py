@@ -355,7 +355,7 @@ def _asked(command: list[str], cluster: str | None = None) -> str:
     except FileNotFoundError as error:
         raise ClusterError(
             f"`{command[0]}`: not found on PATH. Submit from a machine of the cluster "
-            "(docs/how-to/lab.md: how to run a cluster on this machine)"
+            "(docs/how-to/clusters/lab.md: how to run a cluster on this machine)"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise ClusterError(f"Slurm: `{command[0]}` timed out after {_LIMIT_SECONDS:.0f} s ({where})") from error

@@ -41,7 +41,9 @@ def test_the_bound_of_memory_that_is_shown_keeps_the_gpus_sold_with_24_gb() -> N
     """A process can use less, so that memory>=24, which was shown, left them out."""
     with pytest.raises(ValueError, match="--hardware-filter: ") as refused:
         parse_filter("")
-    shown = re.findall(r"memory>=\d+", str(refused.value) + (ROOT / "docs" / "how-to" / "nodes.md").read_text())
+    shown = re.findall(
+        r"memory>=\d+", str(refused.value) + (ROOT / "docs" / "how-to" / "clouds" / "nodes.md").read_text()
+    )
     assert len(shown) == 2
     for bound in shown:
         assert {"aws/g5.xlarge", "aws/g6.xlarge", "gcp/g2-standard-4"} <= set(names(f"GPU, {bound}"))

@@ -68,7 +68,7 @@ def test_openais_client_gets_embeddings_without_naming_a_form() -> None:
 
 
 def test_the_fields_of_requests_are_in_the_page_on_serving() -> None:
-    page = (ROOT / "docs" / "how-to" / "serve.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "serving" / "serve.md").read_text()
     paragraph = re.split(r"\n\n", page.partition("Supported fields of requests to decoders: ")[2])[0]
     decoders, _, others = paragraph.partition("Encoder-decoders take ")
     of_two, _, of_encoders = others.partition("encoders `encoding_format`")
@@ -81,7 +81,7 @@ def test_the_fields_of_requests_are_in_the_page_on_serving() -> None:
 
 
 def test_the_page_on_serving_names_the_metrics_that_there_are() -> None:
-    page = (ROOT / "docs" / "how-to" / "serve.md").read_text().partition("## Metrics")[2]
+    page = (ROOT / "docs" / "how-to" / "serving" / "serve.md").read_text().partition("## Metrics")[2]
     of_all, _, of_few = page.partition("Servers of encoders")
     for registry, text in ((ServerMetrics("m").registry, of_all), (Figures("m").registry, of_few)):
         there = {metric.name + "_total" * (metric.type == "counter") for metric in registry.collect()}

@@ -286,7 +286,7 @@ def test_credentials_that_expire_meanwhile_are_no_wrong_parameter(error: Excepti
 
 def test_the_policy_of_the_documents_allows_every_call() -> None:
     """The first spot instance of an account needs a role, which EC2 makes with the caller's permissions."""
-    statements = json.loads((ROOT / "docs" / "how-to" / "aws-policy.json").read_text())["Statement"]
+    statements = json.loads((ROOT / "docs" / "how-to" / "clouds" / "aws-policy.json").read_text())["Statement"]
     actions = [each["Action"] for each in statements]
     allowed = {name for each in actions for name in ([each] if isinstance(each, str) else each)}
     source = (ROOT / "tasks" / "providers" / "aws" / "provider.py").read_text()

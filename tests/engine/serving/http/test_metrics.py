@@ -38,7 +38,7 @@ def test_every_figure_is_zero_before_the_first_request() -> None:
     samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
     samples = [one for one in samples if not one.name.endswith("_created")]
     names = {one.name.removesuffix("_count") for one in samples}
-    guide = (Path(__file__).parents[4] / "docs" / "how-to" / "serve.md").read_text()
+    guide = (Path(__file__).parents[4] / "docs" / "how-to" / "serving" / "serve.md").read_text()
     documented = set(re.findall(r"`((?:vllm|rankwise):\w+)`", guide))
     assert documented - names == {"rankwise:requests_refused_total"}  # which refusals there will be is not known
     assert {one.labels["engine"] for one in samples if "engine" in one.labels} == {"0", "1"}
