@@ -2,17 +2,18 @@
 
     fill_workdir(work, inputs_folder, workdir, values, planned_contents(...))
 
-An input is a tar archive named by its hash; its members are checked by Python's data filter and bounded.
+An input is a tar archive of regular files, named by its hash; another member, or one that lies outside, is refused.
 """
 
 import json
 import tarfile
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from configs.common.files.reading import check_regular, read_text
 from configs.common.files.yaml_text import yaml_text
+from configs.common.printable import printable
 from configs.workloads.placeholders import ParameterValue, filled_text, names_in
 from configs.workloads.script import ScriptWorkload
 
@@ -32,7 +33,7 @@ def fill_workdir(
         path = inputs / f"{digest}.tar"
         check_regular(path)
         with tarfile.open(path, "r:") as archive:
-            archive.extractall(folder, filter="data")
+            _unpack(archive, folder, path.name)
     for name in work.templates:
         _render(folder, name, values)
     for name in dict.fromkeys((*planned, *work.config_files)):
@@ -40,6 +41,16 @@ def fill_workdir(
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = merged(planned.get(name, {}), _with_values(work.config_files.get(name, {}), values))
         path.write_text(json.dumps(whole, indent=1) if path.suffix == ".json" else yaml_text(whole))
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path, name: str) -> None:
+    """Unpack regular files, of which alone an input consists. Raises ValueError for another member."""
+    for member in archive:
+        inside = PurePosixPath(member.name)
+        if not member.isreg() or inside.is_absolute() or ".." in inside.parts:
+            raise ValueError(f"inputs: {name}: {printable(member.name, 200)}: no file inside the folder")
+    # Python has filters since 3.11.4; Debian 12 has 3.11.2.
+    archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

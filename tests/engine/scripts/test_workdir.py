@@ -1,5 +1,7 @@
 """The folder that a script runs in."""
 
+import tarfile
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,45 @@ def test_a_template_that_cannot_be_rendered_is_named(text: str, tmp_path: Path) 
     work = ScriptWorkload(command=("t.py",), inputs=inputs, templates=("conf.yaml.j2",))
     with pytest.raises(ValueError, match=r"^workload\.templates: conf\.yaml\.j2: "):
         fill_workdir(work, tmp_path, tmp_path / "work", {"micro_batch_size": None}, {})
+
+
+def _filled(archive: Path, folder: Path) -> None:
+    work = ScriptWorkload(command=("t.py",), inputs=(archive.stem,))
+    fill_workdir(work, archive.parent, folder, {}, {})
+
+
+@pytest.mark.parametrize("filters", [True, False], ids=["python that filters", "debian 12's 3.11.2"])
+def test_inputs_are_unpacked_by_every_python(filters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not filters:
+        whole = tarfile.TarFile.extractall
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda archive, path: whole(archive, path))
+    source = tmp_path / "train"
+    (source / "data").mkdir(parents=True)
+    (source / "data" / "rows.txt").write_text("1\n")
+    (source / "run.sh").write_text("#!/bin/sh\n")
+    (source / "run.sh").chmod(0o700)
+    (tmp_path / "inputs").mkdir()
+    digest = pack_input(tmp_path, "train", tmp_path / "inputs")
+    _filled(tmp_path / "inputs" / f"{digest}.tar", tmp_path / "work")
+    assert (tmp_path / "work" / "train" / "data" / "rows.txt").read_text() == "1\n"
+    assert (tmp_path / "work" / "train" / "run.sh").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../out.txt", tarfile.REGTYPE), ("/out.txt", tarfile.REGTYPE), ("a/../../out.txt", tarfile.REGTYPE),
+     ("link", tarfile.SYMTYPE), ("pipe", tarfile.FIFOTYPE)],
+)  # fmt: skip
+def test_an_input_of_another_kind_is_refused_before_anything_is_unpacked(
+    name: str, kind: bytes, tmp_path: Path
+) -> None:
+    archive = tmp_path / f"{'0' * 64}.tar"
+    with tarfile.open(archive, "w") as packed:
+        for each, its_kind in (("first.txt", tarfile.REGTYPE), (name, kind)):
+            member = tarfile.TarInfo(each)
+            member.type, member.linkname = its_kind, "/etc"
+            packed.addfile(member, BytesIO(b""))
+    with pytest.raises(ValueError, match="no file inside the folder"):
+        _filled(archive, tmp_path / "work")
+    assert not list((tmp_path / "work").iterdir())
