@@ -257,6 +257,7 @@ def test_the_model_is_written_in_files_with_an_index(tmp_path: Path) -> None:
     assert again.returncode == 2 and "not written over" in again.stderr
 
 
+@pytest.mark.slow
 def test_products_of_two_checkouts_are_compared_in_speed_and_bits(capsys: pytest.CaptureFixture[str]) -> None:
     """Against itself: the bits are the same."""
     here = Path(__file__).resolve().parents[2]

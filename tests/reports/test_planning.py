@@ -261,6 +261,7 @@ def forecast_of(run: RunPaths, plan: Plan) -> StudyForecast:
     return found
 
 
+@pytest.mark.slow
 def test_weak_scaling_is_forecast_to_4096_ranks(tmp_path: Path) -> None:
     run, plan = scaling_run(tmp_path, "weak")
     found = forecast_of(run, plan)

@@ -368,7 +368,11 @@ def test_a_clock_that_is_set_during_a_measurement_ends_nothing(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("seconds", "pause", "limit"), [(30, 2.5, 2), (6, 6.5, 60)], ids=["it-goes-on", "it-is-over-at-once"]
+    ("seconds", "pause", "limit"),
+    [
+        pytest.param(30, 2.5, 2, id="it-goes-on"),
+        pytest.param(6, 6.5, 60, id="it-is-over-at-once", marks=pytest.mark.slow),
+    ],
 )
 def test_a_measurement_with_a_pause_in_it_is_preempted(
     tmp_path: Path, seconds: float, pause: float, limit: float

@@ -357,6 +357,7 @@ def weights(hosts: SshTestHosts, manifest: Path) -> list[bytes]:
     return [(host.disk / name).read_bytes() for host in hosts.hosts if (host.disk / name).exists()]
 
 
+@pytest.mark.slow
 def test_each_byte_of_a_model_leaves_this_machine_once(hosts: SshTestHosts, model: Path) -> None:
     """To three hosts: two get it from the one before. What is there is not brought again; what is damaged is."""
     target = lab(hosts)

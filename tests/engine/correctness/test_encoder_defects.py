@@ -18,7 +18,7 @@ LAYOUTS = (Setting(), Setting(tp=2), Setting(pp=2, batch=6), Setting(tp=2, pp=2)
 ENCODED, DECODED = "encoder.block.1.", "decoder.block.1."
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_clean_encoders_agree(dtype: str) -> None:
     for layout in LAYOUTS:
         verdict = bert_case(1).verdict(replace(layout, dtype=dtype))
@@ -27,7 +27,7 @@ def test_clean_encoders_agree(dtype: str) -> None:
         assert verdict.encoded is not None and verdict.encoded.same_nearest == 1.0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("gated", [False, True], ids=["relu, tied", "gated gelu, untied"])
 def test_clean_encoder_decoders_agree(dtype: str, gated: bool) -> None:
     for layout in LAYOUTS:

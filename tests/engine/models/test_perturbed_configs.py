@@ -56,7 +56,7 @@ def _judge(config: dict[str, Any], folder: Path) -> Counter[str]:
     return fates + Counter(tried=len(tried))
 
 
-_SOONEST = ("llama", "gpt2", "t5")
+_SOONEST = ("llama", "t5")
 """Of a decoder with rotations, one with a table of positions, and one that has both stacks."""
 
 

@@ -119,6 +119,7 @@ def test_a_mode_that_the_kind_does_not_have_is_unsupported(tmp_path: Path, kind:
         run_here(tmp_path, architecture, workload, engine="transformers", engine_mode=mode)
 
 
+@pytest.mark.slow
 def test_two_stages_of_transformers_answer_like_one(tmp_path: Path) -> None:
     work = GenerateWorkload(**PROMPTED, new_tokens=5)
     expected = run_here(tmp_path, "llama-1m", work, engine="transformers")

@@ -48,6 +48,7 @@ def test_the_answers_and_the_noise_are_the_same_when_layers_are_read_from_disk(
     assert not list(tmp_path.rglob("offloaded*")), "nothing is copied"
 
 
+@pytest.mark.slow
 def test_experts_that_are_written_in_another_form_stay_apart_by_precision_and_out_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ def test_a_folder_without_checkpoint_or_config_is_refused(source: Path, tmp_path
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("lost", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_checkpoint_of_which_a_shard_is_missing_is_refused(
     source: Path, tmp_path: Path, lost: int, indexed: bool
 ) -> None:

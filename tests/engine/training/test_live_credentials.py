@@ -78,6 +78,7 @@ def test_mlflow_with_authentication(
     nothing_holds(tmp_path, PASSWORD, "corr%3A")
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_told_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], server: MlflowServer
 ) -> None:

@@ -69,7 +69,7 @@ def follows(found: dict[str, Any], expected: dict[str, Any], dtype: str = "float
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_two_ranks_follow_one(two: RankPool, alone: dict[str, Any], strategy: str, dtype: str) -> None:
     at_once = Training(strategy=strategy, dtype=dtype, dp=2)
     in_parts = at_once.replace(work=ACCUMULATED)
@@ -132,6 +132,7 @@ def test_exposed_communication_is_what_a_rank_waits_for(two: RankPool) -> None:
             assert 3 * 2 * parameters < first["bytes"] <= 3 * 3.1 * parameters
 
 
+@pytest.mark.slow
 def test_float16_skips_a_step_that_overflows_on_every_rank(two: RankPool) -> None:
     for strategy in ("ddp", "fsdp"):
         training = Training(strategy=strategy, dp=2, dtype="float16", scale=2.0**26, steps=20)
@@ -146,7 +147,7 @@ def test_offloaded_shards_train_alike(two: RankPool, alone: dict[str, Any]) -> N
     follows(two.run(train, Training(strategy="fsdp", dp=2, work={"offload": "cpu"}))[0], alone["float32"])
 
 
-@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+@pytest.mark.parametrize("checkpointing", [pytest.param("full", marks=pytest.mark.slow), "selective"])
 def test_checkpointed_activations_change_no_bit(two: RankPool, alone: dict[str, Any], checkpointing: str) -> None:
     work = {"activation_checkpointing": checkpointing}
     for dtype in ("float32", "bfloat16"):
@@ -190,6 +191,7 @@ def _stored_bytes(storage: dict[Any, dict[int, Any]]) -> int:
     return sum(one.val.nbytes for one in wrapped if hasattr(one, "val"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_under_another_strategy(two: RankPool, alone: dict[str, Any], tmp_path: Path) -> None:
     """Half of the steps here, the other half there: the losses are those of one run."""
     ddp, fsdp = (Training(strategy=strategy, dp=2, steps=3) for strategy in ("ddp", "fsdp"))

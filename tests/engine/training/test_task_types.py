@@ -155,7 +155,7 @@ def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Pat
     assert {int(tensor) for name, tensor in written.items() if name.endswith("num_batches_tracked")} == {2}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", pytest.param("zero2", marks=pytest.mark.slow)])
 def test_ranks_evaluate_and_export_with_the_running_means_of_all_rows(
     strategy: Strategy, folder: Path, pool: RankPool
 ) -> None:

@@ -78,7 +78,7 @@ def follows_one_process(pool: RankPool, case: Case) -> None:
     [
         Case("zero1", accumulation=4, clipping=None),
         Case("zero2", offload="cpu", checkpointing="full"),
-        Case("zero2", "bfloat16", accumulation=4),
+        pytest.param(Case("zero2", "bfloat16", accumulation=4), marks=pytest.mark.slow),
         Case("zero3", accumulation=4, checkpointing="selective"),
         pytest.param(Case("zero3", "bfloat16", offload="cpu", clipping=None), marks=pytest.mark.nightly),
         pytest.param(Case("zero2", optimizer="sgd", accumulation=2), marks=pytest.mark.nightly),
@@ -155,7 +155,10 @@ def test_tensor_parallel_ranks_resume_bit_for_bit(pool: RankPool, tmp_path: Path
         assert "written with tp=2, not 1" in said
 
 
-@pytest.mark.parametrize(("strategy", "dtype", "offload"), [("zero2", "float32", "cpu"), ("zero3", "bfloat16", "none")])
+@pytest.mark.parametrize(
+    ("strategy", "dtype", "offload"),
+    [("zero2", "float32", "cpu"), pytest.param("zero3", "bfloat16", "none", marks=pytest.mark.slow)],
+)
 def test_resumes_bit_for_bit(pool: RankPool, tmp_path: Path, strategy: str, dtype: str, offload: str) -> None:
     case = Case(strategy, dtype, accumulation=2, offload=offload, folder=str(tmp_path))
     before = os.listdir()

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine.training.zero.swap import SwapFolder
 from tests.support.training.zero_runs import Case, context_of
 
@@ -20,6 +22,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_files_of_a_killed_rank_go_and_those_of_a_living_one_stay(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _SWAPPING, str(tmp_path)]
     variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}

@@ -88,6 +88,7 @@ def test_two_ranks_agree_with_transformers(pool: RankPool, tmp_path: Path, model
         assert verdict.ladder is not None and verdict.ladder.prompts_equal == 5
 
 
+@pytest.mark.slow
 def test_ranks_that_are_launched_find_each_other(tmp_path: Path) -> None:
     asked = work(answers=True, num_prompts=2)
     alone = measurement_alone(tmp_path, TINY["t5-1m"], asked).samples

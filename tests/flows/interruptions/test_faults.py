@@ -25,6 +25,8 @@ from tests.support.run_folders.studies import (
     write_study,
 )
 
+pytestmark = pytest.mark.slow
+
 END_SECONDS = 60.0
 """For all processes of a run that was ended, on a busy machine; what they measure would take much longer."""
 

@@ -253,6 +253,7 @@ def test_a_server_stays_for_a_run_that_is_about_to_take_it(data: Path, monkeypat
         assert server.alive
 
 
+@pytest.mark.slow
 def test_a_server_whose_folder_was_removed_ends(data: Path) -> None:
     """No run can find it, or end it: it would stay until the machine is switched off."""
     with lease_server() as lease:
@@ -340,6 +341,7 @@ def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pyte
         lease_server()
 
 
+@pytest.mark.slow
 def test_works_without_any_network(data: Path) -> None:
     """As root in a network namespace of its own; else in one that a user namespace allows.
 

@@ -178,6 +178,7 @@ def test_a_local_server_that_is_healthy_and_then_slow(folder: Path) -> None:
     assert code == 0 and "rankwise publish runs/s" in out, out
 
 
+@pytest.mark.slow
 def test_a_local_server_that_cannot_start(folder: Path) -> None:
     (folder / "data" / "prefect" / "prefect.db").write_bytes(b"not a database" * 100)
     done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder)

@@ -96,6 +96,7 @@ def test_the_report_is_the_same_to_the_byte_when_rendered_again(finished: Path, 
     assert {name: (run / name).read_bytes() for name in files} == before
 
 
+@pytest.mark.slow
 def test_more_repeats_measure_only_what_is_new(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "runs", tmp_path / "runs")
     run = tmp_path / "runs" / "s"

@@ -338,6 +338,7 @@ def test_on_postgresql_and_without_supervisord_nothing_goes_on(team: Team, postg
     team.assert_gone()
 
 
+@pytest.mark.slow
 def test_a_database_that_is_not_there_is_told(team: Team, postgres: Postgres) -> None:
     team.environment = {DATABASE_VARIABLE: postgres.url("nowhere")}
     up = team.say("up", "--port", str(team.port), "--background")

@@ -86,6 +86,7 @@ def test_mlflow(study: StudyResult, tmp_path: Path) -> None:
     assert sorted(run.info.status for run in runs.values()) == ["FAILED", "FINISHED", "FINISHED"]
 
 
+@pytest.mark.slow
 def test_what_was_measured_since_is_added_in_mlflow_and_another_run_stands_beside_it(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
 

@@ -24,7 +24,7 @@ def found(server: SingleServer, goal: SearchGoal, seed: int, seconds: float, ttf
     return search.result()
 
 
-@pytest.mark.parametrize("ttft_seconds", [0.7, 1.5, 5.0])
+@pytest.mark.parametrize("ttft_seconds", [0.7, pytest.param(1.5, marks=pytest.mark.slow), 5.0])
 def test_a_known_limit_is_found_and_held(ttft_seconds: float) -> None:
     """At 67, 85 and 95 % of the service rate. Within 5 % and inside the interval, with every seed."""
     server = SingleServer(20.0)

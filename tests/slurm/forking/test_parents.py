@@ -156,6 +156,7 @@ def test_ranks_import_for_themselves_where_openmp_binds_threads(tmp_path: Path) 
     assert part(paths, measurement, 1).status is Status.COMPLETED
 
 
+@pytest.mark.slow
 def test_a_launch_outlives_its_parent_and_the_next_gets_another(tmp_path: Path) -> None:
     measurements = [noop_measurement("slow", ranks=2, seconds=1.0), noop_measurement("quick", ranks=2)]
     paths = submit(tmp_path, "a", *measurements)

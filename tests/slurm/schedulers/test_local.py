@@ -59,6 +59,7 @@ def test_adapter_is_chosen_by_its_name() -> None:
         adapter_for("lsf")
 
 
+@pytest.mark.slow
 def test_job_outlives_its_submitter_and_is_adopted(tmp_path: Path) -> None:
     measurements = [noop_measurement("slow", seconds=1.5), noop_measurement("quick")]
     paths = write_job(tmp_path, measurements)
@@ -108,7 +109,12 @@ def test_launcher_that_died_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "pause_seconds",
-    [0, pytest.param(0.15, marks=pytest.mark.nightly), 0.3, pytest.param(0.6, marks=pytest.mark.nightly)],
+    [
+        0,
+        pytest.param(0.15, marks=pytest.mark.nightly),
+        pytest.param(0.3, marks=pytest.mark.slow),
+        pytest.param(0.6, marks=pytest.mark.nightly),
+    ],
 )
 def test_cancel_at_any_moment_of_the_start(tmp_path: Path, pause_seconds: float) -> None:
     paths = write_job(tmp_path, [noop_measurement("hangs", fault="hang")])

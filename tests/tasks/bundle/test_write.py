@@ -99,6 +99,7 @@ def first_job(folder: Path) -> bytes:
     return min(folder.glob("jobs/*/job.json")).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_second_submission_makes_no_launch_again_that_ended_well(tmp_path: Path) -> None:
     fault = {"kind": "noop", "seconds": 0.01, "fault": "raise", "label": "x"}
     fails = {"kind": "sweep", "base": {"workload": fault}, "over": {"seconds": [0.01]}}

@@ -57,6 +57,7 @@ def test_openllama_is_fetched_converted_and_checked(tmp_path: Path, served: Path
     assert [request.path for request in hub.requests] == [f"/api/models/{NAME}/revision/main"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_conversion_begins_again(tmp_path: Path, served: Path, hub: HubServer) -> None:
     make_openllama(served)
     cache = tmp_path / "cache"

@@ -244,7 +244,14 @@ def test_metrics_have_vllms_names(server: RunningServer) -> None:
         assert server.metric(f"vllm:{name}_count") > 0
 
 
-@pytest.mark.parametrize(("dp", "tp", "pp"), [(1, 2, 1), (1, 1, 2), (2, 1, 1)], ids=["tp2", "pp2", "dp2"])
+@pytest.mark.parametrize(
+    ("dp", "tp", "pp"),
+    [
+        pytest.param(1, 2, 1, id="tp2"),
+        pytest.param(1, 1, 2, id="pp2", marks=pytest.mark.slow),
+        pytest.param(2, 1, 1, id="dp2", marks=pytest.mark.slow),
+    ],
+)
 def test_layouts_answer_alike(
     tmp_path: Path, server: RunningServer, reference: dict[str, list[int]], dp: int, tp: int, pp: int
 ) -> None:

@@ -40,6 +40,7 @@ def test_serving_of_a_left_out_model() -> None:
     assert median(found) < 0.25 and float(np.percentile(found, 90)) < 0.5 and len(serving.SATURATED.priors) <= 6
 
 
+@pytest.mark.slow
 def test_training_of_a_left_out_row() -> None:
     found = errors(pretraining, id)
     dense = [error for model, some in found.items() if model.startswith("llama") for error in some]

@@ -60,6 +60,7 @@ def test_a_model_left_out_is_predicted_within_the_bars(rows: list[PublishedRow])
     assert errors.median <= 0.02 and errors.p90 <= 0.06
 
 
+@pytest.mark.slow
 def test_the_next_doubling_is_foretold_better_than_by_the_same_tokens_per_gpu(grown: list[Growth]) -> None:
     doublings = [growth for growth in grown if growth.times == 2]
     assert len(doublings) == 5 and len(grown) == 19

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from configs.common.files.project_files import ROOT
 from flows.cli.doctor.imports import check_imports
 
@@ -49,6 +51,7 @@ def test_nothing_is_said_where_nothing_shadows(tmp_path: Path) -> None:
     assert check_imports(tmp_path) == [check]
 
 
+@pytest.mark.slow
 def test_a_folder_in_the_working_directory_is_named(tmp_path: Path) -> None:
     theirs = package(tmp_path, "tasks")
     imported = [sys.executable, "-c", "import tasks; print(tasks.__file__)"]

@@ -151,6 +151,7 @@ def test_a_search_begins_below_a_cap_of_less_than_its_first_rate() -> None:
     assert made.goal is not None and (made.goal.first_rate, made.goal.max_rate) == (0.5, 0.5)
 
 
+@pytest.mark.slow
 def test_two_commands_send_different_prompts_unless_they_have_a_seed(tmp_path: Path, script: Script, url: str) -> None:
     """The second one was answered from the server's cache of prompts."""
     script.first_seconds = 0.0

@@ -304,6 +304,7 @@ def test_it_starts_without_torch_or_prefect(calibrated: Path, tmp_path: Path) ->
     assert done.stdout.splitlines()[-1] == "loaded"
 
 
+@pytest.mark.slow
 def test_the_benchmark_times_a_small_study(capsys: pytest.CaptureFixture[str]) -> None:
     assert time_planning(cells=500, times=1, limit_seconds=3600) == 0
     lines = said(capsys)

@@ -138,6 +138,7 @@ def test_the_prompts_are_token_ids_of_mixed_lengths(good: Good) -> None:
     assert not (good.run / "model").exists(), "no tokenizer is made up"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_two_rows_swapped_is_a_defect_against_the_saved_reference(
     good: Good, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,7 +154,7 @@ def test_a_checkpoint_with_two_rows_swapped_is_a_defect_against_the_saved_refere
     assert "transformers" not in said.err
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(pp=2)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(tp=2), pytest.param(Layout(pp=2), marks=pytest.mark.slow)], ids=str)
 def test_layouts_agree_with_the_saved_reference(
     layout: Layout, good: Good, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,6 +394,7 @@ def job_file(folder: Path, name: str, process: "subprocess.Popen[str]") -> dict[
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_no_defect_and_its_log_stays(model: Path, tmp_path: Path) -> None:
     with running(model, tmp_path, "--json") as process:
         os.kill(job_file(tmp_path, "progress_0.json", process)["pid"], signal.SIGKILL)
@@ -405,6 +407,7 @@ def test_a_rank_that_is_killed_is_no_defect_and_its_log_stays(model: Path, tmp_p
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_ending_the_command_ends_the_launch_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
     with running(model, tmp_path) as process:
         job_file(tmp_path, "launcher.json", process)

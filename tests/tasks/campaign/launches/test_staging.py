@@ -207,6 +207,7 @@ def push_study(folder: Path, shared: Path | None) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_push_brings_all_once(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     study = push_study(tmp_path, tmp_path / "shared")
