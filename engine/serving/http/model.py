@@ -26,6 +26,7 @@ from configs.plans.model_manifest import read_model_manifest
 from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.serving.http.errors import ApiError, other_model
+from engine.serving.http.text import token_text
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _MAX_TEMPLATE_TEXT = 4 << 20
@@ -84,6 +85,14 @@ class ServedModel:
             return list(encoded(self.tokenizer, text, field, special).ids)
         except ValueError as error:
             raise ApiError(400, str(error), field) from None
+
+    def characters(self, prompt: str | Sequence[int]) -> int:
+        """Return the length of a prompt's text; of token ids, the length of what they are decoded to."""
+        if isinstance(prompt, str):
+            return len(prompt)
+        if self.tokenizer is None:
+            return sum(len(token_text(None, token)) for token in prompt)
+        return len(self.tokenizer.decode(list(prompt)))
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
