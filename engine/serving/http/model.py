@@ -29,12 +29,16 @@ from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.text import token_text
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_DEVELOPER = "developer"
 _MAX_TEMPLATE_TEXT = 4 << 20
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """vocabulary: number of token ids. end_tokens: those that end an answer. max_length: prompt and answer."""
+    """vocabulary: number of token ids. end_tokens: those that end an answer. max_length: prompt and answer.
+
+    knows_developer: the chat template has messages of the role `developer`, OpenAI's newer name of `system`.
+    """
 
     name: str
     vocabulary: int
@@ -44,6 +48,7 @@ class ServedModel:
     template: Template | None
     special: dict[str, str]
     created: int = field(default_factory=lambda: int(time.time()))
+    knows_developer: bool = False
 
     @classmethod
     def read(cls, settings: ServingSettings) -> "ServedModel":
@@ -53,14 +58,16 @@ class ServedModel:
         config = ModelConfig.parse(manifest.config)
         file = folder / "tokenizer.json"
         given = _json(folder / "tokenizer_config.json")
+        source = _template_source(folder, given)
         return cls(
             name=settings.name,
             vocabulary=config.vocabulary,
             max_length=settings.max_length,
             end_tokens=_end_tokens(manifest.config, _json(folder / "generation_config.json")),
             tokenizer=load_tokenizer(file) if file.is_file() else None,
-            template=_template(folder, given),
+            template=None if source is None else _template(folder, source),
             special={name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None},
+            knows_developer=source is not None and _DEVELOPER in source,
         )
 
     @property
@@ -98,7 +105,10 @@ class ServedModel:
         """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
         if self.template is None:
             raise ApiError(400, f"messages: {self.name} has no chat template; use /v1/completions", "messages")
-        given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+        # Templates as Qwen's leave out messages of a role that they do not know, without an error.
+        renamed = {} if self.knows_developer else {_DEVELOPER: "system"}
+        told = [{**message, "role": renamed.get(message["role"], message["role"])} for message in messages]
+        given = {"messages": told, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             text = self.template.render(**given, **self.special)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
@@ -155,15 +165,18 @@ class _GenerationTag(Extension):
         return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def _template(folder: Path, given: dict[str, Any]) -> Template | None:
-    """Return the template of a file of its own, or of tokenizer_config.json. Raises ValueError for a broken one."""
+def _template_source(folder: Path, given: dict[str, Any]) -> str | None:
+    """Return the chat template of a file of its own, or of tokenizer_config.json; None: there is none."""
     file = folder / "chat_template.jinja"
     source: Any = read_text(file) if file.is_file() else given.get("chat_template")
     if isinstance(source, list):
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
         source = named.get("default")
-    if not isinstance(source, str):
-        return None
+    return source if isinstance(source, str) else None
+
+
+def _template(folder: Path, source: str) -> Template:
+    """Return a chat template. Raises ValueError for a broken one."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )

@@ -1,6 +1,7 @@
 """Conversations become prompts as transformers makes them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +56,7 @@ def test_a_tokenizer_without_a_longest_text_is_served(tmp_path: Path) -> None:
     ids=["generation", "stripped", "tools", "loop", "compact"],
 )
 def test_a_conversation_is_rendered_as_by_transformers(tmp_path: Path, template: str) -> None:
-    found = _template(tmp_path, {"chat_template": template})
+    found = _template(tmp_path, template)
     rendered: list[str] = []
 
     def encode(text: str, **_: Any) -> SimpleNamespace:
@@ -68,3 +69,38 @@ def test_a_conversation_is_rendered_as_by_transformers(tmp_path: Path, template:
     given: dict[str, Any] = {"chat_template": template, "add_generation_prompt": True, "bos_token": "<s>"}
     expected, _ = render_jinja_template([MESSAGES], **given)
     assert rendered == expected
+
+
+QWEN = """{% if messages[0].role == 'system' %}system: {{ messages[0].content }}
+{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or message.role == 'system' and not loop.first %}
+        {{- message.role }}: {{ message.content }}
+    {%- endif %}
+{%- endfor %}"""
+HARMONY = "{% for one in messages if one.role in ['developer', 'user'] %}<{{ one.role }}>{{ one.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [(QWEN, "system: in French\nuser: hello"), (HARMONY, "<developer>in French<user>hello")],
+    ids=["unknown", "known"],
+)
+def test_a_developers_message_reaches_the_model(tmp_path: Path, template: str, expected: str) -> None:
+    """Templates as Qwen's leave out messages of a role that they do not know: the instruction was lost."""
+    config = ARCHITECTURES["llama-1m"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    manifest = ModelManifest(identity="folder:1", source="folder", folder=str(tmp_path), files={}, config=config)
+    (tmp_path / "manifest.json").write_text(manifest.model_dump_json())
+    settings = ServingSettings(
+        name="m", manifest=str(tmp_path / "manifest.json"), folder=str(tmp_path), max_length=8, blocks=8
+    )
+    rendered: list[str] = []
+
+    def encode(text: str, **_: Any) -> SimpleNamespace:
+        rendered.append(text)
+        return SimpleNamespace(ids=[1])
+
+    model = replace(ServedModel.read(settings), tokenizer=SimpleNamespace(encode=encode))  # type: ignore[arg-type]
+    model.encode_chat([{"role": "developer", "content": "in French"}, {"role": "user", "content": "hello"}])
+    assert rendered == [expected]
