@@ -31,13 +31,20 @@ class ServesModel(Protocol):
 
 
 class _Counting:
-    """Counts the requests of an ASGI application that are in progress."""
+    """Counts the requests of an ASGI application that are in progress; a path may end with a slash.
+
+    Starlette's redirect to the path without it would name this server's own address, which clients behind a front, a
+    proxy or a tunnel do not reach.
+    """
 
     def __init__(self, app: ASGIApp, server: ServesModel) -> None:
         self._app, self._server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._server.in_progress += 1
+        path = scope.get("path", "")
+        if path.endswith("/"):
+            scope = {**scope, "path": path.rstrip("/") or "/"}
         try:
             await self._app(scope, receive, send)
         finally:
@@ -57,7 +64,7 @@ def application(
     refused: counts refusals by their status. A request is in progress from its headers on, while its body is read too,
     until all of its response is given to the connection.
     """
-    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     async def models(request: Request) -> Response:
         authorise(request, server.api_key)
