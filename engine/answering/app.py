@@ -181,7 +181,7 @@ def _prompts(model: str, given: Prompts, service: AnsweringServer, field: str, n
 
 
 async def _admitted(request: Request, service: AnsweringServer) -> bytes:
-    """Return the body of a request that may be answered. Raises ApiError 401, 408, 413, 503."""
+    """Return the body of a request that may be answered. Raises ApiError 401, 408, 413, 415, 503."""
     authorise(request, service.api_key)
     if service.draining:
         raise ApiError(503, "the server is shutting down", retry_after=30)

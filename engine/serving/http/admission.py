@@ -2,7 +2,7 @@
 
 app = application(server, {"/v1/completions": complete}, metrics, readiness, refused)
 authorise(request, api_key)                       # ApiError 401
-body = await read_body(request, settings.limits)  # ApiError 408, 413
+body = await read_body(request, settings.limits)  # ApiError 408, 413, 415
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from configs.common.files.reading import brief
 from configs.serving.settings import ServingLimits
 from engine.serving.http.errors import ApiError, answer_errors_in_this_form
 from engine.serving.http.model import ServedModel
@@ -113,7 +114,13 @@ def authorise(request: Request, api_key: str | None) -> None:
 
 
 async def read_body(request: Request, limits: ServingLimits) -> bytes:
-    """Return the body of a request. Raises ApiError 408 for one that is too slow, 413 for one that is too large."""
+    """Return the body of a request.
+
+    Raises ApiError 408 for one that is too slow, 413 for one that is too large, 415 for one that is compressed.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"Content-Encoding: {brief(encoding)} is not supported; send the body as it is")
     body = bytearray()
     too_large = ApiError(413, f"a request has at most {limits.max_body_bytes} bytes")
     length = request.headers.get("content-length", "0")
