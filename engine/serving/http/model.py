@@ -28,7 +28,7 @@ from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.text import token_text
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _DEVELOPER = "developer"
 _MAX_TEMPLATE_TEXT = 4 << 20
 
@@ -66,7 +66,7 @@ class ServedModel:
             end_tokens=_end_tokens(manifest.config, _json(folder / "generation_config.json")),
             tokenizer=load_tokenizer(file) if file.is_file() else None,
             template=None if source is None else _template(folder, source),
-            special={name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None},
+            special=_special_tokens(folder, given),
             knows_developer=source is not None and _DEVELOPER in source,
         )
 
@@ -148,6 +148,16 @@ def _end_tokens(config: dict[str, Any], generation: dict[str, Any]) -> frozenset
     given = generation.get("eos_token_id", config.get("eos_token_id"))
     ids = given if isinstance(given, list) else [given]
     return frozenset(one for one in ids if type(one) is int and one >= 0)
+
+
+def _special_tokens(folder: Path, given: dict[str, Any]) -> dict[str, str]:
+    """Return the special tokens that chat templates name, from where transformers takes them.
+
+    Older folders have them in special_tokens_map.json, which counts where tokenizer_config.json lists no added tokens.
+    """
+    if "added_tokens_decoder" not in given:
+        given = given | _json(folder / "special_tokens_map.json")
+    return {name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None}
 
 
 def _text_of(token: object) -> str:

@@ -1,18 +1,21 @@
 """Conversations become prompts as transformers makes them."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
 from configs.serving.settings import ServingSettings
-from engine.serving.http.model import ServedModel, _template
+from engine.serving.http.model import ServedModel, _special_tokens, _template
+from tests.support.servers.inference_server import TINY
 
 MESSAGES = [
     {"role": "system", "content": "Python"},
@@ -104,3 +107,33 @@ def test_a_developers_message_reaches_the_model(tmp_path: Path, template: str, e
     model = replace(ServedModel.read(settings), tokenizer=SimpleNamespace(encode=encode))  # type: ignore[arg-type]
     model.encode_chat([{"role": "developer", "content": "in French"}, {"role": "user", "content": "hello"}])
     assert rendered == [expected]
+
+
+SPECIAL = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ sep_token }}|{{ messages[0].content }}"
+END = {"content": "</s>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+LISTED = {"added_tokens_decoder": {"0": {"content": "<s>", "special": True}}}
+
+
+@pytest.mark.parametrize(
+    ("config", "special"),
+    [
+        ({}, {"bos_token": "<s>", "eos_token": END}),
+        ({"bos_token": "<other>", "pad_token": "<p>"}, {"bos_token": "<s>"}),
+        ({"sep_token": "<sep>", **LISTED}, {"bos_token": "<s>"}),
+        ({"bos_token": None, "eos_token": "</s>"}, {}),
+    ],
+    ids=["older", "both", "newer", "none"],
+)
+def test_special_tokens_of_a_template_are_those_of_transformers(
+    tmp_path: Path, config: dict[str, Any], special: dict[str, Any]
+) -> None:
+    """Folders of older versions have them in special_tokens_map.json: conversations began without `bos_token`."""
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    written = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": SPECIAL, **config}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(special))
+    (tmp_path / "config.json").write_text(json.dumps(ARCHITECTURES["llama-1m"]))
+    messages = [{"role": "user", "content": "x"}]
+    expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False)
+    found = _template(tmp_path, SPECIAL).render(messages=messages, **_special_tokens(tmp_path, written))
+    assert found == expected
