@@ -319,7 +319,7 @@ class Generation:
         for prompt in prompts:
             model.check_tokens(prompt)
             model.check_room(prompt, max_tokens, limit_field)
-        own_stops = set(wanted.stop_token_ids or ())
+        own_stops = {*(wanted.stop_token_ids or ()), *model.special_tokens_of(wanted.stops)}
         stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | model.end_tokens))
         min_tokens = wanted.min_tokens or 0
         if min_tokens > max_tokens:

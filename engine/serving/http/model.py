@@ -101,6 +101,13 @@ class ServedModel:
             return sum(len(token_text(None, token)) for token in prompt)
         return len(self.tokenizer.decode(list(prompt)))
 
+    def special_tokens_of(self, texts: Sequence[str]) -> set[int]:
+        """Return the ids of the special tokens among texts. A decoded text leaves them out, so none is found there."""
+        if self.tokenizer is None or not texts:
+            return set()
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {token for token, one in added if one.special and one.content in texts}
+
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
         if self.template is None:

@@ -36,6 +36,18 @@ def test_a_stop_string_frees_the_slot_while_other_answers_go_on(tmp_path: Path) 
     assert answer["usage"]["prompt_tokens"] == 2 and answer["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_string_that_is_a_special_token_ends_an_answer(tmp_path: Path, ignore_eos: bool) -> None:
+    """Special tokens are left out of texts: an answer with the stop string `<|im_end|>` went on behind it."""
+    generation, _ = service(tmp_path, tokenizer=True)
+    tokenizer = generation._model.tokenizer
+    assert tokenizer is not None
+    special = tokenizer.token_to_id("<|endoftext|>")
+    for stop, expected in ((["x", "<|endoftext|>"], (special,)), ("<|endoftext|>", (special,)), ("<|endoftext", ())):
+        _, choices = asyncio.run(generation.complete(completion(stop=stop, ignore_eos=ignore_eos)))
+        assert choices[0].answer.wanted.stop_tokens == expected
+
+
 def test_a_stop_string_ends_no_answer_before_its_min_tokens(tmp_path: Path) -> None:
     async def scenario() -> dict[str, Any]:
         generation, _ = service(tmp_path)
