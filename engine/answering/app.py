@@ -170,18 +170,18 @@ def _prompts(model: str, given: Prompts, service: AnsweringServer, field: str, n
     if not 1 <= len(each) <= service.settings.limits.max_queue:
         raise ApiError(400, f"{field}: expected 1 to {service.settings.limits.max_queue} prompts", field)
     found = [service.model.encode(prompt, field=field) if isinstance(prompt, str) else list(prompt) for prompt in each]
+    limit, code = service.settings.max_length, "context_length_exceeded"
+    if new_tokens >= limit:
+        raise ApiError(400, f"max_tokens: {new_tokens} new tokens; at most {limit - 1}", "max_tokens", code)
     for ids in found:
         service.model.check_tokens(ids)
-        if len(ids) > service.settings.max_length or new_tokens >= service.settings.max_length:
-            limit = service.settings.max_length
-            raise ApiError(
-                400, f"{field}: {len(ids)} tokens, and {new_tokens} new ones; up to {limit} are served", field
-            )
+        if len(ids) > limit:
+            raise ApiError(400, f"{field}: {len(ids)} tokens exceed the {limit} of this server", field, code)
     return found
 
 
 async def _admitted(request: Request, service: AnsweringServer) -> bytes:
-    """Return the body of a request that may be answered. Raises ApiError 401, 408, 413, 503."""
+    """Return the body of a request that may be answered. Raises ApiError 401, 408, 413, 415, 503."""
     authorise(request, service.api_key)
     if service.draining:
         raise ApiError(503, "the server is shutting down", retry_after=30)

@@ -2,7 +2,7 @@
 
 app = application(server, {"/v1/completions": complete}, metrics, readiness, refused)
 authorise(request, api_key)                       # ApiError 401
-body = await read_body(request, settings.limits)  # ApiError 408, 413
+body = await read_body(request, settings.limits)  # ApiError 408, 413, 415
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from configs.common.files.reading import brief
 from configs.serving.settings import ServingLimits
 from engine.serving.http.errors import ApiError, answer_errors_in_this_form
 from engine.serving.http.model import ServedModel
@@ -31,13 +32,20 @@ class ServesModel(Protocol):
 
 
 class _Counting:
-    """Counts the requests of an ASGI application that are in progress."""
+    """Counts the requests of an ASGI application that are in progress; a path may end with a slash.
+
+    Starlette's redirect to the path without it would name this server's own address, which clients behind a front, a
+    proxy or a tunnel do not reach.
+    """
 
     def __init__(self, app: ASGIApp, server: ServesModel) -> None:
         self._app, self._server = app, server
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._server.in_progress += 1
+        path = scope.get("path", "")
+        if path.endswith("/"):
+            scope = {**scope, "path": path.rstrip("/") or "/"}
         try:
             await self._app(scope, receive, send)
         finally:
@@ -57,7 +65,7 @@ def application(
     refused: counts refusals by their status. A request is in progress from its headers on, while its body is read too,
     until all of its response is given to the connection.
     """
-    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Rankwise", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     async def models(request: Request) -> Response:
         authorise(request, server.api_key)
@@ -106,7 +114,13 @@ def authorise(request: Request, api_key: str | None) -> None:
 
 
 async def read_body(request: Request, limits: ServingLimits) -> bytes:
-    """Return the body of a request. Raises ApiError 408 for one that is too slow, 413 for one that is too large."""
+    """Return the body of a request.
+
+    Raises ApiError 408 for one that is too slow, 413 for one that is too large, 415 for one that is compressed.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise ApiError(415, f"Content-Encoding: {brief(encoding)} is not supported; send the body as it is")
     body = bytearray()
     too_large = ApiError(413, f"a request has at most {limits.max_body_bytes} bytes")
     length = request.headers.get("content-length", "0")

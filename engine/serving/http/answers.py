@@ -94,7 +94,10 @@ class TokenQueue:
 
 @dataclass
 class GrowingChoice:
-    """One answer to a prompt as it grows. index: among all of the request; choice: among those to the same prompt."""
+    """One answer to a prompt as it grows. index: among all of the request; choice: among those to the same prompt.
+
+    start: characters of the prompt before it, where log-probabilities are wanted.
+    """
 
     index: int
     choice: int
@@ -103,9 +106,11 @@ class GrowingChoice:
     began: float
     last: float | None = None
     reason: str | None = None
+    start: int = 0
 
     def add(self, token: NewToken) -> "ChoicePiece":
         """Add a token to the text; return what may be sent now."""
+        offset = self.start + len(self.text.text)
         # An end-of-text token has no text.
         text = "" if token.reason == "stop" else self.text.add(token.token)
         if self.text.stopped:
@@ -114,13 +119,17 @@ class GrowingChoice:
             self.reason, text = token.reason, text + self.text.end()
             self.reason = "stop" if self.text.stopped else self.reason
         # Also without text, so that its time can be seen.
-        return ChoicePiece(self, text, token, self.reason)
+        return ChoicePiece(self, text, token, self.reason, offset)
 
 
 class ChoicePiece(NamedTuple):
-    """What one token adds to a choice. reason: why the choice ends with it."""
+    """What one token adds to a choice. reason: why the choice ends with it.
+
+    offset: the place of the token's first character, counted from the beginning of the prompt.
+    """
 
     choice: GrowingChoice
     text: str
     token: NewToken
     reason: str | None
+    offset: int = 0

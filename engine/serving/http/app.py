@@ -65,7 +65,7 @@ def serving_app(server: Server) -> FastAPI:
 
 
 async def _admitted(request: Request, server: Server) -> bytes:
-    """Return the body of a request that may be answered. Raises ApiError 401, 408, 411, 413, 503."""
+    """Return the body of a request that may be answered. Raises ApiError 401, 408, 413, 415, 503."""
     authorise(request, server.api_key)
     if server.draining:
         raise ApiError(503, "the server is shutting down", retry_after=30)

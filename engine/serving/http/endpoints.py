@@ -22,7 +22,7 @@ from engine.serving.http.model import ServedModel
 from engine.serving.http.replicas import Router
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest
 from engine.serving.http.text import AnswerText, token_text
-from engine.serving.messages import NewToken, WantedAnswer
+from engine.serving.messages import WantedAnswer
 from engine.serving.sampling import Sampling
 
 _LONG_TEXT = 20_000
@@ -47,9 +47,8 @@ class ResponseForm:
         parts = []
         for choice, own in zip(choices, pieces, strict=True):
             text = "".join(piece.text for piece in own)
-            tokens = [piece.token for piece in own]
             body: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-            parts.append(self._choice(choice, body, tokens, choice.reason))
+            parts.append(self._choice(choice, body, own, choice.reason))
         kind = "chat.completion" if self._chat else "text_completion"
         return self._frame(kind, parts) | {"usage": usage_of(choices, sum(map(len, pieces)))}
 
@@ -64,7 +63,7 @@ class ResponseForm:
         """Return the event of a piece."""
         body: dict[str, Any] = {"delta": {"content": piece.text} if piece.text else {}}
         body = body if self._chat else {"text": piece.text}
-        part = self._choice(piece.choice, body, [piece.token], piece.reason)
+        part = self._choice(piece.choice, body, [piece], piece.reason)
         return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
 
     def encoded(self, piece: ChoicePiece) -> bytes:
@@ -98,14 +97,15 @@ class ResponseForm:
         }
 
     def _choice(
-        self, choice: GrowingChoice, body: dict[str, Any], tokens: list[NewToken], reason: str | None
+        self, choice: GrowingChoice, body: dict[str, Any], pieces: list[ChoicePiece], reason: str | None
     ) -> dict[str, Any]:
-        part = {"index": choice.index, **body, "logprobs": self._logprobs(tokens), "finish_reason": reason}
+        part = {"index": choice.index, **body, "logprobs": self._logprobs(pieces), "finish_reason": reason}
         if self._wanted.return_token_ids:
-            part["token_ids"] = [token.token for token in tokens]
+            part["token_ids"] = [piece.token.token for piece in pieces]
         return part
 
-    def _logprobs(self, tokens: list[NewToken]) -> dict[str, Any] | None:
+    def _logprobs(self, pieces: list[ChoicePiece]) -> dict[str, Any] | None:
+        tokens = [piece.token for piece in pieces]
         if not tokens or tokens[0].logprob is None:
             return None
 
@@ -122,7 +122,8 @@ class ResponseForm:
                     {text(word): value for word, value in ((one.token, one.logprob), *reversed(one.top))}
                     for one in tokens
                 ],
-                "text_offset": None,
+                # As OpenAI counts, from the prompt's beginning, also where the prompt is not part of the answer.
+                "text_offset": [piece.offset for piece in pieces],
             }
 
         def entry(token: int, logprob: float | None) -> dict[str, Any]:
@@ -177,7 +178,8 @@ class Generation:
         answers = self._answers(
             wanted, prompts, 16 if wanted.max_tokens is None else wanted.max_tokens, wanted.logprobs
         )
-        return ResponseForm(self._model, wanted, chat=False), self._begin(wanted, answers)
+        starts = [0 if wanted.logprobs is None else self._model.characters(one) for one in texts]
+        return ResponseForm(self._model, wanted, chat=False), self._begin(wanted, answers, starts)
 
     async def chat(self, wanted: ChatRequest) -> tuple[ResponseForm, list[GrowingChoice]]:
         """Begin the answers to a conversation. Raises ApiError."""
@@ -317,7 +319,7 @@ class Generation:
         for prompt in prompts:
             model.check_tokens(prompt)
             model.check_room(prompt, max_tokens, limit_field)
-        own_stops = set(wanted.stop_token_ids or ())
+        own_stops = {*(wanted.stop_token_ids or ()), *model.special_tokens_of(wanted.stops)}
         stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | model.end_tokens))
         min_tokens = wanted.min_tokens or 0
         if min_tokens > max_tokens:
@@ -354,7 +356,10 @@ class Generation:
             for choice in range(wanted.n or 1)
         ]
 
-    def _begin(self, wanted: GenerationRequest, answers: Sequence[WantedAnswer]) -> list[GrowingChoice]:
+    def _begin(
+        self, wanted: GenerationRequest, answers: Sequence[WantedAnswer], starts: Sequence[int] = (0,)
+    ) -> list[GrowingChoice]:
+        """Begin answers, `n` to each prompt; starts: characters of the prompts."""
         self._check_room(len(answers))  # others have begun while the prompts were tokenised
         stops, began = wanted.stops, time.perf_counter()
         choices = []
@@ -362,7 +367,8 @@ class Generation:
             # A message is a text of its own; a completion continues its prompt.
             continued = answer.prompt if isinstance(wanted, CompletionRequest) else ()
             text = AnswerText(self._model.tokenizer, stops, answer.min_tokens, continued)
-            choices.append(GrowingChoice(index, answer.sampling.choice, TokenQueue(answer), text, began))
+            start = starts[index * len(starts) // len(answers)]
+            choices.append(GrowingChoice(index, answer.sampling.choice, TokenQueue(answer), text, began, start=start))
         for choice in choices:
             self._metrics.started(choice.answer.prompt_tokens)
             self._router.start(choice.answer)

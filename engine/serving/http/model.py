@@ -26,14 +26,19 @@ from configs.plans.model_manifest import read_model_manifest
 from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import encoded, load_tokenizer
 from engine.serving.http.errors import ApiError, other_model
+from engine.serving.http.text import token_text
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_DEVELOPER = "developer"
 _MAX_TEMPLATE_TEXT = 4 << 20
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """vocabulary: number of token ids. end_tokens: those that end an answer. max_length: prompt and answer."""
+    """vocabulary: number of token ids. end_tokens: those that end an answer. max_length: prompt and answer.
+
+    knows_developer: the chat template has messages of the role `developer`, OpenAI's newer name of `system`.
+    """
 
     name: str
     vocabulary: int
@@ -43,6 +48,7 @@ class ServedModel:
     template: Template | None
     special: dict[str, str]
     created: int = field(default_factory=lambda: int(time.time()))
+    knows_developer: bool = False
 
     @classmethod
     def read(cls, settings: ServingSettings) -> "ServedModel":
@@ -52,14 +58,16 @@ class ServedModel:
         config = ModelConfig.parse(manifest.config)
         file = folder / "tokenizer.json"
         given = _json(folder / "tokenizer_config.json")
+        source = _template_source(folder, given)
         return cls(
             name=settings.name,
             vocabulary=config.vocabulary,
             max_length=settings.max_length,
             end_tokens=_end_tokens(manifest.config, _json(folder / "generation_config.json")),
             tokenizer=load_tokenizer(file) if file.is_file() else None,
-            template=_template(folder, given),
-            special={name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None},
+            template=None if source is None else _template(folder, source),
+            special=_special_tokens(folder, given),
+            knows_developer=source is not None and _DEVELOPER in source,
         )
 
     @property
@@ -85,11 +93,29 @@ class ServedModel:
         except ValueError as error:
             raise ApiError(400, str(error), field) from None
 
+    def characters(self, prompt: str | Sequence[int]) -> int:
+        """Return the length of a prompt's text; of token ids, the length of what they are decoded to."""
+        if isinstance(prompt, str):
+            return len(prompt)
+        if self.tokenizer is None:
+            return sum(len(token_text(None, token)) for token in prompt)
+        return len(self.tokenizer.decode(list(prompt)))
+
+    def special_tokens_of(self, texts: Sequence[str]) -> set[int]:
+        """Return the ids of the special tokens among texts. A decoded text leaves them out, so none is found there."""
+        if self.tokenizer is None or not texts:
+            return set()
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {token for token, one in added if one.special and one.content in texts}
+
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
         if self.template is None:
             raise ApiError(400, f"messages: {self.name} has no chat template; use /v1/completions", "messages")
-        given = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+        # Templates as Qwen's leave out messages of a role that they do not know, without an error.
+        renamed = {} if self.knows_developer else {_DEVELOPER: "system"}
+        told = [{**message, "role": renamed.get(message["role"], message["role"])} for message in messages]
+        given = {"messages": told, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             text = self.template.render(**given, **self.special)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
@@ -131,6 +157,16 @@ def _end_tokens(config: dict[str, Any], generation: dict[str, Any]) -> frozenset
     return frozenset(one for one in ids if type(one) is int and one >= 0)
 
 
+def _special_tokens(folder: Path, given: dict[str, Any]) -> dict[str, str]:
+    """Return the special tokens that chat templates name, from where transformers takes them.
+
+    Older folders have them in special_tokens_map.json, which counts where tokenizer_config.json lists no added tokens.
+    """
+    if "added_tokens_decoder" not in given:
+        given = given | _json(folder / "special_tokens_map.json")
+    return {name: _text_of(given[name]) for name in _SPECIAL if given.get(name) is not None}
+
+
 def _text_of(token: object) -> str:
     return str(token["content"]) if isinstance(token, dict) and "content" in token else str(token)
 
@@ -146,15 +182,18 @@ class _GenerationTag(Extension):
         return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
-def _template(folder: Path, given: dict[str, Any]) -> Template | None:
-    """Return the template of a file of its own, or of tokenizer_config.json. Raises ValueError for a broken one."""
+def _template_source(folder: Path, given: dict[str, Any]) -> str | None:
+    """Return the chat template of a file of its own, or of tokenizer_config.json; None: there is none."""
     file = folder / "chat_template.jinja"
     source: Any = read_text(file) if file.is_file() else given.get("chat_template")
     if isinstance(source, list):
         named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
         source = named.get("default")
-    if not isinstance(source, str):
-        return None
+    return source if isinstance(source, str) else None
+
+
+def _template(folder: Path, source: str) -> Template:
+    """Return a chat template. Raises ValueError for a broken one."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )

@@ -151,8 +151,8 @@ class ChatMessage(_Object):
     name: str | None = None
 
     def as_template_data(self) -> dict[str, str]:
-        """Return what a chat template gets."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        """Return what a chat template gets: parts as the lines of one text, as with vLLM."""
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
         return {"role": self.role, "content": text} | ({} if self.name is None else {"name": self.name})
 
 

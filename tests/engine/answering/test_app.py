@@ -95,3 +95,18 @@ def test_what_clients_send_by_themselves_is_taken(fields: dict[str, Any]) -> Non
     for name, value in (("stream", True), ("n", 2), ("top_p", 0.9)):
         with pytest.raises(ApiError, match=name):
             read_request(json.dumps({"model": "m", "prompt": [1], name: value}).encode(), SourceRequest)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"prompt": [1], "max_tokens": 16}, "max_tokens"), ({"prompt": [1] * 17, "max_tokens": 4}, "prompt")],
+)
+def test_what_is_too_long_is_refused_by_its_field(fields: dict[str, Any], param: str) -> None:
+    """Too many new tokens were a fault of the prompt, and neither had the code by which clients know it."""
+    service: Any = SimpleNamespace(
+        settings=SimpleNamespace(limits=ServingLimits(), max_length=16, max_sequences=4),
+        model=SimpleNamespace(name="m", tokenizer=None, end_tokens={1}, check_tokens=lambda ids: None),
+    )
+    with pytest.raises(ApiError, match=rf"^{param}: ") as caught:
+        asyncio.run(_complete(json.dumps({"model": "m", **fields}).encode(), service))
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, "context_length_exceeded")

@@ -46,6 +46,14 @@ def test_a_large_body_is_refused(headers: dict[str, str]) -> None:
     assert caught.value.status == 413
 
 
+def test_a_compressed_body_is_refused_by_its_encoding() -> None:
+    """It was called no JSON, at its first character."""
+    with pytest.raises(ApiError, match=r"^Content-Encoding: 'gzip' is not supported") as caught:
+        read(request([b"\x1f\x8b"], {"content-encoding": "GZIP"}))
+    assert caught.value.status == 415
+    assert read(request([b"{}"], {"content-encoding": "identity"})) == b"{}"
+
+
 def test_the_token_is_compared() -> None:
     authorise(request([]), None)
     authorise(request([], {"authorization": "Bearer right"}), "right")

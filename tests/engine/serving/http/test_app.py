@@ -58,6 +58,25 @@ def test_openais_client_lists_and_finds_the_model(made: Any, tmp_path: Path) -> 
 
 
 @APPS
+def test_a_slash_at_the_end_of_a_path_changes_nothing(made: Any, tmp_path: Path) -> None:
+    """It was a redirect to the address of the server itself, which clients behind a front do not reach."""
+    app = made(tmp_path, ServedModel(NAME, 100, 32, frozenset(), None, None, {}))
+
+    async def scenario() -> None:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            for path in ("/v1/models", f"/v1/models/{NAME}", "/healthz", "/metrics"):
+                plain, slashed = await client.get(path), await client.get(f"{path}/")
+                assert plain.status_code == slashed.status_code == 200
+                assert path == "/metrics" or plain.json() == slashed.json()
+            assert (await client.get("/none/")).status_code == 404
+            posted = [await client.post(f"/v1/{name}/", content=b"") for name in ("completions", "embeddings")]
+            assert {one.status_code for one in posted} <= {400, 404, 503}  # taken, or none of this server's
+
+    asyncio.run(scenario())
+
+
+@APPS
 def test_an_error_of_the_program_itself_has_the_form_of_the_api(made: Any, tmp_path: Path) -> None:
     """Without the error's own words, which may hold what others have sent."""
     model = ServedModel(NAME, 100, 32, frozenset(), None, None, {})

@@ -36,6 +36,18 @@ def test_a_stop_string_frees_the_slot_while_other_answers_go_on(tmp_path: Path) 
     assert answer["usage"]["prompt_tokens"] == 2 and answer["usage"]["completion_tokens"] == 4
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_string_that_is_a_special_token_ends_an_answer(tmp_path: Path, ignore_eos: bool) -> None:
+    """Special tokens are left out of texts: an answer with the stop string `<|im_end|>` went on behind it."""
+    generation, _ = service(tmp_path, tokenizer=True)
+    tokenizer = generation._model.tokenizer
+    assert tokenizer is not None
+    special = tokenizer.token_to_id("<|endoftext|>")
+    for stop, expected in ((["x", "<|endoftext|>"], (special,)), ("<|endoftext|>", (special,)), ("<|endoftext", ())):
+        _, choices = asyncio.run(generation.complete(completion(stop=stop, ignore_eos=ignore_eos)))
+        assert choices[0].answer.wanted.stop_tokens == expected
+
+
 def test_a_stop_string_ends_no_answer_before_its_min_tokens(tmp_path: Path) -> None:
     async def scenario() -> dict[str, Any]:
         generation, _ = service(tmp_path)
@@ -137,11 +149,44 @@ def test_parts_of_characters_keep_the_likeliest_log_probability_and_have_no_byte
         give(choices[0], new(first, "length", logprob=-0.5, top=((first, -0.5), (second, -3.0))))
         answer = await whole(generation, form, choices)
         form._chat = True
-        return answer, form._choice(choices[0], {}, [new(first, logprob=-0.5)], None)
+        return answer, form._choice(choices[0], {}, [ChoicePiece(choices[0], "", new(first, logprob=-0.5), None)], None)
 
     answer, chat = asyncio.run(scenario())
     assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{"\ufffd": -0.5}]
     assert chat["logprobs"]["content"][0]["bytes"] is None
+
+
+@pytest.mark.parametrize("stop", [None, ["never"]])
+@pytest.mark.parametrize("as_text", [True, False])
+def test_offsets_of_tokens_are_their_places_behind_the_prompt(tmp_path: Path, as_text: bool, stop: Any) -> None:
+    """As OpenAI counts: characters from the beginning of the prompt. Parts of a character have its place."""
+    tokenizer = load_tokenizer(TINY / "tokenizer.json")
+    prompts = ["def \u00e9(", "x"]
+    answers = [tokenizer.encode(text).ids for text in ("a \U0001f600 b", "self.x", "\U0001f600\U0001f600", "one two")]
+    given: Any = prompts if as_text else [tokenizer.encode(prompt).ids for prompt in prompts]
+
+    async def scenario() -> tuple[dict[str, Any], list[list[int]]]:
+        generation, _ = service(tmp_path, tokenizer=True)
+        asked = completion(prompt=given, n=2, logprobs=1, max_tokens=16, stop=stop)
+        form, choices = await generation.complete(asked)
+        for choice, tokens in zip(choices, answers, strict=True):
+            reasons = [None] * (len(tokens) - 1) + ["length"]
+            give(choice, *(new(one, why, logprob=-1.0) for one, why in zip(tokens, reasons, strict=True)))
+        answer = await whole(generation, form, choices)
+        # A stream's events have the same ones.
+        form, choices = await generation.complete(asked)
+        events = [
+            [form.event(choice.add(new(one, logprob=-1.0)))["choices"][0] for one in tokens]
+            for choice, tokens in zip(choices, answers, strict=True)
+        ]
+        return answer, [[at for one in part for at in one["logprobs"]["text_offset"]] for part in events]
+
+    answer, streamed = asyncio.run(scenario())
+    for index, (choice, tokens) in enumerate(zip(answer["choices"], answers, strict=True)):
+        found = choice["logprobs"]["text_offset"]
+        decoded = [tokenizer.decode(tokens[:count]).rstrip("\ufffd") for count in range(len(tokens))]
+        assert found == [len(prompts[index // 2]) + len(before) for before in decoded]
+        assert found == streamed[index]
 
 
 @pytest.mark.parametrize(("count", "others"), [(0, ()), (2, ((7, -0.2), (8, -2.0)))])

@@ -108,6 +108,14 @@ def test_a_request_without_faults_keeps_all_its_fields() -> None:
     assert read_request(json.dumps({"model": "m", "messages": [message] * 2}).encode(), ChatRequest).messages[1].name
 
 
+def test_parts_of_a_message_are_lines_of_its_text() -> None:
+    """Their words ran together; vLLM and llama.cpp put a line feed between them."""
+    parts = [{"type": "text", "text": text} for text in ("All of it.", "Which part?")]
+    asked = {"model": "m", "messages": [{"role": "user", "content": parts}]}
+    [message] = read_request(json.dumps(asked).encode(), ChatRequest).messages
+    assert message.as_template_data() == {"role": "user", "content": "All of it.\nWhich part?"}
+
+
 def test_null_asks_for_nothing() -> None:
     """Clients write what is not set so, and give a message back as it came."""
     said = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None}
