@@ -42,7 +42,14 @@ async def serve(settings: ServingSettings, path: Path) -> int:
     model, figures = ServedModel.read(settings), Figures(settings.name)
     service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config))
     http = uvicorn.Server(
-        uvicorn.Config(answering_app(service), http=ApiProtocol, log_level="warning", access_log=False, lifespan="off")
+        uvicorn.Config(
+            answering_app(service),
+            http=ApiProtocol,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=30,  # longer than clients keep a connection, which else meets one that just closes
+        )
     )
     stop, now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
