@@ -226,6 +226,9 @@ def test_a_name_that_is_none_or_several_is_an_error_that_helps() -> None:
         accelerator("h1000")
     with pytest.raises(ValueError, match=r"'v100' is ambiguous; use one of: v100-16gb, v100-32gb"):
         accelerator("v100")
+    for slice_of_one in ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "nvidia_a100_80gb_pcie_1g.10gb", "H100 MIG 1g.10gb+me"):
+        with pytest.raises(ValueError, match=r"a slice of a divided GPU \(MIG\); the catalog has whole GPUs$"):
+            accelerator(slice_of_one)  # neither all of the GPU nor the nearest name
     with pytest.raises(ValueError, match=r"'rtx_6000' is ambiguous; use one of: quadrortx6000, rtx6000ada"):
         accelerator("rtx_6000")  # of Turing or of Ada
     for other in ("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA RTX A5000 Laptop GPU"):
