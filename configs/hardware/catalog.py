@@ -36,6 +36,8 @@ from configs.targets.target import LocalTarget
 HOME_REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
 """Where an instance is priced when no region is named. A price of another region is never taken instead."""
 Offers = tuple[tuple[CatalogLayer, Offer], ...]
+_SLICE = re.compile(r"(^|[-_ ])\d+g\.\d+gb")
+"""In the name of a MIG device: `NVIDIA A100-SXM4-80GB MIG 3g.40gb`, and `a100_3g.40gb` as Slurm calls its type."""
 
 
 class HardwareCatalog:
@@ -141,6 +143,10 @@ class HardwareCatalog:
         if found:
             raise ValueError(f"{what} {name!r} is ambiguous; use one of: {', '.join(found)}")
         known = self._names[table]
+        if table == "accelerators" and _SLICE.search(spelling):
+            raise ValueError(
+                f"unknown accelerator {name!r}: a slice of a divided GPU (MIG); the catalog has whole GPUs"
+            )
         close = [known[match][0] for match in get_close_matches(spelling, list(known), n=3, cutoff=0.6)]
         hint = f"did you mean {' or '.join(dict.fromkeys(close))}?" if close else f"known: {_some(known)}"
         raise ValueError(f"unknown {what} {name!r}; {hint}")

@@ -80,6 +80,13 @@ class Accelerator(Frozen):
                 return self.peak_flops[name]
         raise ValueError(f"{self.name}: FLOP/s unknown for {dtype}; known: {', '.join(self.peak_flops)}")
 
+    def lacks(self, dtype: str) -> bool:
+        """Whether an NVIDIA GPU multiplies float16 and not bfloat16 (before Ampere): ranks are refused bfloat16 there,
+        and the rate of the next wider format would promise what no run reaches.
+        """
+        only_float16 = "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
+        return self.kind == "cuda" and dtype == "bfloat16" and only_float16
+
     def widens(self, dtype: str) -> bool:
         """Whether a CPU makes products of a 16-bit format in float32, for want of instructions: they are no faster."""
         if self.kind != "cpu" or dtype not in ("bfloat16", "float16") or dtype not in self.peak_flops:

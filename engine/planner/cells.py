@@ -86,6 +86,8 @@ def predict_cell(
             return _of_another_engine(cell, architecture, machine, prompt_lengths)
         if architecture is None:
             return Prediction(basis=basis, reason="the model's architecture is not known")
+        if machine.accelerator.lacks(cell.dtype):
+            return Prediction(basis=basis, reason=_not_run(cell, machine.accelerator))
         if isinstance(work, PromptedWorkload):
             found = _prompted(cell, work, as_computed(architecture, work), machine, prompt_lengths)
         else:
@@ -196,6 +198,11 @@ def stored_format(cell: Cell) -> WeightFormat:
 def _operators_beside_products(cell: Cell) -> int:
     """Return the operators of a GPU around one product of quantised weights."""
     return sum(PRODUCT_OPERATORS.get(one, 0) for one in cell.compression)
+
+
+def _not_run(cell: Cell, accelerator: Accelerator) -> str:
+    """Return why ranks are refused a number format: as `engine.rank.joining` does when they start."""
+    return f"{accelerator.title or accelerator.name} has no {cell.dtype}. Use float16 or float32"
 
 
 def _capability(accelerator: Accelerator) -> tuple[int, int] | None:

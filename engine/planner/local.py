@@ -217,13 +217,16 @@ def local_ranks(target: Resources, cores_per_rank: int) -> int:
 def machine_of_devices(devices: Sequence[LocalAccelerator], ranks: int, host_memory_bytes: int | None) -> Machine:
     """Return this machine with an accelerator for each rank, from the catalog, with the memory that the driver names.
 
+    Ranks of different devices wait for the slowest and are cut alike: each counts as that one, with the least memory.
     Raises ValueError for more ranks than devices, and for a device that the catalog does not have.
     """
     if ranks > len(devices):
         raise ValueError(f"{ranks} ranks, but this machine has {device_text(devices)}, one for each rank")
-    device = accelerator(devices[0].name)
-    if devices[0].memory_bytes is not None:
-        device = device.model_copy(update={"memory_bytes": devices[0].memory_bytes})
+    used = devices[: max(1, ranks)]  # as ranks take them
+    known = [accelerator(one.name) for one in used]
+    memory = [one.memory_bytes or each.memory_bytes for one, each in zip(used, known, strict=True)]
+    slowest = min(known, key=lambda each: (each.flops("float16"), each.bytes_per_second))
+    device = slowest.model_copy(update={"memory_bytes": min(memory)})
     return Machine(
         name="this machine",
         accelerator=device,

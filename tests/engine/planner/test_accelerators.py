@@ -173,3 +173,14 @@ def test_a_machine_of_devices_has_their_memory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^3 ranks, but this machine has 2 x NVIDIA H100"):
         machine_of_devices([LocalAccelerator(name=H100)] * 2, 3, None)
     assert device_text([]) == ""
+
+
+def test_ranks_of_different_gpus_count_as_the_slowest_with_the_least_memory() -> None:
+    """A workstation with two cards: the second was taken for the first, and cells that do not fit it for fitting."""
+    cards = [LocalAccelerator(name="NVIDIA GeForce RTX 4090", memory_bytes=25 << 30),
+             LocalAccelerator(name="NVIDIA GeForce RTX 2080 Ti", memory_bytes=11 << 30)]  # fmt: skip
+    for order in (cards, cards[::-1]):
+        both = machine_of_devices(order, 2, None)
+        assert (both.accelerator.name, both.accelerator.memory_bytes) == ("rtx2080ti", 11 << 30)
+        first = machine_of_devices(order, 1, None).accelerator
+        assert first.memory_bytes == order[0].memory_bytes and first.title.startswith(order[0].name)

@@ -351,6 +351,21 @@ def test_a_gpu_is_promised_what_its_kernels_do() -> None:
     assert (said("int8", a10g).throughput or 0) < (said("none", a10g).throughput or 0)
 
 
+@pytest.mark.parametrize("machine", ["aws/g4dn.xlarge", "aws/p3.2xlarge"])
+def test_bfloat16_is_not_promised_where_ranks_are_refused_it(machine: str) -> None:
+    """Turing and Volta have float16 alone; its rate was given for bfloat16, and the run was `unsupported`."""
+    there = instance(machine)
+    for cell in (prompted("generate", new_tokens=4), Cell(model="m", workload=TrainWorkload())):
+        said = {dtype: predict_cell(cell.model_copy(update={"dtype": dtype}), LARGE, there)
+                for dtype in ("bfloat16", "float16", "float32")}  # fmt: skip
+        assert said["bfloat16"].throughput is None
+        assert said["bfloat16"].reason == f"{there.accelerator.title} has no bfloat16. Use float16 or float32"
+        assert said["float16"].throughput is not None and said["float32"].throughput is not None
+    ampere = predict_cell(prompted("generate", new_tokens=4).model_copy(update={"dtype": "bfloat16"}), LARGE,
+                          instance("aws/g5.xlarge"))  # fmt: skip
+    assert ampere.throughput is not None
+
+
 def test_a_cpu_that_widens_weights_promises_nothing_for_it() -> None:
     cell = prompted("generate", new_tokens=32, compression="float8")
     assert "a CPU widens float8 weights" in (predict_cell(cell, LARGE, HERE).reason or "")

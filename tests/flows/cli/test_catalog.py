@@ -34,7 +34,16 @@ def test_accelerators_as_a_table_and_as_json() -> None:
     assert row[1:9] == ["79.1", "3350", "66.9", "494.7", "989.4", "989.4", "1979", "1979"]
     code, text, _ = call("list", "accelerators", "--kind", "rocm", "--json")
     rows = json.loads(text)
-    assert code == 0 and [row["name"] for row in rows] == ["mi250x-die", "mi300x", "mi325x", "mi355x"]
+    assert code == 0 and [row["name"] for row in rows] == [
+        "mi250x-die",
+        "mi250-die",
+        "mi210",
+        "mi300x",
+        "mi300a",
+        "mi325x",
+        "mi350x",
+        "mi355x",
+    ]
     assert all(row["source"] and row["layers"] == ["shipped"] for row in rows)
 
 
