@@ -1,4 +1,5 @@
-"""Whether a model fits a target's memory, by the planner, and the smallest target on which it would.
+"""Whether a model fits a target's memory, by the planner, and the smallest target on which it would; and the precision
+that a target's GPU computes in.
 
     check_fit(architecture, layout, dtype, max_length, available, "aws/g4dn.xlarge", cache)      # ValueError: no
 
@@ -9,11 +10,13 @@ from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
 from configs.hardware.catalog import catalog
+from configs.hardware.hardware import Machine
 from configs.hardware.hardware_filter import HardwareFilter, matching
 from engine.planner.architecture import Architecture
 from engine.planner.local import local_machine
 from engine.planner.memory.inference import inference_memory
 from engine.planner.setup import InferenceSetup
+from tasks.deployment.targets import ParsedTarget
 
 _GIB = 1 << 30
 _SHARE = 0.9
@@ -34,6 +37,33 @@ def needed_bytes(
         weights=dtype,
     )
     return int(inference_memory(setup).total)
+
+
+def devices_of(target: ParsedTarget) -> int:
+    """Return the accelerators of a rented instance; 1 where there are none, and for what is not rented."""
+    machine = _rented_machine(target)
+    return 1 if machine is None or machine.accelerator.kind == "cpu" else machine.accelerators
+
+
+def usual_dtype(target: ParsedTarget) -> Dtype:
+    """Return the precision where none is asked for: bfloat16, but float16 on rented GPUs that do not multiply it."""
+    machine = _rented_machine(target)
+    return "float16" if machine is not None and machine.accelerator.lacks("bfloat16") else "bfloat16"
+
+
+def check_dtype(target: ParsedTarget, dtype: Dtype, given: str) -> None:
+    """Raise ValueError, which begins as given, for a precision that ranks on a rented GPU would refuse."""
+    machine = _rented_machine(target)
+    if machine is not None and machine.accelerator.lacks(dtype):
+        raise ValueError(
+            f"{given} {dtype}, which {machine.accelerator.title} of {target.text} does not multiply. Use float16 or "
+            "float32"
+        )
+
+
+def _rented_machine(target: ParsedTarget) -> Machine | None:
+    """Return what the catalog says of an instance, retired ones included; None: the target is rented nowhere."""
+    return None if target.instance is None else catalog().listed_instance(f"{target.kind}/{target.instance}")
 
 
 def memory_of_rank(name: str, ranks_per_node: int) -> int | None:
@@ -69,6 +99,8 @@ def check_fit(
 def _advice(architecture: Architecture, dtype: Dtype, max_length: int, cache: Path, provider: str | None) -> str:
     """Return the cheapest instance on which the model fits, as one rank or cut over its accelerators."""
     for offer in matching(HardwareFilter(provider=provider), catalog(cache)):
+        if offer.machine.accelerator.lacks(dtype):
+            continue
         devices = offer.machine.accelerators if offer.machine.accelerator.kind != "cpu" else 1
         for tp in sorted({1, devices}):
             if architecture.heads % tp:

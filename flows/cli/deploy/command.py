@@ -52,7 +52,10 @@ def deploy(
     hours: Annotated[float, typer.Option(min=0.01, max=720, help="lifetime: then everything ends by itself")] = 8.0,
     port: Annotated[int, typer.Option(min=0, max=65535, help="on this machine; 0: any free one")] = 0,
     replicas: Annotated[int, typer.Option(min=1, max=64, help="servers behind the address")] = 1,
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="of the weights")] = "bfloat16",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="of the weights  [default: bfloat16; float16 on rented GPUs without it]"),
+    ] = None,
     max_loss: MaxLoss = 0.01,
     max_length: Annotated[int | None, typer.Option(min=2, help="tokens of prompt and answer  [default: 2048]")] = None,
     group_timeout_seconds: GroupTimeout = 20.0,

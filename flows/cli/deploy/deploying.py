@@ -14,7 +14,7 @@ from configs.common.dollars import dollars
 from configs.common.execution import Dtype, Layout
 from configs.common.printable import file_slug, plural
 from configs.common.secrets import redacted
-from configs.hardware.catalog import HOME_REGIONS, catalog
+from configs.hardware.catalog import HOME_REGIONS
 from configs.hardware.prices import listed_offers
 from configs.serving.deployment import OptimizationLevel
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
@@ -31,6 +31,7 @@ from flows.folders import cache_folder
 from tasks.deployment.bundles import WantedBundle, as_written, can_be_cut, read_bundle, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
+from tasks.deployment.fit import check_dtype, devices_of, usual_dtype
 from tasks.deployment.rollouts import RolledBack
 from tasks.deployment.rollouts import replace_bundle as roll_out
 from tasks.deployment.slurm_places import SlurmPartition, shared_folder
@@ -60,7 +61,10 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class DeployRequest:
-    """Arguments of the command line. name: of the deployment; served_name: of the model in requests."""
+    """Arguments of the command line. name: of the deployment; served_name: of the model in requests.
+
+    dtype: None is bfloat16, and float16 on rented GPUs that do not multiply it.
+    """
 
     model: str | None
     targets: tuple[str, ...]
@@ -73,7 +77,7 @@ class DeployRequest:
     hours: float = 8.0
     port: int = 0
     replicas: int = 1
-    dtype: Dtype = "bfloat16"
+    dtype: Dtype | None = None
     max_loss: float = 0.01
     max_length: int | None = None
     group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS
@@ -182,9 +186,9 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
     elif target.partition is not None:
         partition = _partition(asked, target)
     nodes = max(asked.nodes, len(ssh.hosts) if ssh else 1)
-    devices = _devices(target) * nodes if asked.sharded else 1
+    devices = devices_of(target) * nodes if asked.sharded else 1
     bundle = WantedBundle(
-        model=asked.model or "", level=asked.level, layout=Layout(tp=devices), dtype=asked.dtype,
+        model=asked.model or "", level=asked.level, layout=Layout(tp=devices), dtype=asked.dtype or usual_dtype(target),
         max_loss=asked.max_loss, max_length=asked.max_length, group_timeout_seconds=asked.group_timeout_seconds,
         name=asked.served_name,
     )  # fmt: skip
@@ -197,6 +201,7 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
             )
     elif not asked.model:
         raise ValueError("--model: missing. Name a model, or a study by --from RUN")
+    check_dtype(target, bundle.dtype, "--dtype: got" if asked.from_run is None else "--from: the study chose")
     title = file_slug(bundle.name or _short_name(bundle.model))
     name = asked.name or f"{title}-{file_slug(target.text.replace(':', '-'))}".lower()[:60]
     if asked.name and len(asked.targets) > 1:
@@ -206,13 +211,6 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
         replicas=asked.replicas, rented=rented, ssh=ssh, partition=partition, ready_seconds=asked.ready_seconds,
         max_usd_per_hour=asked.max_usd_per_hour, sharded=asked.sharded,
     )  # fmt: skip
-
-
-def _devices(target: ParsedTarget) -> int:
-    if target.instance is None:
-        return 1
-    machine = catalog().listed_instance(f"{target.kind}/{target.instance}")  # renting refuses a retired one
-    return machine.accelerators if machine.accelerator.kind != "cpu" else 1
 
 
 def _rented(asked: DeployRequest, target: ParsedTarget) -> RentedTarget:

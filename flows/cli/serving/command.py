@@ -84,8 +84,11 @@ def serve(
     rents = provider is not None or instance is not None
     _refuse_others(context, rents)
     if rents:
+        chosen = dtype if _is_given(context, "dtype") else None
         raise typer.Exit(
-            _serve_in_cloud(context, model, name, (provider, instance), dtype, max_length, hours, ssh_from, python, yes)
+            _serve_in_cloud(
+                context, model, name, (provider, instance), chosen, max_length, hours, ssh_from, python, yes
+            )
         )
     asked = ServerRequest(
         model=model,
@@ -113,8 +116,7 @@ def serve(
 def _refuse_others(context: typer.Context, rents: bool) -> None:
     """Raises typer.BadParameter for a given option of the other kind of server, which it would have no effect on."""
     for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is None or source.name != "COMMANDLINE":
+        if not _is_given(context, name):
             continue
         option = f"--{name.replace('_', '-')}"
         if rents and name not in _OF_PROVIDER | _ALSO_THERE:
@@ -123,19 +125,24 @@ def _refuse_others(context: typer.Context, rents: bool) -> None:
             raise typer.BadParameter("only with --provider and --instance", param_hint=option)
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _serve_in_cloud(
     context: typer.Context,
     model: str,
     name: str | None,
     node: tuple[str | None, str | None],
-    dtype: Literal["float32", "bfloat16", "float16"],
+    dtype: Literal["float32", "bfloat16", "float16"] | None,
     max_length: int | None,
     hours: float,
     ssh_from: str | None,
     python: str | None,
     yes: bool,
 ) -> int:
-    """Deploy without compression to a rented instance. Returns the exit code."""
+    """Deploy without compression to a rented instance. Returns the exit code. dtype: None leaves it to `deploy`."""
     from flows.cli.deploy.deploying import DeployRequest, run_deploy
     from flows.cli.deploy.errors import with_user_errors
     from flows.cli.run import guarded

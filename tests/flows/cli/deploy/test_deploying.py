@@ -447,6 +447,27 @@ def test_the_time_that_ranks_wait_and_the_models_name_reach_the_bundle(monkeypat
     assert (here.name, here.bundle.name, here.bundle.group_timeout_seconds) == ("one", None, 90.0)
 
 
+@pytest.mark.parametrize("target", ["aws:g4dn.xlarge", "gcp:n1-standard-4-t4", "aws:p3.2xlarge"])
+def test_gpus_without_bfloat16_are_not_rented_for_it(
+    target: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The default was bfloat16 everywhere: the node was rented, and its ranks refused to start."""
+    asked: list[Any] = []
+    monkeypatch.setattr(deploying, "_agreed", lambda wanted, yes: asked.extend(wanted))
+    assert run_deploy(DeployRequest(model="./m", targets=(target, "aws:g6.xlarge", "local:cpu"))) == 1
+    provider, _, instance = target.partition(":")
+    words = ["serve", "--model", "./m", "--provider", provider, "--instance", instance]
+    assert CliRunner().invoke(app, words).exit_code == 1
+    assert CliRunner().invoke(app, [*words, "--dtype", "float32"]).exit_code == 1
+    assert [one.bundle.dtype for one in asked] == ["float16", "bfloat16", "bfloat16", "float16", "float32"]
+    refused = r"^--dtype: got bfloat16, which NVIDIA \S+ .*does not multiply\. Use float16 or float32$"
+    with pytest.raises(WrongArgument, match=refused):
+        run_deploy(DeployRequest(model="./m", targets=(target,), dtype="bfloat16"))
+    monkeypatch.setattr(deploying, "wanted_of_run", lambda run, wanted: replace(wanted, model="m", dtype="bfloat16"))
+    with pytest.raises(WrongArgument, match=r"^--from: the study chose bfloat16, which "):
+        run_deploy(DeployRequest(model=None, targets=(target,), from_run=tmp_path))
+
+
 class LoggingPlace:
     """A machine with a line in each log; none: it does not answer."""
 
