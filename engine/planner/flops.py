@@ -163,6 +163,16 @@ def attention_pairs(tokens: int, past: int = 0, window: int | None = None, *, ca
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
 
 
+def prompt_attention_flops(architecture: Architecture, tokens: int) -> float:
+    """Return the mean FLOPs of a prompt's token and query head in a decoder: what causal masks and windows leave.
+
+    All layers together. A sequence's own tokens count half, as `tokens` squared over two is the area under the mask.
+    """
+    depth = architecture.head_dim + (architecture.value_dim or architecture.head_dim)
+    attended = (architecture.attended(layer, tokens) for layer in range(architecture.layers))
+    return 2.0 * depth * sum(seen * (1 - seen / (2 * tokens)) for seen in attended)
+
+
 def _attention_flops(
     architecture: Architecture, tokens: int, past: int, source: int, encode: bool, causal: bool
 ) -> float:
