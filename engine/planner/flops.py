@@ -2,6 +2,7 @@
 
     forward_flops(architecture, batch=8, tokens=2048).total             # exact, of matrix products
     training_flops(architecture, batch=8, tokens=2048, recompute="blocks")
+    recomputed_share(architecture, selective=True)                      # of the blocks' products, by checkpointing
     model_flops(architecture, tokens=8 * 2048, sequence_length=2048)    # the numerator of MFU
 
 **Executed** FLOPs count two for each multiply-add of each matrix product, as `torch.utils.flop_counter` does; other
@@ -16,6 +17,11 @@ from typing import Literal
 from engine.planner.architecture import Architecture
 
 Recompute = Literal["none", "attention", "blocks"]
+FUSED_QUERY_KEY_VALUE = ("gpt2", "gpt_neox", "bloom", "mpt", "falcon", "phi3")
+FUSED_GATE_UP = ("phi3",)
+"""Families that multiply these weights at once, in transformers 5."""
+_NORM_AFTER_BLOCK = ("bart", "gemma2", "gemma3_text")
+"""Families beside encoders of text whose block ends with a norm, which saves the last product's output."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,48 @@ def training_flops(
     )
 
 
+def recomputed_share(architecture: Architecture, *, selective: bool) -> float:
+    """Return the share of the blocks' products that activation checkpointing computes again.
+
+    Selective (torchtitan's policy by operator): every second product of a block, from the second. Full: all of them.
+    Neither computes a block's last product, as torch stops when all saved tensors are restored, unless a norm follows
+    that saves its output.
+    """
+    again = whole = 0.0
+    for products, layers in _products_of_blocks(architecture):
+        norm_follows = architecture.kind == "encoder" or architecture.model_type in _NORM_AFTER_BLOCK
+        needed = products if norm_follows else products[:-1]
+        again += layers * sum(needed[1::2] if selective else needed)
+        whole += layers * sum(products)
+    return again / whole if whole else 0.0
+
+
+def _products_of_blocks(architecture: Architecture) -> list[tuple[list[float], int]]:
+    """Return the elements that a token multiplies in each product of a block, in order, and the number of blocks.
+
+    One entry, or two for an encoder-decoder. Where layers differ, each has the products of all kinds.
+    """
+    encoders = architecture.layers - architecture.decoder_layers
+    found: dict[bool, list[float]] = {True: [], False: []}
+    # The second attention of a decoder precedes its feed-forward.
+    ordered = sorted(architecture.weights, key=lambda one: 1 if "cross_" in one.name else 2 if "mlp" in one.name else 0)
+    for weight in ordered:
+        if not weight.block or weight.role != "matrix":
+            continue
+        of_encoder = weight.stream == "source" and "cross_" not in weight.name
+        layers = max(1, encoders if of_encoder else architecture.decoder_layers or architecture.layers)
+        count = max(1, round(weight.products / layers))
+        products = found[of_encoder]
+        if weight.name == "attention.key_value" and architecture.model_type in FUSED_QUERY_KEY_VALUE:
+            products[-1] += count * weight.size
+        elif weight.name == "mlp.gate_up" and architecture.model_type in FUSED_GATE_UP:
+            products.append(count * weight.size)
+        else:
+            products += [weight.size * weight.share] * count
+    both = ((found[True], encoders), (found[False], architecture.decoder_layers or architecture.layers))
+    return [(products, layers) for products, layers in both if products]
+
+
 def model_flops(architecture: Architecture, tokens: int, sequence_length: int) -> float:
     """Return the model FLOPs of training on this many tokens, by PaLM's convention; only the routed experts count.
 
@@ -113,6 +161,16 @@ def attention_pairs(tokens: int, past: int = 0, window: int | None = None, *, ca
         return tokens * past + tokens * (tokens + 1) // 2
     growing = min(tokens, max(0, window - past))  # queries with less than a full window
     return growing * past + growing * (growing + 1) // 2 + (tokens - growing) * window
+
+
+def prompt_attention_flops(architecture: Architecture, tokens: int) -> float:
+    """Return the mean FLOPs of a prompt's token and query head in a decoder: what causal masks and windows leave.
+
+    All layers together. A sequence's own tokens count half, as `tokens` squared over two is the area under the mask.
+    """
+    depth = architecture.head_dim + (architecture.value_dim or architecture.head_dim)
+    attended = (architecture.attended(layer, tokens) for layer in range(architecture.layers))
+    return 2.0 * depth * sum(seen * (1 - seen / (2 * tokens)) for seen in attended)
 
 
 def _attention_flops(

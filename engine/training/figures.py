@@ -24,11 +24,14 @@ from configs.workloads.train import ActivationCheckpointing
 from engine.context import Samples
 from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
-from engine.planner.flops import forward_flops, model_flops, training_flops
+from engine.planner.flops import forward_flops, model_flops, recomputed_share, training_flops
 from engine.rank.agreement import total
 from engine.training.data.validation import means
 from engine.training.schedule import learning_rate, scaling_factor
 from engine.training.steps import TrainingRun
+
+_PLAIN_ATTENTION = ("bloom", "gemma2", "gpt_neo", "gpt_oss", "gptj", "mpt")
+"""Families whose attention transformers 5 computes as two products and a softmax, having no other for them."""
 
 
 def samples(run: TrainingRun) -> Samples:
@@ -110,23 +113,17 @@ def hardware_flops(
 ) -> float:
     """Return the FLOPs executed in a step. Recomputation follows `engine.training.strategies.recompute`.
 
-    Selective: every second product of a block, from the second. Full: attention, and all but the last one, as torch
-    stops when all saved tensors are restored; all of an encoder's, whose norm at the end saves that one's output.
+    Attention is computed again by full checkpointing, and by selective where it is not one operator, whose output that
+    keeps.
     """
-    once = training_flops(architecture, sequences, length, fused=True).total
-    products = [
-        weight.size * weight.share
-        for weight in architecture.weights
-        if weight.block and weight.role == "matrix"
-        for _ in range(max(1, round(weight.products / architecture.layers)))
-    ]
-    if checkpointing == "none" or not products:
+    fused = architecture.model_type not in _PLAIN_ATTENTION
+    once = training_flops(architecture, sequences, length, fused=fused).total
+    if checkpointing == "none":
         return once
     forward = forward_flops(architecture, sequences, length)
-    whole = products if architecture.kind == "encoder" else products[:-1]
-    again = whole if checkpointing == "full" else products[1::2]
-    attention = forward.attention if checkpointing == "full" else 0.0
-    return once + forward.blocks * sum(again) / sum(products) + attention
+    selective = checkpointing == "selective"
+    attention = 0.0 if selective and fused else forward.attention
+    return once + forward.blocks * recomputed_share(architecture, selective=selective) + attention
 
 
 def _traffic(run: TrainingRun, measured: int) -> dict[str, Figure]:

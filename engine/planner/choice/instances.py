@@ -323,14 +323,16 @@ def _lacking(option: InstanceOption) -> float:
 
 
 def counts(distributed: bool, gpu_count: int | None, max_gpus: int | None) -> tuple[int, ...]:
-    """Return the device counts to try: those named, else one, else 1, 2, 4 ... up to the maximum (8 by default)."""
+    """Return the device counts to try: those named, else one, else 1, 2, 4 ... and the maximum (8 by default)."""
     if gpu_count is not None:
         return (gpu_count,)
     return tuple(_powers(max_gpus or 8)) if distributed or max_gpus else (1,)
 
 
 def _powers(most: int) -> Iterator[int]:
+    """Yield the powers of two below a number, and the number: a model may fit on 3 GPUs and not on 2."""
     number = 1
-    while number <= most:
+    while number < most:
         yield number
         number *= 2
+    yield most

@@ -19,6 +19,7 @@ import numpy as np
 from configs.common.arrays import Floats
 from engine.planner.engines.point import BatchPoint
 from engine.planner.engines.schedule import MOST_PHASES, admit
+from engine.planner.flops import prompt_attention_flops
 from engine.planner.memory.stored import BYTES
 
 _BLEND = 3.0  # exponent of the smooth maximum of reading and multiplying
@@ -103,7 +104,7 @@ def _row(point: BatchPoint, more_workspace: float = 0.0) -> dict[str, float | li
         "ranks": float(tp),
         "message_bytes": float(architecture.hidden * _ELEMENT_BYTES),
         "prefilled": schedule.prefilled,
-        "attention_flops": 2.0 * architecture.layers * heads * architecture.head_dim * point.prompt_tokens,
+        "attention_flops": heads * prompt_attention_flops(architecture, point.prompt_tokens),
         "bytes_per_second": device.bytes_per_second,
         "flops": device.flops(products),
         "link_bytes_per_second": link.bytes_per_second if link else 1e11,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from engine.planner.architecture import Architecture
+from engine.planner.flops import FUSED_GATE_UP, FUSED_QUERY_KEY_VALUE
 from engine.planner.memory.framework import Framework
 from engine.planner.memory.tape import PASS, Gradient, Tape, TapePasses, TapeValue
 from engine.planner.setup import TrainingSetup
@@ -318,9 +319,19 @@ def _block(sizes: _Sizes) -> tuple[TapePasses, float, float, float]:
     # second product from the first, and outputs of reduce-scatters.
     scattered = 2 * sizes.scattered * hidden * product if sizes.framework.sequence_parallel and sizes.tp > 1 else 0.0
     attention = tokens * queries * product + tokens * architecture.heads / sizes.tp * _FLOAT
+    kept = _fused(kept, architecture)
     extra = scattered + (kept[-1] if len(kept) % 2 else 0.0)
     copies = matrices * 2 if wide.cast else 0.0
     return passes, sum(kept[::2]) + attention + scattered, extra, copies
+
+
+def _fused(kept: list[float], architecture: Architecture) -> list[float]:
+    """Return the outputs of products, those of weights that a family multiplies at once together."""
+    if architecture.model_type in FUSED_GATE_UP:
+        kept = [*kept[:4], kept[4] + kept[5], *kept[6:]]
+    if architecture.model_type in FUSED_QUERY_KEY_VALUE:
+        kept = [sum(kept[:3]), *kept[3:]]
+    return kept
 
 
 def _branch(sizes: _Sizes) -> Gradient:

@@ -7,8 +7,8 @@
 Changes with fewer steps come first; among equals, the one that costs least speed. Training, from cheap to expensive:
 micro-batches that are accumulated (the same products, smaller ones), checkpointing (a quarter to a third more
 products), sharding (more traffic), more ranks (more hardware), offload (the host's bandwidth). Inference: more ranks of
-tensor parallelism, weights of 8 bits, both; only then a shorter context and a smaller batch. In training the work of a
-step is unchanged; for inference the sentence names the reductions.
+tensor parallelism, or of a pipeline where those do not suffice, weights of 8 bits, both; only then a shorter context
+and a smaller batch. In training the work of a step is unchanged; for inference the sentence names the reductions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -175,7 +175,8 @@ def _more_ranks(setup: TrainingSetup, most: int) -> Iterator[tuple[str, Training
     most = min(most // (layout.dp * layout.pp), setup.machine.accelerators)
     while tp <= most:
         if setup.architecture.splits(tp):
-            yield f"tensor parallelism over {tp} ranks", setup.replace(layout=layout.model_copy(update={"tp": tp}))
+            changed = setup.replace(layout=layout.model_copy(update={"tp": tp}))
+            yield f"tensor parallelism over {_ranks(tp, changed)}", changed
         tp *= 2
 
 
@@ -198,16 +199,27 @@ def _offloaded(setup: TrainingSetup) -> Iterator[tuple[str, TrainingSetup]]:
 
 
 def _inference_steps(ranks: int) -> list[SetupSteps[InferenceSetup]]:
-    return [lambda setup: _tensor_parallel(setup, ranks), _eight_bits, _shorter, _fewer]
+    return [lambda setup: _split_further(setup, ranks), _eight_bits, _shorter, _fewer]
 
 
-def _tensor_parallel(setup: InferenceSetup, most: int) -> Iterator[tuple[str, InferenceSetup]]:
-    tp = 2 * setup.layout.tp
-    while setup.layout.ranks // setup.layout.tp * tp <= most:
+def _split_further(setup: InferenceSetup, most: int) -> Iterator[tuple[str, InferenceSetup]]:
+    """Split over more tensor-parallel ranks, then over more stages: heads that no number divides split in layers."""
+    layout, before = setup.layout, setup.layout.ranks
+    tp = 2 * layout.tp
+    while before // layout.tp * tp <= most:
         if setup.architecture.splits(tp):
-            layout = setup.layout.model_copy(update={"tp": tp})
-            yield f"tensor parallelism over {tp} ranks", setup.replace(layout=layout)
+            changed = setup.replace(layout=layout.model_copy(update={"tp": tp}))
+            yield f"tensor parallelism over {_ranks(tp, changed)}", changed
         tp *= 2
+    for pp in range(layout.pp + 1, min(setup.architecture.most_stages, most // (before // layout.pp)) + 1):
+        changed = setup.replace(layout=layout.model_copy(update={"pp": pp}))
+        yield f"pipeline parallelism over {_ranks(pp, changed)}", changed
+
+
+def _ranks(degree: int, setup: Setup) -> str:
+    """Say how many ranks there are in all, where it is more than this degree."""
+    ranks = setup.layout.ranks
+    return f"{degree} ranks" if ranks == degree else f"{degree} ranks ({ranks} in all)"
 
 
 def _eight_bits(setup: InferenceSetup) -> Iterator[tuple[str, InferenceSetup]]:

@@ -6,8 +6,9 @@
 `message_bytes` is the whole tensor on each rank (all-reduce, broadcast), the gathered one (all-gather), the input
 (reduce-scatter). Ranks are placed node by node, so `ranks` of them fill the first nodes. A ring that leaves a node does
 so once in and once out; several rings run at once, one through each rank's own way out, so that the rate between nodes
-is the sum of the shares of the group's members in a node, and the ring runs at the slower of the two rates. A hop costs
-its link's latency; on GPUs all hops are made by one kernel, so that is the latency of NCCL's hop.
+is the sum of the shares of the group's members in a node (of GPUs, in the node with the fewest), and the ring runs at
+the slower of the two rates. A hop costs its link's latency; on GPUs all hops are made by one kernel, so that is the
+latency of NCCL's hop.
 
 Formulas: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA 2005
 (ring and tree); the bus bandwidth factors of nccl-tests, doc/PERFORMANCE.md; the pipelined tree of NCCL 2.4 (Jeaugey,
@@ -69,7 +70,9 @@ def ring(ranks: int, machine: Machine, stride: int = 1) -> Ring:
             f"or use at most {machine.accelerators} ranks"
         )
     rates = [inside.bytes_per_second] if inside else []
-    rates += [between.bytes_per_second * members] if between else []
+    # The last node may hold fewer members, and all rings pass through its ways out. gloo's one ring has a whole node's.
+    ways = members if machine.accelerator.kind == "cpu" else min(members, ranks - (nodes - 1) * members)
+    rates += [between.bytes_per_second * ways] if between else []
     return Ring(ranks, nodes, inside, between, min(rates, default=1.0))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.planner.architecture import Architecture, Weight
-from engine.planner.flops import attention_pairs
+from engine.planner.flops import attention_pairs, recomputed_share
 from engine.planner.memory.stored import feed_forward_width
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.constants import DeviceConstants
@@ -53,7 +53,13 @@ def block_seconds(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     elementwise = _elementwise(setup, constants)
     forward = products.forward + attention.forward + elementwise.forward
     backward = products.backward + attention.backward + elementwise.backward
-    again = {"none": 0.0, "selective": attention.forward, "full": forward}[setup.checkpointing] * constants.recomputed
+    again = 0.0
+    if setup.checkpointing == "full":
+        again = forward * constants.recomputed
+    elif setup.checkpointing == "selective":  # attention's output is kept, unless it is several operators
+        scores = attention.forward if setup.attention == "eager" else 0.0
+        again = products.forward * recomputed_share(architecture, selective=True)
+        again += (elementwise.forward + scores) * constants.recomputed
     layers = max(1, architecture.layers)
     stage = -(-layers // setup.layout.pp) / layers
     return Seconds(forward * stage, backward * stage, again * stage)

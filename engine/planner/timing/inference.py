@@ -250,13 +250,17 @@ class _Rates:
         return count * self.setup.machine.accelerator.kernel_seconds
 
     def _sums(self, stream: str, tokens: int) -> float:
-        """Predict the all-reduces: one per row-parallel product, one for the table, and the gathered logits."""
+        """Predict the all-reduces: one per row-parallel product, one for the table, and the gathered logits.
+
+        What shared experts make is added to what the routed ones make before both are summed over ranks.
+        """
         setup, architecture, tp = self.setup, self.setup.architecture, self.setup.layout.tp
         if tp == 1 or not tokens:
             return 0.0
         link = self.constants.link
         split = [w for w in architecture.weights if w.role == "matrix" and w.split == 1 and w.stream == stream]
-        count = sum(w.products / (architecture.experts if w.share < 1 else 1) for w in split)
+        apart = [w for w in split if not w.name.startswith("shared_")]
+        count = sum(w.products / (architecture.experts if w.share < 1 else 1) for w in apart)
         gather = 0.0
         if stream == "main" and setup.sharded_vocabulary:
             count += 1

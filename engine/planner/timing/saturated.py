@@ -20,6 +20,7 @@ from math import inf
 from configs.hardware.hardware import Accelerator
 from engine.planner.architecture import Architecture
 from engine.planner.fitting.few import Constants, FewConstants
+from engine.planner.flops import prompt_attention_flops
 
 _MEMORY, _ATTENTION, _LINK, _MESSAGE_SECONDS = 0.8, 0.5, 0.3, 1.2e-5
 _WORKSPACE_BYTES, _CACHE_SHARE = 3.5e9, 0.9
@@ -147,8 +148,7 @@ def prompt_token_seconds(service: SaturatedServer, constants: Constants) -> floa
     architecture, sizes = service.architecture, _sizes(service)
     dense_rate, expert_rate = _peaks(service, constants)
     tp = 1 if service.expert_parallel else service.ranks
-    attended = sum(architecture.attended(layer, service.prompt_tokens) for layer in range(architecture.layers))
-    attention = 2 * attended * -(-architecture.heads // tp) * architecture.head_dim
+    attention = -(-architecture.heads // tp) * prompt_attention_flops(architecture, service.prompt_tokens)
     seconds = 2 * sizes.dense / dense_rate + 2 * sizes.routed / expert_rate
     seconds += attention / (service.device.flops("bfloat16") * _ATTENTION)
     if tp > 1:

@@ -13,6 +13,7 @@ from engine.planner.flops import (
     attention_pairs,
     forward_flops,
     model_flops,
+    recomputed_share,
     training_flops,
 )
 
@@ -117,6 +118,23 @@ def test_checkpointing_repeats_the_blocks() -> None:
     down = next(weight for weight in architecture.weights if weight.name == "mlp.down")
     stopped = 2 * down.size * down.copies * BATCH * TOKENS
     assert ours.total - stopped == counter.get_total_flops()
+
+
+def test_what_checkpointing_computes_again_by_hand() -> None:
+    # GPT-2 multiplies query, key and value at once: of 3, 1, 4 and 4 squares the output alone is the second of a pair
+    # before the last one, which torch leaves out.
+    gpt2 = read_architecture(GPT2)
+    assert recomputed_share(gpt2, selective=True) == 1 / 12
+    assert recomputed_share(gpt2, selective=False) == 8 / 12
+    # BERT's norm at the end of a block saves the last product.
+    bert = read_architecture({**BERT, "intermediate_size": 128})
+    assert recomputed_share(bert, selective=True) == 6 / 12
+    assert recomputed_share(bert, selective=False) == 1
+    # T5: 2 blocks of q, k, v, o and three of the feed-forward, 3 with a second attention before that.
+    own, wide = 32 * 24, 32 * 48
+    again = 2 * (2 * own + wide) + 3 * (4 * own + wide)
+    whole = 2 * (4 * own + 3 * wide) + 3 * (8 * own + 3 * wide)
+    assert recomputed_share(read_architecture(T5), selective=True) == again / whole
 
 
 def test_kinds_of_flops_by_hand() -> None:

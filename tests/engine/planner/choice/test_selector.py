@@ -326,6 +326,14 @@ class TestInstances:
         assert counts(False, None, None) == (1,)
         assert counts(True, 3, 8) == (3,)
 
+    def test_the_largest_number_is_tried_where_it_is_no_power_of_two(self) -> None:
+        assert counts(True, None, 6) == (1, 2, 4, 6)
+        assert counts(False, None, 1) == (1,)
+        found = SELECTOR.select_hardware_for_task(
+            "text_generation", "llama-2-13b", accelerators=["a100-80gb"], max_gpus=3, max_memory_gb=11
+        )
+        assert found["gpu_count"] == 3
+
     def test_a_model_that_no_single_gpu_holds_is_tried_on_more(self) -> None:
         found = SELECTOR.select_hardware_for_task("text_generation", "llama-2-70b", accelerators=["a100-80gb"])
         assert found["gpu_count"] == 2

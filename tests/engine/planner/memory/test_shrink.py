@@ -109,6 +109,22 @@ def test_ranks_and_bits_together_come_before_what_the_user_asked_for() -> None:
     assert f"{change.named} bring " in change.sentence
 
 
+def test_heads_that_no_number_divides_are_split_in_layers() -> None:
+    """falcon-7b has 71 query heads."""
+    setup = InferenceSetup(find_model("falcon-7b"), machine(), batch=1, prompt_tokens=64, new_tokens=64)
+    limit = 0.4 * memory_of(setup).total
+    change = smallest_change(setup, limit, 8)
+    assert change is not None and change.words == ("pipeline parallelism over 4 ranks",)
+    assert change.setup.layout == Layout(pp=4) and fits(change.setup, limit)
+    assert smallest_change(setup, limit, 2).setup.layout.ranks <= 2  # type: ignore[union-attr]
+
+
+def test_ranks_in_all_are_named_where_a_layout_has_several_degrees() -> None:
+    setup = InferenceSetup(architecture(4096, 32), machine(), Layout(tp=2, pp=2), prompt_tokens=64, new_tokens=64)
+    change = smallest_change(setup, 0.7 * memory_of(setup).total, 64)
+    assert change is not None and change.words == ("tensor parallelism over 4 ranks (8 in all)",)
+
+
 def test_a_large_cache_is_made_smaller() -> None:
     setup = InferenceSetup(architecture(), machine(), batch=64, prompt_tokens=8192, new_tokens=64)
     change = smallest_change(setup, memory_of(setup.replace(batch=32)).total)

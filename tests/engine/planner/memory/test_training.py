@@ -129,6 +129,21 @@ def test_selective_checkpointing_lies_between() -> None:
     assert sizes["full"] < sizes["selective"] < sizes["none"]
 
 
+def test_selective_checkpointing_keeps_products_as_a_family_computes_them() -> None:
+    """Counted on transformers' own modules; a token's bytes in 16 bits of a block, 8 heads of 64."""
+
+    def kept(architecture: Architecture) -> float:
+        return parts_of(setup(architecture), Framework()).policy_bytes / 128
+
+    attention = 2 * 512 + 4 * 8
+    # Query, key and value at once, and the first product of the feed-forward: 3 + 4 times the width.
+    assert kept(gpt()) == attention + 2 * 7 * 512
+    # Queries, values, the gate and the last product.
+    assert kept(llama()) == attention + 2 * (512 + 512 + 1536 + 512)
+    # Phi-3: all of attention's, gate and up at once.
+    assert kept(llama(model_type="phi3")) == attention + 2 * (3 * 512 + 2 * 1536)
+
+
 # Strategies
 
 

@@ -56,6 +56,16 @@ def test_a_ring_over_nodes_has_the_ways_out_of_all_members() -> None:
     assert ring(8, machine(between=wide)).bytes_per_second == 100e9  # now the inside is the slower
 
 
+def test_a_node_that_is_not_full_has_fewer_ways_out() -> None:
+    # 5 GPUs on nodes of four: all bytes pass through the one way out of the fifth.
+    assert all_gather_seconds(1e9, 5, machine()) == pytest.approx(3e-6 + 10e-6 + 4 / 5 / 10)
+    assert ring(6, machine()).bytes_per_second == 20e9
+    # dp=3 beside tp=2: two members in the first node, one in the second.
+    assert ring(3, machine(), stride=2).bytes_per_second == 10e9
+    # gloo has one ring, which has the whole way out of either node.
+    assert ring(5, machine(kind="cpu")).bytes_per_second == 40e9
+
+
 def test_a_group_that_stands_apart_has_fewer_members_a_node() -> None:
     # dp=4 beside tp=2 on nodes of four: two members a node, and two ways out.
     assert all_gather_seconds(1e9, 4, machine(), stride=2) == pytest.approx(2e-6 + 10e-6 + 0.75 / 20)

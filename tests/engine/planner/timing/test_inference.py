@@ -10,7 +10,7 @@ from engine.planner.architecture import Architecture
 from engine.planner.catalog import find_model
 from engine.planner.memory.stored import slowest_stage
 from engine.planner.setup import InferenceSetup
-from engine.planner.timing.collectives import all_reduce_seconds
+from engine.planner.timing.collectives import all_gather_seconds, all_reduce_seconds
 from engine.planner.timing.constants import DeviceConstants, constants_for
 from engine.planner.timing.inference import generation_time, small_all_reduce_seconds, touched_experts
 
@@ -75,6 +75,16 @@ def test_measured_rates_lose_nothing_and_operators_have_a_least_time() -> None:
     # 21 sums, each there and back over a link of a millisecond; and the logits gathered.
     assert 43e-3 < two.token_communication_seconds < 44e-3
     assert two.token_seconds > generation_time(one).token_seconds
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "llama-4-scout", "mixtral-8x7b", "llama-3-70b"])
+def test_a_block_has_two_sums_with_shared_experts_too(model: str) -> None:
+    one = setup(model, layout=Layout(tp=4) if model == "llama-4-scout" else Layout(tp=8))
+    architecture, tp = one.architecture, one.layout.tp
+    found = generation_time(one, IDEAL).token_communication_seconds
+    message = small_all_reduce_seconds(2 * architecture.hidden, tp, NODE)
+    logits = all_gather_seconds(2 * architecture.vocabulary, tp, NODE)
+    assert found == pytest.approx((2 * architecture.layers + 1) * message + logits)
 
 
 def test_one_shot_sums_beat_rings_where_messages_are_small() -> None:
