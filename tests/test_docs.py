@@ -16,7 +16,7 @@ import typer
 from pydantic import BaseModel
 
 from configs.common.execution import Layout
-from configs.plans.paths import RunPaths
+from configs.plans.paths import JobPaths, RunPaths
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives
 from configs.spec.study import KINDS, ForecastSpec, ModelSpec, StudySpec
@@ -251,6 +251,13 @@ def test_every_file_of_a_run_folder_is_in_its_page() -> None:
     parts = [getattr(RunPaths(Path()), name) for name, kind in vars(RunPaths).items() if isinstance(kind, property)]
     names = {str(part.folder if isinstance(part, RunPaths) else part) for part in parts}
     assert {name for name in names if not re.search(rf"(^|\s){re.escape(name)}[/\s,]", tree)} == set()
+
+
+def test_files_that_ranks_leave_beside_a_record_are_in_the_page_of_run_folders() -> None:
+    tree, parts = (ROOT / "docs" / "reference" / "run-folder.md").read_text().split("```")[1], JobPaths(Path("job"))
+    left = (parts.completions, parts.trace, parts.perf_text, parts.nsys_report, parts.flight_recorder)
+    names = [path("r0-a1", 0).name.removeprefix("r0-a1").replace("rank_0", "rank_<r>") for path in left]
+    assert [name for name in names if name not in tree] == []
 
 
 def test_the_families_of_the_planner_are_those_of_its_page() -> None:
