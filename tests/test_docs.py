@@ -260,6 +260,13 @@ def test_files_that_ranks_leave_beside_a_record_are_in_the_page_of_run_folders()
     assert [name for name in names if name not in tree] == []
 
 
+def test_variables_of_the_environment_that_messages_name_are_in_a_page() -> None:
+    """Those of Rankwise and of the hub."""
+    pages = "\n".join(path.read_text() for path in DOCUMENTS if path.name != "CHANGELOG.md")
+    named = set(re.findall(r"\b((?:RANKWISE|HF)_[A-Z_]+) is set\b|\b[Ss]et ((?:RANKWISE|HF)_[A-Z_]+)", _printed()))
+    assert {name for names in named for name in names if name not in pages} == set()
+
+
 def test_the_families_of_the_planner_are_those_of_its_page() -> None:
     page = (ROOT / "docs" / "reference" / "models.md").read_text().partition("## Families")[2]
     rows = [line.split(" | ")[1].strip(" |") for line in page.splitlines() if re.match(r"\| [a-z]\w+ \| ", line)]
