@@ -77,9 +77,10 @@ def _stopping_lines(study: StudyResult, cells: list[CellResult]) -> list[str]:
         ]
     ended = Counter(study.plan.stopped.values())
     listed = ", ".join(f"{reason}: {plural(count, 'cell')}" for reason, count in ended.items()) or "nothing yet"
+    most = max(rules.repeats, rules.max_repeats)  # as in `reports.numbers.stopping`
     return [
         f"Each cell was repeated until the 95 % interval of its median throughput reached at most "
-        f"{percent(rules.target_interval)} to either side, at least {rules.repeats} and at most {rules.max_repeats} "
+        f"{percent(rules.target_interval)} to either side, at least {rules.repeats} and at most {most} "
         f"times. What ended them: {listed}. The intervals are widened for having been looked at on the way."
     ]
 

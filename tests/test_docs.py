@@ -16,7 +16,8 @@ import typer
 from pydantic import BaseModel
 
 from configs.common.execution import Layout
-from configs.plans.paths import RunPaths
+from configs.plans.paths import JobPaths, RunPaths
+from configs.plans.prediction import Prediction
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives
 from configs.spec.study import KINDS, ForecastSpec, ModelSpec, StudySpec
@@ -26,6 +27,7 @@ from configs.workloads import STUDIED
 from configs.workloads.script import ScriptWorkload
 from engine.planner.families import READERS
 from flows.cli.main import app
+from flows.cli.plan.study import correction_text
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("configs", "engine", "flows", "reports", "slurm", "tasks")
@@ -251,6 +253,35 @@ def test_every_file_of_a_run_folder_is_in_its_page() -> None:
     parts = [getattr(RunPaths(Path()), name) for name, kind in vars(RunPaths).items() if isinstance(kind, property)]
     names = {str(part.folder if isinstance(part, RunPaths) else part) for part in parts}
     assert {name for name in names if not re.search(rf"(^|\s){re.escape(name)}[/\s,]", tree)} == set()
+
+
+def test_files_that_ranks_leave_beside_a_record_are_in_the_page_of_run_folders() -> None:
+    tree, parts = (ROOT / "docs" / "reference" / "run-folder.md").read_text().split("```")[1], JobPaths(Path("job"))
+    left = (parts.completions, parts.trace, parts.perf_text, parts.nsys_report, parts.flight_recorder)
+    names = [path("r0-a1", 0).name.removeprefix("r0-a1").replace("rank_0", "rank_<r>") for path in left]
+    assert [name for name in names if name not in tree] == []
+
+
+def test_variables_of_the_environment_that_messages_name_are_in_a_page() -> None:
+    """Those of Rankwise and of the hub."""
+    pages = "\n".join(path.read_text() for path in DOCUMENTS if path.name != "CHANGELOG.md")
+    named = set(re.findall(r"\b((?:RANKWISE|HF)_[A-Z_]+) is set\b|\b[Ss]et ((?:RANKWISE|HF)_[A-Z_]+)", _printed()))
+    assert {name for names in named for name in names if name not in pages} == set()
+
+
+def test_every_extra_is_in_the_page_of_installation() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    rows = (ROOT / "docs" / "how-to" / "install.md").read_text().partition("| extra | adds |")[2].partition("\n\n")[0]
+    assert {name for name in extras if f"`{name}`" not in rows} == set()
+
+
+def test_the_correction_of_a_plan_is_quoted_as_it_is_printed() -> None:
+    page = " ".join((ROOT / "docs" / "explanation" / "calibration.md").read_text().split())
+    pattern = r"`corrected: time x (\S+) \((\S+) to (\S+) by cell\), from (\d+) records of this machine`"
+    (found,) = re.findall(pattern, page)
+    times, records = [float(value) for value in found[:3]], int(found[3])
+    line = correction_text([Prediction(correction=each, learnt_from=records) for each in times])
+    assert f"`{line}`" in page
 
 
 def test_the_families_of_the_planner_are_those_of_its_page() -> None:

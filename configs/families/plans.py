@@ -1,7 +1,7 @@
 """Check a tensor-parallel plan in a `config.json` against the engine's splits; no torch.
 
-    check_plan(config_json, config)         # ValueError names the entry that differs
-    splits_of(config)                       # {"layers.*.self_attn.q_proj": "rows", ...}
+    check_parallel_plan(config_json, config)    # ValueError names the entry that differs
+    splits_of(config)                           # {"layers.*.self_attn.q_proj": "rows", ...}
 
 transformers keeps such plans in its classes (`base_model_tp_plan`), and a user's plan in `distributed_config.tp_plan`.
 It writes neither into a `config.json`, but a model's publisher may. A plan does not change results, only the

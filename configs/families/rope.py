@@ -1,6 +1,6 @@
 """Rotary positions as a `config.json` states them: one angle for each pair of a head's elements. No torch.
 
-    rope, share = parse_rope(config_json, theta_key="rope_theta", share_key="partial_rotary_factor")
+    rope, share = parse_rope(config_json, max_positions, "rope_theta", share_key="partial_rotary_factor")
 
 Some families rotate only the first `share` of each head (GPT-NeoX, Phi).
 """

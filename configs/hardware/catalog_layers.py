@@ -1,7 +1,7 @@
 """The layers of the hardware catalog: tables read, laid over each other figure by figure, and checked.
 
     tables = shipped_tables()
-    lay_over(tables, read_tables(cache / "catalog", "refreshed"))
+    tables = laid_over(tables, read_tables(cache / "catalog", "refreshed"))
 
 A table is name -> column -> Figure, so that each figure remembers its layer, source and date. Raises ValueError
 that names the file and the row.

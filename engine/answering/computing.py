@@ -1,6 +1,6 @@
 """The computing process as the HTTP side sees it: started again when it ends, one batch at a time.
 
-computing = Computing(settings_path, log_path)
+computing = Computing(settings_path, log_path, max_waiting, limit_seconds)
 await computing.start()
 vectors = (await computing.ask([[101, 102]], 0))["vectors"]       # ApiError 500, 503, 504
 """

@@ -1,6 +1,6 @@
 """Rendezvous of an orchestrator's ranks, at the start and after the loss of a rank.
 
-    meeting = Meeting(rank, world_size, "127.0.0.1", 29500, timeout_seconds)
+    meeting = Membership(rank, world_size, "127.0.0.1", 29500, timeout_seconds)
     meeting.wait_for_all()
     store = meeting.store("group-0")        # for torch.distributed.init_process_group
     members = meeting.assemble(1, expected={0, 2})      # the ranks present, equal on all of them

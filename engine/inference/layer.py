@@ -1,7 +1,7 @@
 """Weights of one rank's part of one stack, in canonical form for all families.
 
-    layer = Layer(Norm(weight), qkv, None, None, output, Norm(other), gate_up, down)
-    weights = Weights([layer], embedding=table, norm=Norm(last), head=head)
+    layer = LayerWeights(Norm(weight), qkv, None, None, output, Norm(other), gate_up, down)
+    weights = StackWeights([layer], embedding=table, norm=Norm(last), head=head)
 
 Weights that a family lacks are None; the loader converts names and fused tensors to this form
 (`engine.inference.weights`).

@@ -2,7 +2,7 @@
 
     by_distance = causal_bias(table, buckets, furthest, capacity)      # [heads, capacity], of a decoder
     bias = bidirectional_bias(table, buckets, furthest, length)        # [1, heads, length, length], of an encoder
-    rows = table_rows(past, length, padding, offset)                   # of learned positions
+    rows = table_rows(past, length, padding, offset, batch, device)    # of learned positions
 
 Relative positions are those of T5 (Raffel et al., arXiv 1910.10683, section 2.1): each head adds a learned number to a
 score, one for each bucket of distances; near distances have a bucket each, far ones share logarithmically wider ones.

@@ -1,6 +1,6 @@
 """Attention of new tokens of many sequences over a paged key-value cache, in one call of C per layer.
 
-    attention = PagedAttention(store, queries, scale, angles, strides, max_tokens, tables)      # once per cache
+    attention = PagedAttention(store, queries, scale, angles, strides, max_tokens, tables, width)   # once per cache
     attention.begin(sequences, positions)                       # once per step
     mixed = attention.run(layer, heads, values, window)         # once per layer
 

@@ -1,7 +1,7 @@
 """Identities of ranks, liveness checks, and attribution of a failure to the rank that caused it.
 
     me = identify(rank)                      # exchanged among all ranks when communicators are opened
-    blame = Blame(identities, store, rank)
+    blame = Blame(identities, store, rank, limit_seconds)
     error = blame.find("all_reduce", ranks, suspect, silent)        # a PeerLostError to raise
 
 A rank that timed out may have waited for a live rank that itself waits for another. So every rank that gives up writes

@@ -1,7 +1,7 @@
 """Predict the cells of a study before they run, in the metrics that records are reduced to.
 
     prediction = predict_cell(cell, architecture, machine)             # configs.plans.prediction.Prediction
-    prediction = predict_cell(cell, architecture, machine, prompt_lengths=[31, 40], learned=correction)
+    prediction = predict_cell(cell, architecture, machine, learner, prompt_lengths=[31, 40])
 
 Times are those of `configs.records.rates`: a pass ends when the slowest rank has answered its prompts, a step ends
 after the optimizer step. `peak_memory_bytes` is what the memory pass records of the fullest rank: on a CPU the peak of

@@ -1,7 +1,7 @@
 """Learn the planner's error from past records of the same hardware.
 
-    remember(experiences, path)                        # at the end of a run: <cache>/planner/<fingerprint>.jsonl
-    learner = learner_from(read_experiences(path), machine)
+    remember(known, path)                              # at the end of a run: <cache>/planner/<fingerprint>.jsonl
+    learner = learner_from(read_experiences(path), machines)
     learner(cell, architecture)                        # Learned: seconds x 1.31, from 42 records, within x 1.1
 
 The file stores the cell, the model's config.json and the measurement, not the prediction: errors are computed with the

@@ -1,7 +1,7 @@
 """Stopping conditions of a run: steps, time, loss, or the measuring rules of the study.
 
-    bounds = Bounds(workload, context)
-    while not bounds.reached(done):                 # done: a TrainingProgress
+    budget = StepBudget(workload, context)
+    while not budget.reached(done):                 # done: a TrainingProgress
         ...
 
 All ranks must stop after the same step. Shared values (steps, losses of the global batch) need no agreement. Clocks

@@ -1,7 +1,7 @@
 """Cost of work: dollars per million tokens or embeddings, per thousand steps or prompts, and for the whole study.
 
     costs = cell_costs(study)                        # by cell, with the throughput's interval carried over
-    table = unit_cost_table(study, costs)            # and the other tables and sentences of this section
+    table = unit_cost_table(costs)                   # and the other tables and sentences of this section
 
 A target's price is of a whole machine, of one node where it has several: a cell that uses a part of it pays for all
 of it, and for all its nodes. Where no price is known there are no dollars, and the report says how to give one. A price

@@ -1,7 +1,7 @@
 """The decision of a study: for each model and work what to run, and what a larger choice would bring.
 
     for found in decide(study, costs, judgements, wrong):
-        sentence = decision_sentence(found)
+        sentence = f"{decision_lead(found)} {decision_body(found)}"
 
 Candidates do the same work with the model's own weights, right answers, and every objective met. Better is more work
 for a dollar where all have prices, else for a rank; with `purpose: serving` and no objectives it is less latency. The

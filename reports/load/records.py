@@ -1,6 +1,6 @@
 """Load runs out of the samples of a record of the workload `serve`.
 
-runs = runs_of(record, samples)          # one, or those of a search
+runs = runs_of(record, samples, where)   # one, or those of a search
 """
 
 import json

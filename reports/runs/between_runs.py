@@ -1,6 +1,6 @@
 """Noise between runs of the same code (A/A comparison), estimated from the history.
 
-    noise = between_runs(history.runs())           # figure -> BetweenRuns, where there are enough runs
+    noise = between_runs(history.runs(), keys)     # figure -> BetweenRuns, where there are enough runs
     noise["throughput"].margin                     # 1.03: two runs of the same code differ by up to 3 %
 
 Repeats of one run share the day, the machine's neighbours, its temperature and where its memory lies. What

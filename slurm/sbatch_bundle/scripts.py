@@ -1,6 +1,6 @@
 """Render the files of an sbatch bundle (submit.sbatch, run.sh and README.md) from the templates in this folder.
 
-    text = sbatch_script(SbatchBundle("strong", target, [Step(1, "0001-timed-1a2b3c4d")], ranks=2))
+    text = sbatch_script(SbatchBundle("strong", target, [BundleLaunch(1, "0001-timed-1a2b3c4d")], ranks=2))
 
 All values of a study (spaces, quotes, dollar signs, newlines) are quoted for the shell, or for sbatch's parser of
 #SBATCH lines. Newlines cannot be represented in #SBATCH lines and are refused.

@@ -1,6 +1,6 @@
 """Decide whether measurements missing after a launch are retried or recorded as failed. Does not import Prefect.
 
-    outcome = retries.after(collected, target)
+    outcome = retries.after(collected, measuring_pass, target)
     outcome.again                       # measurements for a fresh launch
     outcome.given_up                    # measurements that get a record with outcome.status and outcome.message
 

@@ -1,6 +1,6 @@
 """Check machines against the requirements of a plan and the environment of a run. Does not import Prefect.
 
-    check_plan(plan, folder)              # what can be said anywhere: cores, memory, disk of this machine
+    check_resources(plan, folder)         # what can be said anywhere: cores, memory, disk of this machine
     check_clusters(plan)                  # what only the schedulers of its clusters can say; before a run
 
 A study of a cluster can be checked and planned where there is no Slurm.

@@ -1,6 +1,7 @@
 """Bundles: what is served, at which level, and the evidence that it may be.
 
-    bundle = make_bundle(wanted, target, folder, cache, base, judge, say)       # ValueError: nothing may be served
+    # ValueError: nothing may be served
+    bundle = make_bundle(wanted, model, target, folder, cache, judge, fit_text, say)
     save_bundle(bundle, bundles)                                                # <bundles>/<model>-<id>/bundle.json
     bundle = read_bundle(bundles, "tiny-stdlib-3f2a9c1d")
 

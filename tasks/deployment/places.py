@@ -1,6 +1,6 @@
 """This machine and hosts by SSH, asked in one form: files, and services under a supervisor.
 
-    place = LocalPlace(folder)                       # or SshPlace(target, number, folder)
+    place = LocalPlace(folder, cache)                # or SshPlace(target, number, folder)
     place.write(f"{place.root}/a/service.json", data)
     place.start(f"{place.root}/a")
     place.state(f"{place.root}/a"), place.is_alive(f"{place.root}/a")

@@ -1,8 +1,8 @@
 """Servers of a bundle on a place: written, started, waited for, tested with the first requests, ended.
 
-server = place_server(place, bundle, spec, say)          # a service under a supervisor, on a port of its own
-wait_until_ready(url, key, lambda: place..., seconds)     # ServerNotReady: with the end of its log
-stop_server(place, server)
+place_server(place, bundle, spec, local)         # a service under a supervisor
+port = wait_for_port(place, folder)
+wait_until_ready(place, folder, url, key, seconds, check)     # ServerNotReady: with the end of its log
 """
 
 import time

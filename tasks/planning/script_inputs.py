@@ -1,7 +1,7 @@
 """Files and folders of the user's scripts: packed, hashed, and looked through for what reaches the script.
 
     digest = pack_input(Path("study"), "data/", run.inputs)                # inputs/<digest>.tar
-    problems = unreached(study, template_variables(study, inputs, run.inputs))
+    problems = unreached(study, base)                                      # fields that reach no script
 
 An archive holds names, contents and whether a file may be executed; times and owners are left out, so that equal files
 have equal hashes. Run folders below an input are left out too: they change while the study runs.

@@ -1,7 +1,8 @@
 """Removing everything of a run, and finding what earlier runs left: by the tags in the cloud, not by the ledger alone.
 
-give_back(provider, run, regions, ledger)     # LeftBehind names exactly what could not be removed
-remove_expired([provider], rented, everything=False)    # all regions, all kinds: expired, or of a run that has died
+give_back(provider, run, regions, ledger, say, patience)    # LeftBehind names exactly what could not be removed
+# All regions, all kinds: expired, or of a run that has died.
+remove_expired([provider], rented, everything=False, dry_run=False, say=say, patience=patience)
 """
 
 import re

@@ -1,6 +1,6 @@
 """The ledger of one rental: a file of lines, each on disk before the call that it announces.
 
-    with open_ledger(folder, "demo-1a2b") as ledger:           # one process at a time
+    with open_ledger(folder) as ledger:                        # one process at a time
         ledger.write("create", token=..., region=...)          # fsynced; then the create call
         ledger.write("created", token=..., ids=[...])
 

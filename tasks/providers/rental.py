@@ -2,7 +2,7 @@
 
     provider = provider_named("aws")                     # tasks.providers.clouds
     rung = Rung(region="us-east-1", zone=None, market="spot", usd_per_hour=1.0)
-    nodes = provider.create(lease, rung, token)          # all nodes or ProviderError
+    nodes = provider.create(lease, user_data, rung, token)    # all nodes or ProviderError
     provider.tagged(provider.regions())                  # everything in the account that Rankwise made
 
 Every resource carries the tags of its lease (`RentalLease.tags`). They alone are enough to find and remove it.

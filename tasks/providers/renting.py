@@ -1,7 +1,7 @@
 """Renting nodes: prices, the capacity ladder, and nodes that answer over SSH. All of them or none.
 
     offer = plan_rental(provider, request, max_usd_per_hour=10)     # rungs with prices; creates nothing
-    nodes = rent(provider, lease, offer, folder, say)               # RentalFailed: nothing is left, or what is
+    nodes = rent(provider, lease, offer, folder, say, limits)       # RentalFailed: nothing is left, or what is
 
 Whatever ends `rent` (an error, Ctrl-C, SIGTERM), everything that it made is given back first.
 """

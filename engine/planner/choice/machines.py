@@ -1,6 +1,6 @@
 """Resolve hardware requests ("four H100", "the cheapest") to a machine of the catalog with its price per hour.
 
-machine_for(accelerator("h100-80gb"), gpu_count=4)      # the cheapest instance that has them, else a plain node
+machine_for(accelerator("h100-80gb"), 4, catalog())     # the cheapest instance that has them, else a plain node
 priced_machine(machine, "spot", catalog())              # the same at the spot price; None if unknown
 """
 

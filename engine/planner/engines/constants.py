@@ -1,6 +1,6 @@
 """Constants of an inference engine on a device, their priors, and how far each may move.
 
-    constants_of("vllm", "cuda")        # what a GPU and an engine without measured rows are predicted with
+    log_prior("memory", "vllm", "l40s", "cuda")     # what a GPU without measured rows is predicted with, its logarithm
 
 A constant's logarithm is the sum of its prior and four deviations: shared by all engines, of an engine, of an engine on
 a platform (ROCm), and of an engine on a device. Each deviation has a standard deviation; an unmeasured one stays at 0

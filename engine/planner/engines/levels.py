@@ -1,6 +1,6 @@
 """Deviations of constants by level: names, standard deviations, and which apply to a point.
 
-basis = LevelBasis(points)               # a matrix for each constant: constants = exp(prior + matrix @ deviations)
+basis = LevelBasis(points, order)        # a matrix for each constant: constants = exp(prior + matrix @ deviations)
 names(points)                       # "memory", "memory|vllm", "memory|vllm|rocm", "memory|vllm|h100-80gb"
 """
 

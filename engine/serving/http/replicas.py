@@ -1,6 +1,6 @@
 """A replica's ranks as processes: started, watched, fed with requests, and started again after a failure.
 
-    replica = ReplicaRanks(0, settings, settings_path, metrics)
+    replica = ReplicaRanks(0, settings, settings_path, metrics, lost)
     await replica.start()
     replica.add(answer); replica.cancel(answer)
     await replica.stop()

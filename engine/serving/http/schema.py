@@ -81,7 +81,7 @@ class StreamOptions(_Object):
 
 
 class GenerationRequest(ApiRequest):
-    """Fields of both ways to generate. The last six are vLLM's."""
+    """Fields of both ways to generate. Those from `top_k` on are vLLM's."""
 
     stream: bool | None = False
     stream_options: StreamOptions | None = None

@@ -1,7 +1,7 @@
 """Checkpoints of a training measurement: written every n steps, resumed by the next attempt.
 
     checkpoints = open_checkpoints(trainer, feed, measurement, context, task)    # all ranks
-    history = checkpoints.resume() or History()
+    history = checkpoints.resume() or TrainingHistory()
     if checkpoints.due(history.steps):
         blocked_seconds = checkpoints.after_step(history)             # the history is the same on all ranks here
     checkpoints.close()

@@ -2,7 +2,7 @@
 
     exposed = Exposed.of(options, device)
     ddp.register_comm_hook(None, BucketHook(exposed, group).hand_over)
-    time_collectives(model, exposed)                # FSDP2
+    time_collectives(model, exposed, replicated)    # FSDP2
     remove = time_stream_waits(exposed)             # FSDP2 and DeepSpeed on a GPU
 
 DDP sums buckets of gradients during the backward pass. After the last bucket no computation is left, so the rest of the

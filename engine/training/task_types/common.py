@@ -1,6 +1,6 @@
 """Shared parts of tasks: the loss over targets, sums for evaluation, export, padding of rows.
 
-    return the_task(model, call, config, workload, context)
+    return the_task(model, call, config, workload, context, classes=True)
 
 A task is defined by `call(module, inputs) -> logits` [.., classes]; its inputs' `targets` [..] are the labels,
 `IGNORED` for none. The loss is the mean over a batch's targets, in float32; `TrainingBatch.share` makes means of

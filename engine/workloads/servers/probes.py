@@ -2,7 +2,7 @@
 
     probes = Probes(ask, turns)
     probes.alone()
-    probes.again(seconds)                # in a thread of its own, spread over a run
+    probes.again(seconds, stop)          # in a thread of its own, spread over a run
     probes.columns()                     # configs.workloads.serve.PROBE_COLUMNS
 
 Where the server tells log-probabilities, the gap between the two most likely tokens says how near a tie was.

@@ -1,6 +1,6 @@
 """`rankwise init`: write a first study of a script, from its source or from a few questions; `rankwise schema`.
 
-init_study(script, output, ask)          # returns the exit code
+init_study(script, output, ranks, ask)   # returns the exit code
 """
 
 import json

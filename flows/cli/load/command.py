@@ -32,7 +32,7 @@ def measure_server(
     burstiness: Annotated[float, typer.Option(metavar="N", help="shape of gamma gaps; below 1 burstier")] = 0.5,
     think: Annotated[float, typer.Option(metavar="SECONDS", help="mean pause of a user, and between turns")] = 0.0,
     duration: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="of a run; default 60 where --requests is not given")
+        float | None, typer.Option(metavar="SECONDS", help="of a run; default 60 without --requests and --trace")
     ] = None,
     requests: Annotated[int | None, typer.Option(metavar="N", help="end a run after so many requests")] = None,
     prompts: Annotated[

@@ -1,6 +1,6 @@
 """`rankwise plan --model NAME --learn-from GLOB`: correct a model's predictions with runs on the same accelerator.
 
-    learned, remark = learned_from("runs/*", setup_cell, architecture, accelerator)
+    learned, remark = learned_from("runs/*", setup_cell, architecture, accelerator, catalog)
 
 Runs on a CPU say nothing of another machine's CPU, so they correct studies of that machine only (`rankwise plan
 STUDY.yaml --learn-from GLOB`).

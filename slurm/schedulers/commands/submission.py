@@ -1,6 +1,6 @@
 """Submit groups of jobs of one shape with sbatch through submitit, and interpret its errors.
 
-    ids = sbatch([folder, ...], name="rw-1a2b3c4d-0001-timed-5e6f7a8b")     # Refused, Unavailable
+    ids = sbatch([folder, ...], "rw-1a2b3c4d-0001-timed-5e6f7a8b", comment, work)      # Refused, Unavailable
 
 Each node of a job runs one task of srun: submitit's own `python -m submitit.core._submit`, inside the container if
 the target names one, which becomes `python -m slurm.launch job.json`. submitit would requeue a job at USR2 and hands

@@ -1,6 +1,7 @@
 """One job on hosts that are reached by SSH, from its hosts' choice to its end; it goes on without this process.
 
-    job = job_of_folder(folder)         # begun, or found again where an earlier process began it
+    job = SshJob(folder, turns)
+    job.begin()                         # or go on with it where an earlier process began it; on the loop
     job.state                           # waiting, running, ended
 
 All that is known of it lies in its folder: `hosts.json`, written before anything is carried, names the hosts and its

@@ -1,7 +1,7 @@
 """Targets with a folder that all nodes see: what a study needs there, and job folders that lie there. No Prefect here.
 
     stage_targets(targets, models, notice)          # before anything is submitted; `rankwise push` does it beforehand
-    job = placed(job, run)                      # a job as the nodes must be told it, its folder made
+    job = placed_job(job, run)                  # a job as the nodes must be told it, its folder made
     bring_home(run, job.name)                   # when its records are made
 
 A job folder in the shared folder has a symbolic link in the run folder, so that everybody else goes on by the name

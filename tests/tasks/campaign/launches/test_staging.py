@@ -11,7 +11,7 @@ import pytest
 from configs.common.files.project_files import ROOT
 from configs.plans.job import Job
 from configs.plans.model_manifest import ModelManifest
-from configs.plans.paths import RunPaths
+from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
@@ -83,6 +83,18 @@ def test_a_job_is_told_paths_that_its_nodes_see(run: RunPaths, shared: Path, tmp
     link = run.job(job.name).folder
     assert link.is_symlink() and link.resolve() == run_root(shared, run.folder) / "jobs" / job.name
     assert (link / "parts").is_dir()
+
+
+def test_all_that_a_job_has_in_the_shared_folder_is_in_the_page_of_staging(run: RunPaths, shared: Path) -> None:
+    """It said that the folder of a run there can go, and not that checkpoints and live streams are nowhere else."""
+    given = job_of(run, cluster(shared)).model_copy(update={"checkpoints": str(run.checkpoints)})
+    job, root = placed_job(given, run), run_root(shared, run.folder)
+    paths = JobPaths(run.job(job.name).folder.resolve())
+    made = (paths.folder, Path(job.inputs), Path(job.cache), Path(str(job.checkpoints)), paths.live)
+    names = {path.relative_to(root).parts[0] for path in made}
+    assert names == {"jobs", "inputs", "cache", "checkpoints", "live"}
+    tree = (ROOT / "docs" / "how-to" / "clusters" / "staging.md").read_text().split("```")[3]
+    assert {name for name in names if f"{name}/" not in tree.partition("runs/<study>")[2]} == set()
 
 
 @pytest.mark.nightly
