@@ -14,7 +14,7 @@ import pytest
 
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.records.record import RankPart, Status
+from configs.records.record import MeasuringPass, RankPart, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload
@@ -33,7 +33,7 @@ MEGATRON = (
 
 
 def node_parts(
-    folder: Path, source: str, node_rank: int, **fields: object
+    folder: Path, source: str, node_rank: int, measuring_pass: MeasuringPass = "timed", **fields: object
 ) -> dict[int, tuple[RankPart, dict[str, np.ndarray]]]:
     """Measure a script on one of two nodes with one process each; its parts by rank, with their columns."""
     work = ScriptWorkload(command=("python", "-c", source), launcher="none", **fields)
@@ -41,7 +41,7 @@ def node_parts(
     job = Job(
         name="0001",
         study="s",
-        measuring_pass="timed",
+        measuring_pass=measuring_pass,
         measuring=Measuring(),
         measurements=(measurement,),
         ranks_per_node=1,
@@ -140,3 +140,24 @@ def test_a_whole_run_is_that_of_the_process(
     (seconds,) = columns["step_seconds"]
     whole = part.figures["measurement_seconds"]
     assert isinstance(whole, float) and 0.2 < seconds < whole - 0.5
+
+
+WORKS = """
+import os, time
+parent, big, began = os.getppid(), bytearray(200 << 20), time.process_time()
+print("0", flush=True)
+while time.process_time() - began < 0.5: pass
+print("1", flush=True)
+while os.getppid() == parent: time.sleep(0.05)
+"""
+
+
+def test_a_program_below_a_shell_that_is_stopped_has_its_own_memory_and_time(tmp_path: Path) -> None:
+    """They were those of the shell: a few MB, and all of the program's work was that of other processes."""
+    wrapped = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORKS!r}])"
+    lines = {"pattern": r"(?P<step>\d+)"}
+    part, _ = node_parts(tmp_path, wrapped, 0, "memory", measure="lines", lines=lines, stop_after={"steps": 2})[0]
+    assert part.status is Status.COMPLETED and part.figures["stopped_early"]
+    peak, seconds = part.figures["peak_memory_bytes"], part.figures["cpu_seconds"]
+    assert isinstance(peak, int) and 200 << 20 < peak < 400 << 20
+    assert isinstance(seconds, float) and seconds > 0.5
