@@ -33,6 +33,9 @@ _SINCE_THE_START = re.compile(r"\b(total|elapsed)\b(?!.*\bper\b)")
 """Before a time: it is of no single step."""
 _OF_SEVERAL = re.compile(r"\b(steps|iters|iterations|batches)\b")
 """Before a time, too: `time of the last 10 steps`."""
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""What a reader of lines removes before it looks at one."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MAX_LINE = 200
 
 
@@ -171,30 +174,56 @@ def _printed(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
         if name not in ("print", "info", "write", "log", "echo", "print_rank_0", "log_dist"):
             continue
-        pattern, groups = _pattern(call.args[0])
-        if {"step", "step_seconds", "units_per_second"} & groups.keys():
-            unit = "ms" if re.match(r"\s*ms\b", groups.get("step_seconds", "")) else "s"
-            line = ast.unparse(call.args[0])[2:-1][:_MAX_LINE]
-            found.append(("step" not in groups, call not in looped, (line, pattern, unit)))
+        for pieces in _lines(call.args[0]):
+            pattern, groups = _pattern(pieces)
+            if {"step", "step_seconds", "units_per_second"} & groups.keys():
+                unit = "ms" if re.match(r"\s*ms\b", groups.get("step_seconds", "")) else "s"
+                found.append(("step" not in groups, call not in looped, (_written(pieces), pattern, unit)))
     yield from (line for _, _, line in sorted(found, key=lambda each: each[:2]))
 
 
-def _pattern(text: ast.JoinedStr) -> tuple[str, dict[str, str]]:
-    """A pattern for an f-string: what is written stays, what is inserted becomes a group by the word before it.
+def _lines(text: ast.JoinedStr) -> Iterator[list[ast.expr]]:
+    """The pieces of each line of an f-string as it is read: without colours, and without the blanks around it."""
+    lines: list[list[ast.expr]] = [[]]
+    for piece in text.values:
+        if not isinstance(piece, ast.Constant):
+            lines[-1].append(piece)
+            continue
+        first, *others = re.split(r"[\r\n]", _COLOURS.sub("", str(piece.value)))
+        lines[-1].append(ast.Constant(first))
+        lines += [[ast.Constant(each)] for each in others]
+    for line in lines:
+        for place, cut in ((0, str.lstrip), (-1, str.rstrip)):
+            if line and isinstance(end := line[place], ast.Constant):
+                line[place : place + 1 or None] = [ast.Constant(kept)] if (kept := cut(str(end.value))) else []
+        written = "".join(str(piece.value) for piece in line if isinstance(piece, ast.Constant))
+        if not _CONTROL.search(written):  # half a colour, for one, whose number is inserted
+            yield line
+
+
+def _written(pieces: list[ast.expr]) -> str:
+    """A line of an f-string as its author wrote it."""
+    text = ast.unparse(ast.JoinedStr(pieces)).removeprefix("f")
+    quotes = 3 if text[:3] in ('"""', "'''") and len(text) > 5 else 1
+    return text[quotes:-quotes][:_MAX_LINE]
+
+
+def _pattern(pieces: list[ast.expr]) -> tuple[str, dict[str, str]]:
+    """A pattern for a line of an f-string: what is written stays, what is inserted becomes a group by the word before.
 
     Returns with it what follows each group.
     """
     parts: list[str] = []
     groups: dict[str, str] = {}
     suffix = ""
-    for place, piece in enumerate(text.values):
+    for place, piece in enumerate(pieces):
         if isinstance(piece, ast.Constant):
             written, suffix = str(piece.value).removeprefix(suffix), ""
-            parts.append(re.sub(r"(?:\\ )+", r"\\s+", re.escape(written)))
+            parts.append(re.sub(r"(?:\\\s)+", r"\\s+", re.escape(written)))
             continue
-        earlier = text.values[place - 1] if place else None
+        earlier = pieces[place - 1] if place else None
         before = str(earlier.value) if isinstance(earlier, ast.Constant) else ""
-        following = text.values[place + 1] if place + 1 < len(text.values) else None
+        following = pieces[place + 1] if place + 1 < len(pieces) else None
         after = str(following.value) if isinstance(following, ast.Constant) else ""
         group = _meaning(before, after, ast.unparse(piece)) if isinstance(piece, ast.FormattedValue) else None
         if group is None or group in groups:
@@ -205,12 +234,23 @@ def _pattern(text: ast.JoinedStr) -> tuple[str, dict[str, str]]:
             found = _SUFFIX.match(after)
             suffix = found[0] if found else ""
             number = _LOSS if group == "loss" else _NUMBER
-            parts.append(rf"{gap}(?P<{group}>(?:{number}){suffix})" if suffix else rf"{gap}(?P<{group}>{number})")
-    return "".join(parts).strip(), groups
+            blanks = r"\s*" if _has_blanks_behind(piece) else ""
+            end = blanks if following is not None else ""
+            parts.append(
+                rf"{gap}(?P<{group}>(?:{number}){blanks}{suffix})" if suffix else rf"{gap}(?P<{group}>{number}){end}"
+            )
+    return "".join(parts), groups
+
+
+def _has_blanks_behind(piece: ast.expr) -> bool:
+    """Whether a number is printed to the left or in the middle of its field: `{step:<6d}`."""
+    spec = piece.format_spec if isinstance(piece, ast.FormattedValue) else None
+    return spec is not None and re.match(r".?[<^]", ast.unparse(spec).removeprefix("f")[1:]) is not None
 
 
 def _meaning(before: str, after: str, expression: str) -> str | None:
-    word = before.lower().rstrip(" :=[(").rpartition(" ")[2]
+    before = re.sub(r"\s", " ", before.lower())
+    word = before.rstrip(" :=[(").rpartition(" ")[2]
     unit = after.lower().lstrip(" ")
     if "loss" in word or (not word and "loss" in expression):
         return "loss"
@@ -218,7 +258,7 @@ def _meaning(before: str, after: str, expression: str) -> str | None:
         return "step"
     if re.search(r"tok(en)?s?/s|samples?/s|it/s|tps|per_?sec", word) or re.match(r"(tok(en)?s?|samples?)/s", unit):
         return "units_per_second"
-    if _SINCE_THE_START.search(before.lower()) or _OF_SEVERAL.search(before.lower()):
+    if _SINCE_THE_START.search(before) or _OF_SEVERAL.search(before):
         return None
     if re.match(r"m?s\b(?!/)|sec", unit) and re.search(r"time|took|dt|elapsed|iter", word + expression.lower()):
         return "step_seconds"

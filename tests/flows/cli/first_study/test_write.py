@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.spec.study import load_study
+from engine.scripts.line_figures import number
 from flows.cli.first_study.script_reading import script_facts
 from flows.cli.first_study.write import init_study
 from flows.cli.main import app
@@ -211,3 +212,27 @@ def test_a_time_of_several_steps_is_no_time_of_a_step(told: str, tmp_path: Path)
     facts = script_facts(script)
     assert facts.measure == "lines" and facts.pattern is not None
     assert list(re.compile(facts.pattern).groupindex) == ["step", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        (r"\rstep {i} loss {loss:.3f} {dt * 1e3:.1f} ms\n", "step 7 loss 0.5 12.0 ms"),
+        (r"\nstep {i} loss {loss:.3f}\n  lr {lr} in {took:.2f} s\n", "step 7 loss 0.5"),
+        (r"\033[92mstep {i}\033[0m loss {loss:.3f}", "step 7 loss 0.5"),
+        (r"epoch {e}\tstep {i}\tloss {loss:.3f} ", "epoch 1\tstep 7\tloss 0.5"),
+        (r"step {i:<6d}| loss {loss:<9.4f}| tok/s {rate:<6.1f}k |", "step 7     | loss 0.5000   | tok/s 8.1   k |"),
+    ],
+)
+def test_lines_are_matched_as_they_are_read(printed: str, line: str, tmp_path: Path) -> None:
+    """Ends of lines and colours were part of the pattern: no line matched, or the study was refused."""
+    script = written(tmp_path, f'import torch\nfor i in range(9):\n    sys.stdout.write(f"{printed}")')
+    assert init_study(script, tmp_path / "study.yaml", 2, None) == 0
+    found = re.search(load_study(tmp_path / "study.yaml").workload.model_dump()["lines"]["pattern"], line)
+    assert found is not None and found["step"] == "7" and number(found["loss"]) == 0.5
+    assert "units_per_second" not in found.groupdict() or number(found["units_per_second"]) == 8100
+
+
+def test_a_line_whose_colour_is_inserted_is_no_source_of_steps(tmp_path: Path) -> None:
+    script = written(tmp_path, r"""for i in range(9): print(f"\033[{colour}mstep {i} took {t:.2f} s")""")
+    assert script_facts(script).measure == "wall"
