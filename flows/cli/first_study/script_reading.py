@@ -33,6 +33,12 @@ _SINCE_THE_START = re.compile(r"\b(total|elapsed)\b(?!.*\bper\b)")
 """Before a time: it is of no single step."""
 _OF_SEVERAL = re.compile(r"\b(steps|iters|iterations|batches)\b")
 """Before a time, too: `time of the last 10 steps`."""
+_STEP_WORD = re.compile(r"\W*(global_?step|step|iter|iteration|it|batch)(_(idx|num))?\W*")
+"""Before the number of a step."""
+_STEP_NAME = re.compile(r"(\w+\.)*(global_step|step|iteration|iter_num|batch_idx|it)( \+ 1)?")
+"""The name of such a number, where no word is before it: [{step}/{steps}]."""
+_EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test)(?![a-z])")
+"""In a line that tells of no training."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 """What a reader of lines removes before it looks at one."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -81,8 +87,7 @@ def script_facts(path: Path) -> ScriptFacts:
         raise ValueError(f"{path}: not a Python script ({getattr(error, 'msg', 'too deeply nested')})") from error
     imported = set(_imports(tree))
     facts = ScriptFacts(options=list(_options(tree)), required=tuple(dict.fromkeys(_required(tree))))
-    called = {node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-              for node in ast.walk(tree) if isinstance(node, ast.Call)}  # fmt: skip
+    called = {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     if "HfArgumentParser" in called:
         facts.options += _TRAINING_ARGUMENTS
         facts.fixed = _TRAINER_RUNS_SHORT
@@ -103,6 +108,11 @@ def script_facts(path: Path) -> ScriptFacts:
         if found is not None:
             facts.measure, (facts.printed, facts.pattern, facts.unit) = "lines", found
     return facts
+
+
+def _name(function: ast.expr) -> str:
+    """The last name of what is called."""
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
@@ -164,22 +174,38 @@ def _role(flag: str) -> str | None:
 def _printed(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
     """(line as written, pattern, unit of its time) of each printed or logged f-string with a step, a time or a rate.
 
-    Lines with the number of a step come first, then those in a loop: what is printed once is a summary.
+    Lines with the number of a step come first, then those in a loop: what is printed once is a summary. Of several,
+    those of training come before those of an evaluation, then those with a time or a rate, then those with more.
     """
-    looped = {each for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.While) for each in ast.walk(loop)}
-    found = []
+    looped = _looped(tree)
+    found: list[tuple[tuple[bool, bool, bool, bool, int], tuple[str, str, str]]] = []
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.JoinedStr):
             continue
-        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-        if name not in ("print", "info", "write", "log", "echo", "print_rank_0", "log_dist"):
+        if _name(call.func) not in ("print", "info", "write", "log", "echo", "print_rank_0", "log_dist"):
             continue
         for pieces in _lines(call.args[0]):
             pattern, groups = _pattern(pieces)
             if {"step", "step_seconds", "units_per_second"} & groups.keys():
                 unit = "ms" if re.match(r"\s*ms\b", groups.get("step_seconds", "")) else "s"
-                found.append(("step" not in groups, call not in looped, (_written(pieces), pattern, unit)))
-    yield from (line for _, _, line in sorted(found, key=lambda each: each[:2]))
+                written, is_timed = _written(pieces), bool({"step_seconds", "units_per_second"} & groups.keys())
+                evaluates = _EVALUATION.search(written.lower()) is not None
+                order = ("step" not in groups, call not in looped, evaluates, not is_timed, -len(groups))
+                found.append((order, (written, pattern, unit)))
+    yield from (line for _, line in sorted(found, key=lambda each: each[0]))
+
+
+def _looped(tree: ast.AST) -> set[ast.AST]:
+    """All that is in a loop, or in a function that is called in one."""
+    loops: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found: set[ast.AST] = set()
+    while loops:
+        inside = {each for loop in loops for each in ast.walk(loop)}
+        called = {_name(each.func) for each in inside if isinstance(each, ast.Call)}
+        found |= inside
+        loops = [function for function in functions if function.name in called and function not in found]
+    return found
 
 
 def _lines(text: ast.JoinedStr) -> Iterator[list[ast.expr]]:
@@ -225,7 +251,7 @@ def _pattern(pieces: list[ast.expr]) -> tuple[str, dict[str, str]]:
         before = str(earlier.value) if isinstance(earlier, ast.Constant) else ""
         following = pieces[place + 1] if place + 1 < len(pieces) else None
         after = str(following.value) if isinstance(following, ast.Constant) else ""
-        group = _meaning(before, after, ast.unparse(piece)) if isinstance(piece, ast.FormattedValue) else None
+        group = _meaning(before, after, ast.unparse(piece.value)) if isinstance(piece, ast.FormattedValue) else None
         if group is None or group in groups:
             parts.append(r".*?" if following is not None else r".*")
         else:
@@ -254,7 +280,9 @@ def _meaning(before: str, after: str, expression: str) -> str | None:
     unit = after.lower().lstrip(" ")
     if "loss" in word or (not word and "loss" in expression):
         return "loss"
-    if re.fullmatch(r"\W*(step|iter|iteration|global_step|it)\W*", word):
+    if _STEP_WORD.fullmatch(word) and "size" not in expression:
+        return "step"
+    if not re.search(r"\w", word) and _STEP_NAME.fullmatch(expression):
         return "step"
     if re.search(r"tok(en)?s?/s|samples?/s|it/s|tps|per_?sec", word) or re.match(r"(tok(en)?s?|samples?)/s", unit):
         return "units_per_second"

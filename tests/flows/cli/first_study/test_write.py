@@ -236,3 +236,46 @@ def test_lines_are_matched_as_they_are_read(printed: str, line: str, tmp_path: P
 def test_a_line_whose_colour_is_inserted_is_no_source_of_steps(tmp_path: Path) -> None:
     script = written(tmp_path, r"""for i in range(9): print(f"\033[{colour}mstep {i} took {t:.2f} s")""")
     assert script_facts(script).measure == "wall"
+
+
+NANO_GPT = """
+import torch
+while True:
+    if iter_num % eval_interval == 0 and master_process:
+        print(f"step {iter_num}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
+        print(f"saving checkpoint at step {iter_num}")
+    if iter_num % log_interval == 0 and master_process:
+        lossf = loss.item()
+        print(f"iter {iter_num}: loss {lossf:.4f}, time {dt*1000:.2f}ms, mfu {running_mfu*100:.2f}%")
+"""
+IN_A_FUNCTION = """
+import torch
+def report(step, loss):
+    print(f"[{step + 1}/{steps}] loss {loss:.4f} tok/s {rate:,.0f}")
+for epoch in range(9):
+    evaluate()
+    print(f"[{step}/{steps}] eval loss {loss:.4f}")
+    for batch in loader:
+        report(step, loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "groups"),
+    [
+        (NANO_GPT, "iter 250: loss 2.3000, time 12.30ms, mfu 1.20%",
+         {"step": "250", "loss": "2.3000", "step_seconds": "12.30"}),
+        (IN_A_FUNCTION, "[10/90] loss 2.3000 tok/s 8,123",
+         {"step": "10", "loss": "2.3000", "units_per_second": "8,123"}),
+        ("for i in r: print(f'Epoch {e} Batch {i}/{n} time {t:.2f}s')", "Epoch 1 Batch 20/90 time 0.50s",
+         {"step": "20", "step_seconds": "0.50"}),
+        ("for i in r: print(f'batch {args.batch_size} time {t:.2f}s')", "batch 8 time 0.50s", {"step_seconds": "0.50"}),
+    ],
+    ids=["nanoGPT", "function", "batch", "size"],
+)  # fmt: skip
+def test_lines_of_training_steps_are_chosen(source: str, line: str, groups: dict[str, str], tmp_path: Path) -> None:
+    """Of nanoGPT, the losses of its evaluations were; lines that number a step without the word had one step each."""
+    facts = script_facts(written(tmp_path, source))
+    assert facts.pattern is not None
+    found = re.search(facts.pattern, line)
+    assert found is not None and found.groupdict() == groups
