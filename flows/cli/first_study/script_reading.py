@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from configs.common.files.reading import read_bytes
 
@@ -44,6 +45,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MAX_LINE = 200
 
+Timed = Literal["step", "epoch", "run"]
+PrintedLine = tuple[str, str, str, Timed]
+"""(as its author wrote it, its pattern, unit of its time, what it is printed for)."""
+
 
 @dataclass(frozen=True)
 class ScriptOption:
@@ -73,6 +78,8 @@ class ScriptFacts:
     printed: str | None = None
     unit: str = "s"
     """Of the time of a step in that line."""
+    per: Timed = "run"
+    """What is timed: a step as the script counts it, or all of an epoch or of the run."""
     fixed: tuple[str, ...] = ()
     """Arguments without which the script would not start, or would do more than is measured."""
     required: tuple[str, ...] = ()
@@ -106,7 +113,9 @@ def script_facts(path: Path) -> ScriptFacts:
     else:
         found = next(_printed(tree), None)
         if found is not None:
-            facts.measure, (facts.printed, facts.pattern, facts.unit) = "lines", found
+            facts.measure, (facts.printed, facts.pattern, facts.unit, facts.per) = "lines", found
+    if facts.measure not in ("wall", "lines"):
+        facts.per = "step"
     return facts
 
 
@@ -171,14 +180,15 @@ def _role(flag: str) -> str | None:
     return next((role for role, pattern in _ROLES.items() if re.fullmatch(pattern, name)), None)
 
 
-def _printed(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """(line as written, pattern, unit of its time) of each printed or logged f-string with a step, a time or a rate.
+def _printed(tree: ast.AST) -> Iterator[PrintedLine]:
+    """Each printed or logged line of an f-string with a step, a time or a rate.
 
     Lines with the number of a step come first, then those in a loop: what is printed once is a summary. Of several,
-    those of training come before those of an evaluation, then those with a time or a rate, then those with more.
+    those of training come before those of an evaluation and of an epoch, then those with a time or a rate, then those
+    with more.
     """
     looped = _looped(tree)
-    found: list[tuple[tuple[bool, bool, bool, bool, int], tuple[str, str, str]]] = []
+    found: list[tuple[tuple[bool | int, ...], PrintedLine]] = []
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.JoinedStr):
             continue
@@ -190,9 +200,25 @@ def _printed(tree: ast.AST) -> Iterator[tuple[str, str, str]]:
                 unit = "ms" if re.match(r"\s*ms\b", groups.get("step_seconds", "")) else "s"
                 written, is_timed = _written(pieces), bool({"step_seconds", "units_per_second"} & groups.keys())
                 evaluates = _EVALUATION.search(written.lower()) is not None
-                order = ("step" not in groups, call not in looped, evaluates, not is_timed, -len(groups))
-                found.append((order, (written, pattern, unit)))
+                per: Timed = "step"
+                if "step" not in groups:
+                    per = "run" if call not in looped else "epoch" if _is_of_an_epoch(written) else "step"
+                order = (
+                    "step" not in groups,
+                    call not in looped,
+                    evaluates,
+                    per == "epoch",
+                    not is_timed,
+                    -len(groups),
+                )
+                found.append((order, (written, pattern, unit, per)))
     yield from (line for _, line in sorted(found, key=lambda each: each[0]))
+
+
+def _is_of_an_epoch(written: str) -> bool:
+    """Whether a line without the number of a step has that of an epoch, and tells of no steps or batches in it."""
+    text = written.lower()
+    return bool(re.search(r"\bepoch\W*\{|\{[\w.]*epoch\b", text)) and not re.search(r"step|iter|batch", text)
 
 
 def _looped(tree: ast.AST) -> set[ast.AST]:

@@ -54,7 +54,10 @@ def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
     if script.startswith("/"):
         work["command"] = [Path(script).name, *command[1:]]
     work |= fields | ({"params": params} if params else {})
-    if {"micro_batch_size", "sequence_length"} <= set(fields):
+    if facts.per != "step":
+        # How many steps are in it is known to the script alone.
+        work |= {"items_per_step": "{dp}", "unit": facts.per}
+    elif {"micro_batch_size", "sequence_length"} <= set(fields):
         factors = [f"{{{name}}}" for name in _FIELDS if name in fields]
         work["tokens_per_step"] = " * ".join([*factors, "{dp}"])
     else:
@@ -67,8 +70,8 @@ def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
         work["lines"] = {"pattern": facts.pattern}
         if "(?P<step_seconds>" in facts.pattern and facts.unit != "s":
             work["lines"]["units"] = {"step_seconds": facts.unit}
-    if facts.measure not in ("wall", "json"):
-        work["stop_after"] = {"steps": 30}
+    if facts.measure != "wall" and (facts.measure != "lines" or facts.per != "run"):
+        work["stop_after"] = {"steps": 3 if facts.per == "epoch" else 30}
     experiments: dict[str, Any] = {"repeats": {"kind": "sweep", "over": {"cores_per_rank": [1]}}}
     if facts.launcher != "none":
         experiments = {"scaling": {"kind": "weak", "grow": "dp", "to": ranks}}
@@ -103,7 +106,13 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
     if facts.measure == "wall":
         head += [
             "# The whole run is timed. To time steps, add to the script:  from rankwise_probe import step",
-            "# and in its loop:  step(tokens=..., loss=loss)    then set measure: probe",
+            "# and in its loop:  step(tokens=..., loss=loss)",
+            "# Then set measure: probe, and leave items_per_step and unit out.",
+        ]
+    if facts.per != "step":
+        head += [
+            f"# Throughput counts {facts.per}s, one of each rank. To count what is trained on, set items_per_step to",
+            f"# the samples of a whole {facts.per} over all ranks, and unit: sample.",
         ]
     if facts.pattern and "(?P<units_per_second>" in facts.pattern:
         stated = "tokens_per_step" if "tokens_per_step" in study["workload"] else "items_per_step and unit"
@@ -125,8 +134,9 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
     """What was found and what was written."""
     flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options"
     printed = f'; prints "{facts.printed}"' if facts.printed else ""
-    lines = [f"{script.name} takes {flags}{printed}"]
-    measured = {"wall": "the whole run is timed", "lines": "steps are read from its lines"}
+    found = [f"{script.name} takes {flags}{printed}"]
+    lines = "the whole run is read from a line" if facts.per == "run" else f"{facts.per}s are read from its lines"
+    measured = {"wall": "the whole run is timed", "lines": lines}
     how = measured.get(facts.measure, f"steps are measured by {facts.measure}")
     experiment = study["experiments"].get("scaling")
     what = "one cell of one process, without a launcher, so --ranks has no effect"
@@ -134,7 +144,7 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
         what = f"weak scaling over dp = 1 to {experiment['to']}, {facts.launcher}"
     missing = ", ".join(_missing(facts, study))[:300]
     then = f"add a value of {missing} to its command, then" if missing else "next:"
-    return [*lines, f"wrote {output}: {what}; {how}", f"{then} rankwise run {quote(str(output))}"]
+    return [*found, f"wrote {output}: {what}; {how}", f"{then} rankwise run {quote(str(output))}"]
 
 
 def _missing(facts: ScriptFacts, study: dict[str, Any]) -> list[str]:

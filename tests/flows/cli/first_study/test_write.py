@@ -279,3 +279,54 @@ def test_lines_of_training_steps_are_chosen(source: str, line: str, groups: dict
     assert facts.pattern is not None
     found = re.search(facts.pattern, line)
     assert found is not None and found.groupdict() == groups
+
+
+OPTIONS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=32)
+parser.add_argument("--seq-len", type=int, default=128)
+"""
+EPOCHS = (
+    OPTIONS
+    + """
+for epoch in range(args.epochs):
+    for batch in loader: train(batch)
+    print(f"Epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, time {time.time() - began:.2f}s")
+"""
+)
+STEPS_OF_EPOCHS = EPOCHS.replace("train(batch)", "print(f'tok/s {rate:.0f} loss {loss:.3f}')")
+SUMMARY = (
+    OPTIONS
+    + """
+for step in range(90): train(step)
+print(f"training took {time.time() - began:.2f} s")
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "per", "steps", "said"),
+    [
+        (OPTIONS, "run", None, "the whole run is timed"),
+        (EPOCHS, "epoch", 3, "epochs are read from its lines"),
+        (SUMMARY, "run", None, "the whole run is read from a line"),
+        (STEPS_OF_EPOCHS, "step", 30, "steps are read from its lines"),
+    ],
+    ids=["wall", "epoch", "summary", "step"],
+)
+def test_a_whole_run_or_epoch_is_no_batch(
+    source: str, per: str, steps: int | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Throughput counted the tokens of one batch for all of it: a thousandth of what was trained."""
+    assert init_study(written(tmp_path, source), tmp_path / "study.yaml", 2, None) == 0
+    assert said in capsys.readouterr().out
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert (work["stop_after"] or {}).get("steps") == steps
+    text = (tmp_path / "study.yaml").read_text()
+    if per == "step":
+        assert work["tokens_per_step"] == "{micro_batch_size} * {sequence_length} * {dp}"
+        assert "Throughput counts" not in text
+    else:
+        assert (work["items_per_step"], work["unit"]) == ("{dp}", per) and work["tokens_per_step"] is None
+        assert f"# Throughput counts {per}s, one of each rank." in text
