@@ -82,6 +82,8 @@ class ScriptFacts:
     """What is timed: a step as the script counts it, or all of an epoch or of the run."""
     fixed: tuple[str, ...] = ()
     """Arguments without which the script would not start, or would do more than is measured."""
+    has_units: bool = False
+    """Whether the script itself passes the tokens of its steps to the probe."""
     required: tuple[str, ...] = ()
     """Arguments and options that the script does not start without, and whose value nobody here knows."""
 
@@ -105,7 +107,7 @@ def script_facts(path: Path) -> ScriptFacts:
     elif not {"torch", "jax", "tensorflow", "transformers", "lightning", "pytorch_lightning"} & imported:
         facts.launcher = "none"
     if "rankwise_probe" in imported:
-        facts.measure = "probe"
+        facts.measure, facts.has_units = "probe", _passes_tokens(tree)
     elif "transformers" in imported and any(name.endswith("Trainer") for name in called):
         facts.measure = "hf_trainer"
     elif {"lightning", "pytorch_lightning"} & imported and "Trainer" in called:
@@ -122,6 +124,15 @@ def script_facts(path: Path) -> ScriptFacts:
 def _name(function: ast.expr) -> str:
     """The last name of what is called."""
     return str(getattr(function, "attr", getattr(function, "id", "")))
+
+
+def _passes_tokens(tree: ast.AST) -> bool:
+    """Whether a call of the probe's `step` has tokens."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "step")
+    return any(
+        "tokens" in [each.arg for each in call.keywords] or (call.args and isinstance(call.func, ast.Name))
+        for call in calls
+    )
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

@@ -57,6 +57,8 @@ def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
     if facts.per != "step":
         # How many steps are in it is known to the script alone.
         work |= {"items_per_step": "{dp}", "unit": facts.per}
+    elif facts.has_units:
+        pass  # what is stated would count in place of the script's own
     elif {"micro_batch_size", "sequence_length"} <= set(fields):
         factors = [f"{{{name}}}" for name in _FIELDS if name in fields]
         work["tokens_per_step"] = " * ".join([*factors, "{dp}"])
