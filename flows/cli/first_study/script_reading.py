@@ -7,12 +7,14 @@ The source is parsed, never imported: nothing of it runs.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from configs.common.files.reading import read_bytes
+from flows.cli.first_study.clocks import span_of_several
 
 _MAX_BYTES = 4 << 20
 _ROLES = {
@@ -38,6 +40,10 @@ _STEP_WORD = re.compile(r"\W*(global_?step|step|iter|iteration|it|batch)(_(idx|n
 """Before the number of a step."""
 _STEP_NAME = re.compile(r"(\w+\.)*(global_step|step|iteration|iter_num|batch_idx|it)( \+ 1)?")
 """The name of such a number, where no word is before it: [{step}/{steps}]."""
+_OF_STEPS = re.compile(
+    r"(?<![a-z])(it|iter|iteration|step|batch|epoch)(e?s)?(/s|_?per_?s)|flop|bytes?_?per|[kmg]i?b_?(/|per)"
+)
+"""A rate of no tokens or samples."""
 _EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test)(?![a-z])")
 """In a line that tells of no training."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -206,7 +212,7 @@ def _printed(tree: ast.AST) -> Iterator[PrintedLine]:
         if _name(call.func) not in ("print", "info", "write", "log", "echo", "print_rank_0", "log_dist"):
             continue
         for pieces in _lines(call.args[0]):
-            pattern, groups = _pattern(pieces)
+            pattern, groups = _pattern(pieces, partial(span_of_several, tree, call))
             if {"step", "step_seconds", "units_per_second"} & groups.keys():
                 unit = "ms" if re.match(r"\s*ms\b", groups.get("step_seconds", "")) else "s"
                 written, is_timed = _written(pieces), bool({"step_seconds", "units_per_second"} & groups.keys())
@@ -271,10 +277,10 @@ def _written(pieces: list[ast.expr]) -> str:
     return text[quotes:-quotes][:_MAX_LINE]
 
 
-def _pattern(pieces: list[ast.expr]) -> tuple[str, dict[str, str]]:
+def _pattern(pieces: list[ast.expr], is_of_several: Callable[[ast.expr], bool]) -> tuple[str, dict[str, str]]:
     """A pattern for a line of an f-string: what is written stays, what is inserted becomes a group by the word before.
 
-    Returns with it what follows each group.
+    Returns with it what follows each group. is_of_several: whether a time is not that of a single step.
     """
     parts: list[str] = []
     groups: dict[str, str] = {}
@@ -289,6 +295,8 @@ def _pattern(pieces: list[ast.expr]) -> tuple[str, dict[str, str]]:
         following = pieces[place + 1] if place + 1 < len(pieces) else None
         after = str(following.value) if isinstance(following, ast.Constant) else ""
         group = _meaning(before, after, ast.unparse(piece.value)) if isinstance(piece, ast.FormattedValue) else None
+        if group == "step_seconds" and isinstance(piece, ast.FormattedValue) and is_of_several(piece.value):
+            group = None
         if group is None or group in groups:
             parts.append(r".*?" if following is not None else r".*")
         else:
@@ -321,7 +329,9 @@ def _meaning(before: str, after: str, expression: str) -> str | None:
         return "step"
     if not re.search(r"\w", word) and _STEP_NAME.fullmatch(expression):
         return "step"
-    if re.search(r"tok(en)?s?/s|samples?/s|it/s|tps|per_?sec", word) or re.match(r"(tok(en)?s?|samples?)/s", unit):
+    if _OF_STEPS.search(word):
+        return None
+    if re.search(r"tok(en)?s?/s|samples?/s|tps|per_?sec", word) or re.match(r"(tok(en)?s?|samples?)/s", unit):
         return "units_per_second"
     if _SINCE_THE_START.search(before) or _OF_SEVERAL.search(before):
         return None

@@ -343,3 +343,34 @@ def test_tokens_that_a_script_passes_to_the_probe_are_counted(told: str, tmp_pat
         written(tmp_path, "import torch, rankwise_probe\nscheduler.step(9); step()"), tmp_path / "without.yaml", 2, None
     )
     assert load_study(tmp_path / "without.yaml").workload.model_dump()["unit"] == "batch"
+
+
+@pytest.mark.parametrize(
+    ("code", "timed"),
+    [
+        ("for i in r:\n began = time.time()\n PRINT(time.time() - began)", True),
+        ("for i in r:\n t1 = time.time()\n dt = t1 - began\n began = t1\n if i % 10 == 0: PRINT(dt)", True),
+        ("for i in r:\n if rank == 0: began = time.time()\n if rank == 0: PRINT(time.time() - began)", True),
+        ("for i in r:\n if i % 10 == 0:\n  PRINT((time.time() - began) / 10)\n  began = time.time()", True),
+        ("began = time.time()\nfor i in r: PRINT(time.time() - began)", False),
+        ("began = time.perf_counter()\nfor i in r:\n took = time.perf_counter() - began\n PRINT(took)", False),
+        ("for e in r:\n began = time.time()\n for i in r: PRINT(1000 * (time.time() - began))", False),
+        (
+            "began = time.time()\nfor i in r:\n if i % 10 == 0:\n  PRINT(time.time() - began)\n  began = time.time()",
+            False,
+        ),
+        ("for i in r:\n if i == 5: began = time.time()\n PRINT(time.time() - began)", False),
+    ],
+)
+def test_a_time_is_that_of_a_step_where_each_starts_its_clock(code: str, timed: bool, tmp_path: Path) -> None:
+    """The time since the start of the script, or of the ten steps between two lines, was that of one."""
+    source = re.sub(r"PRINT\((.*)\)", r'print(f"step {i} loss {loss:.3f} time {\1:.2f} s")', code)
+    facts = script_facts(written(tmp_path, source))
+    assert facts.measure == "lines" and facts.pattern is not None
+    assert ("step_seconds" in re.compile(facts.pattern).groupindex) == timed
+
+
+@pytest.mark.parametrize("told", ["it/s {x:.1f}", "steps_per_sec={x}", "iter/s: {x}", "flops_per_sec {x}"])
+def test_a_rate_of_steps_is_none_of_tokens(told: str, tmp_path: Path) -> None:
+    facts = script_facts(written(tmp_path, f"for i in r: print(f'step {{i}} {told}')"))
+    assert facts.pattern is not None and list(re.compile(facts.pattern).groupindex) == ["step"]
