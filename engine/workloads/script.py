@@ -21,7 +21,7 @@ from engine.profiling.gpu import GpuSampler
 from engine.rank.host_usage import machine_busy_seconds, measured_environment
 from engine.scripts.commands import NodePlace, script_interpreter
 from engine.scripts.node_run import NodeEnd, NodeRun
-from engine.scripts.series import NoFiguresError, StepSeries, missing_figures
+from engine.scripts.series import NoFiguresError, StepSeries, missing_figures, untimed
 from engine.scripts.signs import RankEnd
 
 _KILLED = "SIGKILL"
@@ -154,7 +154,7 @@ def _all_series(running: NodeRun, end: NodeEnd, job: Job) -> tuple[dict[int, Ste
             continue
         found[rank] = series.cut(0 if work.measure in ("wall", "json") else warmup, asked)
         if not any(value is not None and math.isfinite(value) for value in found[rank].seconds):
-            message = f"{len(series)} steps, none of them with a time; the first is the warm-up. Measure more steps"
+            message = untimed(len(series), len(found[rank]), running.lines is not None)
             failures.setdefault(rank, RankEnd(Status.FAILED, "NoFigures", message))
     return found, failures
 
