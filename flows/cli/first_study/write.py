@@ -15,6 +15,7 @@ from configs.common.files.reading import brief
 from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
 from flows.cli.errors import resolved
+from flows.cli.first_study.own_modules import OwnModules, own_modules
 from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts
 
 Ask = Callable[[str, str], str]
@@ -39,20 +40,27 @@ def init_study(script: Path | None, output: Path, ranks: int, ask: Ask | None) -
         if not answer.isdecimal() or int(answer) < 1:
             raise WrongArgument(f"Largest number of ranks: got {brief(answer)}, expected a whole number of at least 1")
         ranks = int(answer)
-    where = script.resolve().relative_to(resolved(output).parent) if _below(script, output) else script.resolve()
-    study = first_study(facts, str(where), ranks)
+    folder = resolved(output).parent
+    study = first_study(facts, _named(script.resolve(), folder), ranks, own_modules(script), folder)
     parse_study(study)  # what is written can be run
     write_atomically(output, commented(study, facts))
     print("\n".join(told(facts, script, output, study)))
     return 0
 
 
-def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
-    """The study as plain data."""
+def first_study(facts: ScriptFacts, script: str, ranks: int, own: OwnModules, folder: Path) -> dict[str, Any]:
+    """The study as plain data. own: what the script imports. folder: that of the study, which names are relative to."""
     command, fields, params = _command(facts, script)
     work: dict[str, Any] = {"kind": "script", "command": command, "launcher": facts.launcher, "inputs": [script]}
     if script.startswith("/"):
         work["command"] = [Path(script).name, *command[1:]]
+    if own.module is not None:
+        package, *others = own.inputs
+        # Python finds it in the folder that the script runs in.
+        names = [package.name if package.parent == folder else str(package), *(_named(each, folder) for each in others)]
+        work |= {"command": ["python", "-m", own.module, *command[1:]], "inputs": names}
+    else:
+        work["inputs"] = [script, *(_named(each, folder) for each in own.inputs)]
     work |= fields | ({"params": params} if params else {})
     if facts.per != "step":
         # How many steps are in it is known to the script alone.
@@ -158,8 +166,9 @@ def _shown(options: list[ScriptOption]) -> list[ScriptOption]:
     return options[:8]
 
 
-def _below(script: Path, output: Path) -> bool:
-    return script.resolve().is_relative_to(resolved(output).parent)
+def _named(path: Path, folder: Path) -> str:
+    """A path as a study in that folder names it."""
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def print_schema() -> int:

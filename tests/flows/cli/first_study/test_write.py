@@ -374,3 +374,42 @@ def test_a_time_is_that_of_a_step_where_each_starts_its_clock(code: str, timed: 
 def test_a_rate_of_steps_is_none_of_tokens(told: str, tmp_path: Path) -> None:
     facts = script_facts(written(tmp_path, f"for i in r: print(f'step {{i}} {told}')"))
     assert facts.pattern is not None and list(re.compile(facts.pattern).groupindex) == ["step"]
+
+
+def test_modules_that_a_script_imports_are_copied_with_it(tmp_path: Path) -> None:
+    """The first run ended with ModuleNotFoundError."""
+    folder = tmp_path / "src"
+    (folder / "utils").mkdir(parents=True)
+    (folder / "model.py").write_text("import layers, torch")
+    (folder / "layers.py").write_text("import model")
+    (folder / "unused.py").write_text("")
+    (folder / "data").mkdir()  # no package
+    (folder / "utils" / "io.py").write_text("from . import names")
+    script = written(folder, "import torch, data\nfrom model import GPT\nimport utils.io as io")
+    init_study(script, tmp_path / "study.yaml", 2, None)
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert work["inputs"] == ("src/train.py", "src/layers.py", "src/model.py", "src/utils")
+    assert work["command"] == ("src/train.py",)
+    (tmp_path / "elsewhere").mkdir()
+    init_study(script, tmp_path / "elsewhere" / "study.yaml", 2, None)
+    work = load_study(tmp_path / "elsewhere" / "study.yaml").workload.model_dump()
+    assert work["inputs"] == tuple(str(folder / name) for name in ("train.py", "layers.py", "model.py", "utils"))
+    assert work["command"] == ("train.py",)
+
+
+@pytest.mark.parametrize("at", ["here", "outside"])
+def test_a_script_with_relative_imports_is_started_as_part_of_its_package(at: str, tmp_path: Path) -> None:
+    """It ended with `attempted relative import with no known parent package`."""
+    package = tmp_path / "mine"
+    (package / "cli").mkdir(parents=True)
+    for name in ("__init__.py", "model.py", "cli/__init__.py"):
+        (package / name).write_text("import helper" if name == "model.py" else "")
+    (tmp_path / "helper.py").write_text("")
+    script = written(package / "cli", OPTIONS + "from ..model import Net\n")
+    (tmp_path / "outside").mkdir()
+    study = (tmp_path if at == "here" else tmp_path / "outside") / "study.yaml"
+    init_study(script, study, 2, None)
+    work = load_study(study).workload.model_dump()
+    assert work["command"][:4] == ("python", "-m", "mine.cli.train", "--batch-size")
+    names = ("mine", "helper.py")
+    assert work["inputs"] == (names if at == "here" else tuple(str(tmp_path / name) for name in names))
