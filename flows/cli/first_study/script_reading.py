@@ -15,6 +15,7 @@ from typing import Literal
 
 from configs.common.files.reading import read_bytes
 from flows.cli.first_study.clocks import span_of_several
+from flows.cli.first_study.subcommands import Subcommands
 
 _MAX_BYTES = 4 << 20
 _ROLES = {
@@ -63,6 +64,8 @@ class ScriptOption:
     flag: str
     default: int | float | str | bool | None
     role: str | None
+    command: str | None = None
+    """The subcommand that it is an option of, behind whose name it stands."""
 
 
 _TRAINING_ARGUMENTS = [
@@ -92,6 +95,9 @@ class ScriptFacts:
     """Whether the script itself passes the tokens of its steps to the probe."""
     required: tuple[str, ...] = ()
     """Arguments and options that the script does not start without, and whose value nobody here knows."""
+    commands: tuple[str, ...] = ()
+    command: str | None = None
+    """Subcommands, and the one that is measured."""
 
 
 def script_facts(path: Path) -> ScriptFacts:
@@ -101,7 +107,13 @@ def script_facts(path: Path) -> ScriptFacts:
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{path}: not a Python script ({getattr(error, 'msg', 'too deeply nested')})") from error
     imported = set(_imports(tree))
-    facts = ScriptFacts(options=list(_options(tree)), required=tuple(dict.fromkeys(_required(tree))))
+    commands = Subcommands(tree)
+    facts = ScriptFacts(
+        options=sorted(_options(tree, commands), key=lambda option: option.command is not None),
+        required=tuple(dict.fromkeys(_required(tree, commands))),
+        commands=commands.names,
+        command=commands.chosen,
+    )
     called = {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     if "HfArgumentParser" in called:
         facts.options += _TRAINING_ARGUMENTS
@@ -149,23 +161,25 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
-def _options(tree: ast.AST) -> Iterator[ScriptOption]:
+def _options(tree: ast.AST, commands: Subcommands) -> Iterator[ScriptOption]:
     """Options of argparse and of click, in the order of the source."""
     seen = set()
     for names, call in _declared(tree, "add_argument", "option"):
         flag = next((name for name in names if name.startswith("--")), None)
-        if flag is None or flag in seen or flag in ("--local_rank", "--local-rank"):
+        if flag is None or flag in seen or flag in ("--local_rank", "--local-rank") or not commands.is_measured(call):
             continue
         seen.add(flag)
         given = {each.arg: each.value for each in call.keywords}
         if isinstance(given.get("action"), ast.Constant):
             continue  # a flag without a value
-        yield ScriptOption(flag, _plain(given.get("default")), _role(flag))
+        yield ScriptOption(flag, _plain(given.get("default")), _role(flag), commands.owner(call) or None)
 
 
-def _required(tree: ast.AST) -> Iterator[str]:
+def _required(tree: ast.AST, commands: Subcommands) -> Iterator[str]:
     """Names of positional arguments, and of options that say `required=True`."""
     for names, call in _declared(tree, "add_argument", "option", "argument"):
+        if not commands.is_measured(call):
+            continue
         given = {each.arg: _plain(each.value) for each in call.keywords}
         flag = next((name for name in names if name.startswith("-")), None)
         of_click = getattr(call.func, "attr", getattr(call.func, "id", "")) == "argument"

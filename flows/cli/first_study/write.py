@@ -95,6 +95,8 @@ def _command(facts: ScriptFacts, script: str) -> tuple[list[str], dict[str, Any]
     command, fields, params = [script], {}, {}
     for option in facts.options:
         value = option.default
+        if option.command is not None and option.command not in command:
+            command.append(option.command)
         if option.role == "seed":
             command += [option.flag, "{repeat}"]
         elif option.role in _FIELDS and option.role not in fields and _whole(value):
@@ -103,6 +105,7 @@ def _command(facts: ScriptFacts, script: str) -> tuple[list[str], dict[str, Any]
         elif option.role == "lr" and "lr" not in params and isinstance(value, int | float):
             params["lr"] = value
             command += [option.flag, "{params.lr}"]
+    command += [facts.command] if facts.command is not None and facts.command not in command else []
     return [*command, *facts.fixed], fields, params
 
 
@@ -130,6 +133,8 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
             f"# Its lines have a rate, of the job or of one rank: throughput is counted by {stated}.",
             f"# To report the rate of its lines, leave {stated} out. One rank's is the group rank_units_per_second.",
         ]
+    if len(facts.commands) > 1:
+        head += [f"# Of the script's commands ({', '.join(facts.commands)[:200]}), {facts.command} is measured."]
     missing = _missing(facts, study)
     if missing:
         head += [f"# The script does not start without {', '.join(missing)[:300]}: add a value to command."]
@@ -144,7 +149,8 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
     """What was found and what was written."""
     flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options"
     printed = f'; prints "{facts.printed}"' if facts.printed else ""
-    found = [f"{script.name} takes {flags}{printed}"]
+    name = script.name if facts.command is None else f"{script.name} {facts.command}"
+    found = [f"{name} takes {flags}{printed}"]
     lines = "the whole run is read from a line" if facts.per == "run" else f"{facts.per}s are read from its lines"
     measured = {"wall": "the whole run is timed", "lines": lines}
     how = measured.get(facts.measure, f"steps are measured by {facts.measure}")

@@ -413,3 +413,44 @@ def test_a_script_with_relative_imports_is_started_as_part_of_its_package(at: st
     assert work["command"][:4] == ("python", "-m", "mine.cli.train", "--batch-size")
     names = ("mine", "helper.py")
     assert work["inputs"] == (names if at == "here" else tuple(str(tmp_path / name) for name in names))
+
+
+SUBPARSERS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int, default=0)
+commands = parser.add_subparsers(dest="command", required=True)
+common = argparse.ArgumentParser(add_help=False)
+common.add_argument("--block-size", type=int, default=8)
+one = commands.add_parser("evaluate")
+one.add_argument("checkpoint")
+one = commands.add_parser("train", parents=[common])
+sizes = one.add_argument_group("sizes")
+sizes.add_argument("--batch-size", type=int, default=8)
+one.add_argument("--out", required=True)
+"""
+GROUP = """
+import click, torch
+@click.group()
+@click.option("--seed", default=0)
+def cli(seed): ...
+@cli.command()
+@click.argument("checkpoint")
+def evaluate(checkpoint): ...
+@cli.command("train")
+@click.option("--batch-size", default=8)
+@click.option("--out", required=True)
+def training(batch_size, out): ...
+"""
+
+
+@pytest.mark.parametrize("source", [SUBPARSERS, GROUP], ids=["argparse", "click"])
+def test_of_subcommands_one_is_measured(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command was without any, its options those of all: the first run ended with the script's usage."""
+    init_study(written(tmp_path, source), tmp_path / "study.yaml", 2, None)
+    said = capsys.readouterr().out
+    assert "train.py train takes --seed, --batch-size, --out\n" in said and "add a value of --out to" in said
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert work["command"] == ("train.py", "--seed", "{repeat}", "train", "--batch-size", "{micro_batch_size}")
+    text = (tmp_path / "study.yaml").read_text()
+    assert "# Of the script's commands (evaluate, train), train is measured.\n" in text
