@@ -39,6 +39,11 @@ def own_modules(script: Path) -> OwnModules:
     return OwnModules((package, *_beside(package.parent, package)), name)
 
 
+def imported_by_own(script: Path) -> set[str]:
+    """First names of all modules that the user's own ones import."""
+    return {name for path in own_modules(script).inputs for file in _sources(path) for name in _names(file)}
+
+
 def _beside(folder: Path, first: Path) -> list[Path]:
     """Modules and packages in a folder that a file or package there imports, and those that they import."""
     found: list[Path] = []

@@ -15,9 +15,13 @@ from typing import Literal
 
 from configs.common.files.reading import read_bytes
 from flows.cli.first_study.clocks import span_of_several
+from flows.cli.first_study.own_modules import imported_by_own
 from flows.cli.first_study.subcommands import Subcommands
 
 _MAX_BYTES = 4 << 20
+_HAVE_TRAINERS = {"transformers", "trl", "sentence_transformers"}
+"""Their Trainers are that of transformers, or derived from it."""
+_FRAMEWORKS = {"torch", "jax", "tensorflow", "lightning", "pytorch_lightning", *_HAVE_TRAINERS}
 _ROLES = {
     "micro_batch_size": r"(micro|per_device_(train_)?|per_gpu_|train_)?_?batch(_size)?|bs|mbs",
     "accumulation_steps": r"(grad(ient)?_)?accum(ulation)?(_steps)?",
@@ -122,11 +126,11 @@ def script_facts(path: Path) -> ScriptFacts:
         facts.launcher = "deepspeed"
     elif "accelerate" in imported:
         facts.launcher = "accelerate"
-    elif not {"torch", "jax", "tensorflow", "transformers", "lightning", "pytorch_lightning"} & imported:
+    elif not _FRAMEWORKS & (imported | imported_by_own(path)):
         facts.launcher = "none"
     if "rankwise_probe" in imported:
         facts.measure, facts.has_units = "probe", _passes_tokens(tree)
-    elif "transformers" in imported and any(name.endswith("Trainer") for name in called):
+    elif _HAVE_TRAINERS & imported and any(name.endswith("Trainer") for name in called):
         facts.measure = "hf_trainer"
     elif {"lightning", "pytorch_lightning"} & imported and "Trainer" in called:
         facts.measure = "lightning"

@@ -111,6 +111,7 @@ def test_an_answer_that_is_no_number_of_ranks_is_named(answer: str, tmp_path: Pa
     [
         ("import torch\nfrom rankwise_probe import step", "torchrun", "probe"),
         ("from transformers import Trainer\nTrainer()", "torchrun", "hf_trainer"),
+        ("from trl import SFTTrainer\nSFTTrainer()", "torchrun", "hf_trainer"),
         ("import lightning as L\nL.Trainer()", "torchrun", "lightning"),
         ("import deepspeed, torch", "deepspeed", "wall"),
         ("from accelerate import Accelerator", "accelerate", "wall"),
@@ -383,6 +384,8 @@ def test_modules_that_a_script_imports_are_copied_with_it(tmp_path: Path) -> Non
     (folder / "model.py").write_text("import layers, torch")
     (folder / "layers.py").write_text("import model")
     (folder / "unused.py").write_text("")
+    assert script_facts(written(folder, "from layers import Net")).launcher == "torchrun"  # torch is the model's
+    assert script_facts(written(folder, "import unused")).launcher == "none"
     (folder / "data").mkdir()  # no package
     (folder / "utils" / "io.py").write_text("from . import names")
     script = written(folder, "import torch, data\nfrom model import GPT\nimport utils.io as io")
