@@ -15,6 +15,7 @@ from typing import Literal
 
 from configs.common.files.reading import read_bytes
 from flows.cli.first_study.clocks import span_of_several
+from flows.cli.first_study.hf_arguments import HfArguments
 from flows.cli.first_study.own_modules import imported_by_own
 from flows.cli.first_study.subcommands import Subcommands
 
@@ -119,9 +120,11 @@ def script_facts(path: Path) -> ScriptFacts:
         command=commands.chosen,
     )
     called = {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    if "HfArgumentParser" in called:
+    of_hf = HfArguments(tree)
+    if of_hf.trains:
         facts.options += _TRAINING_ARGUMENTS
         facts.fixed = _TRAINER_RUNS_SHORT
+    facts.required += tuple(of_hf.required)
     if "deepspeed" in imported:
         facts.launcher = "deepspeed"
     elif "accelerate" in imported:

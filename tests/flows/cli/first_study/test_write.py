@@ -190,6 +190,33 @@ import click, torch
 @click.option("--out", required=True)
 def main(data, more, split, out): ...
 """
+HF_ARGUMENTS = """
+from dataclasses import dataclass, field
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(metadata={"help": "which"})
+    cache_dir: str = field(default=None)
+    revision: str = "main"
+@dataclass
+class Unused:
+    nothing: str
+@dataclass
+class Own(TrainingArguments):
+    out: str
+parser = HfArgumentParser((ModelArguments, CLASS))
+Trainer()
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_trainer", "flags"), [("Own", True), ("TrainingArguments", True), ("Data", False), ("classes", True)]
+)
+def test_arguments_of_hf_parsers(of_trainer: str, flags: bool, tmp_path: Path) -> None:
+    """Fields without a default were not named, and TrainingArguments were taken for granted: the script's usage."""
+    facts = script_facts(written(tmp_path, HF_ARGUMENTS.replace("CLASS", of_trainer)))
+    assert facts.required == ("--model_name_or_path", *(["--out"] if of_trainer == "Own" else []))
+    assert ("--learning_rate" in [option.flag for option in facts.options]) == bool(facts.fixed) == flags
 
 
 @pytest.mark.parametrize(("source", "named"), [(REQUIRING, "data, --out-dir"), (CLICKED, "data, --out")])
