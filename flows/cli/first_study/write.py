@@ -147,7 +147,7 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
 
 def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) -> list[str]:
     """What was found and what was written."""
-    flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options"
+    flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options of argparse or click"
     printed = f'; prints "{facts.printed}"' if facts.printed else ""
     name = script.name if facts.command is None else f"{script.name} {facts.command}"
     found = [f"{name} takes {flags}{printed}"]
