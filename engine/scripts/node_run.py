@@ -359,7 +359,8 @@ class NodeRun:
         """Steps of a rank. Raises NoFiguresError, OSError and ValueError."""
         work, wall_seconds = self.work, self.process_seconds(wall_seconds)
         if work.measure in _BY_HOOKS:
-            return probe_samples.series_of_probe(self.samples, rank)
+            is_alone = work.launcher == "none" and work.combined == "sum"
+            return (probe_samples.series_of_all if is_alone else probe_samples.series_of_probe)(self.samples, rank)
         if self.lines is not None:
             self.lines.fill_single(wall_seconds)
             self.lines.series.figures |= {"broken_lines": self.lines.broken, "lines": self.lines.seen}

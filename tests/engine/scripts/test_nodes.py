@@ -169,3 +169,21 @@ def test_lines_that_come_at_once_are_told_from_too_few(lines: int, advice: str, 
     code = f"print(*['step %d' % n for n in range({lines})], sep=chr(10))"
     part, _ = node_parts(tmp_path, code, 0, measure="lines", lines=LINES, tokens_per_step=8)[0]
     assert part.failure is not None and part.failure.kind == "NoFigures" and advice in part.failure.message
+
+
+STARTS_ANOTHER = """
+import os, subprocess, sys, time
+code = (
+    "import os, time; from rankwise_probe import step\\n"
+    "for n in range(6): time.sleep(0.01 + 0.02 * int(os.environ['RANK'])); step(tokens=100)"
+)
+ranks = [subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ, RANK=str(n))) for n in range(2)]
+for rank in ranks: rank.wait()
+"""
+
+
+def test_tokens_of_the_ranks_that_a_script_starts_itself_are_counted(tmp_path: Path) -> None:
+    """A shell script with torchrun, started by launcher none, had the tokens and the time of rank 0 alone."""
+    part, columns = node_parts(tmp_path, STARTS_ANOTHER, 0, measure="probe")[0]
+    assert part.status is Status.COMPLETED, part.failure
+    assert set(columns["step_units"]) == {200} and min(columns["step_seconds"]) > 0.03
