@@ -21,7 +21,7 @@ from configs.workloads.script import ScriptWorkload
 from configs.workloads.script_figures import TAKEN
 from engine.profiling.gpu import GpuSampler
 from engine.scripts import node_run
-from engine.scripts.commands import NodePlace
+from engine.scripts.commands import NodePlace, program_line, script_interpreter
 from engine.scripts.workdir import fill_workdir
 from engine.workloads.script import run
 
@@ -187,3 +187,11 @@ def test_tokens_of_the_ranks_that_a_script_starts_itself_are_counted(tmp_path: P
     part, columns = node_parts(tmp_path, STARTS_ANOTHER, 0, measure="probe")[0]
     assert part.status is Status.COMPLETED, part.failure
     assert set(columns["step_units"]) == {200} and min(columns["step_seconds"]) > 0.03
+
+
+def test_an_interpreter_may_lie_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~/venv/bin/python: No such file or directory`, where it was."""
+    monkeypatch.setenv("HOME", "/home/me")
+    work = ScriptWorkload(command=("train.py",), python="~/venv/bin/python")
+    assert script_interpreter(work) == "/home/me/venv/bin/python"
+    assert program_line(work, ["train.py"])[0] == "/home/me/venv/bin/python"
