@@ -33,7 +33,7 @@ MEGATRON = (
 
 
 def node_parts(
-    folder: Path, source: str, node_rank: int, measuring_pass: MeasuringPass = "timed", **fields: object
+    folder: Path, source: str, node_rank: int, measuring_pass: MeasuringPass = "timed", /, **fields: object
 ) -> dict[int, tuple[RankPart, dict[str, np.ndarray]]]:
     """Measure a script on one of two nodes with one process each; its parts by rank, with their columns."""
     work = ScriptWorkload(command=("python", "-c", source), launcher="none", **fields)
