@@ -50,6 +50,9 @@ _OF_STEPS = re.compile(
     r"(?<![a-z])(it|iter|iteration|step|batch|epoch)(e?s)?(/s|_?per_?s)|flop|bytes?_?per|[kmg]i?b_?(/|per)"
 )
 """A rate of no tokens or samples."""
+_SAMPLES = re.compile(r"\blen\(|batch_?size|\.shape\[0\]|\.size\(0\)")
+_TOKENS = re.compile(r"tok|seq|block|numel|length|context|mask|ids")
+"""In what is passed to the probe as tokens: a number of samples, of tokens."""
 _EVALUATION = re.compile(r"(?<![a-z])(val|valid|validation|eval|evaluation|test)(?![a-z])")
 """In a line that tells of no training."""
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -96,8 +99,8 @@ class ScriptFacts:
     """What is timed: a step as the script counts it, or all of an epoch or of the run."""
     fixed: tuple[str, ...] = ()
     """Arguments without which the script would not start, or would do more than is measured."""
-    has_units: bool = False
-    """Whether the script itself passes the tokens of its steps to the probe."""
+    probe_unit: str | None = None
+    """What the script itself passes to the probe with its steps; None: nothing."""
     required: tuple[str, ...] = ()
     """Arguments and options that the script does not start without, and whose value nobody here knows."""
     commands: tuple[str, ...] = ()
@@ -132,7 +135,7 @@ def script_facts(path: Path) -> ScriptFacts:
     elif not _FRAMEWORKS & (imported | imported_by_own(path)):
         facts.launcher = "none"
     if "rankwise_probe" in imported:
-        facts.measure, facts.has_units = "probe", _passes_tokens(tree)
+        facts.measure, facts.probe_unit = "probe", _unit_of_probe(tree)
     elif _HAVE_TRAINERS & imported and any(name.endswith("Trainer") for name in called):
         facts.measure = "hf_trainer"
     elif {"lightning", "pytorch_lightning"} & imported and "Trainer" in called:
@@ -151,13 +154,16 @@ def _name(function: ast.expr) -> str:
     return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
-def _passes_tokens(tree: ast.AST) -> bool:
-    """Whether a call of the probe's `step` has tokens."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node.func) == "step")
-    return any(
-        "tokens" in [each.arg for each in call.keywords] or (call.args and isinstance(call.func, ast.Name))
-        for call in calls
-    )
+def _unit_of_probe(tree: ast.AST) -> str | None:
+    """What a script passes to the probe's `step` as tokens: those, or the samples of a batch; None where nothing."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and _name(call.func) == "step":
+            named = [each.value for each in call.keywords if each.arg == "tokens"]
+            given = named or (call.args[:1] if isinstance(call.func, ast.Name) else [])
+            if given:
+                text = ast.unparse(given[0]).lower()
+                return "sample" if _SAMPLES.search(text) and not _TOKENS.search(text) else "token"
+    return None
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

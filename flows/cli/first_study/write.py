@@ -65,8 +65,9 @@ def first_study(facts: ScriptFacts, script: str, ranks: int, own: OwnModules, fo
     if facts.per != "step":
         # How many steps are in it is known to the script alone.
         work |= {"items_per_step": "{dp}", "unit": facts.per}
-    elif facts.has_units:
-        pass  # what is stated would count in place of the script's own
+    elif facts.probe_unit is not None:
+        # What is stated would count in place of the script's own.
+        work |= {} if facts.probe_unit == "token" else {"unit": facts.probe_unit}
     elif {"micro_batch_size", "sequence_length"} <= set(fields):
         factors = [f"{{{name}}}" for name in _FIELDS if name in fields]
         work["tokens_per_step"] = " * ".join([*factors, "{dp}"])

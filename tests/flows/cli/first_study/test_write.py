@@ -362,13 +362,22 @@ def test_a_whole_run_or_epoch_is_no_batch(
         assert f"# Throughput counts {per}s, one of each rank." in text
 
 
-@pytest.mark.parametrize("told", ["step(tokens=batch.numel(), loss=loss)", "rankwise_probe.step(tokens=9)", "step(9)"])
-def test_tokens_that_a_script_passes_to_the_probe_are_counted(told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "unit"),
+    [
+        ("step(tokens=batch.numel(), loss=loss)", "token"),
+        ("rankwise_probe.step(tokens=9)", "token"),
+        ("step(9)", "token"),
+        ("step(tokens=len(batch), loss=loss)", "sample"),
+        ("step(tokens=args.batch_size * args.seq_len)", "token"),
+    ],
+)
+def test_tokens_that_a_script_passes_to_the_probe_are_counted(told: str, unit: str, tmp_path: Path) -> None:
     """A number of batches was stated in the study, which counts in their place."""
     script = written(tmp_path, f"import torch, rankwise_probe\nfor batch in loader: {told}")
     init_study(script, tmp_path / "study.yaml", 2, None)
     work = load_study(tmp_path / "study.yaml").workload.model_dump()
-    assert (work["items_per_step"], work["tokens_per_step"], work["unit"]) == (None, None, "token")
+    assert (work["items_per_step"], work["tokens_per_step"], work["unit"]) == (None, None, unit)
     init_study(
         written(tmp_path, "import torch, rankwise_probe\nscheduler.step(9); step()"), tmp_path / "without.yaml", 2, None
     )
