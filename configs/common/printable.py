@@ -48,8 +48,16 @@ def shortened(text: str, max_characters: int) -> str:
 
 def plural(count: int, noun: str) -> str:
     """`1 cell`, `1,200 cells`, `2 launches`."""
-    ending = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
-    return f"{count:,} {noun}{'' if count == 1 else ending}"
+    return f"{count:,} {noun if count == 1 else plural_noun(noun)}"
+
+
+def plural_noun(noun: str) -> str:
+    """`cells`, `batches`, `queries`; of `samples`, which is one, itself."""
+    if re.search(r"[^aeious]s$", noun) or noun.endswith("es"):
+        return noun
+    if re.search(r"[^aeiou]y$", noun):
+        return f"{noun[:-1]}ies"
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
 
 
 def terminal_columns(text: str) -> int:

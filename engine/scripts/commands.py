@@ -42,7 +42,7 @@ class NodePlace:
 
 def script_interpreter(work: ScriptWorkload) -> str:
     """The Python of a .py command and of its launcher."""
-    return work.python or sys.executable
+    return os.path.expanduser(work.python) if work.python else sys.executable
 
 
 def program_line(work: ScriptWorkload, words: list[str]) -> list[str]:

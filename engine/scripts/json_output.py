@@ -89,14 +89,23 @@ def last_document(standard: bytes) -> Any:
 
 
 def _at(document: Any, path: str) -> Any:
-    """The value at a dotted path; numbers select of a list, negative ones from its end. None where it is not there."""
-    for part in path.split("."):
+    """The value at a dotted path; numbers select of a list, negative ones from its end. None where it is not there.
+
+    A name may have dots itself, as fio's percentiles have: jobs.0.read.clat_ns.percentile.99.000000.
+    """
+    parts = path.split(".")
+    while parts:
+        part, taken = parts[0], 1
         if isinstance(document, dict):
+            names = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+            part = next((name for name in names if name in document), part)
+            taken = part.count(".") + 1
             document = document.get(part)
         elif isinstance(document, list) and part.lstrip("-").isdigit() and -len(document) <= int(part) < len(document):
             document = document[int(part)]
         else:
             return None
+        parts = parts[taken:]
     return document
 
 

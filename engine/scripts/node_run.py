@@ -18,11 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from configs.common.base import write_atomically
 from configs.common.files.reading import read_json_object
-from configs.common.system.proc import end_with_parent, read_fields
+from configs.common.system.proc import end_with_parent
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
@@ -45,6 +43,7 @@ from engine.scripts.rank_start import START_FILE
 from engine.scripts.series import NoFiguresError, StepSeries
 from engine.scripts.signs import RankEnd, rank_end, recorded_line
 from engine.scripts.stacks import STACKS_SIGNAL, stacks_of
+from engine.scripts.usage import usage
 from engine.scripts.workdir import fill_workdir
 
 PROBE = Path(__file__).parents[1] / "probe"
@@ -270,7 +269,7 @@ class NodeRun:
 
     def _stop(self) -> NodeEnd:
         end = NodeEnd(stopped=True, wall_seconds=time.monotonic() - self.began)
-        self._sample_memory()
+        self._sample_memory(with_children=True)
         self.end_ranks()
         self._read(self.outputs.rest())
         return end
@@ -360,7 +359,8 @@ class NodeRun:
         """Steps of a rank. Raises NoFiguresError, OSError and ValueError."""
         work, wall_seconds = self.work, self.process_seconds(wall_seconds)
         if work.measure in _BY_HOOKS:
-            return probe_samples.series_of_probe(self.samples, rank)
+            is_alone = work.launcher == "none" and work.combined == "sum"
+            return (probe_samples.series_of_all if is_alone else probe_samples.series_of_probe)(self.samples, rank)
         if self.lines is not None:
             self.lines.fill_single(wall_seconds)
             self.lines.series.figures |= {"broken_lines": self.lines.broken, "lines": self.lines.seen}
@@ -397,15 +397,17 @@ class NodeRun:
 
     def cpu_seconds(self, rank: int) -> float | None:
         """Processor time of a rank; of one that was stopped, as last seen."""
-        return self._exits().get(rank, {}).get("cpu_seconds", self.processor.get(rank))
+        # What the kernel reports of a rank that was stopped lacks the children that it did not wait for.
+        told = (self._exits().get(rank, {}).get("cpu_seconds"), self.processor.get(rank))
+        return max((seconds for seconds in told if seconds is not None), default=None)
 
-    def _sample_memory(self) -> None:
+    def _sample_memory(self, with_children: bool = False) -> None:
         for rank, pid in self._pids().items():
-            with suppress(OSError, ValueError, psutil.Error):
-                text = read_fields(f"/proc/{pid}/status").get("VmHWM")
-                self.processor[rank] = sum(psutil.Process(pid).cpu_times()[:4])
-                if text:
-                    self.peaks[rank] = max(self.peaks.get(rank, 0), int(text.split()[0]) * 1024)
+            seconds, peak = usage(pid, with_children)
+            if seconds is not None:
+                self.processor[rank] = max(seconds, self.processor.get(rank, 0.0))
+            if peak is not None:
+                self.peaks[rank] = max(peak, self.peaks.get(rank, 0))
 
     def end_ranks(self) -> None:
         """SIGTERM to the ranks, then SIGKILL; what they forked is left to the node's launcher."""

@@ -9,7 +9,7 @@ one with the most steps counts.
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -68,6 +68,35 @@ def series_of_probe(folder: Path, rank: int) -> StepSeries:
         for value in rows[5 + place][np.isfinite(rows[5 + place])]:
             series.mark(f"mark_{_slug(str(name))}", float(value))
     return series
+
+
+def series_of_all(folder: Path, rank: int) -> StepSeries:
+    """Steps of a rank, with those of the ranks that its program started itself, as a shell script with torchrun does.
+
+    Seconds are those of the slowest, units those of all together. Raises OSError and ValueError.
+    """
+    series = series_of_probe(folder, rank)
+    names = {path.name.split(".")[0] for path in folder.glob("rank_*.samples")} - {f"rank_{rank}"}
+    others = [series_of_probe(folder, int(name[5:])) for name in sorted(names) if name[5:].isdecimal()]
+    ranks = [series, *(other for other in others if len(other))]
+    if len(ranks) == 1 or not len(series):
+        return series
+    count = min(map(len, ranks))
+    return StepSeries(
+        [_together(told, max) for told in zip(*(each.seconds[:count] for each in ranks), strict=True)],
+        [_together(told, sum) for told in zip(*(each.units[:count] for each in ranks), strict=True)],
+        series.losses[:count],
+        series.marks,
+        series.figures,
+        series.device_clock,
+    )
+
+
+def _together(told: Iterable[float | None], combine: Callable[[list[float]], float]) -> float | None:
+    """One value of all ranks; None where one of them is not known."""
+    values = list(told)
+    known = [value for value in values if value is not None]
+    return combine(known) if len(known) == len(values) else None
 
 
 def _series(rows: np.ndarray) -> StepSeries:

@@ -107,6 +107,17 @@ def missing_figures(work: ScriptWorkload, lines_seen: int, broken: int = 0, why_
     return f"workload.measure: {work.measure} saw no step. Does the script import and use the library's Trainer?"
 
 
+def untimed(steps: int, kept: int, by_lines: bool) -> str:
+    """Why no step has a time, and what to do. kept: steps after the warm-up."""
+    if by_lines and kept > 1:
+        return (
+            f"{steps:,} steps, none of them with a time: their lines came at once, as a program writes them that keeps "
+            "its output until it ends. Let it flush each line (stdbuf -oL for one in C), or let it print a time that "
+            "workload.lines.pattern reads"
+        )
+    return f"{steps:,} steps, none of them with a time; the first is the warm-up. Measure more steps"
+
+
 def _filled(losses: Sequence[float | None]) -> list[float]:
     """Losses that are logged every few steps hold until the next."""
     first = next(loss for loss in losses if loss is not None)

@@ -13,6 +13,7 @@ import numpy as np
 
 from configs.common.base import utc_now
 from configs.common.failure_kinds import PEER_LOST
+from configs.common.printable import plural_noun
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
 from configs.records.record import Failure, Figure, RankPart, Status
@@ -21,7 +22,7 @@ from engine.profiling.gpu import GpuSampler
 from engine.rank.host_usage import machine_busy_seconds, measured_environment
 from engine.scripts.commands import NodePlace, script_interpreter
 from engine.scripts.node_run import NodeEnd, NodeRun
-from engine.scripts.series import NoFiguresError, StepSeries, missing_figures
+from engine.scripts.series import NoFiguresError, StepSeries, missing_figures, untimed
 from engine.scripts.signs import RankEnd
 
 _KILLED = "SIGKILL"
@@ -149,12 +150,14 @@ def _all_series(running: NodeRun, end: NodeEnd, job: Job) -> tuple[dict[int, Ste
         stated = work.units_per_step(running.cell.layout)
         timed = zip(series.seconds, series.units, strict=True)
         if stated is None and work.counted != "step" and any(took is not None and told is None for took, told in timed):
-            message = f"no {work.counted}s were told with a step. Set workload.tokens_per_step, or unit: step"
+            message = (
+                f"no {plural_noun(work.counted)} were told with a step. Set workload.tokens_per_step, or unit: step"
+            )
             failures.setdefault(rank, RankEnd(Status.FAILED, "NoFigures", message))
             continue
         found[rank] = series.cut(0 if work.measure in ("wall", "json") else warmup, asked)
         if not any(value is not None and math.isfinite(value) for value in found[rank].seconds):
-            message = f"{len(series)} steps, none of them with a time; the first is the warm-up. Measure more steps"
+            message = untimed(len(series), len(found[rank]), running.lines is not None)
             failures.setdefault(rank, RankEnd(Status.FAILED, "NoFigures", message))
     return found, failures
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from configs.common.files.reading import MIB
+from configs.common.printable import plural_noun
 from reports.charts.chart import MAX_ROWS, Chart, ChartPoint, ChartSeries, grows, measured_point
 from reports.charts.experiments import stacked
 from reports.decisions.cost import CellCost
@@ -202,7 +203,7 @@ def cost_charts(costs: Sequence[CellCost]) -> tuple[Chart, ...]:
         for row, cost in enumerate(drawn)
         if cost.usd_per_million is not None
     )
-    rows, unit = tuple(cost.result.title for cost in drawn), f"USD per million {drawn[0].result.work_unit}s"
+    rows, unit = tuple(cost.result.title for cost in drawn), f"USD per million {plural_noun(drawn[0].result.work_unit)}"
     return (Chart("Cost", "", unit, (ChartSeries("cost", points, line=False),), "dots", unit, rows),)
 
 

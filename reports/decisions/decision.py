@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from configs.common.printable import plural_noun
 from reports.decisions.choice import Candidate, Choice, choose_candidate
 from reports.decisions.cost import CellCost
 from reports.decisions.nodes import batch_of, longest, work_key, work_title
@@ -194,7 +195,7 @@ def _gives(found: Decision) -> str:
         text += f" at {number(latency.median * 1000)} {result.latency.unit}"
     cost = found.costs.get(result.key)
     if cost is not None and cost.usd_per_million is not None:
-        text += f", ${number(cost.usd_per_million.median)} per million {result.work_unit}s"
+        text += f", ${number(cost.usd_per_million.median)} per million {plural_noun(result.work_unit)}"
     return text
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from configs.common.base import canonical_json
 from configs.common.files.reading import MIB
-from configs.common.printable import shortened
+from configs.common.printable import plural_noun, shortened
 from configs.spec.cell import Cell
 from configs.workloads import STUDIED, descriptor_of
 from configs.workloads.descriptor import Descriptor
@@ -124,7 +124,7 @@ def _unit(figure: str, kind: Descriptor) -> str:
     """The unit of a table's figure, for cells of one kind."""
     if figure == "latency":
         return f"{kind.latency.unit if kind.latency else 'ms'}, median (interval)"
-    return f"{kind.unit}s/s, median (interval)" if figure == "throughput" else "MiB, all ranks"
+    return f"{plural_noun(kind.unit)}/s, median (interval)" if figure == "throughput" else "MiB, all ranks"
 
 
 def _tables(cells: Sequence[NodeCell], written: Callable[[CellResult], str], figure: str) -> list[NodeTable]:

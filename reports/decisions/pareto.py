@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from configs.common.printable import plural_noun
 from reports.decisions.cost import CellCost, inverse, one_unit
 from reports.decisions.nodes import work_key, work_title
 from reports.numbers.statistics import Estimate
@@ -130,7 +131,7 @@ def _told(result: CellResult) -> str:
 
 
 def _cost_labels(result: CellResult) -> tuple[str, str]:
-    return f"USD per million {result.work_unit}s", f"{result.unit} over all ranks"
+    return f"USD per million {plural_noun(result.work_unit)}", f"{result.unit} over all ranks"
 
 
 def _pareto(

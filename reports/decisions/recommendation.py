@@ -11,6 +11,7 @@ interval reaches 1 the two cannot be told apart, and that is said.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from configs.common.printable import plural_noun
 from configs.spec.cell import Cell
 from reports.decisions.cost import CellCost
 from reports.decisions.nodes import batch_of, longest, work_key, work_title
@@ -102,7 +103,7 @@ def _of_group(
     """Latency, throughput, cost, and the cheapest (without prices the fastest) of those that hold every objective."""
     known = members[0].kind
     assert known.latency is not None, f"{known.kind} is not compared"
-    item, usd_scale = f"{known.unit}s", float(known.usd_per_units)
+    item, usd_scale = plural_noun(known.unit), float(known.usd_per_units)
     usd_unit = f"USD per {PRICED_PER[known.usd_per_units]} {item}"
 
     def usd(result: CellResult) -> Mapping[int, float]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from configs.common.printable import plural_noun
 from configs.hardware.prices import Market, Price, TargetPrices
 from configs.inputs.prompts import read_prompts
 from configs.plans.paths import RunPaths
@@ -229,7 +230,7 @@ def _batch_effect(ratio: Ratio | None, small: CellCost, best: CellCost) -> tuple
     basis += ", same price an hour"
     if small.usd_per_million and best.usd_per_million:
         low, high = (cost.usd_per_million.median for cost in (best, small) if cost.usd_per_million)
-        basis += f": ${number(low)} instead of ${number(high)} per million {best.result.work_unit}s"
+        basis += f": ${number(low)} instead of ${number(high)} per million {plural_noun(best.result.work_unit)}"
     return _less(ratio, best.result), basis + _slower(small.result, best.result)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.files.reading import read_json_object, reason_of
-from configs.common.printable import printable
+from configs.common.printable import plural_noun, printable
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, read_plan
 from configs.records.rates import Column
@@ -143,7 +143,7 @@ class CellResult:
     @property
     def unit(self) -> str:
         """Unit of `Rates.throughput` for this cell."""
-        return f"{self.work_unit}s/s"
+        return f"{plural_noun(self.work_unit)}/s"
 
     @property
     def work_unit(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.common.base import content_hash
+from configs.common.printable import plural_noun
 from configs.spec.cell import Cell
 from reports.decisions.nodes import BATCH_FIELDS
 from reports.decisions.spending import HOUR_SECONDS
@@ -98,7 +99,7 @@ def _contests(group: list[Contender]) -> list[Contest]:
     if first.latency is not None:
         goals.append(NodeGoal("Lowest latency", first.latency.unit, 1e3, False, _field(first.latency.figure)))
     goals += [
-        NodeGoal("Lowest cost", f"USD per million {first.work_unit}s", 1.0, False, _usd_per_million),
+        NodeGoal("Lowest cost", f"USD per million {plural_noun(first.work_unit)}", 1.0, False, _usd_per_million),
     ]
     texts = [] if first.cell.model is None else [first.model]
     texts += [first.cell.workload.kind, first.cell.dtype]

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from configs.common.printable import plural_noun
 from reports.charts.others import cost_charts, pareto_charts
 from reports.correctness.section import JudgedCell
 from reports.decisions.cost import (
@@ -75,7 +76,7 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
         "cost_phases": phase_table(targets),
         "unit_costs": unit_cost_table(costs),
         "cost_plots": _cost_plots(costs, album),
-        "cost_units": {cost.result.cell.workload.kind: f"{cost.result.work_unit}s" for cost in costs},
+        "cost_units": {cost.result.cell.workload.kind: plural_noun(cost.result.work_unit) for cost in costs},
         "max_bars": MOST_BARS,
         "fronts": _fronts([*user_fronts(study, wrong), *cost_fronts(costs, wrong)], album),
         "nodes": node_table(cells),

@@ -15,6 +15,7 @@ from configs.common.files.reading import brief
 from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
 from flows.cli.errors import resolved
+from flows.cli.first_study.own_modules import OwnModules, own_modules
 from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts
 
 Ask = Callable[[str, str], str]
@@ -39,22 +40,35 @@ def init_study(script: Path | None, output: Path, ranks: int, ask: Ask | None) -
         if not answer.isdecimal() or int(answer) < 1:
             raise WrongArgument(f"Largest number of ranks: got {brief(answer)}, expected a whole number of at least 1")
         ranks = int(answer)
-    where = script.resolve().relative_to(resolved(output).parent) if _below(script, output) else script.resolve()
-    study = first_study(facts, str(where), ranks)
+    folder = resolved(output).parent
+    study = first_study(facts, _named(script.resolve(), folder), ranks, own_modules(script), folder)
     parse_study(study)  # what is written can be run
     write_atomically(output, commented(study, facts))
     print("\n".join(told(facts, script, output, study)))
     return 0
 
 
-def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
-    """The study as plain data."""
+def first_study(facts: ScriptFacts, script: str, ranks: int, own: OwnModules, folder: Path) -> dict[str, Any]:
+    """The study as plain data. own: what the script imports. folder: that of the study, which names are relative to."""
     command, fields, params = _command(facts, script)
     work: dict[str, Any] = {"kind": "script", "command": command, "launcher": facts.launcher, "inputs": [script]}
     if script.startswith("/"):
         work["command"] = [Path(script).name, *command[1:]]
+    if own.module is not None:
+        package, *others = own.inputs
+        # Python finds it in the folder that the script runs in.
+        names = [package.name if package.parent == folder else str(package), *(_named(each, folder) for each in others)]
+        work |= {"command": ["python", "-m", own.module, *command[1:]], "inputs": names}
+    else:
+        work["inputs"] = [script, *(_named(each, folder) for each in own.inputs)]
     work |= fields | ({"params": params} if params else {})
-    if {"micro_batch_size", "sequence_length"} <= set(fields):
+    if facts.per != "step":
+        # How many steps are in it is known to the script alone.
+        work |= {"items_per_step": "{dp}", "unit": facts.per}
+    elif facts.probe_unit is not None:
+        # What is stated would count in place of the script's own.
+        work |= {} if facts.probe_unit == "token" else {"unit": facts.probe_unit}
+    elif {"micro_batch_size", "sequence_length"} <= set(fields):
         factors = [f"{{{name}}}" for name in _FIELDS if name in fields]
         work["tokens_per_step"] = " * ".join([*factors, "{dp}"])
     else:
@@ -67,8 +81,8 @@ def first_study(facts: ScriptFacts, script: str, ranks: int) -> dict[str, Any]:
         work["lines"] = {"pattern": facts.pattern}
         if "(?P<step_seconds>" in facts.pattern and facts.unit != "s":
             work["lines"]["units"] = {"step_seconds": facts.unit}
-    if facts.measure not in ("wall", "json"):
-        work["stop_after"] = {"steps": 30}
+    if facts.measure != "wall" and (facts.measure != "lines" or facts.per != "run"):
+        work["stop_after"] = {"steps": 3 if facts.per == "epoch" else 30}
     experiments: dict[str, Any] = {"repeats": {"kind": "sweep", "over": {"cores_per_rank": [1]}}}
     if facts.launcher != "none":
         experiments = {"scaling": {"kind": "weak", "grow": "dp", "to": ranks}}
@@ -82,6 +96,8 @@ def _command(facts: ScriptFacts, script: str) -> tuple[list[str], dict[str, Any]
     command, fields, params = [script], {}, {}
     for option in facts.options:
         value = option.default
+        if option.command is not None and option.command not in command:
+            command.append(option.command)
         if option.role == "seed":
             command += [option.flag, "{repeat}"]
         elif option.role in _FIELDS and option.role not in fields and _whole(value):
@@ -90,6 +106,7 @@ def _command(facts: ScriptFacts, script: str) -> tuple[list[str], dict[str, Any]
         elif option.role == "lr" and "lr" not in params and isinstance(value, int | float):
             params["lr"] = value
             command += [option.flag, "{params.lr}"]
+    command += [facts.command] if facts.command is not None and facts.command not in command else []
     return [*command, *facts.fixed], fields, params
 
 
@@ -103,7 +120,13 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
     if facts.measure == "wall":
         head += [
             "# The whole run is timed. To time steps, add to the script:  from rankwise_probe import step",
-            "# and in its loop:  step(tokens=..., loss=loss)    then set measure: probe",
+            "# and in its loop:  step(tokens=..., loss=loss)",
+            "# Then set measure: probe, and leave items_per_step and unit out.",
+        ]
+    if facts.per != "step":
+        head += [
+            f"# Throughput counts {facts.per}s, one of each rank. To count what is trained on, set items_per_step to",
+            f"# the samples of a whole {facts.per} over all ranks, and unit: sample.",
         ]
     if facts.pattern and "(?P<units_per_second>" in facts.pattern:
         stated = "tokens_per_step" if "tokens_per_step" in study["workload"] else "items_per_step and unit"
@@ -111,6 +134,8 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
             f"# Its lines have a rate, of the job or of one rank: throughput is counted by {stated}.",
             f"# To report the rate of its lines, leave {stated} out. One rank's is the group rank_units_per_second.",
         ]
+    if len(facts.commands) > 1:
+        head += [f"# Of the script's commands ({', '.join(facts.commands)[:200]}), {facts.command} is measured."]
     missing = _missing(facts, study)
     if missing:
         head += [f"# The script does not start without {', '.join(missing)[:300]}: add a value to command."]
@@ -123,10 +148,12 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
 
 def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) -> list[str]:
     """What was found and what was written."""
-    flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options"
+    flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options of argparse or click"
     printed = f'; prints "{facts.printed}"' if facts.printed else ""
-    lines = [f"{script.name} takes {flags}{printed}"]
-    measured = {"wall": "the whole run is timed", "lines": "steps are read from its lines"}
+    name = script.name if facts.command is None else f"{script.name} {facts.command}"
+    found = [f"{name} takes {flags}{printed}"]
+    lines = "the whole run is read from a line" if facts.per == "run" else f"{facts.per}s are read from its lines"
+    measured = {"wall": "the whole run is timed", "lines": lines}
     how = measured.get(facts.measure, f"steps are measured by {facts.measure}")
     experiment = study["experiments"].get("scaling")
     what = "one cell of one process, without a launcher, so --ranks has no effect"
@@ -134,7 +161,7 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
         what = f"weak scaling over dp = 1 to {experiment['to']}, {facts.launcher}"
     missing = ", ".join(_missing(facts, study))[:300]
     then = f"add a value of {missing} to its command, then" if missing else "next:"
-    return [*lines, f"wrote {output}: {what}; {how}", f"{then} rankwise run {quote(str(output))}"]
+    return [*found, f"wrote {output}: {what}; {how}", f"{then} rankwise run {quote(str(output))}"]
 
 
 def _missing(facts: ScriptFacts, study: dict[str, Any]) -> list[str]:
@@ -146,8 +173,9 @@ def _shown(options: list[ScriptOption]) -> list[ScriptOption]:
     return options[:8]
 
 
-def _below(script: Path, output: Path) -> bool:
-    return script.resolve().is_relative_to(resolved(output).parent)
+def _named(path: Path, folder: Path) -> str:
+    """A path as a study in that folder names it."""
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)
 
 
 def print_schema() -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.base import write_atomically
-from configs.common.printable import csv_text, plural
+from configs.common.printable import csv_text, plural, plural_noun
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Accelerator, Machine
 from configs.hardware.prices import Price, TargetPrices
@@ -346,7 +346,7 @@ def _row(label: str, cell: Cell, said: Prediction) -> tuple[str, ...]:
 def _rate(cell: Cell, said: Prediction, unknown: str = "unknown") -> str:
     known = descriptor_of(cell.workload)
     rate = getattr(said, known.throughput)
-    return unknown if rate is None else f"{_short(rate)} {known.unit}s/s"
+    return unknown if rate is None else f"{_short(rate)} {plural_noun(known.unit)}/s"
 
 
 def _short(value: float) -> str:

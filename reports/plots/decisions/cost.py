@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from configs.common.printable import plural_noun
 from reports.decisions.cost import CellCost
 from reports.plots.style import COLOURS, MOST_BARS, legend, legend_height, legend_label, tick_text
 from reports.text import number
@@ -62,7 +63,7 @@ def draw_costs(figure: "Figure", costs: Sequence[CellCost]) -> None:
     axes.set_ylim(len(drawn) - 0.4, -0.6)
     axes.set_xlim(0, widest * 1.14)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"USD per million {drawn[0].result.work_unit}s")
+    axes.set_xlabel(f"USD per million {plural_noun(drawn[0].result.work_unit)}")
     if len(models) > 1:
         legend(figure, axes, _LEGEND_COLUMNS)
 

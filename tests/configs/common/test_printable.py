@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from configs.common.printable import csv_text, file_slug, plural, printable, printable_lines
+from configs.common.printable import csv_text, file_slug, plural, plural_noun, printable, printable_lines
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,13 @@ def test_text_of_a_csv_file_is_no_formula_and_numbers_stay(value: object, writte
 )
 def test_a_count_of_one_has_the_singular(count: int, noun: str, text: str) -> None:
     assert plural(count, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("unit", "units"),
+    [("token", "tokens"), ("batch", "batches"), ("query", "queries"), ("byte", "bytes"), ("pass", "passes"),
+     ("samples", "samples"), ("images", "images"), ("tokens", "tokens")],
+)  # fmt: skip
+def test_units_of_throughput_have_their_plural(unit: str, units: str) -> None:
+    """Of studies that rankwise init writes, the report had batchs/s."""
+    assert plural_noun(unit) == units

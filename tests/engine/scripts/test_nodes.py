@@ -14,14 +14,14 @@ import pytest
 
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import JobPaths
-from configs.records.record import RankPart, Status
+from configs.records.record import MeasuringPass, RankPart, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload
 from configs.workloads.script_figures import TAKEN
 from engine.profiling.gpu import GpuSampler
 from engine.scripts import node_run
-from engine.scripts.commands import NodePlace
+from engine.scripts.commands import NodePlace, program_line, script_interpreter
 from engine.scripts.workdir import fill_workdir
 from engine.workloads.script import run
 
@@ -33,7 +33,7 @@ MEGATRON = (
 
 
 def node_parts(
-    folder: Path, source: str, node_rank: int, **fields: object
+    folder: Path, source: str, node_rank: int, measuring_pass: MeasuringPass = "timed", /, **fields: object
 ) -> dict[int, tuple[RankPart, dict[str, np.ndarray]]]:
     """Measure a script on one of two nodes with one process each; its parts by rank, with their columns."""
     work = ScriptWorkload(command=("python", "-c", source), launcher="none", **fields)
@@ -41,7 +41,7 @@ def node_parts(
     job = Job(
         name="0001",
         study="s",
-        measuring_pass="timed",
+        measuring_pass=measuring_pass,
         measuring=Measuring(),
         measurements=(measurement,),
         ranks_per_node=1,
@@ -140,3 +140,58 @@ def test_a_whole_run_is_that_of_the_process(
     (seconds,) = columns["step_seconds"]
     whole = part.figures["measurement_seconds"]
     assert isinstance(whole, float) and 0.2 < seconds < whole - 0.5
+
+
+WORKS = """
+import os, time
+parent, big, began = os.getppid(), bytearray(200 << 20), time.process_time()
+print("0", flush=True)
+while time.process_time() - began < 0.5: pass
+print("1", flush=True)
+while os.getppid() == parent: time.sleep(0.05)
+"""
+
+
+def test_a_program_below_a_shell_that_is_stopped_has_its_own_memory_and_time(tmp_path: Path) -> None:
+    """They were those of the shell: a few MB, and all of the program's work was that of other processes."""
+    wrapped = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORKS!r}])"
+    lines = {"pattern": r"(?P<step>\d+)"}
+    part, _ = node_parts(tmp_path, wrapped, 0, "memory", measure="lines", lines=lines, stop_after={"steps": 2})[0]
+    assert part.status is Status.COMPLETED and part.figures["stopped_early"]
+    peak, seconds = part.figures["peak_memory_bytes"], part.figures["cpu_seconds"]
+    assert isinstance(peak, int) and 200 << 20 < peak < 400 << 20
+    assert isinstance(seconds, float) and seconds > 0.5
+
+
+@pytest.mark.parametrize(("lines", "advice"), [(9, "came at once"), (2, "Measure more steps")])
+def test_lines_that_come_at_once_are_told_from_too_few(lines: int, advice: str, tmp_path: Path) -> None:
+    """Of a program in C, whose output is written when it ends, more steps were asked for."""
+    code = f"print(*['step %d' % n for n in range({lines})], sep=chr(10))"
+    part, _ = node_parts(tmp_path, code, 0, measure="lines", lines=LINES, tokens_per_step=8)[0]
+    assert part.failure is not None and part.failure.kind == "NoFigures" and advice in part.failure.message
+
+
+STARTS_ANOTHER = """
+import os, subprocess, sys, time
+code = (
+    "import os, time; from rankwise_probe import step\\n"
+    "for n in range(6): time.sleep(0.01 + 0.02 * int(os.environ['RANK'])); step(tokens=100)"
+)
+ranks = [subprocess.Popen([sys.executable, "-c", code], env=dict(os.environ, RANK=str(n))) for n in range(2)]
+for rank in ranks: rank.wait()
+"""
+
+
+def test_tokens_of_the_ranks_that_a_script_starts_itself_are_counted(tmp_path: Path) -> None:
+    """A shell script with torchrun, started by launcher none, had the tokens and the time of rank 0 alone."""
+    part, columns = node_parts(tmp_path, STARTS_ANOTHER, 0, measure="probe")[0]
+    assert part.status is Status.COMPLETED, part.failure
+    assert set(columns["step_units"]) == {200} and min(columns["step_seconds"]) > 0.03
+
+
+def test_an_interpreter_may_lie_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~/venv/bin/python: No such file or directory`, where it was."""
+    monkeypatch.setenv("HOME", "/home/me")
+    work = ScriptWorkload(command=("train.py",), python="~/venv/bin/python")
+    assert script_interpreter(work) == "/home/me/venv/bin/python"
+    assert program_line(work, ["train.py"])[0] == "/home/me/venv/bin/python"

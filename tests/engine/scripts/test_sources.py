@@ -444,6 +444,16 @@ def test_a_rank_s_rate_in_json_is_that_of_all_ranks_together() -> None:
     assert work.counted == "token" and series.units == [400.0] and series.figures == {"rank_units_per_second": 50}
 
 
+def test_names_of_json_may_have_dots(tmp_path: Path) -> None:
+    """Of fio's percentiles it said that there is no figure."""
+    told = b'{"jobs": [{"clat_ns": {"percentile": {"99.000000": 12, "99.900000": 34}}}]}'
+    asked = JsonFigures(figures={"p99": "jobs.0.clat_ns.percentile.99.000000"})
+    series = json_output.series_of_json(asked, tmp_path, told, 1.0)
+    assert series.figures == {"p99": 12}
+    with pytest.raises(NoFiguresError, match=r"no figure at jobs.0.clat_ns.percentile.98.0"):
+        json_output.series_of_json(JsonFigures(figures={"p98": "jobs.0.clat_ns.percentile.98.0"}), tmp_path, told, 1.0)
+
+
 def test_json_of_a_file_and_of_standard_output(tmp_path: Path) -> None:
     asked = JsonFigures(figures={"units_per_second": "jobs.0.read.bw", "version": "v"})
     document = {"v": "fio-3", "jobs": [{"read": {"bw": 50.0}}]}

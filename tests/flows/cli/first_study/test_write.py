@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.spec.study import load_study
+from engine.scripts.line_figures import number
 from flows.cli.first_study.script_reading import script_facts
 from flows.cli.first_study.write import init_study
 from flows.cli.main import app
@@ -110,6 +111,7 @@ def test_an_answer_that_is_no_number_of_ranks_is_named(answer: str, tmp_path: Pa
     [
         ("import torch\nfrom rankwise_probe import step", "torchrun", "probe"),
         ("from transformers import Trainer\nTrainer()", "torchrun", "hf_trainer"),
+        ("from trl import SFTTrainer\nSFTTrainer()", "torchrun", "hf_trainer"),
         ("import lightning as L\nL.Trainer()", "torchrun", "lightning"),
         ("import deepspeed, torch", "deepspeed", "wall"),
         ("from accelerate import Accelerator", "accelerate", "wall"),
@@ -130,7 +132,9 @@ def test_of_a_script_without_a_launcher_ranks_are_not_promised(
 ) -> None:
     """It said `one cell, none`, and nothing of the eight ranks that were asked for."""
     init_study(written(tmp_path, "print('no library')"), tmp_path / "study.yaml", 8, None)
-    assert "one cell of one process, without a launcher, so --ranks has no effect; " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "one cell of one process, without a launcher, so --ranks has no effect; " in said
+    assert said.startswith("train.py takes no options of argparse or click\n")  # Hydra, Fire and others may take some
 
 
 def test_nothing_of_the_script_runs_and_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -188,6 +192,33 @@ import click, torch
 @click.option("--out", required=True)
 def main(data, more, split, out): ...
 """
+HF_ARGUMENTS = """
+from dataclasses import dataclass, field
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(metadata={"help": "which"})
+    cache_dir: str = field(default=None)
+    revision: str = "main"
+@dataclass
+class Unused:
+    nothing: str
+@dataclass
+class Own(TrainingArguments):
+    out: str
+parser = HfArgumentParser((ModelArguments, CLASS))
+Trainer()
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_trainer", "flags"), [("Own", True), ("TrainingArguments", True), ("Data", False), ("classes", True)]
+)
+def test_arguments_of_hf_parsers(of_trainer: str, flags: bool, tmp_path: Path) -> None:
+    """Fields without a default were not named, and TrainingArguments were taken for granted: the script's usage."""
+    facts = script_facts(written(tmp_path, HF_ARGUMENTS.replace("CLASS", of_trainer)))
+    assert facts.required == ("--model_name_or_path", *(["--out"] if of_trainer == "Own" else []))
+    assert ("--learning_rate" in [option.flag for option in facts.options]) == bool(facts.fixed) == flags
 
 
 @pytest.mark.parametrize(("source", "named"), [(REQUIRING, "data, --out-dir"), (CLICKED, "data, --out")])
@@ -211,3 +242,256 @@ def test_a_time_of_several_steps_is_no_time_of_a_step(told: str, tmp_path: Path)
     facts = script_facts(script)
     assert facts.measure == "lines" and facts.pattern is not None
     assert list(re.compile(facts.pattern).groupindex) == ["step", "loss"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        (r"\rstep {i} loss {loss:.3f} {dt * 1e3:.1f} ms\n", "step 7 loss 0.5 12.0 ms"),
+        (r"\nstep {i} loss {loss:.3f}\n  lr {lr} in {took:.2f} s\n", "step 7 loss 0.5"),
+        (r"\033[92mstep {i}\033[0m loss {loss:.3f}", "step 7 loss 0.5"),
+        (r"epoch {e}\tstep {i}\tloss {loss:.3f} ", "epoch 1\tstep 7\tloss 0.5"),
+        (r"step {i:<6d}| loss {loss:<9.4f}| tok/s {rate:<6.1f}k |", "step 7     | loss 0.5000   | tok/s 8.1   k |"),
+    ],
+)
+def test_lines_are_matched_as_they_are_read(printed: str, line: str, tmp_path: Path) -> None:
+    """Ends of lines and colours were part of the pattern: no line matched, or the study was refused."""
+    script = written(tmp_path, f'import torch\nfor i in range(9):\n    sys.stdout.write(f"{printed}")')
+    assert init_study(script, tmp_path / "study.yaml", 2, None) == 0
+    found = re.search(load_study(tmp_path / "study.yaml").workload.model_dump()["lines"]["pattern"], line)
+    assert found is not None and found["step"] == "7" and number(found["loss"]) == 0.5
+    assert "units_per_second" not in found.groupdict() or number(found["units_per_second"]) == 8100
+
+
+def test_a_line_whose_colour_is_inserted_is_no_source_of_steps(tmp_path: Path) -> None:
+    script = written(tmp_path, r"""for i in range(9): print(f"\033[{colour}mstep {i} took {t:.2f} s")""")
+    assert script_facts(script).measure == "wall"
+
+
+NANO_GPT = """
+import torch
+while True:
+    if iter_num % eval_interval == 0 and master_process:
+        print(f"step {iter_num}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
+        print(f"saving checkpoint at step {iter_num}")
+    if iter_num % log_interval == 0 and master_process:
+        lossf = loss.item()
+        print(f"iter {iter_num}: loss {lossf:.4f}, time {dt*1000:.2f}ms, mfu {running_mfu*100:.2f}%")
+"""
+IN_A_FUNCTION = """
+import torch
+def report(step, loss):
+    print(f"[{step + 1}/{steps}] loss {loss:.4f} tok/s {rate:,.0f}")
+for epoch in range(9):
+    evaluate()
+    print(f"[{step}/{steps}] eval loss {loss:.4f}")
+    for batch in loader:
+        report(step, loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "groups"),
+    [
+        (NANO_GPT, "iter 250: loss 2.3000, time 12.30ms, mfu 1.20%",
+         {"step": "250", "loss": "2.3000", "step_seconds": "12.30"}),
+        (IN_A_FUNCTION, "[10/90] loss 2.3000 tok/s 8,123",
+         {"step": "10", "loss": "2.3000", "units_per_second": "8,123"}),
+        ("for i in r: print(f'Epoch {e} Batch {i}/{n} time {t:.2f}s')", "Epoch 1 Batch 20/90 time 0.50s",
+         {"step": "20", "step_seconds": "0.50"}),
+        ("for i in r: print(f'batch {args.batch_size} time {t:.2f}s')", "batch 8 time 0.50s", {"step_seconds": "0.50"}),
+    ],
+    ids=["nanoGPT", "function", "batch", "size"],
+)  # fmt: skip
+def test_lines_of_training_steps_are_chosen(source: str, line: str, groups: dict[str, str], tmp_path: Path) -> None:
+    """Of nanoGPT, the losses of its evaluations were; lines that number a step without the word had one step each."""
+    facts = script_facts(written(tmp_path, source))
+    assert facts.pattern is not None
+    found = re.search(facts.pattern, line)
+    assert found is not None and found.groupdict() == groups
+
+
+OPTIONS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=32)
+parser.add_argument("--seq-len", type=int, default=128)
+"""
+EPOCHS = (
+    OPTIONS
+    + """
+for epoch in range(args.epochs):
+    for batch in loader: train(batch)
+    print(f"Epoch {epoch + 1}/{args.epochs}: loss {loss:.4f}, time {time.time() - began:.2f}s")
+"""
+)
+STEPS_OF_EPOCHS = EPOCHS.replace("train(batch)", "print(f'tok/s {rate:.0f} loss {loss:.3f}')")
+SUMMARY = (
+    OPTIONS
+    + """
+for step in range(90): train(step)
+print(f"training took {time.time() - began:.2f} s")
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "per", "steps", "said"),
+    [
+        (OPTIONS, "run", None, "the whole run is timed"),
+        (EPOCHS, "epoch", 3, "epochs are read from its lines"),
+        (SUMMARY, "run", None, "the whole run is read from a line"),
+        (STEPS_OF_EPOCHS, "step", 30, "steps are read from its lines"),
+    ],
+    ids=["wall", "epoch", "summary", "step"],
+)
+def test_a_whole_run_or_epoch_is_no_batch(
+    source: str, per: str, steps: int | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Throughput counted the tokens of one batch for all of it: a thousandth of what was trained."""
+    assert init_study(written(tmp_path, source), tmp_path / "study.yaml", 2, None) == 0
+    assert said in capsys.readouterr().out
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert (work["stop_after"] or {}).get("steps") == steps
+    text = (tmp_path / "study.yaml").read_text()
+    if per == "step":
+        assert work["tokens_per_step"] == "{micro_batch_size} * {sequence_length} * {dp}"
+        assert "Throughput counts" not in text
+    else:
+        assert (work["items_per_step"], work["unit"]) == ("{dp}", per) and work["tokens_per_step"] is None
+        assert f"# Throughput counts {per}s, one of each rank." in text
+
+
+@pytest.mark.parametrize(
+    ("told", "unit"),
+    [
+        ("step(tokens=batch.numel(), loss=loss)", "token"),
+        ("rankwise_probe.step(tokens=9)", "token"),
+        ("step(9)", "token"),
+        ("step(tokens=len(batch), loss=loss)", "sample"),
+        ("step(tokens=args.batch_size * args.seq_len)", "token"),
+    ],
+)
+def test_tokens_that_a_script_passes_to_the_probe_are_counted(told: str, unit: str, tmp_path: Path) -> None:
+    """A number of batches was stated in the study, which counts in their place."""
+    script = written(tmp_path, f"import torch, rankwise_probe\nfor batch in loader: {told}")
+    init_study(script, tmp_path / "study.yaml", 2, None)
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert (work["items_per_step"], work["tokens_per_step"], work["unit"]) == (None, None, unit)
+    init_study(
+        written(tmp_path, "import torch, rankwise_probe\nscheduler.step(9); step()"), tmp_path / "without.yaml", 2, None
+    )
+    assert load_study(tmp_path / "without.yaml").workload.model_dump()["unit"] == "batch"
+
+
+@pytest.mark.parametrize(
+    ("code", "timed"),
+    [
+        ("for i in r:\n began = time.time()\n PRINT(time.time() - began)", True),
+        ("for i in r:\n t1 = time.time()\n dt = t1 - began\n began = t1\n if i % 10 == 0: PRINT(dt)", True),
+        ("for i in r:\n if rank == 0: began = time.time()\n if rank == 0: PRINT(time.time() - began)", True),
+        ("for i in r:\n if i % 10 == 0:\n  PRINT((time.time() - began) / 10)\n  began = time.time()", True),
+        ("began = time.time()\nfor i in r: PRINT(time.time() - began)", False),
+        ("began = time.perf_counter()\nfor i in r:\n took = time.perf_counter() - began\n PRINT(took)", False),
+        ("for e in r:\n began = time.time()\n for i in r: PRINT(1000 * (time.time() - began))", False),
+        (
+            "began = time.time()\nfor i in r:\n if i % 10 == 0:\n  PRINT(time.time() - began)\n  began = time.time()",
+            False,
+        ),
+        ("for i in r:\n if i == 5: began = time.time()\n PRINT(time.time() - began)", False),
+    ],
+)
+def test_a_time_is_that_of_a_step_where_each_starts_its_clock(code: str, timed: bool, tmp_path: Path) -> None:
+    """The time since the start of the script, or of the ten steps between two lines, was that of one."""
+    source = re.sub(r"PRINT\((.*)\)", r'print(f"step {i} loss {loss:.3f} time {\1:.2f} s")', code)
+    facts = script_facts(written(tmp_path, source))
+    assert facts.measure == "lines" and facts.pattern is not None
+    assert ("step_seconds" in re.compile(facts.pattern).groupindex) == timed
+
+
+@pytest.mark.parametrize("told", ["it/s {x:.1f}", "steps_per_sec={x}", "iter/s: {x}", "flops_per_sec {x}"])
+def test_a_rate_of_steps_is_none_of_tokens(told: str, tmp_path: Path) -> None:
+    facts = script_facts(written(tmp_path, f"for i in r: print(f'step {{i}} {told}')"))
+    assert facts.pattern is not None and list(re.compile(facts.pattern).groupindex) == ["step"]
+
+
+def test_modules_that_a_script_imports_are_copied_with_it(tmp_path: Path) -> None:
+    """The first run ended with ModuleNotFoundError."""
+    folder = tmp_path / "src"
+    (folder / "utils").mkdir(parents=True)
+    (folder / "model.py").write_text("import layers, torch")
+    (folder / "layers.py").write_text("import model")
+    (folder / "unused.py").write_text("")
+    assert script_facts(written(folder, "from layers import Net")).launcher == "torchrun"  # torch is the model's
+    assert script_facts(written(folder, "import unused")).launcher == "none"
+    (folder / "data").mkdir()  # no package
+    (folder / "utils" / "io.py").write_text("from . import names")
+    script = written(folder, "import torch, data\nfrom model import GPT\nimport utils.io as io")
+    init_study(script, tmp_path / "study.yaml", 2, None)
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert work["inputs"] == ("src/train.py", "src/layers.py", "src/model.py", "src/utils")
+    assert work["command"] == ("src/train.py",)
+    (tmp_path / "elsewhere").mkdir()
+    init_study(script, tmp_path / "elsewhere" / "study.yaml", 2, None)
+    work = load_study(tmp_path / "elsewhere" / "study.yaml").workload.model_dump()
+    assert work["inputs"] == tuple(str(folder / name) for name in ("train.py", "layers.py", "model.py", "utils"))
+    assert work["command"] == ("train.py",)
+
+
+@pytest.mark.parametrize("at", ["here", "outside"])
+def test_a_script_with_relative_imports_is_started_as_part_of_its_package(at: str, tmp_path: Path) -> None:
+    """It ended with `attempted relative import with no known parent package`."""
+    package = tmp_path / "mine"
+    (package / "cli").mkdir(parents=True)
+    for name in ("__init__.py", "model.py", "cli/__init__.py"):
+        (package / name).write_text("import helper" if name == "model.py" else "")
+    (tmp_path / "helper.py").write_text("")
+    script = written(package / "cli", OPTIONS + "from ..model import Net\n")
+    (tmp_path / "outside").mkdir()
+    study = (tmp_path if at == "here" else tmp_path / "outside") / "study.yaml"
+    init_study(script, study, 2, None)
+    work = load_study(study).workload.model_dump()
+    assert work["command"][:4] == ("python", "-m", "mine.cli.train", "--batch-size")
+    names = ("mine", "helper.py")
+    assert work["inputs"] == (names if at == "here" else tuple(str(tmp_path / name) for name in names))
+
+
+SUBPARSERS = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int, default=0)
+commands = parser.add_subparsers(dest="command", required=True)
+common = argparse.ArgumentParser(add_help=False)
+common.add_argument("--block-size", type=int, default=8)
+one = commands.add_parser("evaluate")
+one.add_argument("checkpoint")
+one = commands.add_parser("train", parents=[common])
+sizes = one.add_argument_group("sizes")
+sizes.add_argument("--batch-size", type=int, default=8)
+one.add_argument("--out", required=True)
+"""
+GROUP = """
+import click, torch
+@click.group()
+@click.option("--seed", default=0)
+def cli(seed): ...
+@cli.command()
+@click.argument("checkpoint")
+def evaluate(checkpoint): ...
+@cli.command("train")
+@click.option("--batch-size", default=8)
+@click.option("--out", required=True)
+def training(batch_size, out): ...
+"""
+
+
+@pytest.mark.parametrize("source", [SUBPARSERS, GROUP], ids=["argparse", "click"])
+def test_of_subcommands_one_is_measured(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command was without any, its options those of all: the first run ended with the script's usage."""
+    init_study(written(tmp_path, source), tmp_path / "study.yaml", 2, None)
+    said = capsys.readouterr().out
+    assert "train.py train takes --seed, --batch-size, --out\n" in said and "add a value of --out to" in said
+    work = load_study(tmp_path / "study.yaml").workload.model_dump()
+    assert work["command"] == ("train.py", "--seed", "{repeat}", "train", "--batch-size", "{micro_batch_size}")
+    text = (tmp_path / "study.yaml").read_text()
+    assert "# Of the script's commands (evaluate, train), train is measured.\n" in text
