@@ -68,7 +68,8 @@ def test_files_of_the_root_and_the_commit_are_in_the_wheel(wheel: Path) -> None:
 def test_a_wheel_from_the_source_distribution_has_the_same_files_and_commit(wheel: Path, tmp_path: Path) -> None:
     """`python -m build` and `uv build` make the wheel so."""
     with tarfile.open(build("sdist", ROOT, tmp_path / "sdist")) as archive:
-        archive.extractall(tmp_path / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(build("wheel", unpacked, tmp_path / "again")) as other:
         assert sorted(one.namelist()) == sorted(other.namelist())

@@ -50,7 +50,10 @@ def _unpack(archive: tarfile.TarFile, folder: Path, name: str) -> None:
         if not member.isreg() or inside.is_absolute() or ".." in inside.parts:
             raise ValueError(f"inputs: {name}: {printable(member.name, 200)}: no file inside the folder")
     # Python has filters since 3.11.4; Debian 12 has 3.11.2.
-    archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+    else:
+        archive.extractall(folder)
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
