@@ -30,7 +30,7 @@ from configs.hardware.catalog_layers import (
 )
 from configs.hardware.catalog_rows import FORMATS, TABLES, AcceleratorRow, CpuRow, InstanceRow, LinkRow
 from configs.hardware.hardware import Accelerator, AcceleratorKind, Link, Machine, NumberFormat
-from configs.hardware.prices import Offer, Price, machine_parts, read_catalog, target_prices
+from configs.hardware.prices import Offer, Price, machine_parts, read_catalog, refreshed_offers, target_prices
 from configs.targets.target import LocalTarget
 
 HOME_REGIONS = {"aws": "us-east-1", "gcp": "us-central1", "azure": "eastus"}
@@ -274,9 +274,7 @@ def catalog(cache: Path | None = None, own: Path | None = None, assignments: Seq
     mine: Offers = ()
     if cache is not None:
         tables = laid_over(tables, read_tables(cache / "catalog", "refreshed"))
-        prices = cache / "catalog" / "prices.csv"
-        refreshed = read_catalog(prices) if prices.exists() else ()
-        listed = (*(("refreshed", offer) for offer in refreshed), *listed)
+        listed = (*(("refreshed", offer) for offer in refreshed_offers(cache)), *listed)
     if own is not None:
         from configs.common.base import WrongArgument
         from configs.hardware.catalog_file import read_catalog_file

@@ -119,7 +119,13 @@ def _read_table(path: Path, table: str, layer: CatalogLayer) -> CatalogTable:
         return {}
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
-    rows = csv.DictReader(text.splitlines())
+    rows = csv.DictReader(
+        text.splitlines(), strict=True
+    )  # else a quote that is never closed swallows all rows after it
+    try:
+        listed = [(rows.line_num, row) for row in rows]
+    except csv.Error as error:
+        raise ValueError(f"{path}: not a CSV file ({error})") from error
     columns = list(rows.fieldnames or ())
     allowed = ["name", *TABLES[table].model_fields]
     for column in columns:
@@ -129,8 +135,8 @@ def _read_table(path: Path, table: str, layer: CatalogLayer) -> CatalogTable:
     if missing:
         raise ValueError(f"{path}: missing column {missing[0]!r}")
     found: CatalogTable = {}
-    for row in rows:
-        where = f"{path}, line {rows.line_num}"
+    for line, row in listed:
+        where = f"{path}, line {line}"
         if None in row or None in row.values():
             raise ValueError(f"{where}: expected {len(columns)} fields, as in the first line")
         name = row.pop("name").strip()

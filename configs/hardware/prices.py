@@ -207,8 +207,16 @@ def listed_offers(cache: Path) -> tuple[Offer, ...]:
 
     Raises as `read_catalog`.
     """
-    refreshed = cache / "catalog" / CATALOG.name
-    return (*(read_catalog(refreshed) if refreshed.exists() else ()), *read_catalog())
+    return (*refreshed_offers(cache), *read_catalog())
+
+
+def refreshed_offers(cache: Path) -> tuple[Offer, ...]:
+    """The offers that `rankwise catalog refresh` keeps in the user's cache folder. Raises as `read_catalog`."""
+    path = cache / "catalog" / CATALOG.name
+    try:
+        return read_catalog(path) if path.exists() else ()
+    except ValueError as error:
+        raise ValueError(f"{error}. Remove the file to fetch it again") from error
 
 
 @lru_cache(maxsize=4)
@@ -217,11 +225,15 @@ def _read_catalog(path: Path, changed_ns: int, size: int) -> tuple[Offer, ...]:
     offers: list[Offer] = []
     seen: set[tuple[str, str, str]] = set()
     with io.StringIO(read_text(path, PLAN_BYTES), newline="") as file:
-        rows = csv.DictReader(file)
+        rows = csv.DictReader(file, strict=True)  # else a quote that is never closed swallows all the rows after it
+        try:
+            listed = [(rows.line_num, row) for row in rows]
+        except csv.Error as error:
+            raise ValueError(f"{path}: not a CSV file ({error})") from error
         if tuple(rows.fieldnames or ()) != CATALOG_COLUMNS:
             raise ValueError(f"{path}: columns are {rows.fieldnames}; expected {', '.join(CATALOG_COLUMNS)}")
-        for row in rows:
-            where = f"{path}, line {rows.line_num}"
+        for line, row in listed:
+            where = f"{path}, line {line}"
             if None in row or not all(row.values()):
                 raise ValueError(f"{where}: expected exactly the columns {', '.join(CATALOG_COLUMNS)}")
             place = (row["machine"], row["region"], row["market"])

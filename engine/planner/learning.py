@@ -20,7 +20,7 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from configs.common.base import Frozen, content_hash
-from configs.common.files.reading import TEXT_BYTES, parse_json, read_bytes
+from configs.common.files.reading import TEXT_BYTES, parse_json, read_bytes, read_tail
 from configs.hardware.calibration import Fingerprint
 from configs.hardware.hardware import Machine
 from configs.spec.cell import Cell
@@ -82,8 +82,10 @@ def remember(known: Known, path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"config": digest, "json": config}) for digest, config in configs.items()]
     lines += [experience.model_dump_json() for experience in new]
+    # What a crash or a full disk has cut costs no line but its own.
+    cut = path.exists() and read_tail(path, 1) not in ("", "\n")
     with path.open("a", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in lines))
+        file.write("\n" * cut + "".join(f"{line}\n" for line in lines))
     return len(new)
 
 

@@ -6,9 +6,11 @@
 A file of a newer schema stops the run, because one folder must not mix two schemas.
 """
 
+import os
 import shutil
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from typing import get_args
 
@@ -105,8 +107,9 @@ def set_aside(run: RunPaths, path: Path, reason: str) -> str:
     for damaged in (path, path.with_suffix(".npz")):
         if damaged.exists():
             name = f"{damaged.parent.name}--{damaged.name}"
-            taken = sum(1 for other in run.set_aside.iterdir() if other.name.startswith(name))
-            shutil.move(damaged, run.set_aside / (f"{name}.{taken}" if taken else name))
+            # To look through the folder for each of its files takes minutes where thousands are damaged.
+            names = chain([name], (f"{name}.{number}" for number in count(1)))
+            shutil.move(damaged, next(path for path in map(run.set_aside.joinpath, names) if not os.path.lexists(path)))
     shown = printable(reason.replace(f"{path}: ", "").replace(f"{run.folder}/", ""), 300)
     return f"{path.relative_to(run.folder)} is unreadable and was moved to set_aside/: {shown}"
 

@@ -154,13 +154,17 @@ def _rank_problems(plan: Plan) -> list[str]:
     """Of local targets: those of a cluster were held against its nodes when the cells were made."""
     problems = []
     targets = {target.name: target for target in plan.targets}
+    holds: dict[tuple[str, int], int] = {}  # not asked for each cell: the driver of GPUs may take a second to start
     for experiment in plan.experiments:
         for point in experiment.points:
             cell = plan.cells[point.cell]
             target, ranks = targets[cell.target], cell.layout.ranks
             if not isinstance(target, LocalTarget):
                 continue
-            held = local_ranks(target, cell.cores_per_rank)
+            asked = target.name, cell.cores_per_rank
+            if asked not in holds:
+                holds[asked] = local_ranks(target, cell.cores_per_rank)
+            held = holds[asked]
             if ranks > held:
                 problems.append(
                     f"experiments.{experiment.name} at {point.label}: {ranks} ranks, but target {target.name} "
@@ -223,11 +227,11 @@ def _memory_problems(plan: Plan) -> list[str]:
     On GPUs that is the memory of as many of them as the cell has ranks, else what is free of the machine's.
     """
     local = {target.name: local_devices(target) for target in plan.targets if isinstance(target, LocalTarget)}
-    sizes = _sizes(plan)
+    sizes, free = _sizes(plan), host_memory_available()
     problems = {}
     for cell in plan.cells.values():
         needed = _weight_bytes(cell, sizes) if cell.target in local else None
-        available, where = _available(local.get(cell.target, ()), cell.layout.ranks)
+        available, where = _available(local.get(cell.target, ()), cell.layout.ranks, free)
         if needed is not None and available is not None and needed > available:
             problems[cell.model, cell.layout.dp] = (
                 f"model {cell.model} on {cell.layout}: the weights require {needed / 2**30:.1f} GiB, "
@@ -264,10 +268,13 @@ def _cluster_device(target: ClusterTarget) -> Accelerator | None:
         return None
 
 
-def _available(devices: Sequence[LocalAccelerator], ranks: int) -> tuple[int | None, str]:
-    """Bytes for the ranks of a cell, None where a driver does not say, and whose: nothing, or ` on 2 x NVIDIA A10G`."""
+def _available(devices: Sequence[LocalAccelerator], ranks: int, free: int) -> tuple[int | None, str]:
+    """Bytes for the ranks of a cell, None where a driver does not say, and whose: nothing, or ` on 2 x NVIDIA A10G`.
+
+    free: of the machine's memory, which ranks without devices have.
+    """
     if not devices:
-        return host_memory_available(), ""
+        return free, ""
     used = devices[:ranks]
     sizes = [device.memory_bytes for device in used if device.memory_bytes is not None]
     return (sum(sizes) if len(sizes) == len(used) else None), f" on {device_text(used)}"

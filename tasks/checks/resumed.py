@@ -11,6 +11,7 @@ report would say that it is.
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from configs.common.files.reading import PLAN_BYTES, read_model
@@ -19,6 +20,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.records.record import read_record
 from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
 from configs.workloads import descriptor_of
 from configs.workloads.prompted import PromptedWorkload
@@ -43,31 +45,44 @@ def check_rules(plan: Plan, before: Plan | None, run: RunPaths) -> None:
     """
     if before is None:
         return
+    rules_of = cache(partial(_rules_of, run))  # of each job once: its file holds all cells that it measured
     problems = [
         f"measuring.{rule.field}: got {got}, but {run.folder} was measured with {said}, {rule.why}. "
         f"Keep {said}, or use another folder with --runs"
         for rule in _RULES
         for got in [getattr(plan.measuring, rule.field)]
-        for said in _others(rule, got, plan, before, run)[:1]
+        for said in _others(rule, got, plan, before, run, rules_of)[:1]
     ]
     if problems:
         raise StudyError(problems)
 
 
-def _others(rule: _Rule, got: object, plan: Plan, before: Plan, run: RunPaths) -> list[object]:
-    """Other values of a rule, with which records were made that the plan goes on with."""
+def _others(
+    rule: _Rule, got: object, plan: Plan, before: Plan, run: RunPaths, rules_of: Callable[[str], Measuring | None]
+) -> list[object]:
+    """Other values of a rule, with which records were made that the plan goes on with. rules_of: a job, by its name."""
     said = getattr(before.measuring, rule.field)
     found = [said] if got != said and _kept(rule, plan, before, run) else []
     # A cell that the study had lost and has again was measured by the rules of a plan before the earlier one.
     again = [key for key, cell in plan.cells.items() if key not in before.cells and rule.shapes(cell)]
-    return found + [made for key in again for made in _made_with(rule, run, run.records / key) if made != got]
+    return found + [made for key in again for made in _made_with(rule, run.records / key, rules_of) if made != got]
 
 
-def _made_with(rule: _Rule, run: RunPaths, records: Path) -> Iterator[object]:
+def _made_with(rule: _Rule, records: Path, rules_of: Callable[[str], Measuring | None]) -> Iterator[object]:
     """The values of a rule in the jobs that made the records of a cell, as far as these can be read."""
     for path in records.glob(rule.records):
         with suppress(OSError, ValueError):
-            yield getattr(read_model(run.job(read_record(path).job).job, Job, PLAN_BYTES).measuring, rule.field)
+            rules = rules_of(read_record(path).job)
+            if rules is not None:
+                yield getattr(rules, rule.field)
+
+
+def _rules_of(run: RunPaths, job: str) -> Measuring | None:
+    """The rules of a job; None where it cannot be read."""
+    try:
+        return read_model(run.job(job).job, Job, PLAN_BYTES).measuring
+    except (OSError, ValueError):
+        return None
 
 
 def _kept(rule: _Rule, plan: Plan, before: Plan, run: RunPaths) -> bool:

@@ -63,7 +63,8 @@ class Store:
 
     def damaged(self) -> dict[str, str]:
         """Return what is wrong with files that cannot be read, by the deployment's name: the others go on."""
-        return {name: str(one) for name, one in self._files().items() if not isinstance(one, Deployment)}
+        found = {name: str(one) for name, one in self._files().items() if not isinstance(one, Deployment)}
+        return {name: str(one) for name, one in self._events().items() if isinstance(one, Exception)} | found
 
     def _files(self) -> dict[str, Deployment | Exception]:
         found: dict[str, Deployment | Exception] = {}
@@ -87,21 +88,34 @@ class Store:
     def unfinished(self) -> list[str]:
         """Return names of deployments whose process died between the first start and the end.
 
-        One that serves is finished, whatever became of a later rollout: its servers go on.
+        One that serves is finished, whatever became of a later rollout: its servers go on. One whose ledger cannot be
+        read is damaged.
         """
         found = []
+        for name, last in self._events().items():
+            folder = self.data / "deployments" / name
+            serves = (folder / "deployment.json").exists() and last != "undeploying"
+            if not isinstance(last, Exception) and not serves and last not in ("deployed", "undeployed"):
+                found += [name] if _is_free(folder) else []
+        return found
+
+    def _events(self) -> dict[str, str | Exception]:
+        """The last event of each deployment's ledger, or why it cannot be read."""
+        found: dict[str, str | Exception] = {}
         for path in sorted((self.data / "deployments").glob("*/ledger.jsonl")):
-            entries = read_entries(path)
-            last = entries[-1]["event"] if entries else "undeployed"
-            serves = (path.parent / "deployment.json").exists() and last != "undeploying"
-            if not serves and last not in ("deployed", "undeployed") and _is_free(path.parent):
-                found.append(path.parent.name)
+            try:
+                entries = read_entries(path)
+            except (OSError, ValueError) as error:
+                found[path.parent.name] = error
+            else:
+                found[path.parent.name] = str(entries[-1]["event"]) if entries else "undeployed"
         return found
 
 
 def _is_free(folder: Path) -> bool:
+    """Whether no command is at work on a deployment; one that this user may not write is left to its owner."""
     try:
         with open_ledger(folder):
             return True
-    except ValueError:
+    except (OSError, ValueError):
         return False

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from configs.common.files.reading import reason_of
 from configs.common.secrets import redacted
 from tasks.providers.leases import (
     SETTLED_SECONDS,
@@ -202,9 +203,16 @@ def remove_expired(
     """Remove what has expired or whose run has died; with `everything` all that bears our tags."""
     found, problems = find_everything(providers)
     sweep = ReapResult(problems=problems)
+    unread: dict[str, None] = {}
     for resource in _with_last_ends(found):
-        reason = why_doomed(resource, rented, everything, time.time())
+        try:
+            reason = why_doomed(resource, rented, everything, time.time())
+        except (OSError, ValueError) as error:  # of this run's ledger: what others have left is removed nevertheless
+            where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+            unread[f"run {resource.run}: whether it has ended is not known: {where}{reason_of(error)}"] = None
+            reason = None
         (sweep.kept if reason is None else sweep.doomed).append((resource, reason or _why_kept(resource)))
+    sweep.problems += unread
     if dry_run:
         return sweep
     by_name = {provider.name: provider for provider in providers}

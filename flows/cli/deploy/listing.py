@@ -90,8 +90,11 @@ def _health(store: Store, deployment: Deployment, now: float) -> str:
         return "expired"
     try:
         key = read_text(Path(deployment.key_file), 4096).strip()
-    except OSError:
+        key.encode("ascii")  # else no header can hold it
+    except FileNotFoundError:
         return "token missing"
+    except (OSError, ValueError):
+        return "token unreadable"
     return "ready" if is_ready(deployment.url, key) else "not ready"
 
 

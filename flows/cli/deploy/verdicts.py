@@ -13,6 +13,7 @@ from tasks.checks.verification_inputs import VerificationSpec
 from tasks.deployment.bundles import Judge, resolved_model
 
 _NEW_TOKENS, _POSITIONS = 16, 256
+_KEPT = ("agrees", "defect")
 _turn = threading.Lock()
 """Several targets of one command verify a model once."""
 
@@ -28,17 +29,26 @@ def judged_by_transformers(data: Path) -> Judge:
         key = content_hash({"identity": identity, "layout": layout.model_dump(), "dtype": dtype})
         path = data / "verdicts" / f"{key}.json"
         with _turn:
-            if path.exists():
-                known = read_json_object(path)
-                return str(known["verdict"]), str(known["reason"])
+            if (known := _known(path)) is not None:
+                return known
             spec = VerificationSpec(
                 model=model, layout=layout, dtype=dtype, new_tokens=_NEW_TOKENS, positions=_POSITIONS
             )
             with tempfile.TemporaryDirectory(prefix="rankwise-verify-") as folder:
                 outcome, _, _ = verified(VerificationRequest(asked=spec), RunPaths(Path(folder)))
-            if outcome.verdict in ("agrees", "defect"):
+            if outcome.verdict in _KEPT:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, json.dumps({"verdict": outcome.verdict, "reason": outcome.reason}))
             return outcome.verdict, outcome.reason
 
     return judge
+
+
+def _known(path: Path) -> tuple[str, str] | None:
+    """The verdict and its reason that a file keeps; None without one that can be read: it is found again."""
+    try:
+        kept = read_json_object(path)
+        verdict, reason = kept["verdict"], kept["reason"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return (verdict, str(reason)) if verdict in _KEPT else None

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from configs.hardware.catalog import catalog
 from configs.hardware.price_file import read_price_file
-from configs.hardware.prices import CATALOG, CATALOG_COLUMNS, Offer, Price, read_catalog, target_prices
+from configs.hardware.prices import CATALOG, CATALOG_COLUMNS, Offer, Price, listed_offers, read_catalog, target_prices
 from configs.plans.paths import RunPaths
 from configs.spec.study import StudyError, load_study
 from configs.targets.rented import RentedTarget
@@ -144,6 +145,31 @@ def test_a_catalog_with_a_doubtful_row_is_refused(tmp_path: Path, row: str, prob
     with pytest.raises(ValueError, match=r"prices\.csv") as caught:
         read_catalog(path)
     assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [2, 5000])
+def test_a_refreshed_catalog_with_a_quote_that_is_never_closed_is_refused(tmp_path: Path, rows: int) -> None:
+    """All rows after it would be text of its own row, and beyond 128 KiB of that csv raises an error of its own."""
+    path = tmp_path / "catalog" / "prices.csv"
+    path.parent.mkdir()
+    lines = [f"aws/m{row},us-east-1,on_demand,1.25,2026-01-01,https://a.b/list" for row in range(rows)]
+    lines[1] = lines[1].replace("https", '"https')
+    path.write_text("\n".join([",".join(CATALOG_COLUMNS), *lines, ""]))
+    with pytest.raises(ValueError, match=r"prices\.csv: not a CSV file \(.*\)\. Remove the file to fetch it again"):
+        listed_offers(tmp_path)
+    with pytest.raises(ValueError, match=r"prices\.csv: not a CSV file"):
+        catalog(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [2, 5000])
+def test_a_refreshed_table_with_a_quote_that_is_never_closed_is_refused(tmp_path: Path, rows: int) -> None:
+    path = tmp_path / "catalog" / "links.csv"
+    path.parent.mkdir()
+    lines = [f"link{row},2026-01-01,https://a.b/a-page-on-the-link,1e9" for row in range(rows)]
+    lines[1] = lines[1].replace("https", '"https')
+    path.write_text("\n".join(["name,as_of,source,bytes_per_second", *lines, ""]))
+    with pytest.raises(ValueError, match=r"links\.csv: not a CSV file"):
+        catalog(tmp_path)
 
 
 STUDY = """

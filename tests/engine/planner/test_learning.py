@@ -120,6 +120,18 @@ def test_a_line_cut_short_by_a_crash_costs_that_line_only(tmp_path: Path) -> Non
     assert read_experiences(tmp_path / "none.jsonl") == Known()
 
 
+def test_what_comes_after_a_line_cut_short_is_kept(tmp_path: Path) -> None:
+    """It was written behind the rest of that line: the model's configuration, and with it all of its cells."""
+    path = experience_path(tmp_path, this_fingerprint())
+    remember(known(measured(cell_of(1), 1.1)), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40])  # of the first line, which holds the configuration
+    assert remember(known(measured(cell_of(1), 1.1), measured(cell_of(2), 1.1)), path) == 2
+    found = read_experiences(path)
+    assert len(found.experiences) == 2 and found.configs == {config_hash(CONFIG): CONFIG}
+    assert learner_from(found, lambda _: HERE) is not None
+
+
 def test_sources_are_joined_by_date() -> None:
     old, new = measured(cell_of(1), 1.1, "2026-01-01"), measured(cell_of(1), 1.2, "2026-03-01")
     for order in ((old, new), (new, old)):

@@ -1,6 +1,7 @@
 """What machines have against what a plan needs: this machine's own, and what a study of a cluster asks of none here."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,32 @@ def test_ranks_of_this_machine_are_counted_by_its_gpus(tmp_path: Path) -> None:
     ]
     with pytest.raises(StudyError, match=r"8 ranks, but target here holds 2 \(2 cores, 1 per rank\)"):
         check_resources(plan_of({"name": "here", "device": "cpu"}, experiments=grid), tmp_path)
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_the_machine_is_not_asked_for_each_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str | None
+) -> None:
+    """A driver takes up to a second to start, and a study may have ten thousand cells."""
+    asked: list[object] = []
+
+    def answering(value: object) -> Callable[..., object]:
+        def answer(*_: object) -> object:
+            asked.append(value)
+            return value
+
+        return answer
+
+    monkeypatch.setattr("engine.planner.local.local_accelerators", answering(()))
+    monkeypatch.setattr("engine.planner.local.usable_cores", answering(2))
+    monkeypatch.setattr("tasks.checks.machine.host_memory_available", answering(2**40))
+    counts = []
+    for cells in (2, 50):
+        asked.clear()
+        grid = {"grid": {"kind": "sweep", "over": {"items": list(range(1, cells + 1))}}}
+        check_resources(plan_of({"name": "here", "device": device}, experiments=grid), tmp_path)
+        counts.append(len(asked))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.usefixtures("eight_gpus")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.common.files.reading import read_model
 from configs.plans.job import Job, Measurement
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
@@ -76,3 +77,22 @@ def test_a_job_that_a_killed_run_left_keeps_the_rules_that_it_measures_with(tmp_
     run.job("0001-timed-a").job.write_text(timed)
     collected_marker(run, "0001-timed-a").touch()
     check_rules(after, before, run)
+
+
+def test_the_job_of_many_cells_that_come_back_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file holds all of its cells: read for each of their records, the time grew with the square of the cells."""
+    plan = planned(STUDY.replace("[1, 2]", str(list(range(1, 21)))))
+    run = write_plan(tmp_path / "run", plan)
+    cells = list(plan.cells.values())
+    write_job(run, "j0", cells[0])
+    for cell in cells[1:]:
+        write_record(run, cell, 0)
+    read: list[Path] = []
+
+    def counted(path: Path, model: type[Job], max_bytes: int) -> Job:
+        read.append(path)
+        return read_model(path, model, max_bytes)
+
+    monkeypatch.setattr("tasks.checks.resumed.read_model", counted)
+    check_rules(under(plan, 20, warmup=1), under(plan, 1, warmup=1), run)
+    assert read == [run.job("j0").job]

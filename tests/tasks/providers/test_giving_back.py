@@ -97,6 +97,30 @@ def test_what_was_extended_while_others_were_removed_is_kept(tmp_path: Path) -> 
     assert [each.run for each, _ in swept.doomed] == ["a"] and [each.run for each, _ in swept.kept] == ["b"]
 
 
+@pytest.mark.parametrize("refusal", ["folder", "permission"])
+def test_a_ledger_that_cannot_be_read_keeps_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """As that of nodes that were rented with sudo: other runs' nodes stayed up, and were paid for."""
+    ledger = tmp_path / "damaged" / "ledger.jsonl"
+    ledger.mkdir(parents=True)
+    if refusal == "permission":  # root may read anything
+        read = leases.read_entries
+
+        def refused(path: Path) -> list[dict[str, Any]]:
+            if path == ledger:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return read(path)
+
+        monkeypatch.setattr(leases, "read_entries", refused)
+    cloud = Cloud(resource("instance", "damaged"), resource("disk", "damaged"), resource("instance", "b", left=-5))
+    swept = reap(cloud, tmp_path)
+    assert [each.id for each in swept.removed] == ["instance-b"]
+    assert [each.id for each, _ in swept.kept] == ["instance-damaged", "disk-damaged"]
+    said = "Permission denied" if refusal == "permission" else "is a folder, expected a file"
+    assert swept.problems == [f"run damaged: whether it has ended is not known: {ledger}: {said}"]
+
+
 def test_a_run_of_another_machine_that_rents_anew_is_not_taken_for_dead(tmp_path: Path) -> None:
     cloud = Cloud(resource("instance", left=-5))
     assert len(reap(cloud, tmp_path).removed) == 1 and (tmp_path / "r").is_dir()

@@ -188,6 +188,36 @@ def test_a_damaged_file_of_one_deployment_keeps_nobody_else(store: Store, capsys
     assert not folder.exists()
 
 
+def test_an_unreadable_ledger_of_one_deployment_keeps_nobody_else(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`rankwise deployments`, `reap` and `undeploy --all` ended with it, and with them what is rented stayed up."""
+    (store.folder("broken") / "ledger.jsonl").mkdir(parents=True)
+    with open_ledger(store.folder("half")) as ledger:
+        ledger.write("deploying")
+    assert listing.print_deployments() == 3
+    told = capsys.readouterr().err
+    assert "ledger.jsonl: is a folder, expected a file" in told and "half: deploying it was interrupted" in told
+    [problem] = listing.reap_deployments(dry_run=False)
+    assert "broken" in problem and not store.folder("half").exists()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", "k\u00e9y".encode(), b"x" * 5000])
+def test_a_damaged_token_of_one_deployment_keeps_nobody_else_from_the_list(
+    monkeypatch: pytest.MonkeyPatch, store: Store, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "key").write_bytes(content)
+    one = Deployment(
+        name="one", target="local:cpu", kind="local", url="http://127.0.0.1:9", front=str(tmp_path), bundle="b",
+        key_file=str(tmp_path / "key"), began_at=1.0, expires_at=4e9,
+    )  # fmt: skip
+    gone = one.model_copy(update={"name": "two", "key_file": str(tmp_path / "none")})
+    monkeypatch.setattr(Store, "all", lambda _: [one, gone])
+    done = CliRunner().invoke(app, ["deployments", "--json"])
+    listed = json.loads(done.stdout)["deployments"]
+    assert [each["health"] for each in listed] == ["token unreadable", "token missing"] and done.exit_code == 3
+
+
 def test_deployments_are_listed_for_programs(monkeypatch: pytest.MonkeyPatch, store: Store, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret-token")
     began = time.time() - 1800
