@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from configs.common.base import Frozen
-from configs.common.files.reading import read_model
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.hardware.prices import Price
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
@@ -200,7 +200,7 @@ def _phase(record: Record) -> str:
 def _read(path: Path, model: type[_Model]) -> _Model | None:
     """A file of a job folder; None where there is none, or it was never finished."""
     try:
-        return read_model(path, model)
+        return read_model(path, model, PLAN_BYTES)  # a launch of many cells has a long job.json
     except (OSError, ValueError):
         return None
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.common.base import Frozen, WrongArgument
-from configs.common.files.reading import read_model, reason_of
+from configs.common.files.reading import PLAN_BYTES, read_model, reason_of
 from configs.common.printable import plural, printable
 from configs.common.system.proc import is_alive
 from configs.plans.job import Job, Launcher, Progress, Submission
@@ -177,7 +177,7 @@ def _is_gone(launcher: Launcher | None) -> bool:
 def _read(path: Path, model: type[_Model]) -> _Model | None:
     """Read a file of a job folder; None if it is missing or just being written."""
     try:
-        return read_model(path, model)
+        return read_model(path, model, PLAN_BYTES)  # a launch of many cells has a long job.json
     except (OSError, ValueError):
         return None
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.common.files.reading import SAMPLES_BYTES, read_bytes
+from configs.common.files.reading import PLAN_BYTES, SAMPLES_BYTES, read_bytes
 from configs.plans.job import HostPlacement, Job
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
@@ -86,7 +86,7 @@ class NodeJob:
         for path, size in zip(inputs, there, strict=True):
             if size != path.stat().st_size:
                 await send(self.host, read_bytes(path, SAMPLES_BYTES), f"{root}/inputs/{path.name}")
-        await send(self.host, read_bytes(self._paths.job), f"{folder}/job.json")
+        await send(self.host, read_bytes(self._paths.job, PLAN_BYTES), f"{folder}/job.json")
 
     async def start(self, addresses: Sequence[str]) -> None:
         """Start the launcher, once."""
