@@ -126,7 +126,11 @@ def test_an_error_blames_the_host_that_it_names() -> None:
     assert (loss.nodes, loss.message) == (("b",), "host b: No space left on device")
 
 
-@pytest.mark.parametrize("name", ["../end.json", "/etc/passwd", "end.json", "job.json", "accounting.json", "a/../../b"])
+@pytest.mark.parametrize(
+    "name",
+    ["../end.json", "/etc/passwd", "end.json", "job.json", "accounting.json", "a/../../b",
+     "./end.json", ".//job.json", ".end.json.reserved", ".", ""],
+)  # fmt: skip
 def test_a_host_cannot_write_what_is_ours(name: str) -> None:
     assert not _is_theirs(name)
 
