@@ -135,6 +135,11 @@ def test_a_host_cannot_write_what_is_ours(name: str) -> None:
     assert not _is_theirs(name)
 
 
+def test_a_hosts_name_ends_with_its_last_letter() -> None:
+    with pytest.raises(ValueError, match="expected letters, digits"):
+        SshTarget.model_validate({"hosts": [{"host": "a", "name": "gpu-a\n"}]})
+
+
 @pytest.mark.parametrize("name", ["end_0.json", "parts/x.rank_0.json", "launcher_1.log"])
 def test_a_host_writes_what_its_job_left(name: str) -> None:
     assert _is_theirs(name)
