@@ -29,6 +29,8 @@ from engine.serving.http.errors import ApiError, other_model
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 _MAX_TEMPLATE_TEXT = 4 << 20
+LONG_TEXT = 20_000
+"""Characters from which a text, or several together, are to be tokenised in another thread: others would wait."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class ServedModel:
         if self.tokenizer is None:
             raise ApiError(400, f"{field}: {self.name} has no tokenizer; send token ids", field)
         try:
-            return list(encoded(self.tokenizer, text, field, special).ids)
+            return list(encoded(self.tokenizer, text, field, special, lets_others_run=len(text) > LONG_TEXT).ids)
         except ValueError as error:
             raise ApiError(400, str(error), field) from None
 

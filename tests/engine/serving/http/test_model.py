@@ -1,6 +1,8 @@
 """Conversations become prompts as transformers makes them."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
 from configs.serving.settings import ServingSettings
+from engine.prompts.tokenizer import load_tokenizer
 from engine.serving.http.model import ServedModel, _template
+from tests.support.servers.inference_server import TINY
 
 MESSAGES = [
     {"role": "system", "content": "Python"},
@@ -68,3 +72,19 @@ def test_a_conversation_is_rendered_as_by_transformers(tmp_path: Path, template:
     given: dict[str, Any] = {"chat_template": template, "add_generation_prompt": True, "bos_token": "<s>"}
     expected, _ = render_jinja_template([MESSAGES], **given)
     assert rendered == expected
+
+
+def test_a_long_text_lets_other_threads_run(tmp_path: Path) -> None:
+    """The tokenizer's own `encode` keeps Python's lock: in a thread too, it stopped every stream for seconds."""
+    tokenizer = load_tokenizer(TINY / "tokenizer.json")
+    text = "def hello(world): return 42\n" * 6000
+    model = ServedModel("m", 1 << 20, 99, frozenset(), tokenizer, None, {})
+    found: list[list[int]] = []
+    thread = threading.Thread(target=lambda: found.append(model.encode(text)))
+    turns = 0
+    thread.start()
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns > 10
+    assert found == [tokenizer.encode(text).ids]
