@@ -102,13 +102,18 @@ def report_for_ui(run: RunPaths, max_bytes: int = _MOST_BYTES) -> str:
     def embedded(match: re.Match[str]) -> str:
         nonlocal left
         title, path = match[1], run.folder / match[2]
-        figure = f"![{title}]({_data_uri(path)})" if path.is_file() else ""
+        figure = f"![{title}]({_data_uri(path)})" if path.is_file() and _is_figure(path, run) else ""
         if not figure or len(figure) > left:
             return f"*figure: `{path}`*"
         left -= len(figure)
         return figure
 
     return _IMAGE.sub(embedded, text)
+
+
+def _is_figure(path: Path, run: RunPaths) -> bool:
+    """Whether a path lies in the run folder, links followed: a foreign report may name any file of this machine."""
+    return path.suffix == ".png" and path.resolve().is_relative_to(run.folder.resolve())
 
 
 def _data_uri(path: Path) -> str:

@@ -7,9 +7,9 @@ redacted("GET https://host/x?token=abc failed")                # "GET https://ho
 excerpt(answer, 200)                                           # its first 200 characters, redacted
 hide_in_error(error)                                           # the same for what an exception says
 
-A value counts as a secret where its form says so: user and password in a URL, a parameter or setting that is named like
-a secret, an Authorization header, a private key, the tokens of well-known services. In text also the values of this
-process's own variables that are named like secrets.
+A value counts as a secret where its form says so: user and password in a URL, a parameter, a setting or an entry of a
+dict that is named like a secret, an Authorization header, a private key, the tokens of well-known services. In text
+also the values of this process's own variables that are named like secrets.
 """
 
 import os
@@ -23,7 +23,7 @@ from configs.common.printable import shortened
 HIDDEN = "(hidden)"
 _WORDS = r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH_STRING|AUTHORIZATION|SIGNATURE"
 # A whole word at the end of a part, so that TOKENIZERS_PARALLELISM is none.
-_SECRET = re.compile(rf"({_WORDS})S?(_|$)", re.IGNORECASE)
+_SECRET = re.compile(rf"({_WORDS})S?(_|$)|(^|_)(PASS|PAT|JWT)$", re.IGNORECASE)
 _NO_SECRETS = {"PWD", "OLDPWD"}
 _FAR = 10_000
 """Characters behind a cut that are searched for secrets as well."""
@@ -33,7 +33,12 @@ _SHORTEST = 6
 _SAID_BESIDE_ARGS = ("strerror", "filename", "filename2", "reason")
 """Attributes from which errors of the system and of urllib make their text."""
 
-_USERINFO = re.compile(r"(?P<kept>[a-z][a-z0-9+.-]{1,20}://)(?![$({])[^\s/?#@'\"<>]+@", re.IGNORECASE)
+# To the last @ before a path. A password may hold whatever SQLAlchemy takes, / too; but a port is none, nor is IPv6.
+_USERINFO = re.compile(
+    r"(?P<kept>[a-z][a-z0-9+.-]{1,20}://)(?![$({\[])"
+    r"(?:[^\s/?#'\"<>]+|[^\s/?#@:'\"<>]{0,100}:(?!\d{1,5}/)[^\s@'\"<>]{1,200})@",
+    re.IGNORECASE,
+)
 # name=value of a query, a connection string (libpq's and ADO's), or a setting; a number is a count (new_tokens=8).
 _SETTING = re.compile(
     # Of a longer name the end counts: to look for its beginning takes the square of the text's length.
@@ -45,9 +50,17 @@ _SETTING = re.compile(
 _OPTION = re.compile(
     r"(?P<kept>(?<!\S)--?(?:[a-z0-9]+[_-])*(?:token|api[_-]?key|secret|password|passwd)\s+)(?![-(])\S+", re.IGNORECASE
 )
+_SCHEMES = r"(?:bearer|basic|token|apikey|api-key|key|negotiate|sharedkey)"
 _HEADER = re.compile(
-    r"(?P<kept>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:(?:bearer|basic|token)\s+)?|\bbearer\s+)"
-    r"(?!\(hidden\)|(?:bearer|basic|token)\s)[A-Za-z0-9._~+/=-]{6,}",
+    rf"(?P<kept>\b(?:authorization|x-api-key)[\"']?\s*[:=]\s*[\"']?(?:{_SCHEMES}\s+)?|\bbearer\s+)"
+    rf"(?!\(hidden\)|{_SCHEMES}\s)[A-Za-z0-9._~+/=-]{{6,}}",
+    re.IGNORECASE,
+)
+# Of a dict or of JSON. A `token` alone is one of text there, as is `pad_token`.
+_ENTRY = re.compile(
+    r"(?P<kept>[\"'](?:[a-z0-9]{1,20}[_-]){0,4}(?:(?:api|access|account|private|secret|shared|subscription)[_-]?key"
+    r"|(?:access|refresh|auth|id|session|bearer|api|hf)[_-]?token|secret|password|passwd|passphrase|credential)"
+    r"[\"']\s{0,4}:\s{0,4})(?:\"(?!\(hidden\))[^\"\n]+\"|'(?!\(hidden\))[^'\n]+')",
     re.IGNORECASE,
 )
 # A JSON web token, with what stands before it in its word: to try each place of a word takes the square of its length.
@@ -60,7 +73,7 @@ _TOKEN = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*))",
     re.DOTALL,
 )
-_FORMS = (_TOKEN, _USERINFO, _HEADER, _SETTING, _OPTION)
+_FORMS = (_TOKEN, _USERINFO, _HEADER, _ENTRY, _SETTING, _OPTION)
 
 
 def is_secret(name: str) -> bool:

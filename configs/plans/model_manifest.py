@@ -1,12 +1,12 @@
 """A model's manifest: what its files are, by hash, so that every rank loads the same bytes."""
 
-from pathlib import Path
-from typing import Any, Literal
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
-from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, brief, read_model
 
 WEIGHT_INDEX = "model.safetensors.index.json"
 """The file that names the file of each tensor, where a model has several."""
@@ -14,6 +14,17 @@ POOLING = "1_Pooling/config.json"
 """The file in which a model of sentence-transformers says how token states become one vector."""
 MODULES = "modules.json"
 """The file in which it names its parts, in the order in which they are computed."""
+
+
+def _below(name: str) -> str:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"got {brief(name)}, expected the name of a file below the model's folder")
+    return name
+
+
+ModelFileName = Annotated[str, AfterValidator(_below)]
+"""Relative to the model's folder and inside of it: files are copied under these names, also from a foreign manifest."""
 
 
 class ModelFile(Frozen):
@@ -34,7 +45,7 @@ class ModelManifest(Frozen):
     identity: str
     source: Literal["hub", "folder", "synthetic"]
     folder: str = Field(description="path of the files; a relative one is below the folder of manifest.json")
-    files: dict[str, ModelFile]
+    files: dict[ModelFileName, ModelFile]
     config: dict[str, Any] = Field(description="the model's config.json")
 
     @property

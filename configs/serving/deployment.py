@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from configs.common.base import SCHEMA_VERSION, Frozen, content_hash
 from configs.common.execution import Compression, Dtype, Layout
-from configs.plans.model_manifest import ModelFile
+from configs.plans.model_manifest import ModelFile, ModelFileName
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 
 OptimizationLevel = Literal["none", "balanced", "aggressive"]
@@ -57,7 +57,7 @@ class ServingBundle(Frozen):
     identity: str = Field(description="the model, pinned: repository@commit, content hash, or synthetic")
     manifest: str = Field(description="path of the model's manifest.json on this machine")
     kind: ModelKind
-    files: dict[str, ModelFile] = Field(description="name -> size and SHA-256")
+    files: dict[ModelFileName, ModelFile] = Field(description="name -> size and SHA-256")
     layout: Layout = Layout()
     dtype: Dtype = "bfloat16"
     asked_level: OptimizationLevel = "none"

@@ -54,7 +54,7 @@ class SshHost(Frozen):
     @field_validator("name")
     @classmethod
     def _speakable(cls, name: str) -> str:
-        if not re.match(_NAME, name):
+        if not re.fullmatch(_NAME, name):
             raise ValueError(f"got {name!r}, expected letters, digits and ._:-")
         return name
 

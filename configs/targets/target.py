@@ -1,7 +1,7 @@
 """Targets: machines and clusters on which cells run."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     Discriminator,
@@ -20,6 +20,7 @@ from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget, Resources, ScheduledTarget
 from configs.targets.ssh_host import SshHost, jump_host
 
+_Option = TypeVar("_Option")
 NAME_OF_OPTION = r"^[a-z][a-z0-9-]*$"
 _GRES = r"^gpu(:\w[\w.-]*)?:[1-9][0-9]*(,[\w.:-]+)*$"  # a type may be 2080ti, 3090 or 1g.10gb
 _SRUN_OURS = (
@@ -118,12 +119,18 @@ class SlurmTarget(ScheduledTarget):
     @field_validator("extra")
     @classmethod
     def _options(cls, extra: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-        for name in extra:
-            if not re.match(NAME_OF_OPTION, name):
+        for name, value in extra.items():
+            if not re.fullmatch(NAME_OF_OPTION, name):
                 raise ValueError(
                     f"{name!r} is not a long option of sbatch. Write it without leading dashes, such as licenses"
                 )
+            _on_one_line(value, f"{name}: ")
         return extra
+
+    @field_validator("partition", "account", "qos", "constraint", "reservation")
+    @classmethod
+    def _plain(cls, value: str | None) -> str | None:
+        return _on_one_line(value)
 
     @field_validator("partition")
     @classmethod
@@ -294,6 +301,13 @@ class SshTarget(ClusterTarget):
     def adapter(self) -> str:
         """Which of `slurm.schedulers` starts its jobs."""
         return "ssh"
+
+
+def _on_one_line(value: _Option, where: str = "") -> _Option:
+    """Return an option's value. Raises ValueError for several lines: the rest would be commands of the job's script."""
+    if {"\n", "\r", "\0"} & {*str(value)}:
+        raise ValueError(f"{where}got {value!r}, expected one line, without a line feed at its end")
+    return value
 
 
 def kind_of_target(data: Any) -> str:

@@ -5,6 +5,7 @@
 Completions are greedy: `temperature` other than 0 is refused, as is every field that is not listed below.
 """
 
+import asyncio
 import base64
 import secrets
 import struct
@@ -21,7 +22,7 @@ from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
 from engine.serving.http.admission import application, authorise, read_body
 from engine.serving.http.errors import ApiError, other_model
-from engine.serving.http.model import ServedModel
+from engine.serving.http.model import LONG_TEXT, ServedModel
 from engine.serving.http.schema import ApiRequest, Prompts, read_request
 
 
@@ -114,7 +115,7 @@ def answering_app(service: AnsweringServer) -> FastAPI:
 
 async def _embed(body: bytes, service: AnsweringServer) -> dict[str, object]:
     wanted = read_request(body, EmbeddingRequest)
-    prompts = _prompts(wanted.model, wanted.input, service, "input", 0)
+    prompts = await _prompts(body, wanted.model, wanted.input, service, "input", 0)
     vectors: list[list[float]] = []
     for first in range(0, len(prompts), service.settings.max_sequences):
         some = prompts[first : first + service.settings.max_sequences]
@@ -129,7 +130,7 @@ async def _embed(body: bytes, service: AnsweringServer) -> dict[str, object]:
 async def _complete(body: bytes, service: AnsweringServer) -> dict[str, object]:
     wanted = read_request(body, SourceRequest)
     count = wanted.max_tokens or 16
-    prompts = _prompts(wanted.model, wanted.prompt, service, "prompt", count)
+    prompts = await _prompts(body, wanted.model, wanted.prompt, service, "prompt", count)
     answers: list[list[int]] = []
     for first in range(0, len(prompts), service.settings.max_sequences):
         some = prompts[first : first + service.settings.max_sequences]
@@ -161,7 +162,16 @@ def _usage(prompts: list[list[int]], written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-def _prompts(model: str, given: Prompts, service: AnsweringServer, field: str, new_tokens: int) -> list[list[int]]:
+async def _prompts(
+    body: bytes, model: str, given: Prompts, service: AnsweringServer, field: str, new_tokens: int
+) -> list[list[int]]:
+    """Return token ids of all prompts; of a long body in another thread. Raises as `_tokenised`."""
+    if len(body) > LONG_TEXT:
+        return await asyncio.to_thread(_tokenised, model, given, service, field, new_tokens)
+    return _tokenised(model, given, service, field, new_tokens)
+
+
+def _tokenised(model: str, given: Prompts, service: AnsweringServer, field: str, new_tokens: int) -> list[list[int]]:
     """Return token ids of all prompts. Raises ApiError 400, 404."""
     if model != service.model.name:
         raise other_model(service.model.name)

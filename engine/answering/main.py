@@ -83,6 +83,7 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]).resolve()
     if len(arguments) > 1:
         end_with_parent(signal.SIGTERM, int(arguments[1]))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text has one thread; the cores are the ranks'
     try:
         return asyncio.run(serve(read_model(path, ServingSettings, PLAN_BYTES), path))
     except (OSError, ValueError) as error:

@@ -22,12 +22,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def encoded(tokenizer: Tokenizer, text: str, where: str, special: bool = True) -> Encoding:
+def encoded(
+    tokenizer: Tokenizer, text: str, where: str, special: bool = True, lets_others_run: bool = False
+) -> Encoding:
     """Tokenise a text, with special tokens or without.
 
+    lets_others_run: other threads go on meanwhile, which `Tokenizer.encode` stops: it keeps Python's lock.
     Raises ValueError, naming `where`, for one that the tokenizer cannot take.
     """
     try:
+        if lets_others_run:
+            return tokenizer.encode_batch([text], add_special_tokens=special)[0]
         return tokenizer.encode(text, add_special_tokens=special)
     except Exception as error:  # the library raises plain Exception
         raise ValueError(f"{where}: the tokenizer fails ({printable(str(error), 300)})") from error

@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,10 @@ _HOP_HEADERS = frozenset(
         b"upgrade",
     )
 )
+_OF_THE_CLIENT = frozenset(("accept", "accept-encoding", "user-agent"))
+"""Headers that a backend gets from who asked the front, or not at all."""
+_NO_COOKIES = DefaultCookiePolicy(allowed_domains=())
+"""A cookie that a backend sets is its client's: kept here, it would go along with everybody's requests."""
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -70,7 +75,7 @@ class Front:
         self._counts = {"requests": 0, "failed": 0}
         self._told: FrontState | None = None
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=5.0), trust_env=False,
+            timeout=httpx.Timeout(None, connect=5.0), trust_env=False, cookies=CookieJar(_NO_COOKIES),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
@@ -168,6 +173,8 @@ class Front:
         query, path = scope["query_string"].decode("latin-1"), scope["raw_path"].decode("latin-1")
         url = f"{backend.url}{path}{'?' + query if query else ''}"
         request = self._client.build_request(scope["method"], url, headers=headers, content=body)
+        for name in _OF_THE_CLIENT - {given.decode("latin-1") for given, _ in headers}:
+            request.headers.pop(name, None)  # httpx's own: an answer may come compressed to who cannot read it
         load.in_flight += 1
         load.requests += 1
         begun = False

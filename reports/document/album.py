@@ -38,7 +38,12 @@ class Album:
         return name
 
     def write(self, run: RunPaths) -> None:
-        """Write the images, and remove those of an earlier report that this one does not show."""
+        """Write the images, and remove those of an earlier report that this one does not show.
+
+        A link in the folder's place, as a foreign run folder may have one, is removed: not what it leads to.
+        """
+        if run.plots.is_symlink():
+            run.plots.unlink(missing_ok=True)
         if self.images:
             run.plots.mkdir(exist_ok=True)
         for old in run.plots.glob("*") if run.plots.is_dir() else []:

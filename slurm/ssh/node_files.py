@@ -27,6 +27,9 @@ from slurm.staging.file_list import is_whole, write_list
 PIECE_BYTES = 1 << 20
 _GROWTH_SECONDS = 60.0
 """So long a neighbour waits for the next bytes of a file that is still coming in."""
+_ACCEPT_SECONDS = 0.1
+_STRANGERS = (OSError, ValueError, LookupError, TypeError, RecursionError)
+"""What reading a stranger's request may raise. A traceback of each would fill what answers come through too."""
 _PIP_WITH_PYTHON = (22, 3)
 """The first pip that has `--python`."""
 children: "set[subprocess.Popen[str]]" = set()
@@ -225,15 +228,20 @@ class Neighbours:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # such as too many open files: it passes
+                time.sleep(_ACCEPT_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError, ValueError, KeyError):
+        with connection, contextlib.suppress(*_STRANGERS):
             connection.settimeout(_GROWTH_SECONDS)
             with connection.makefile("rb") as asked:
                 wanted = json.loads(asked.readline(65536))
-            if not hmac.compare_digest(str(wanted["token"]), self._token) or wanted["path"] not in self._offered:
+            is_known = hmac.compare_digest(str(wanted["token"]).encode(), self._token.encode())
+            if not is_known or wanted["path"] not in self._offered:
                 return
             for piece in _growing(Path(wanted["path"]), int(wanted["size"])):
                 connection.sendall(piece)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.common.secrets import is_secret
+from configs.common.secrets import holds_secret
 
 TOKENIZER = "tokenizer.json"
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
@@ -32,7 +32,7 @@ def add_fast_tokenizer(folder: Path) -> list[str]:
 
 
 def _run(module: str, arguments: Sequence[str]) -> list[str]:
-    environment = {name: value for name, value in os.environ.items() if not is_secret(name)}
+    environment = {name: value for name, value in os.environ.items() if not holds_secret(name, value)}
     done = subprocess.run(
         # -P: a folder of the working directory named like a package must not be imported.
         [sys.executable, "-P", "-m", module, *arguments],

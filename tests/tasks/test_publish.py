@@ -35,6 +35,20 @@ def test_figures_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert third == f"*figure: `{tmp_path}/plots/none.png`*"
 
 
+def test_files_of_the_machine_do_not_leave_it_as_figures_of_a_foreign_report(tmp_path: Path) -> None:
+    """They went to the API, whatever `report.md` named: `![strong](../.aws/credentials)`."""
+    (tmp_path / "credentials.png").write_bytes(b"hush")
+    (tmp_path / "run").mkdir()
+    run = a_report(tmp_path / "run", "")
+    (run.plots / "linked.png").symlink_to(tmp_path / "credentials.png")
+    (run.folder / "notes.txt").write_text("hush")
+    named = ["../credentials.png", f"{tmp_path}/credentials.png", "plots/linked.png", "notes.txt", "plots/a.png"]
+    run.report.write_text("".join(f"![x]({name})\n" for name in named))
+    *refused, figure = report_for_ui(run).splitlines()
+    assert refused == [f"*figure: `{run.folder / name}`*" for name in named[:-1]]
+    assert figure.startswith("![x](data:image/png;base64,")
+
+
 def test_links_to_files_become_paths(tmp_path: Path) -> None:
     text = "[records](records/1a/), [Prefect](https://prefect.io), \\[not\\](a link)\n"
     run = a_report(tmp_path, text)

@@ -18,15 +18,13 @@ from configs.serving.settings import ServingSettings
 from engine.serving.http.answers import ChoicePiece, GrowingChoice, TokenQueue
 from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.metrics import ServerMetrics
-from engine.serving.http.model import ServedModel
+from engine.serving.http.model import LONG_TEXT, ServedModel
 from engine.serving.http.replicas import Router
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest
 from engine.serving.http.text import AnswerText, token_text
 from engine.serving.messages import WantedAnswer
 from engine.serving.sampling import Sampling
 
-_LONG_TEXT = 20_000
-"""Characters from which a text is tokenised in another thread, as it would delay other requests."""
 _RETRY_SECONDS = 5
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _MARK = "\x00text\x00"
@@ -174,7 +172,8 @@ class Generation:
         if isinstance(texts[0], int):
             texts = [texts]  # a list of ids is one prompt
         self._check_choices(len(texts) * (wanted.n or 1), "prompt" if len(texts) > 1 else "n")
-        prompts = [tuple(one) if isinstance(one, list) else tuple(await self._encoded(one)) for one in texts]
+        is_long = sum(len(one) for one in texts if isinstance(one, str)) > LONG_TEXT
+        prompts = [tuple(one) if isinstance(one, list) else tuple(await self._encoded(one, is_long)) for one in texts]
         answers = self._answers(
             wanted, prompts, 16 if wanted.max_tokens is None else wanted.max_tokens, wanted.logprobs
         )
@@ -304,8 +303,8 @@ class Generation:
                 retry_after=_RETRY_SECONDS,
             )
 
-    async def _encoded(self, text: str) -> list[int]:
-        if len(text) > _LONG_TEXT:
+    async def _encoded(self, text: str, is_long: bool) -> list[int]:
+        if is_long:
             return await asyncio.to_thread(self._model.encode, text)
         return self._model.encode(text)
 

@@ -31,6 +31,8 @@ from engine.serving.http.text import token_text
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _DEVELOPER = "developer"
 _MAX_TEMPLATE_TEXT = 4 << 20
+LONG_TEXT = 20_000
+"""Characters from which a text, or several together, are to be tokenised in another thread: others would wait."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ServedModel:
         if self.tokenizer is None:
             raise ApiError(400, f"{field}: {self.name} has no tokenizer; send token ids", field)
         try:
-            return list(encoded(self.tokenizer, text, field, special).ids)
+            return list(encoded(self.tokenizer, text, field, special, lets_others_run=len(text) > LONG_TEXT).ids)
         except ValueError as error:
             raise ApiError(400, str(error), field) from None
 

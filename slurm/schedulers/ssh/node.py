@@ -192,5 +192,6 @@ class NodeJob:
 
 def _is_theirs(name: str) -> bool:
     """Whether a host may write the file of this name here: below the job's folder, and none of those made here."""
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and name not in _OURS
+    path = PurePosixPath(name)  # `./end.json` is end.json
+    hidden = any(part.startswith(".") for part in path.parts)
+    return path.parts != () and not path.is_absolute() and not hidden and str(path) not in _OURS

@@ -25,15 +25,18 @@ from configs.targets.target import LocalTarget
     "name",
     ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "PGPASSWORD", "OPENAI_API_KEY",
      "NCCL_SECRET", "NCCL_KEY_FILE", "aws_secret_access_key",
-     "MY_CREDENTIALS", "api_key", "GOOGLE_CREDENTIALS", "TOKENS", "PREFECT_API_AUTH_STRING"],
+     "MY_CREDENTIALS", "api_key", "GOOGLE_CREDENTIALS", "TOKENS", "PREFECT_API_AUTH_STRING",
+     "DB_PASS", "GITHUB_PAT", "SLURM_JWT"],
 )  # fmt: skip
 def test_secret_names(name: str) -> None:
     assert is_secret(name) and shown_value(name, "hush") == "(hidden)"
 
 
 @pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "KEYBOARD", "KEYBOARD_LAYOUT", "CUDA_VISIBLE_DEVICES", "PATH"]
-)
+    "name",
+    ["TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "KEYBOARD", "KEYBOARD_LAYOUT", "CUDA_VISIBLE_DEVICES", "PATH",
+     "BYPASS", "MLIR_PASS_TIMING", "NUM_PASSES", "LD_LIBRARY_PATH"],
+)  # fmt: skip
 def test_names_whose_values_are_shown(name: str) -> None:
     assert not is_secret(name) and shown_value(name, "1") == "1"
 
@@ -59,6 +62,12 @@ FORMS = [
     "AKIA" + "ABCDEFGH12345678",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc-DEF_123",
     f"-----BEGIN RSA PRIVATE KEY-----\n{HUSH}\n-----END RSA PRIVATE KEY-----",
+    f"postgresql://me:p@{HUSH}@host/db",
+    f"postgresql://me:p/{HUSH}@host/db",
+    f"authorization: ApiKey {HUSH}",
+    f"X-Api-Key: {HUSH}",
+    f"got {{'db_password': '{HUSH}'}}, expected text",
+    f'{{"access_token": "{HUSH}", "expires_in": 3600}}',
 ]
 
 
@@ -81,6 +90,8 @@ def test_secrets_are_detected_by_their_form(text: str) -> None:
         "synthetic:llama-1m@0",
         "http://127.0.0.1:4200/api",
         "postgresql://$USER:$PGPASSWORD@host/db",
+        "http://host:8080/models/llama@v1 and https://[::1]:8000/x@y",
+        '{"token": " Yes", "eos_token": "</s>", "num_key_value_heads": 8}',
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,28 @@ def test_tokens_behind_the_end_of_an_answer_are_not_counted() -> None:
 
     assert usage() == {"prompt_tokens": 3, "completion_tokens": 2 + 4, "total_tokens": 9}
     assert usage(ignore_eos=True)["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize(("texts", "elsewhere"), [(["a" * 900] * 30, True), (["a" * 900] * 3, False)])
+def test_long_texts_are_tokenised_in_another_thread(texts: list[str], elsewhere: bool) -> None:
+    """Every other request, of health too, waited for them."""
+    threads: set[int] = set()
+
+    def encode(text: str, field: str) -> list[int]:
+        threads.add(threading.get_ident())
+        return [1]
+
+    async def ask(tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
+        return {"vectors": [[1.0]] * len(tokens)}
+
+    service: Any = SimpleNamespace(
+        settings=SimpleNamespace(limits=ServingLimits(), max_length=16, max_sequences=4),
+        model=SimpleNamespace(name="m", check_tokens=lambda ids: None, encode=encode),
+        computing=SimpleNamespace(ask=ask),
+    )
+    answer = asyncio.run(_embed(json.dumps({"model": "m", "input": texts}).encode(), service))
+    assert len(answer["data"]) == len(texts)  # type: ignore[arg-type]
+    assert (threading.get_ident() not in threads) is elsewhere
 
 
 def test_openais_client_gets_embeddings_without_naming_a_form() -> None:

@@ -23,7 +23,7 @@ class Upstream:
 
     def __init__(self, name: str) -> None:
         self.name, self.status, self.cut, self.dies, self.keys = name, 200, False, False, list[str | None]()
-        self.away = False
+        self.away, self.gets = False, list[dict[str, str]]()
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         upstream = self
@@ -38,6 +38,8 @@ class Upstream:
                 if upstream.away:
                     self.close_connection = True
                     return
+                if self.path != "/readyz":
+                    upstream.gets.append({name.lower(): value for name, value in self.headers.items()})
                 self._send(200, b"{}")
 
             def do_POST(self) -> None:
@@ -57,6 +59,7 @@ class Upstream:
             def _send(self, status: int, data: bytes) -> None:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
+                self.send_header("Set-Cookie", f"session=of-{upstream.name}; Path=/")
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -254,6 +257,24 @@ def test_escaped_paths_and_requests_for_web_sockets_are_passed_on(tmp_path: Path
         for path in ("/v1/a%00b", "/v1/models%3Fx=%C3%A9"):
             assert httpx.get(f"{url}{path}", headers=headers, timeout=600, trust_env=False).status_code == 200
         assert httpx.get(f"{url}/v1/models", headers=upgrade, timeout=600, trust_env=False).status_code == 200
+
+
+def test_a_client_gets_its_own_cookies_and_headers_alone(tmp_path: Path) -> None:
+    """A backend's cookie for one client went along with every request after it, whoever sent it."""
+    with upstreams("a") as [one], running_front(tmp_path, config(one.backend)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        for _ in range(2):
+            with socket.create_connection((host, int(port)), timeout=600) as sent:
+                lines = ("GET /v1/models HTTP/1.1", "Host: x", "Authorization: Bearer front-key", "Connection: close")
+                sent.sendall("\r\n".join((*lines, "", "")).encode())
+                answer = b"".join(iter(lambda: sent.recv(65536), b""))
+            assert b"session=of-a" in answer, "the client has its cookie"
+        own = {"Cookie": "session=mine", "Accept-Encoding": "br", "Authorization": "Bearer front-key"}
+        httpx.get(f"{url}/v1/models", headers=own, timeout=600, trust_env=False)
+    *bare, last = one.gets
+    for headers in bare:
+        assert not headers.keys() & {"cookie", "accept", "accept-encoding", "user-agent"}
+    assert (last["cookie"], last["accept-encoding"]) == ("session=mine", "br")
 
 
 @pytest.mark.parametrize("target", ["@127.0.0.1:{port}/v1/models", "http://127.0.0.1:{port}/v1/models", "*"])

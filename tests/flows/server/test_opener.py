@@ -93,3 +93,56 @@ def test_doctor_asks_it_too(url: str, certificate: Path, tmp_path: Path, monkeyp
     monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", GATE["PREFECT_CLIENT_CUSTOM_HEADERS"])
     (check,) = checks.check_prefect_api()
     assert (check.state, check.detail) == ("ok", f"{url} answers")
+
+
+class _Redirects(BaseHTTPRequestHandler):
+    """Sends requests of `/api` to the place of its server, and keeps the headers of all others."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        at = self.server
+        assert isinstance(at, _RedirectingServer)
+        body = b"[]"
+        if self.path.startswith("/api"):
+            self.send_response(307 if self.command == "GET" else 302)
+            self.send_header("Location", at.place)
+        else:
+            at.headers.append(dict(self.headers))
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+class _RedirectingServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str) -> None:
+        super().__init__((host, 0), _Redirects)
+        self.place, self.headers = "/elsewhere", list[dict[str, str]]()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+
+def test_an_api_that_redirects_to_another_host_hands_it_no_credentials() -> None:
+    """A proxy before an API sends to its page of log-in, which got the key and counted as a healthy API."""
+    with _RedirectingServer("127.0.0.1") as own, _RedirectingServer("127.0.0.2") as other:
+        try:
+            api = Api(
+                f"http://127.0.0.1:{own.server_port}/api",
+                False,
+                {"PREFECT_API_KEY": "pnu_hush", "PREFECT_CLIENT_CUSTOM_HEADERS": '{"X-Gate": "hush"}'},
+            )
+            own.place = f"http://127.0.0.2:{other.server_port}/login"
+            assert (api.answers(), api.online("here"), api.deployments()) == (False, False, [])
+            assert other.headers == []
+            own.place = f"http://127.0.0.1:{own.server_port}/elsewhere"
+            assert api.answers() and api.deployments() == []
+            assert [headers.get("Authorization") for headers in own.headers] == [None, "Bearer pnu_hush"]
+        finally:
+            own.shutdown()
+            other.shutdown()

@@ -181,10 +181,10 @@ def test_an_option_without_a_value_is_on_or_off() -> None:
 
 
 def test_what_an_option_cannot_hold_is_refused_by_name() -> None:
-    with pytest.raises(
-        ValueError, match=r"targets\.slurm\.extra\.comment: 'a\\nb' cannot be written in an #SBATCH line"
-    ):
-        sbatch_script(SbatchBundle("s", SlurmTarget(extra={"comment": "a\nb"}), [BundleLaunch(1, "0001")], 1))
+    with pytest.raises(ValueError, match=r"extra\.comment: 'a\\nb' cannot be written in an #SBATCH line"):
+        sbatch_line("comment", "a\nb", "extra.comment")
+    with pytest.raises(ValueError, match=r"comment: got .*, expected one line"):
+        SlurmTarget(extra={"comment": "a\nb"})
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,18 @@ def test_an_error_blames_the_host_that_it_names() -> None:
     assert (loss.nodes, loss.message) == (("b",), "host b: No space left on device")
 
 
-@pytest.mark.parametrize("name", ["../end.json", "/etc/passwd", "end.json", "job.json", "accounting.json", "a/../../b"])
+@pytest.mark.parametrize(
+    "name",
+    ["../end.json", "/etc/passwd", "end.json", "job.json", "accounting.json", "a/../../b",
+     "./end.json", ".//job.json", ".end.json.reserved", ".", ""],
+)  # fmt: skip
 def test_a_host_cannot_write_what_is_ours(name: str) -> None:
     assert not _is_theirs(name)
+
+
+def test_a_hosts_name_ends_with_its_last_letter() -> None:
+    with pytest.raises(ValueError, match="expected letters, digits"):
+        SshTarget.model_validate({"hosts": [{"host": "a", "name": "gpu-a\n"}]})
 
 
 @pytest.mark.parametrize("name", ["end_0.json", "parts/x.rank_0.json", "launcher_1.log"])

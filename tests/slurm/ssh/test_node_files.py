@@ -1,7 +1,10 @@
 """Files that come in piece by piece: hashed on the way, named only if they are what they should be."""
 
+import contextlib
 import hashlib
+import json
 import os
+import socket
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -92,3 +95,26 @@ def test_libraries_are_installed_by_a_pip_that_is_there_or_by_one_of_their_own(
     assert own or installed[2:4] == ["--python", f"{made[-1]}/bin/python"]
     assert installed[-3:] == ["--constraint", "constraints.txt", "torch"]
     assert (tmp_path / "libraries").is_dir()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_strangers_are_turned_away_without_a_word(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Tracebacks of a port scanner's requests filled the connection to the host, which then did not answer any more."""
+    path = tmp_path / "weights"
+    path.write_bytes(b"whole")
+    offer = node_files.Neighbours().offer([str(path)], "127.0.0.1")
+
+    def answered(request: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", offer["port"]), timeout=600) as asked:
+            asked.sendall(request + b"\n")
+            with contextlib.suppress(ConnectionResetError):
+                return b"".join(iter(lambda: asked.recv(1 << 16), b""))
+            return b""
+
+    own = {"token": offer["token"], "path": str(path), "size": 5}
+    foreign: list[Any] = [[1], own | {"token": "\xe9"}, own | {"token": "\ud800"}, own | {"path": []}]
+    foreign += [own | {"size": None}, {"token": offer["token"]}, own | {"path": "/etc/passwd"}]
+    for request in (*(json.dumps(each).encode() for each in foreign), b"[" * 60_000, b"GET / HTTP/1.1"):
+        assert answered(request) == b""
+    assert answered(json.dumps(own).encode()) == b"whole"
+    assert capfd.readouterr().err == ""

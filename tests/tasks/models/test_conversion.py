@@ -129,9 +129,10 @@ def test_the_converter_gets_no_secrets(tmp_path: Path, served: Path, monkeypatch
         returncode, stdout, stderr = 0, "", ""
 
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://me:hush@host/db")
     monkeypatch.setattr(conversion.subprocess, "run", lambda *_, **options: given.update(options) or Done())
     conversion.run_converter(served, tmp_path / "out")
-    assert "HF_TOKEN" not in given["env"] and "PATH" in given["env"]
+    assert not {"HF_TOKEN", "DATABASE_URL"} & given["env"].keys() and "PATH" in given["env"]
 
 
 def test_large_weights_become_shards_with_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

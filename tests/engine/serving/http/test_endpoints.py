@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,22 @@ def test_requests_that_are_tokenised_together_fill_the_queue_and_no_more(tmp_pat
     room = 256 + 32  # --max-queue and --max-sequences
     refused = [one for one in begun if isinstance(one, ApiError)]
     assert answers == room and [one.status for one in refused] == [429] * (300 - room)
+
+
+@pytest.mark.parametrize(("texts", "elsewhere"), [(["a" * 1500] * 16, True), (["a" * 1500] * 3, False)])
+def test_texts_that_are_long_together_are_tokenised_in_another_thread(
+    tmp_path: Path, texts: list[str], elsewhere: bool
+) -> None:
+    """Others waited for all of them, where each was short enough by itself."""
+
+    async def scenario() -> set[int]:
+        generation, _ = service(tmp_path)
+        threads: set[int] = set()
+        object.__setattr__(generation._model, "encode", lambda text: threads.add(threading.get_ident()) or [1])
+        await generation.complete(completion(prompt=texts))
+        return threads
+
+    assert (threading.get_ident() not in asyncio.run(scenario())) is elsewhere
 
 
 @pytest.mark.parametrize("chat", [False, True])

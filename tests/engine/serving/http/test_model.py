@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
 from configs.serving.settings import ServingSettings
+from engine.prompts.tokenizer import load_tokenizer
 from engine.serving.http.model import ServedModel, _special_tokens, _template
 from tests.support.servers.inference_server import TINY
 
@@ -137,3 +140,19 @@ def test_special_tokens_of_a_template_are_those_of_transformers(
     expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False)
     found = _template(tmp_path, SPECIAL).render(messages=messages, **_special_tokens(tmp_path, written))
     assert found == expected
+
+
+def test_a_long_text_lets_other_threads_run(tmp_path: Path) -> None:
+    """The tokenizer's own `encode` keeps Python's lock: in a thread too, it stopped every stream for seconds."""
+    tokenizer = load_tokenizer(TINY / "tokenizer.json")
+    text = "def hello(world): return 42\n" * 6000
+    model = ServedModel("m", 1 << 20, 99, frozenset(), tokenizer, None, {})
+    found: list[list[int]] = []
+    thread = threading.Thread(target=lambda: found.append(model.encode(text)))
+    turns = 0
+    thread.start()
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0.001)
+    assert turns > 10
+    assert found == [tokenizer.encode(text).ids]

@@ -73,6 +73,13 @@ def test_a_comment_takes_the_place_of_the_run_folder() -> None:
         ({"srun_args": ["mpi"]}, "got 'mpi', expected an option such as --mpi=pmix"),
         ({"job_name": "a b"}, "job_name"),
         ({"comment": "two\nlines"}, "comment"),
+        ({"partition": "gpu\ntouch /tmp/x"}, "partition\n.*got 'gpu.ntouch /tmp/x', expected one line"),
+        ({"account": "lab\n"}, "account\n.*expected one line"),
+        (
+            {"extra": {"licenses": "gpfs\ntouch /tmp/x"}},
+            "extra\n.*licenses: got 'gpfs.ntouch /tmp/x', expected one line",
+        ),
+        ({"extra": {"licenses\n": "gpfs"}}, "is not a long option of sbatch"),
     ],
 )
 def test_what_cannot_be_asked_for_is_named(fields: dict[str, Any], words: str) -> None:
