@@ -158,7 +158,7 @@ def test_the_opening_says_what_to_run(rendered: tuple[RunPaths, ReportSummary]) 
     assert random.startswith("Run llama-110m (random weights) as 1 rank")
     assert random.endswith("; 1 more kind of work under recommendations.")
     assert scaling == (
-        "More ranks add throughput, up to the 2 ranks measured: strong scaling of tiny gives 100 % (80.0 to 125) of "
+        "More ranks add throughput, up to the 2 ranks measured: strong scaling of tiny gives 100 % [80.0 to 125] of "
         "linear at 2 ranks; 1 rank is recommended, as no larger layout does clearly more per rank."
     )
     assert right.startswith(
