@@ -27,7 +27,7 @@ from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import NOT_MEASURED
-from reports.tables import NOISE_LIMIT, lost_passes, noise_warning, others_shares
+from reports.tables import NOISE_LIMIT, damaged_records, lost_passes, noise_warning, others_shares
 from reports.text import joined, number, plural
 
 MAX_SENTENCES = 6
@@ -278,7 +278,7 @@ def _tokens(pairs: list[tuple[str, JudgedCell]]) -> str:
 def _lost(study: StudyResult) -> Sentence:
     """How many cells have no figure, and why; else how many repeats were lost on the way."""
     lost = [result for result in study.cells.values() if not result.completed]
-    total = len(study.cells)
+    total, damaged = len(study.cells), damaged_records(study)
     refused = sum(len(experiment.refused) for experiment in study.plan.experiments)
     verb = "is" if refused == 1 else "are"
     told = f"; {plural(refused, 'point')} of the grids {verb} unsupported, listed under failures"
@@ -302,9 +302,12 @@ def _lost(study: StudyResult) -> Sentence:
         parts = [f"{plural(failed, 'repeat')} failed"] if failed else []
         verb, why = "was" if len(spared) == 1 else "were", ", ".join(dict.fromkeys(spared))
         parts += [f"{plural(len(spared), 'repeat')} {verb} not measured ({why})"] if spared else []
-        parts += [f"{plural(missing, 'repeat')} had no record yet"] if missing else []
+        unread = sum(name.isdigit() for _, name in damaged)
+        parts += [f"{plural(unread, 'repeat')} had no record that can be read"] if unread else []
+        parts += [f"{plural(missing - unread, 'repeat')} had no record yet"] if missing > unread else []
         return Sentence("Every cell has a figure,", f"but {joined(parts)}{unsupported}.", FAILURES)
-    reasons = [f"{result.title}: {_why(result)}" for result in lost[:3]]
+    keys = {key for key, name in damaged if name.isdigit()}
+    reasons = [f"{result.title}: {_why(result, result.key in keys)}" for result in lost[:3]]
     more = f"; and {len(lost) - 3:,} more, listed under failures" if len(lost) > 3 else ""
     verb = "has" if len(lost) == 1 else "have"
     return Sentence(
@@ -314,9 +317,9 @@ def _lost(study: StudyResult) -> Sentence:
     )
 
 
-def _why(result: CellResult) -> str:
+def _why(result: CellResult, damaged: bool) -> str:
     if not result.measurements:
-        return "not measured yet"
+        return "no record that can be read" if damaged else "not measured yet"
     record = result.measurements[max(result.measurements)].record
     state = record.status.value.replace("_", " ")
     return f"{state} ({shortened(record.failure.message, 120).rstrip('.')})" if record.failure else state

@@ -5,11 +5,13 @@ Each function takes the study as read and gives a `Table`, or None where there i
 """
 
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from statistics import fmean, median
 
 from configs.common.printable import shortened
 from configs.plans.passes import passes_of
-from configs.records.record import MeasuringPass, Status
+from configs.records.record import MeasuringPass, Status, place_set_aside
 from reports.reading.load import MISSING, CellResult, StudyResult
 from reports.reading.read import Reading
 from reports.text import UNKNOWN, Table, code, count, escaped, joined, mebibytes, number, percent, plural
@@ -157,7 +159,10 @@ def noise_warning(study: StudyResult) -> str | None:
 
 def failures_table(study: StudyResult) -> Table | None:
     """Every repeat without a figure: how it ended, why, and where to read more; then what this version has not."""
-    rows = [row for result in study.cells.values() for row in _failures(result, passes_of(study.plan, result.key))]
+    damaged = damaged_records(study)
+    rows = [
+        row for result in study.cells.values() for row in _failures(result, passes_of(study.plan, result.key), damaged)
+    ]
     for experiment in study.plan.experiments:
         for item in experiment.refused:
             name = (escaped(experiment.model or UNKNOWN), escaped(f"{experiment.name}: {item.label}"))
@@ -174,7 +179,29 @@ def unreadable_table(study: StudyResult) -> Table | None:
     return first_rows(Table(("file", "why"), rows, text_columns=2), where="the JSON form") if rows else None
 
 
-def _failures(result: CellResult, passes: tuple[MeasuringPass, ...]) -> list[tuple[str, ...]]:
+def damaged_records(study: StudyResult) -> dict[tuple[str, str], int]:
+    """The last attempt of each measurement of which no record can be read, by key and name as the table has it: those
+    that are damaged, and those that a run has set aside."""
+    damaged = [f"{Path(item.path).parent.name}--{Path(item.path).name}" for item in study.unreadable]
+    places = [place_set_aside(name) for name in (*damaged, *(Path(path).name for path in study.set_aside))]
+    found: dict[tuple[str, str], int] = {}
+    for key, measuring_pass, repeat, attempt in filter(None, places):
+        result = study.cells.get(key)
+        if result is None:
+            continue
+        if measuring_pass != "timed" and result.passes[measuring_pass] is None:
+            name = f"{measuring_pass} pass"
+        elif measuring_pass == "timed" and repeat < result.planned and repeat not in result.measurements:
+            name = str(repeat)
+        else:
+            continue  # another attempt decides, or the plan has no such repeat any more
+        found[key, name] = max(attempt, found.get((key, name), 0))
+    return found
+
+
+def _failures(
+    result: CellResult, passes: tuple[MeasuringPass, ...], damaged: Mapping[tuple[str, str], int]
+) -> list[tuple[str, ...]]:
     failed = [
         (str(repeat), measurement) for repeat, measurement in result.measurements.items() if not measurement.completed
     ]
@@ -198,10 +225,15 @@ def _failures(result: CellResult, passes: tuple[MeasuringPass, ...]) -> list[tup
         )
     missing = [str(repeat) for repeat in range(result.planned) if repeat not in result.measurements]
     missing += [f"{name} pass" for name in passes if result.completed and result.passes[name] is None]
-    if missing:
-        why = "no attempt has left a record"
-        name = (escaped(result.model), escaped(result.name))
-        rows.append((*name, joined(missing), MISSING, "0", why, UNKNOWN, UNKNOWN))
+    unread = [name for name in missing if (result.key, name) in damaged]
+    name = (escaped(result.model), escaped(result.name))
+    why = "no attempt has left a record"
+    if unread:
+        attempts = max(damaged[result.key, each] for each in unread)
+        told = f"{why} that can be read"
+        rows.append((*name, joined(unread), MISSING, str(attempts), told, UNKNOWN, UNKNOWN))
+    if left := [each for each in missing if each not in unread]:
+        rows.append((*name, joined(left), MISSING, "0", why, UNKNOWN, UNKNOWN))
     return rows
 
 

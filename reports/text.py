@@ -107,11 +107,11 @@ def estimate_text(value: Estimate, unit: str, scale: float = 1.0) -> str:
     return f"{text} ({low} to {high}, {kind})"
 
 
-def ratio_digits(interval: Bounds | None) -> int:
-    """Three, or as many as show that an interval leaves out 1: `better` beside `1.00 (1.00 to 1.00)` is no news."""
-    if interval is None or (interval[0] <= 1 + ROUNDING and interval[1] >= 1 - ROUNDING):
+def ratio_digits(bounds: Bounds | None) -> int:
+    """Three, or as many as show that bounds leave out 1: `better` beside `1.00 (1.00 to 1.00)` is no news."""
+    if bounds is None or (bounds[0] <= 1 + ROUNDING and bounds[1] >= 1 - ROUNDING):
         return 3
-    nearest = min(interval, key=lambda bound: abs(bound - 1))
+    nearest = min(bounds, key=lambda bound: abs(bound - 1))
     return next((digits for digits in range(3, 6) if number(nearest, digits) != number(1.0, digits)), 6)
 
 
@@ -119,7 +119,7 @@ def ratio_cell(value: Ratio | None) -> str:
     """`1.87 (1.80 to 1.93)`; brackets where the pairs are too few for an interval."""
     if value is None:
         return UNKNOWN
-    digits = ratio_digits(value.interval)
+    digits = ratio_digits(value.bounds)
     text = number(value.value, digits)
     return text if value.count == 1 else f"{text} {_bounds(value, lambda bound: number(bound, digits))}"
 
@@ -139,7 +139,7 @@ def _bounds(value: Ratio, written: Callable[[float], str]) -> str:
 
 def ratio_text(value: Ratio, noun: str) -> str:
     """For a sentence: `1.87 times (1.80 to 1.93, 95 % interval, 10 pairs)`."""
-    digits = ratio_digits(value.interval)
+    digits = ratio_digits(value.bounds)
     text = f"{number(value.value, digits)} times"
     if value.count == 1:
         return f"{text} (1 {noun})"

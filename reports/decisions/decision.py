@@ -234,9 +234,10 @@ def _left_out(reasons: Mapping[str, int]) -> str:
 
 
 def _share(ratio: Ratio) -> str:
-    """`84 % (79 to 88)`, without bounds where there is one pair."""
+    """`84 % (79 to 88)`; brackets where the pairs are too few for an interval, no bounds where there is one pair."""
     low, high = (number(bound * 100) for bound in ratio.bounds)
-    return percent(ratio.value) + (f" ({low} to {high})" if ratio.count > 1 else "")
+    bounds = f"[{low} to {high}]" if ratio.interval is None else f"({low} to {high})"
+    return percent(ratio.value) + (f" {bounds}" if ratio.count > 1 else "")
 
 
 def efficiency_text(points: Iterable[tuple[int, Ratio | None]]) -> str:

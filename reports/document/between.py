@@ -250,7 +250,7 @@ def _trend_table(runs: Sequence[KeptRun], cells: Sequence[CellFigures], kind: Fi
                 spread,
             )
         )
-    columns = ("cell", "key", "runs", "first", "last", "unit", "largest over smallest median")
+    columns = ("cell", "key", "runs", "first", "last", "unit", "largest median above the smallest")
     return Table(columns, tuple(rows), text_columns=2)
 
 

@@ -150,7 +150,7 @@ def html_environment() -> "Environment":
         finalize=_printable,
     )
     environment.filters.update(
-        inline=lambda text: Markup(_with_unit(inline_html(printable(text)))),
+        inline=lambda text: Markup(_unbroken(inline_html(printable(text)))),
         told=lambda text: Markup(_unbroken(inline_html(printable(text), markdown=False))),
         text=lambda text: Markup(_unbroken(section_html(type(text)(printable(text))))),
         svg=_svg,
@@ -167,7 +167,7 @@ def _with_unit(html: str) -> str:
 
 
 def _unbroken(html: str) -> str:
-    """And with its exponent, as cells of numbers do anyway."""
+    """And with its exponent."""
     return _EXPONENT.sub(r'<span class="nb">\g<0></span>', _with_unit(html))
 
 

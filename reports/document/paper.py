@@ -7,6 +7,8 @@ Every text goes into the source as a string literal, so that no name or log is r
 the same bytes: the time is that of the last record, and fonts are those of the package.
 """
 
+import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 MAX_ROWS, MAX_COLUMNS = 9, 9
 """Of a table in the paper; the appendix has all of it."""
 MAX_CELL = 90
+_MAX_WORD = 16
+_LONG_WORD = re.compile(rf"\S{{{_MAX_WORD + 1},}}")
 IN_WORDS = ("Latency",)
 """Sections whose sentence stands alone; the appendix has their figures and tables."""
 LEFT_OUT = ("Speed and utilization", "Checkpoints")
@@ -219,7 +223,9 @@ def _environment() -> "Environment":
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         variable_start_string="<<", variable_end_string=">>", comment_start_string="<#", comment_end_string="#>",
     )  # fmt: skip
-    environment.filters.update(typ=literal, rich=rich, grid=_grid, common=_common, quoted=_quoted, cite=_cite)
+    environment.filters.update(
+        typ=literal, rich=rich, grid=_grid, common=_common, left_out=_left_out, quoted=_quoted, cite=_cite
+    )
     return environment
 
 
@@ -270,14 +276,34 @@ def _common(table: Table) -> str:
     return f" Every row: {', '.join(told)}." if told else ""
 
 
-def _grid(table: Table) -> str:
-    """A table, cut to what fits on a page: the first rows, and the columns that say most."""
-    cut = table.without_empty_columns()
+def _columns(cut: Table) -> list[int]:
+    """Those that tell rows apart, in the order of the table."""
     same = _same_columns(cut)
-    columns = [index for index in range(len(cut.columns)) if index not in same][:MAX_COLUMNS]
+    return [index for index in range(len(cut.columns)) if index not in same]
+
+
+def _left_out(table: Table) -> str:
+    """What the paper's form of a table lacks, for the caption: ` Shown: 9 of 12 rows; the appendix has all.`"""
+    cut = table.without_empty_columns()
+    rows = len(cut.rows) - bool(cut.left_out) + cut.left_out
+    counts = (("row", rows, MAX_ROWS), ("column", len(_columns(cut)), MAX_COLUMNS))
+    parts = [f"{most} of {plural(count, what)}" for what, count, most in counts if count > most]
+    return f" Shown: {joined(parts)}; the appendix has all." if parts else ""
+
+
+def _breakable(text: str) -> str:
+    """A literal with places to break words that are longer than a column is wide, and were printed over the next."""
+    parts = _LONG_WORD.sub(lambda word: "\n".join(textwrap.wrap(word[0], _MAX_WORD)), text.replace("\n", " "))
+    return "#sym.zws;".join(map(literal, parts.split("\n")))
+
+
+def _grid(table: Table) -> str:
+    """A table, cut to what fits on a page: the first rows and columns."""
+    cut = table.without_empty_columns()
+    columns = _columns(cut)[:MAX_COLUMNS]
     align = ", ".join("left" if index < cut.text_columns else "right" for index in columns)
     cells = [f"[*{literal(inline_plain(cut.columns[index]))}*]" for index in columns]
     for row in cut.rows[:MAX_ROWS]:
-        cells += [f"[{literal(shortened(inline_plain(row[index]), MAX_CELL))}]" for index in columns]
+        cells += [f"[{_breakable(shortened(inline_plain(row[index]), MAX_CELL))}]" for index in columns]
     widths = ", ".join("auto" for _ in columns)
     return f"table(columns: ({widths},), align: ({align},), {', '.join(cells)})"

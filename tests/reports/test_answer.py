@@ -176,6 +176,18 @@ def test_fewer_ranks_than_the_baseline_say_nothing_of_more(tmp_path: Path, order
     assert ("scaling" in text) is told and "at 1 rank" not in text
 
 
+@pytest.mark.parametrize(("repeats", "bounds"), [(5, "[87.1 to 87.1]"), (6, "(87.1 to 87.1)")])
+def test_a_range_of_too_few_repeats_is_not_told_as_an_interval(tmp_path: Path, repeats: int, bounds: str) -> None:
+    cells = [cell(dp=ranks) for ranks in (1, 2)]
+    run = write_run(tmp_path, make_plan(cells, repeats, experiments=[strong(cells)]))
+    for item in cells:
+        rates = [100.0 * item.layout.ranks**0.8 * (1 + 0.001 * repeat) for repeat in range(repeats)]
+        write_measurements(run, item, rates)
+    told = {sentence.evidence: sentence.text for sentence in opening(load_run(run))}
+    assert f"gives 87.1 % {bounds} of linear at 2 ranks" in told["strong: tiny"]
+    assert f"87.1 % {bounds} as much per rank" in told["Recommendations"]
+
+
 def test_repeats_that_were_cancelled_or_not_paid_for_did_not_fail(tmp_path: Path) -> None:
     """A run that was cancelled, or whose budget ended, opened with repeats that failed."""
     one = cell()

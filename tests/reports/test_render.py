@@ -158,7 +158,7 @@ def test_the_opening_says_what_to_run(rendered: tuple[RunPaths, ReportSummary]) 
     assert random.startswith("Run llama-110m (random weights) as 1 rank")
     assert random.endswith("; 1 more kind of work under recommendations.")
     assert scaling == (
-        "More ranks add throughput, up to the 2 ranks measured: strong scaling of tiny gives 100 % (80.0 to 125) of "
+        "More ranks add throughput, up to the 2 ranks measured: strong scaling of tiny gives 100 % [80.0 to 125] of "
         "linear at 2 ranks; 1 rank is recommended, as no larger layout does clearly more per rank."
     )
     assert right.startswith(
@@ -283,6 +283,8 @@ def test_damaged_records_are_left_out_and_told(tmp_path: Path) -> None:
     text = whole_report(run)
     assert text.split("\n")[2].startswith("> **1 file of the run cannot be read:**"), "before any recommendation"
     assert f"| `{relative}` | {relative[:-5]}.npz: the record's samples cannot be read" in text
+    assert ": no record that can be read." in summary.sentences[-1] and "not measured yet" not in text
+    assert "batch 4, 5 tokens | 0 | missing | 1 | no attempt has left a record that can be read |" in text
     again = render_report(run)
     assert again == summary and whole_report(run) == text
     path.write_text("{")
@@ -290,6 +292,21 @@ def test_damaged_records_are_left_out_and_told(tmp_path: Path) -> None:
     path.write_text('{"schema_version": 99}')
     with pytest.raises(SchemaError, match=r"r0-a1\.json"):
         render_report(run)
+
+
+def test_of_the_repeats_without_a_figure_the_unreadable_are_told_apart(tmp_path: Path) -> None:
+    """It was said of all that no attempt had left a record."""
+    cell = generate()
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=4))
+    paths = [write_record(run, cell, repeat, samples=generated(cell, 1.0)) for repeat in (0, 1, 2)]
+    paths[1].write_text("{")
+    run.set_aside.mkdir()
+    paths[2].rename(run.set_aside / f"{cell.key}--{paths[2].name}")
+    summary, text = render_report(run), whole_report(run)
+    told = "but 2 repeats had no record that can be read and 1 repeat had no record yet."
+    assert summary.sentences[-1] == f"Every cell has a figure, {told}"
+    assert "| 1 and 2 | missing | 1 | no attempt has left a record that can be read |" in text
+    assert "| 3 and memory pass | missing | 0 | no attempt has left a record |" in text
 
 
 def live_markup(text: str) -> list[str]:

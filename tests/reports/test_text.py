@@ -91,5 +91,13 @@ def test_a_ratio_that_is_told_apart_from_1_is_not_written_as_1() -> None:
     assert ratio_cell(Ratio(1.0017, 1.001, 1.003, 10, (1.0014, 1.0021))) == "1.002 (1.001 to 1.002)"
     assert ratio_cell(Ratio(0.99996, 0.9, 1.1, 10, (0.99994, 0.99998))) == "0.99996 (0.99994 to 0.99998)"
     assert ratio_text(Ratio(1.0017, 1.001, 1.003, 10, (1.0014, 1.0021)), "pair").startswith("1.002 times (1.001 to")
-    for same in (Ratio(1.0001, 0.999, 1.001, 10, (0.9999, 1.0002)), Ratio(1.0001, 1.0001, 1.0002, 3, None)):
-        assert ratio_cell(same)[:4] == "1.00"
+    for same in (Ratio(1.0001, 0.999, 1.001, 10, (0.9999, 1.0002)), Ratio(1.0001, 0.9999, 1.0002, 3, None)):
+        assert ratio_cell(same)[:5] == "1.00 "
+
+
+def test_a_range_that_leaves_out_1_shows_it() -> None:
+    """`fastest with 1.00 times (1.00 to 1.00, range of 5 pairs) the throughput of` the next: by the range it is."""
+    ahead = Ratio(1.0021, 1.0018, 1.0022, 5, None)
+    assert ahead.is_above(1)
+    assert ratio_cell(ahead) == "1.002 [1.002 to 1.002]"
+    assert ratio_text(ahead, "pair") == "1.002 times (1.002 to 1.002, range of 5 pairs)"

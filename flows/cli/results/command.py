@@ -62,7 +62,7 @@ def report_command(
         list[str] | None, typer.Argument(metavar="RUN", help="run folder, for example runs/quickstart")
     ] = None,
     results: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(metavar="GLOB", help="compare all runs that match: folders, or files of `benchmark`"),
     ] = None,
     output: Annotated[Path, typer.Option(metavar="FILE", help="file for the comparison of --results")] = Path(
@@ -83,17 +83,17 @@ def report_command(
     from flows.cli.results.inspect import print_answers, render_again, render_html, render_paper
     from flows.cli.run import guarded
 
-    given = folders or []
-    if results is None and len(given) != 1:
+    given, patterns = folders or [], results or []
+    if not patterns and len(given) != 1:
         typer.echo("RUN: expected either one run folder or --results GLOB", err=True)
         raise typer.Exit(2)
     paper = None if form == "pdf" else "without --format pdf"
-    run = Path(results if results is not None else given[0])
+    run = Path([*patterns, *given][0])
 
     def work() -> int:
-        if results is not None:
+        if patterns:
             refuse_unused(context, dict.fromkeys(("form", "style"), "with --results, which writes Markdown"))
-            return join_runs([results, *given], output)  # a shell has expanded an unquoted pattern
+            return join_runs([*patterns, *given], output)  # a shell has expanded an unquoted pattern
         refuse_unused(context, {"output": "without --results", "style": paper})
         return {"md": render_again, "html": render_html, "pdf": render_paper, "json": print_answers}[form](run)
 

@@ -68,7 +68,7 @@ def test_the_sentence_says_what_the_larger_would_bring() -> None:
     assert "items/s" in body and "; cell 2 does 1.77 times (1.74 to 1.83" in body and "on 4 ranks instead of 1" in body
     assert body.endswith(", 44.2 % (43.6 to 45.7) as much per rank")
     few, _ = decided(CLEAR["three repeats are not"], 1)
-    assert decision_body(few).endswith("as much per rank, which 6 repeats would confirm")
+    assert re.search(r"% \[[\d.]+ to [\d.]+\] as much per rank, which 6 repeats would confirm$", decision_body(few))
 
 
 def test_how_many_repeats_would_decide() -> None:

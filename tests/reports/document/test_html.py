@@ -14,8 +14,10 @@ from configs.records.record import Failure, Status
 from reports.document.cells import cells_data
 from reports.document.html import html_environment, json_block, policy, report_page
 from reports.document.inline import inline_html, inline_plain
+from reports.document.structure import Document, Section
 from reports.reading.load import load_run
 from reports.render import analyze_run, render_page, render_report
+from reports.text import Table
 from tests.support.browser import chromium, find_chromium, serious_faults
 from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan, write_record
 
@@ -146,6 +148,28 @@ def test_a_printed_page_is_light_and_names_the_series(run: RunPaths, tmp_path: P
         expect(several.locator('[data-s="0"][aria-pressed]')).to_be_visible()
         expect(several.locator('[data-s="1"][aria-pressed] .swatch')).to_be_visible()
         expect(several.locator(".scale")).to_be_hidden()
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_a_wide_table_is_whole_on_paper(tmp_path: Path) -> None:
+    """The last of the columns on compression, with the perplexity that decides, lay beyond the edge of the paper.
+
+    Chromium shrinks a page that is wider than A4 to two thirds, not further.
+    """
+    figures = ["1,270 (1,270 to 1,280)", "50.5 %"] * 7
+    columns = ("weights", "passes that were run", *["tokens/s, median (interval)", "not zero"] * 7, "KL", "state")
+    row = ("uncompressed, bfloat16 (base)", "prune_50", *figures, "2.02e-7", "unsupported")
+    long = Table(("point", "state"), (("x" * 120, "completed"),))
+    section = Section("Compression", table=Table(columns, (row,), text_columns=2), tables=(("Names", long),))
+    page_file = tmp_path / "report.html"
+    page_file.write_text(report_page(Document("wide", (), "", (section,))))
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 794, "height": 1123})
+        page.goto(page_file.as_uri())
+        page.emulate_media(media="print")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1.5 * 794
+        exponent = page.get_by_text("2.02e-7", exact=True)
+        assert exponent.evaluate("e => e.getClientRects().length") == 1, "an exponent on a line of its own"
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")

@@ -146,6 +146,13 @@ def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (runs / "joined.md").read_text().startswith("# 3 nodes side by side: nodes")
 
 
+def test_the_option_for_runs_to_join_may_be_given_again(runs: Path) -> None:
+    """All but the last were dropped without a word, and its own report was written."""
+    given = [word for name in ("first", "again") for word in ("--results", str(runs / name))]
+    result = CliRunner().invoke(app, ["report", *given, str(runs / "slow"), "--output", str(runs / "joined.md")])
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "3 runs joined"), result.output
+
+
 def test_repeats_that_were_cancelled_are_not_said_to_have_failed(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,6 +66,9 @@ def test_every_page_is_there_and_every_link_leads_to_one(site: Path) -> None:
         assert len(text) < 400_000, name
     assert "old" in found["index.html"] and "schema_version: got 1, expected" in found["index.html"]
     assert "2.00" in found["history.html"] or "100\u00a0%" in found["history.html"], "speeds lie a factor of 2 apart"
+    assert "largest median above the smallest" in found["history.html"], "100 % above, which is no ratio of 1"
+    run_folder = "rendered from the run folder alone"
+    assert run_folder not in found["history.html"] and sum(run_folder in text for text in found.values()) > 1
 
 
 def test_a_site_is_made_again_to_the_byte_and_does_not_read_itself(site: Path) -> None:
@@ -100,6 +103,7 @@ def test_compare_and_history_as_pages(site: Path, tmp_path: Path, capsys: pytest
     first, second = site.parent / "first", site.parent / "deep" / "<b>second"
     assert compare_runs(first, second, html_file=tmp_path / "compare.html") == 4
     text = (tmp_path / "compare.html").read_text()
+    assert "rendered from the run folder" not in text, "it is of two"
     assert "Regression:</strong> 2 of 2 cells are worse" in text and "Page       " in capsys.readouterr().out
     history = tmp_path / "h.sqlite"
     assert history_add(first, "main", history) == history_add(second, None, history) == 0
