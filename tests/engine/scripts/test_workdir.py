@@ -26,6 +26,7 @@ def _filled(archive: Path, folder: Path) -> None:
     fill_workdir(work, archive.parent, folder, {}, {})
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14:DeprecationWarning")  # of the call that stands for an old one
 @pytest.mark.parametrize("filters", [True, False], ids=["python that filters", "debian 12's 3.11.2"])
 def test_inputs_are_unpacked_by_every_python(filters: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not filters:
