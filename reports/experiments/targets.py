@@ -212,7 +212,17 @@ def _winner(side: Side) -> Winner | None:
 
 
 def targets_opening(found: SideBySide) -> str:
-    """The winner on each target in one sentence for the report's first screen; those of one winner together."""
+    """The winner on each target in one sentence for the report's first screen; those of one winner together.
+
+    Of a single point nothing wins: then it is the targets that are told side by side.
+    """
+    if len(found.labels) == 1 and all(len(side.points) == 1 for side in found.sides):
+        values = ((side, side.points[0].throughput) for side in found.sides)
+        told = [
+            f"{'nothing has a figure' if value is None else estimate_text(value, found.unit)} on {side.target}"
+            for side, value in values
+        ]
+        return f"{found.sides[0].points[0].label}: {joined(told)}."
     clear: dict[str, list[str]] = {}
     rest = []
     for side in found.sides:
@@ -245,6 +255,8 @@ def _winner_text(side: Side, unit: str) -> str:
         return f"On {side.name} nothing has a figure."
     value, second = winner.best.throughput, winner.second
     assert value is not None, "ranked are those with a figure"
+    if len(side.points) == 1:
+        return f"On {side.name} {winner.best.label} has {estimate_text(value, unit)}."
     if second is None:
         return f"On {side.name} only {winner.best.label} has a figure: {estimate_text(value, unit)}."
     text = f"On {side.name} {winner.best.label} is fastest: {estimate_text(value, unit)}"

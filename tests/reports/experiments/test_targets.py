@@ -25,6 +25,7 @@ from reports.experiments.targets import (
 from reports.provenance import environment_sentence
 from reports.reading.load import load_run
 from reports.render import render_report
+from reports.text import estimate_text
 from tests.support.run_folders.made_studies import (
     decoded,
     planned,
@@ -119,6 +120,19 @@ def test_a_winner_of_several_targets_is_named_once_and_equals_are_no_winners(tmp
             write_measurements(equal, cell, 1.0)
     text = targets_opening(found_in(equal))
     assert text.count("are not told apart on") == 2 and "fastest" not in text
+
+
+def test_of_a_single_point_the_targets_are_told_side_by_side(tmp_path: Path) -> None:
+    """It was "1 rank is fastest on slow and on fast", and which target is faster stood nowhere."""
+    run, _ = write_study(tmp_path)
+    whole = found_in(run)
+    found = replace(whole, sides=tuple(replace(side, points=side.points[1:2]) for side in whole.sides))
+    slow, fast = (estimate_text(side.points[0].throughput, whole.unit) for side in found.sides)
+    assert targets_opening(found) == f"{whole.labels[1]}: {slow} on slow and {fast} on fast." and slow != fast
+    assert targets_sentence(found).startswith(f"On slow (12.0 MB/s, 100 us) {whole.labels[1]} has {slow}. On fast ")
+    without = replace(found.sides[1].points[0], result=replace(found.sides[1].points[0].result, measurements={}))
+    found = replace(found, sides=(found.sides[0], replace(found.sides[1], points=(without,))))
+    assert targets_opening(found) == f"{whole.labels[1]}: {slow} on slow and nothing has a figure on fast."
 
 
 def test_from_which_link_on_a_layout_pays(tmp_path: Path) -> None:
