@@ -10,7 +10,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -30,7 +30,37 @@ _USED = {"local": _ALWAYS, "ssh": _ALWAYS | _OF_HOSTS} | dict.fromkeys(("aws", "
 """Fields of a node by its type; `name` is for the reader of the file."""
 
 
-class NodeEntry(Frozen):
+class _Spelt(Frozen):
+    """What clouds call by different names: an instance, and where it is."""
+
+    instance_type: str | None = None
+    machine_type: str | None = Field(None, description="as GCP calls it")
+    vm_size: str | None = Field(None, description="as Azure calls it")
+    region: str | None = None
+    location: str | None = Field(None, description="as Azure calls the region")
+    zone: str | None = None
+    ssh_from: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        for names in (("instance_type", "machine_type", "vm_size"), ("region", "location")):
+            given = [name for name in names if getattr(self, name) is not None]
+            if len(given) > 1:
+                raise ValueError(f"{' and '.join(given)} are one thing. Leave one out")
+        return self
+
+    @property
+    def instance(self) -> str | None:
+        """The instance by any of its three names."""
+        return self.instance_type or self.machine_type or self.vm_size
+
+    @property
+    def place(self) -> str | None:
+        """The region by either of its names."""
+        return self.region or self.location
+
+
+class NodeEntry(_Spelt):
     """One node. `id` is what --nodes names; `type` local, ssh, or a cloud with its instance."""
 
     id: str = Field(min_length=1, max_length=64)
@@ -43,13 +73,6 @@ class NodeEntry(Frozen):
     known_hosts: str | None = None
     folder: str | None = None
     python: str | None = Field(None, description="interpreter that has the libraries; none: they are installed")
-    instance_type: str | None = None
-    machine_type: str | None = Field(None, description="as GCP calls it")
-    vm_size: str | None = Field(None, description="as Azure calls it")
-    region: str | None = None
-    zone: str | None = None
-    location: str | None = None
-    ssh_from: str | None = None
 
     @model_validator(mode="after")
     def _every_field_is_used(self) -> "NodeEntry":
@@ -57,11 +80,6 @@ class NodeEntry(Frozen):
         if unused:
             raise ValueError(f"{self.id}.{unused[0]}: not a field of nodes of type {self.type}. Leave it out")
         return self
-
-    @property
-    def instance(self) -> str | None:
-        """The instance by any of its three names."""
-        return self.instance_type or self.machine_type or self.vm_size
 
 
 class BenchmarkDefaults(Frozen):
@@ -72,22 +90,10 @@ class BenchmarkDefaults(Frozen):
     timeout_seconds: PositiveFloat | None = None
 
 
-class CloudDefaults(Frozen):
+class CloudDefaults(_Spelt):
     """Where a cloud is asked, and for which instance where a node names none."""
 
-    region: str | None = None
-    zone: str | None = None
-    location: str | None = None
-    instance_type: str | None = None
-    machine_type: str | None = None
-    vm_size: str | None = None
-    ssh_from: str | None = None
     python: str | None = None
-
-    @property
-    def instance(self) -> str | None:
-        """The instance by any of its three names."""
-        return self.instance_type or self.machine_type or self.vm_size
 
 
 class BenchmarkFile(Frozen):
@@ -125,10 +131,10 @@ class BenchmarkFile(Frozen):
     def _rented(self, name: str, node: NodeName, entry: NodeEntry) -> RentedTarget:
         own = self._defaults(node.provider)
         zone = entry.zone
-        region = entry.region or entry.location or region_of_zone(node.provider, zone)
+        region = entry.place or region_of_zone(node.provider, zone)
         if zone is None and (region is None or region_of_zone(node.provider, own.zone) in (None, region)):
             zone = own.zone  # a default zone of another region than the node's would leave nothing to ask
-        region = region or own.region or own.location or region_of_zone(node.provider, zone)
+        region = region or own.place or region_of_zone(node.provider, zone)
         fields: dict[str, Any] = {
             "kind": node.provider,
             "name": re.sub(r"[^A-Za-z0-9._+-]", "-", name),

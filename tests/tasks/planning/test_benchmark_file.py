@@ -42,6 +42,23 @@ def test_true_is_no_number(tmp_path: Path) -> None:
         read(tmp_path, benchmark_defaults={"repeats": True})
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nodes": [{"id": "a", "type": "aws", "instance_type": "g5.xlarge", "vm_size": "g6.xlarge"}]},
+         "instance_type and vm_size are one thing"),
+        ({"nodes": [{"id": "a", "type": "azure", "vm_size": "Standard_D2s_v5", "region": "eastus", "location": "uk"}]},
+         "region and location are one thing"),
+        ({"cloud_defaults": {"gcp": {"machine_type": "g2-standard-4", "instance_type": "n1-standard-4"}}},
+         "instance_type and machine_type are one thing"),
+    ],
+)  # fmt: skip
+def test_one_thing_under_two_names_is_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    """The first won, without a word: another machine was rented than the file names last."""
+    with pytest.raises(ValueError, match=f"{said}. Leave one out"):
+        read(tmp_path, **changes)
+
+
 def test_nodes_become_targets(tmp_path: Path) -> None:
     file = read(tmp_path)
     assert file.target("local") == LocalTarget()
