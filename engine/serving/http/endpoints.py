@@ -319,7 +319,8 @@ class Generation:
             model.check_tokens(prompt)
             model.check_room(prompt, max_tokens, limit_field)
         own_stops = {*(wanted.stop_token_ids or ()), *model.special_tokens_of(wanted.stops)}
-        stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | model.end_tokens))
+        ends = model.message_ends if isinstance(wanted, ChatRequest) else model.end_tokens
+        stops = tuple(sorted(own_stops if wanted.ignore_eos else own_stops | ends))
         min_tokens = wanted.min_tokens or 0
         if min_tokens > max_tokens:
             raise ApiError(400, f"min_tokens: {min_tokens} is more than the {max_tokens} at most", "min_tokens")

@@ -110,6 +110,16 @@ class ServedModel:
         added = self.tokenizer.get_added_tokens_decoder().items()
         return {token for token, one in added if one.special and one.content in texts}
 
+    @property
+    def message_ends(self) -> frozenset[int]:
+        """The ids that end a message: those of the model, and its tokenizer's end of text.
+
+        Models tuned for conversations may name the end of a turn (`<|im_end|>`) in their tokenizer alone.
+        """
+        name = self.special.get("eos_token")
+        own = self.tokenizer.token_to_id(name) if self.tokenizer is not None and name else None
+        return self.end_tokens if own is None else self.end_tokens | {own}
+
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the token ids of a conversation, ready for the next answer. Raises ApiError 400."""
         if self.template is None:

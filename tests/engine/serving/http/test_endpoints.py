@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Environment
 from tokenizers import Tokenizer, decoders, models
 
 from engine.prompts.tokenizer import load_tokenizer
@@ -47,6 +48,28 @@ def test_a_stop_string_that_is_a_special_token_ends_an_answer(tmp_path: Path, ig
     for stop, expected in ((["x", "<|endoftext|>"], (special,)), ("<|endoftext|>", (special,)), ("<|endoftext", ())):
         _, choices = asyncio.run(generation.complete(completion(stop=stop, ignore_eos=ignore_eos)))
         assert choices[0].answer.wanted.stop_tokens == expected
+
+
+def test_a_message_ends_with_its_tokenizers_end_of_text(tmp_path: Path) -> None:
+    """Tuned models often name the end of a turn in their tokenizer alone: an answer went on with the user's turn."""
+    generation, _ = service(tmp_path, tokenizer=True)
+    tokenizer = generation._model.tokenizer
+    assert tokenizer is not None
+    special = tokenizer.token_to_id("<|endoftext|>")
+    template = Environment().from_string("{{ messages[0].content }}")
+    generation._model = replace(
+        generation._model, template=template, end_tokens=frozenset({7}), special={"eos_token": "<|endoftext|>"}
+    )
+    asked = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+    def stops(**fields: Any) -> tuple[int, ...]:
+        wanted = read_request(json.dumps(asked | fields).encode(), ChatRequest)
+        _, choices = asyncio.run(generation.chat(wanted))
+        return choices[0].answer.wanted.stop_tokens
+
+    assert special not in (7, None) and stops() == tuple(sorted((special, 7))) and stops(ignore_eos=True) == ()
+    _, choices = asyncio.run(generation.complete(completion()))
+    assert choices[0].answer.wanted.stop_tokens == (7,), "as transformers generates"
 
 
 def test_a_stop_string_ends_no_answer_before_its_min_tokens(tmp_path: Path) -> None:
