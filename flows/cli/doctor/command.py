@@ -74,7 +74,7 @@ def doctor(master: str | None, as_json: bool) -> int:
     """Print the checks. Returns 0, or 1 if something required by every study is missing."""
     checks = diagnose(master)
     if as_json:
-        print(json.dumps([dataclasses.asdict(check) for check in checks], indent=1))
+        print(json.dumps([dataclasses.asdict(check) | {"state": _shown(check)} for check in checks], indent=1))
     else:
         print_checks(checks)
     return 1 if any(check.state == "missing" and _is_needed(check.name) for check in checks) else 0

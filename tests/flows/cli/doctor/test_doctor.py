@@ -70,8 +70,9 @@ def test_whole_diagnosis(tmp_path: Path, port: int) -> None:
     )
     found = json.loads(done.stdout)
     assert all(set(check) == {"name", "state", "detail", "remedy"} for check in found)
-    assert {check["state"] for check in found} <= {"ok", "warning", "missing"}
+    assert {check["state"] for check in found} <= {"ok", "warning", "missing", "absent"}
     assert all(check["remedy"] for check in found if check["state"] == "missing")
+    assert all(check["remedy"].startswith("not needed") for check in found if check["state"] == "absent")
     names = [check["name"] for check in found]
     assert len(names) == len(set(names))
     assert {"python", "package torch", "package prefect", "packages", "cores", "memory", "run folder"} < set(names)
@@ -107,6 +108,16 @@ def test_exit_code_follows_what_every_study_needs(monkeypatch: pytest.MonkeyPatc
     ):
         monkeypatch.setattr("flows.cli.doctor.command.diagnose", lambda master, found=found: found)
         assert doctor(None, True) == code
+
+
+def test_json_says_absent_as_the_text_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        DoctorCheck("rocm", "missing", "no driver", "not needed"),
+        DoctorCheck("nsys", "missing", "none", "install"),
+    ]
+    monkeypatch.setattr("flows.cli.doctor.command.diagnose", lambda master: found)
+    assert doctor(None, True) == 0
+    assert [check["state"] for check in json.loads(capsys.readouterr().out)] == ["absent", "missing"]
 
 
 def test_a_calibration_that_cannot_lock_the_machine_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
