@@ -9,11 +9,13 @@ from pathlib import Path
 
 from configs.common.files.reading import brief
 from configs.hardware.catalog import HardwareCatalog, catalog
+from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, PlannedModel
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError
+from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
@@ -61,6 +63,18 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
         if asked is not None and (machine.accelerator.kind == "cpu" or asked > machine.accelerators):
             held = 0 if machine.accelerator.kind == "cpu" else machine.accelerators
             yield f"targets[{place}].gpus_per_node: got {asked}, but {name} has {held}. Correct one of them"
+        if isinstance(target, RentedTarget):
+            yield from _refused_there(plan, place, target, machine)
+
+
+def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machine) -> Iterator[str]:
+    """Of a rented target whose ranks would refuse each of its cells."""
+    dtypes = {cell.dtype for cell in plan.cells.values() if cell.target == target.name}
+    if dtypes and all(map(machine.accelerator.lacks, dtypes)):
+        yield (
+            f"targets[{place}].instance: {target.instance} has {machine.accelerator.title}, which does not multiply "
+            f"{', '.join(sorted(dtypes))}. Use float16 or float32, or another instance"
+        )
 
 
 def _missing_libraries(plan: Plan) -> Iterator[str]:

@@ -47,6 +47,17 @@ def test_more_gpus_than_the_named_machine_has_are_refused(tmp_path: Path) -> Non
         assert problem == f"targets[0].gpus_per_node: got 8, but {machine} has {held}. Correct one of them"
 
 
+def test_nothing_is_rented_for_cells_that_its_gpus_refuse(tmp_path: Path) -> None:
+    """A T4 was rented for a study in bfloat16 alone, and each of its cells was `unsupported`."""
+    target = {"kind": "aws", "instance": "g4dn.xlarge", "regions": ["us-east-1"]}
+    [problem] = problems(tmp_path, targets=[target], dtype="bfloat16")
+    assert (
+        problem.startswith("targets[0].instance: g4dn.xlarge has NVIDIA T4") and "does not multiply bfloat16" in problem
+    )
+    assert checked(tmp_path, targets=[target], dtype="float16").cells
+    assert checked(tmp_path, targets=[target | {"instance": "g5.xlarge"}], dtype="bfloat16").cells
+
+
 def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:
     limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
     work = STUDY["workload"]
