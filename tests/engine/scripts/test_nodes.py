@@ -166,7 +166,8 @@ def test_a_program_below_a_shell_that_is_stopped_has_its_own_memory_and_time(tmp
 @pytest.mark.parametrize(("lines", "advice"), [(9, "came at once"), (2, "Measure more steps")])
 def test_lines_that_come_at_once_are_told_from_too_few(lines: int, advice: str, tmp_path: Path) -> None:
     """Of a program in C, whose output is written when it ends, more steps were asked for."""
-    code = f"print(*['step %d' % n for n in range({lines})], sep=chr(10))"
+    # One write, as from a buffer: each line by itself may be read by itself, and has a time then.
+    code = f"import os; os.write(1, b''.join(b'step %d\\n' % n for n in range({lines})))"
     part, _ = node_parts(tmp_path, code, 0, measure="lines", lines=LINES, tokens_per_step=8)[0]
     assert part.failure is not None and part.failure.kind == "NoFigures" and advice in part.failure.message
 
