@@ -68,8 +68,11 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
 
 
 def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machine) -> Iterator[str]:
-    """Of a rented target whose ranks would refuse each of its cells."""
-    dtypes = {cell.dtype for cell in plan.cells.values() if cell.target == target.name}
+    """Of a rented target whose ranks would refuse each of its cells; a program of the user's decides by itself."""
+    cells = [cell for cell in plan.cells.values() if cell.target == target.name]
+    dtypes = {cell.dtype for cell in cells}
+    if target.device == "cpu" or any(descriptor_of(cell.workload).own_program for cell in cells):
+        return
     if dtypes and all(map(machine.accelerator.lacks, dtypes)):
         yield (
             f"targets[{place}].instance: {target.instance} has {machine.accelerator.title}, which does not multiply "

@@ -72,7 +72,6 @@ def _row(node: ListedNode) -> tuple[str, ...]:
 
 
 def _this_machine() -> ListedNode:
-
     from flows.cli.doctor.gpus import amd_gpus, nvidia_gpus
 
     gpus = [*nvidia_gpus().names, *amd_gpus().names]

@@ -55,6 +55,13 @@ def test_nothing_is_rented_for_cells_that_its_gpus_refuse(tmp_path: Path) -> Non
         problem.startswith("targets[0].instance: g4dn.xlarge has NVIDIA T4") and "does not multiply bfloat16" in problem
     )
     assert checked(tmp_path, targets=[target], dtype="float16").cells
+    assert checked(tmp_path, targets=[target | {"device": "cpu"}], dtype="bfloat16").cells
+    (tmp_path / "train.py").write_text("print('step 1')")
+    own = {"kind": "script", "command": ["train.py"], "inputs": ["train.py"], "measure": "wall", "items_per_step": 1,
+           "unit": "run"}  # fmt: skip
+    repeats = {"repeats": {"kind": "sweep", "over": {"cores_per_rank": [1]}}}
+    script = {"targets": [target], "models": [], "workload": own, "experiments": repeats}
+    assert checked(tmp_path, **script, dtype="bfloat16").cells
     assert checked(tmp_path, targets=[target | {"instance": "g5.xlarge"}], dtype="bfloat16").cells
 
 
