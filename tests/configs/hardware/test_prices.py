@@ -1,5 +1,6 @@
 """Prices: which source counts, what a price file may say, and what is refused."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -147,14 +148,19 @@ def test_a_catalog_with_a_doubtful_row_is_refused(tmp_path: Path, row: str, prob
     assert problem in str(caught.value)
 
 
+def _write_unclosed(path: Path, columns: Sequence[str], row: str, count: int) -> None:
+    """Write so many rows, of which the second has a quote that is never closed."""
+    path.parent.mkdir()
+    lines = [row.format(number) for number in range(count)]
+    lines[1] = lines[1].replace("https", '"https')
+    path.write_text("\n".join([",".join(columns), *lines, ""]))
+
+
 @pytest.mark.parametrize("rows", [2, 5000])
 def test_a_refreshed_catalog_with_a_quote_that_is_never_closed_is_refused(tmp_path: Path, rows: int) -> None:
     """All rows after it would be text of its own row, and beyond 128 KiB of that csv raises an error of its own."""
-    path = tmp_path / "catalog" / "prices.csv"
-    path.parent.mkdir()
-    lines = [f"aws/m{row},us-east-1,on_demand,1.25,2026-01-01,https://a.b/list" for row in range(rows)]
-    lines[1] = lines[1].replace("https", '"https')
-    path.write_text("\n".join([",".join(CATALOG_COLUMNS), *lines, ""]))
+    priced = "aws/m{},us-east-1,on_demand,1.25,2026-01-01,https://a.b/list"
+    _write_unclosed(tmp_path / "catalog" / "prices.csv", CATALOG_COLUMNS, priced, rows)
     with pytest.raises(ValueError, match=r"prices\.csv: not a CSV file \(.*\)\. Remove the file to fetch it again"):
         listed_offers(tmp_path)
     with pytest.raises(ValueError, match=r"prices\.csv: not a CSV file"):
@@ -163,11 +169,10 @@ def test_a_refreshed_catalog_with_a_quote_that_is_never_closed_is_refused(tmp_pa
 
 @pytest.mark.parametrize("rows", [2, 5000])
 def test_a_refreshed_table_with_a_quote_that_is_never_closed_is_refused(tmp_path: Path, rows: int) -> None:
-    path = tmp_path / "catalog" / "links.csv"
-    path.parent.mkdir()
-    lines = [f"link{row},2026-01-01,https://a.b/a-page-on-the-link,1e9" for row in range(rows)]
-    lines[1] = lines[1].replace("https", '"https')
-    path.write_text("\n".join(["name,as_of,source,bytes_per_second", *lines, ""]))
+    columns = ("name", "as_of", "source", "bytes_per_second")
+    _write_unclosed(
+        tmp_path / "catalog" / "links.csv", columns, "link{},2026-01-01,https://a.b/a-page-on-the-link,1e9", rows
+    )
     with pytest.raises(ValueError, match=r"links\.csv: not a CSV file"):
         catalog(tmp_path)
 
