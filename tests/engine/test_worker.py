@@ -1,5 +1,6 @@
 """Ranks for real: parts, faults, memory, full disk. Launches are shared by the tests that look at them."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -55,7 +56,9 @@ def test_figures_and_environment(pair: tuple[JobPaths, JobEnd]) -> None:
     assert second.environment == {}, "rank 0's stands for all"
     environment = first.environment
     assert environment["backend"] == ("nccl" if torch.cuda.device_count() >= 2 else "gloo")
-    assert environment["torch"] in (torch.__version__, torch.__version__.partition("+")[0])  # of PyPI: without +cu130
+    # That of the distribution: torch's own has +cu130, too, where the index's build has it in no name.
+    assert environment["torch"] == importlib.metadata.version("torch")
+    assert environment["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert (environment["threads"], environment["cores_per_rank"]) == (1, 1)
     assert environment["memory_bytes"] == psutil.virtual_memory().total
     variables = environment["variables"]
