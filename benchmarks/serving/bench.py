@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.serving import clients, http_alone, own, reliability, sampled, throughput
+from benchmarks.serving import clients, harness, http_alone, own, reliability, sampled, throughput
 from benchmarks.serving.model import ModelFiles, write_model
 from benchmarks.serving.servers import installed
 from reports.text import Table, aligned
@@ -30,6 +30,7 @@ class Given(NamedTuple):
     cores: tuple[int, ...]
     users: tuple[int, ...]
     clients: dict[str, Path]
+    harness: Path | None
     latency_rounds: int
 
 
@@ -78,6 +79,10 @@ ROWS: dict[str, tuple[str, Callable[[Given], tuple[list[Table], bool]]]] = {
         "all work; mean TTFT and TPOT within 10 % of the server's own, of the same requests",
         lambda given: clients.clients_row(given.files, given.folder, given.clients),
     ),
+    "harness": (
+        f"each score within {harness.WITHIN:g} of transformers'",
+        lambda given: harness.harness_row(given.harness, given.folder),
+    ),
     "kills": (
         "nothing hangs, back within 15 s, no wrong answer",
         lambda given: reliability.kills_row(given.folder / "logs"),
@@ -105,6 +110,7 @@ def main() -> int:
     parser.add_argument("--llama-server", type=Path, help="path of llama.cpp's llama-server, built for this machine")
     parser.add_argument("--aiperf", type=Path, help="path of the aiperf command, for the row clients")
     parser.add_argument("--guidellm", type=Path, help="path of the guidellm command, for the row clients")
+    parser.add_argument("--lm-eval", type=Path, help="path of the lm_eval command, for the row harness")
     parser.add_argument("--folder", type=Path, help="keep the model's files and the servers' logs here")
     arguments = parser.parse_args()
     engines = installed(arguments.llama_server) if arguments.engine is None else arguments.engine
@@ -122,6 +128,7 @@ def main() -> int:
             tuple(arguments.cores or (1, 2)),
             tuple(arguments.users or throughput.USERS),
             {name: path for name, path in (("aiperf", arguments.aiperf), ("guidellm", arguments.guidellm)) if path},
+            arguments.lm_eval,
             arguments.latency_rounds,
         )
         for name in arguments.only or ROWS:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.kernels.rows import edge_class
+from engine.serving.messages import ScoredToken
 from engine.serving.sampling import Sampling
 
 _SUMMED_TOGETHER, _COMPARED_TOGETHER = 256, 32
@@ -49,13 +50,20 @@ def next_token(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer
     else:
         chance = uniform(sampling, len(answer))
         token = drawn_token(changed, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance)
-    if sampling.logprobs is None:
-        return Chosen(token)
+    return Chosen(token) if sampling.logprobs is None else Chosen(*scored(logits, token, sampling.logprobs))
+
+
+def scored(logits: Logits, token: int, count: int) -> ScoredToken:
+    """Return the log-probabilities of a token and of the `count` most likely words.
+
+    Raises FloatingPointError for logits that are not finite.
+    """
+    if not np.isfinite(logits).all():
+        raise FloatingPointError("the model's logits are not finite")
     log_total = float(logits.max()) + math.log(float(_weights(logits, 1.0).sum(dtype=np.float64)))
-    best = _best(logits, sampling.logprobs) if sampling.logprobs else np.empty(0, dtype=np.int64)
-    return Chosen(
-        token, float(logits[token]) - log_total, tuple((int(word), float(logits[word]) - log_total) for word in best)
-    )
+    best = _best(logits, count) if count else np.empty(0, dtype=np.int64)
+    top = tuple((int(word), float(logits[word]) - log_total) for word in best)
+    return ScoredToken(token, float(logits[token]) - log_total, top)
 
 
 def _changed(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]) -> Logits:

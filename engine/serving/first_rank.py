@@ -12,12 +12,12 @@ from contextlib import suppress
 
 from engine.parallel.communicator import Communicator
 from engine.serving.channel import Channel, ChannelClosedError
-from engine.serving.choosing import Chosen, next_token
+from engine.serving.choosing import Chosen, Logits, next_token, scored
 from engine.serving.drawing import as_draws
-from engine.serving.messages import NewToken, StepReport, WantedAnswer
+from engine.serving.messages import NewToken, ScoredToken, StepReport, WantedAnswer
 from engine.serving.scheduling import ScheduledStep, Scheduler
 from engine.serving.step_message import StepMessage
-from engine.serving.stepping import LaunchedStep, StepChoices, StepRunner
+from engine.serving.stepping import LaunchedStep, StepRunner
 
 
 class FirstRank:
@@ -38,6 +38,7 @@ class FirstRank:
         self._unsent: StepReport | None = None
         self._wanted: dict[str, WantedAnswer] = {}
         self._answers: dict[str, list[int]] = {}
+        self._scores: dict[str, list[ScoredToken]] = {}  # of prompts, until their answers begin
         self._started: set[str] = set()
         self._cancelled = False
         self._ended = time.perf_counter()
@@ -110,6 +111,8 @@ class FirstRank:
                 logit_rows.append(row)
             elif not wanted.sampling.is_greedy:
                 drawn.append((row, wanted.sampling, piece.first + piece.length - len(wanted.prompt)))
+        scoring = sum(piece.scored for piece in batch.pieces)
+        logit_rows += range(len(batch.choosing), len(batch.choosing) + scoring)
         if drawn:
             self._message.write(batch, logit_rows, as_draws(drawn))
         else:
@@ -119,7 +122,7 @@ class FirstRank:
         """Wait for requests, with all told before."""
         self._send_unsent()
         if self._cancelled:  # no step tells the state after it
-            self._report((), 0, 0.0, {})
+            self._report((), 0, 0.0, {}, {})
             self._send_unsent()
         self._take(self._idle_seconds)
         self._ended = time.perf_counter()
@@ -128,8 +131,14 @@ class FirstRank:
     def _finish(self, batch: ScheduledStep, launched: LaunchedStep, logit_rows: list[int]) -> None:
         """Choose tokens, note them and report them. Answers that have ended since the launch get none."""
         found, compute_seconds = launched.wait()
-        chosen = {} if found is None else self._chosen(batch, found, logit_rows)
+        logits = (
+            {} if found is None or found.logits is None else dict(zip(logit_rows, found.logits.numpy(), strict=True))
+        )
+        chosen = {} if found is None else self._chosen(batch, found.tokens.tolist(), logits)
+        unscored = self._score_prompts(batch, logits)
+        chosen |= dict.fromkeys(unscored)
         cached = self._newly_started(batch)
+        scores = {key: tuple(self._scores.pop(key)) for key in chosen if key in self._scores}
         failed = {key for key, one in chosen.items() if one is None}
         for key in failed:
             self._scheduler.cancel(key)
@@ -143,10 +152,15 @@ class FirstRank:
             self._forget(key)
         for key in failed:
             self._refuse(key, "the model's logits are not finite")
-        self._report(tuple(tokens), len(batch.tokens), compute_seconds, cached)
+        self._report(tuple(tokens), len(batch.tokens), compute_seconds, cached, scores)
 
     def _report(
-        self, tokens: tuple[NewToken, ...], computed_tokens: int, compute_seconds: float, cached: dict[str, int]
+        self,
+        tokens: tuple[NewToken, ...],
+        computed_tokens: int,
+        compute_seconds: float,
+        cached: dict[str, int],
+        scores: dict[str, tuple[ScoredToken, ...]],
     ) -> None:
         counts, now = self._scheduler.counts, time.perf_counter()
         self._unsent = StepReport(
@@ -161,6 +175,7 @@ class FirstRank:
             compute_seconds=compute_seconds,
             other_seconds=max(0.0, now - self._ended - compute_seconds) if computed_tokens else 0.0,
             cached=cached,
+            scores=scores,
         )
         self._ended, self._cancelled = now, False
         if not self._defers:
@@ -178,11 +193,11 @@ class FirstRank:
         self._started.update(new)
         return {key: self._scheduler.cached_tokens(key) for key in new}
 
-    def _chosen(self, batch: ScheduledStep, found: StepChoices, logit_rows: list[int]) -> dict[str, Chosen | None]:
+    def _chosen(self, batch: ScheduledStep, tokens: list[int], logits: dict[int, Logits]) -> dict[str, Chosen | None]:
         """Return the token of each choosing sequence that goes on; None where the logits are not finite."""
-        logits = {} if found.logits is None else dict(zip(logit_rows, found.logits.numpy(), strict=True))
         chosen: dict[str, Chosen | None] = {}
-        for row, (piece, token) in enumerate(zip(batch.choosing, found.tokens.tolist(), strict=True)):
+        # Rows that score tokens of prompts come after those that choose.
+        for row, (piece, token) in enumerate(zip(batch.choosing, tokens, strict=False)):
             wanted = self._wanted.get(piece.key)
             if wanted is None:  # it was cancelled, or has ended with the step before
                 continue
@@ -194,6 +209,29 @@ class FirstRank:
             except FloatingPointError:
                 chosen[piece.key] = None
         return chosen
+
+    def _score_prompts(self, batch: ScheduledStep, logits: dict[int, Logits]) -> list[str]:
+        """Score the tokens of prompts that a step has computed. Returns whose logits are not finite."""
+        row = len(batch.choosing)
+        failed = []
+        for piece in batch.pieces:
+            own = [logits[one] for one in range(row, row + piece.scored)]
+            row += piece.scored
+            wanted = self._wanted.get(piece.key)
+            if wanted is None or not own:
+                continue
+            scores = self._scores.setdefault(piece.key, [])
+            del scores[piece.first :]  # after a preemption they are computed again
+            behind = wanted.prompt[piece.first + 1 : piece.first + 1 + piece.scored]
+            try:
+                found = [
+                    scored(one, token, wanted.sampling.logprobs or 0) for one, token in zip(own, behind, strict=True)
+                ]
+            except FloatingPointError:
+                failed.append(piece.key)
+                continue
+            scores += found
+        return failed
 
     def _take(self, wait_seconds: float) -> None:
         for message in self._channel.receive(wait_seconds):
@@ -216,6 +254,7 @@ class FirstRank:
 
     def _forget(self, key: str) -> None:
         del self._wanted[key], self._answers[key]
+        self._scores.pop(key, None)
         self._started.discard(key)
 
     def _refuse(self, key: str, message: str) -> None:

@@ -13,7 +13,10 @@ from engine.serving.scheduling import Request
 
 @dataclass(frozen=True)
 class WantedAnswer:
-    """One answer to one prompt, as the rank gets it. done: its first tokens, chosen before the ranks failed."""
+    """One answer to one prompt, as the rank gets it. done: its first tokens, chosen before the ranks failed.
+
+    scored: with log-probabilities of the prompt's own tokens.
+    """
 
     key: str
     prompt: tuple[int, ...]
@@ -22,6 +25,7 @@ class WantedAnswer:
     min_tokens: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     done: tuple[int, ...] = ()
+    scored: bool = False
 
     def message(self) -> dict[str, Any]:
         """Return it as JSON data."""
@@ -40,11 +44,21 @@ class WantedAnswer:
             min_tokens=data["min_tokens"],
             sampling=Sampling(**{**sampling, "banned": tuple(sampling["banned"]), "bias": bias}),
             done=tuple(data["done"]),
+            scored=data["scored"],
         )
 
     def request(self) -> Request:
         """Return what the scheduler needs of it."""
-        return Request(self.key, self.prompt, self.max_tokens, frozenset(self.stop_tokens), self.min_tokens, self.done)
+        stops = frozenset(self.stop_tokens)
+        return Request(self.key, self.prompt, self.max_tokens, stops, self.min_tokens, self.done, self.scored)
+
+
+class ScoredToken(NamedTuple):
+    """A prompt's token after those before it: its log-probability, and the most likely words with theirs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class NewToken(NamedTuple):
@@ -64,6 +78,8 @@ class NewToken(NamedTuple):
 class StepReport:
     """What a step gave, and the replica's state after it. cached: tokens found in the cache, of prompts that started.
 
+    scores: of prompts, all but their first token, told with the answer's first.
+
     compute_seconds: in the step; other_seconds: since the one before, while no rank computed. What the first rank does
     while others compute already belongs to the step.
     """
@@ -79,6 +95,7 @@ class StepReport:
     compute_seconds: float
     other_seconds: float
     cached: dict[str, int] = field(default_factory=dict)
+    scores: dict[str, tuple[ScoredToken, ...]] = field(default_factory=dict)
 
     def message(self) -> dict[str, Any]:
         """Return it as JSON data."""
@@ -92,4 +109,10 @@ class StepReport:
             NewToken(key, token, reason, logprob, tuple((word, value) for word, value in top) if top else ())
             for key, token, reason, logprob, top in data["tokens"]
         )
-        return cls(**{**data, "tokens": tokens})
+        scores = {
+            key: tuple(
+                ScoredToken(token, value, tuple((word, top) for word, top in best)) for token, value, best in one
+            )
+            for key, one in data["scores"].items()
+        }
+        return cls(**{**data, "tokens": tokens, "scores": scores})

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from engine.context import Context
     from engine.inference.model import Shard
     from engine.inference.paged import PagedSizes
+    from engine.serving.scheduling import SchedulerLimits
     from engine.serving.step_message import StepMessage
     from engine.serving.stepping import StepRunner
 
@@ -66,6 +67,13 @@ def sizes_of(settings: "ServingSettings") -> "PagedSizes":
     )
 
 
+def limits_of(settings: "ServingSettings") -> "SchedulerLimits":
+    """Return the limits of each step."""
+    from engine.serving.scheduling import SchedulerLimits
+
+    return SchedulerLimits(settings.max_sequences, settings.max_step_tokens, settings.max_length)
+
+
 def serve(settings: "ServingSettings", place: RankPlace, context: "Context", socket_path: Path) -> int:
     """Compute steps until the server ends. Returns the exit code."""
     import torch
@@ -87,7 +95,10 @@ def serve(settings: "ServingSettings", place: RankPlace, context: "Context", soc
     runner = StepRunner(shard, context.communicators.pipeline, cache)
     # One rank alone reads what it wrote.
     device = context.device if context.communicators.world.size > 1 else torch.device("cpu")
-    message = StepMessage(settings.max_step_tokens, settings.max_sequences, settings.max_length, settings.block, device)
+    limits = limits_of(settings)
+    message = StepMessage(
+        limits.max_step_tokens, limits.max_sequences, limits.max_length, settings.block, device, limits.max_scored
+    )
     runner.warm_up()
     gc.freeze()  # the model and the libraries stay until the end: the collector need not look at them between steps
     context.barrier()
@@ -135,11 +146,11 @@ def _lead(
     from engine.serving.blocks import BlockPool
     from engine.serving.channel import Channel
     from engine.serving.first_rank import FirstRank
-    from engine.serving.scheduling import Scheduler, SchedulerLimits
+    from engine.serving.scheduling import Scheduler
 
     world = context.communicators.world
     channel = Channel(socket_path)
-    limits = SchedulerLimits(settings.max_sequences, settings.max_step_tokens, settings.max_length)
+    limits = limits_of(settings)
     pool = BlockPool(settings.blocks, settings.block, settings.prefix_caching)
     first = FirstRank(
         channel,

@@ -23,6 +23,8 @@ from typing import Literal
 from engine.serving.blocks import BlockPool
 
 FinishReason = Literal["stop", "length"]
+_LEAST_SCORED = 64
+"""Rows of a step whose prompt tokens are scored, where fewer sequences than that run at once."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class SchedulerLimits:
     max_step_tokens: int
     max_length: int
 
+    @property
+    def max_scored(self) -> int:
+        """Tokens of prompts that a step scores: each needs the logits of all words, as a row that chooses does."""
+        return max(_LEAST_SCORED, self.max_sequences)
+
     def __post_init__(self) -> None:
         assert 0 < self.max_sequences <= self.max_step_tokens
 
@@ -41,7 +48,8 @@ class SchedulerLimits:
 class Request:
     """Token ids of a prompt, at most `max_tokens` new ones, and the tokens that end the answer.
 
-    min_tokens: as many come before any of `stop_tokens` counts. done: new ones that are known already.
+    min_tokens: as many come before any of `stop_tokens` counts. done: new ones that are known already. scored: the
+    prompt's own tokens are to be scored, so that all of it is computed, whatever the cache holds.
     """
 
     key: str
@@ -50,6 +58,7 @@ class Request:
     stop_tokens: frozenset[int] = frozenset()
     min_tokens: int = 0
     done: tuple[int, ...] = ()
+    scored: bool = False
 
 
 @dataclass
@@ -81,16 +90,26 @@ class _Sequence:
         """Number of tokens to compute; none while the last token of the answer is being chosen."""
         return len(self.tokens) - self.computed if self.answered < self.request.max_tokens else 0
 
+    def scored(self, first: int, end: int) -> int:
+        """Number of tokens of a piece that score the next one: of a prompt, up to its first answered token."""
+        if not self.request.scored or self.answered:
+            return 0
+        return max(0, min(end, len(self.request.prompt) - 1) - first)
+
 
 @dataclass(frozen=True)
 class TokenRun:
-    """Consecutive tokens of one sequence: `length` from position `first`. chooses: whether the last chooses a token."""
+    """Consecutive tokens of one sequence: `length` from position `first`. chooses: whether the last chooses a token.
+
+    scored: so many of them, the first ones, score the prompt's token behind them.
+    """
 
     key: str
     slot: int
     first: int
     length: int
     chooses: bool
+    scored: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +198,7 @@ class Scheduler:
         """
         if ahead and not self._has_blocks():
             return None
-        room = self.limits.max_step_tokens
+        room, scored_room = self.limits.max_step_tokens, self.limits.max_scored
         assigned: list[tuple[int, int, int]] = []
         pieces: list[TokenRun] = []
         decoding: list[_Sequence] = []
@@ -190,15 +209,17 @@ class Scheduler:
         for sequence in (*decoding, *prompts):
             if sequence.slot is None or room == 0:  # preempted for an earlier one; or no room for a prompt now
                 continue
-            piece = self._piece(sequence, room, assigned)
+            piece = self._piece(sequence, room, scored_room, assigned)
             if piece is not None:
                 pieces.append(piece)
-                room -= piece.length
-        while room and self._waiting and self._slots and self._admit(assigned):
-            piece = self._piece(self._running[-1], room, assigned)
+                room, scored_room = room - piece.length, scored_room - piece.scored
+        while room and self._waiting and self._slots:
+            if (self._waiting[0].request.scored and not scored_room) or not self._admit(assigned):
+                break
+            piece = self._piece(self._running[-1], room, scored_room, assigned)
             assert piece is not None, "a request is admitted with room for its prompt"
             pieces.append(piece)
-            room -= piece.length
+            room, scored_room = room - piece.length, scored_room - piece.scored
         # Sequences run in the order of their arrival, so the last one, which is preempted, has no piece yet.
         assert all(self._by_key[piece.key].slot == piece.slot for piece in pieces)
         if not pieces:
@@ -237,11 +258,21 @@ class Scheduler:
                 self._leave(sequence)
         return ended
 
-    def _piece(self, sequence: _Sequence, room: int, assigned: list[tuple[int, int, int]]) -> TokenRun | None:
-        """Take blocks for the next tokens of a running sequence, at most `room`; None if it was preempted itself."""
+    def _piece(
+        self, sequence: _Sequence, room: int, scored_room: int, assigned: list[tuple[int, int, int]]
+    ) -> TokenRun | None:
+        """Take blocks for the next tokens of a running sequence, at most `room`, of which so many are scored.
+
+        None if it was preempted itself, or if it needs room for scores and there is none.
+        """
         assert sequence.slot is not None
+        first = sequence.computed
         length = min(sequence.left, room)
-        end = sequence.computed + length
+        if sequence.scored(first, first + length) > scored_room:
+            length = scored_room
+        if not length:
+            return None
+        end = first + length
         while len(sequence.blocks) * self.pool.size < end:
             block = self.pool.take()
             if block is None:
@@ -254,8 +285,8 @@ class Scheduler:
                 continue
             assigned.append((sequence.slot, len(sequence.blocks), block))
             sequence.blocks.append(block)
-        first = sequence.computed
-        return TokenRun(sequence.request.key, sequence.slot, first, length, end == len(sequence.tokens))
+        chooses, scored = end == len(sequence.tokens), sequence.scored(first, end)
+        return TokenRun(sequence.request.key, sequence.slot, first, length, chooses, scored)
 
     def _has_blocks(self) -> bool:
         """Return whether the running sequences' next pieces fit into what is free."""
@@ -271,8 +302,9 @@ class Scheduler:
         count = len(sequence.tokens)
         if self.pool.caching:
             self.pool.extend_hashes(sequence.hashes, sequence.tokens, count)
-        # The last token is always computed: it chooses the next one.
-        shared = self.pool.match(sequence.hashes[: (count - 1) // self.pool.size])
+        # The last token is always computed: it chooses the next one. So are those that score others.
+        known = 0 if sequence.scored(0, count) else (count - 1) // self.pool.size
+        shared = self.pool.match(sequence.hashes[:known])
         wanted = -(-count // self.pool.size) - len(shared)
         if wanted > self.pool.free - self.pool.unused(shared):
             return False
@@ -325,13 +357,18 @@ def _reason(request: Request, answered: int, token: int) -> FinishReason | None:
 
 
 def positions_of(pieces: Sequence[TokenRun]) -> tuple[list[int], list[int], list[int]]:
-    """Return slot and position of each token of a step, and the row of the token that each choosing piece ends with."""
+    """Return slot and position of each token of a step, and the rows whose logits are needed.
+
+    These are the row that each choosing piece ends with, then those that score tokens of prompts, piece by piece.
+    """
     slots: list[int] = []
     positions: list[int] = []
     rows: list[int] = []
+    scoring: list[int] = []
     for piece in pieces:
+        scoring += range(len(slots), len(slots) + piece.scored)
         slots += [piece.slot] * piece.length
         positions += range(piece.first, piece.first + piece.length)
         if piece.chooses:
             rows.append(len(slots) - 1)
-    return slots, positions, rows
+    return slots, positions, rows + scoring

@@ -31,10 +31,10 @@ _NO_DRAWS = torch.zeros((DRAW_FIELDS, 0), dtype=torch.float64)
 
 @dataclass(frozen=True)
 class TokenStep:
-    """Tokens of a step with their slots and positions, int32 [tokens]; rows [choosing] of tokens that choose the next.
+    """Tokens of a step with their slots and positions, int32 [tokens]; rows of those that choose or score the next.
 
     assigned: new entries (slot, place, block) of the tables, [3, n]. logit_rows: rows whose token the first rank
-    chooses on the host from all logits, int32, in order. draws: how the ranks draw tokens of rows, float64
+    chooses or scores on the host from all logits, int32, in order. draws: how the ranks draw tokens of rows, float64
     [DRAW_FIELDS, draws] (`engine.serving.drawing`). All other rows choose the most likely.
     """
 
@@ -50,10 +50,19 @@ class TokenStep:
 class StepMessage:
     """Room for the largest step; on `device`, where the group's transport expects it."""
 
-    def __init__(self, max_tokens: int, max_sequences: int, max_length: int, block: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        max_sequences: int,
+        max_length: int,
+        block: int,
+        device: torch.device,
+        max_scored: int = 0,
+    ) -> None:
         # A sequence that shares its whole beginning is assigned all its blocks at once.
         max_assigned = max_sequences * -(-max_length // block)
-        size = _HEADER + 3 * max_tokens + (2 + _NUMBERS_OF_A_DRAW) * max_sequences + 3 * max_assigned
+        of_rows = 2 * (max_sequences + max_scored) + _NUMBERS_OF_A_DRAW * max_sequences
+        size = _HEADER + 3 * max_tokens + of_rows + 3 * max_assigned
         self._short = min(size, _HEADER + _NUMBERS_OF_A_DECODING_SEQUENCE * max_sequences)
         self._host = torch.zeros(size, dtype=torch.int32)
         self._shared = self._host if device.type == "cpu" else torch.zeros(size, dtype=torch.int32, device=device)

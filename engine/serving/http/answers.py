@@ -13,15 +13,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.serving.http.text import AnswerText
-from engine.serving.messages import NewToken, WantedAnswer
+from engine.serving.http.text import AnswerText, EchoedPrompt
+from engine.serving.messages import NewToken, ScoredToken, WantedAnswer
 
 _MOST_AT_ONCE = 64
 """Tokens: a client that did not read for long, and then does, holds up no other for longer than their events take."""
 
 
 class TokenQueue:
-    """One answer: a queue of its tokens. `cached_tokens`: of the prompt, found in the cache.
+    """One answer: a queue of its tokens. `cached_tokens`: of the prompt, found in the cache. `scores`: of the prompt.
 
     Whoever is slower than the ranks gets several tokens at once, and so less work for each.
 
@@ -34,6 +34,7 @@ class TokenQueue:
         self._wanted = wanted
         self.key = wanted.key
         self.cached_tokens: int | None = None
+        self.scores: tuple[ScoredToken, ...] = ()
         self.failures = 0
         self._tokens: list[int] = []
         self._unread: deque[NewToken] = deque()
@@ -96,7 +97,8 @@ class TokenQueue:
 class GrowingChoice:
     """One answer to a prompt as it grows. index: among all of the request; choice: among those to the same prompt.
 
-    start: characters of the prompt before it, where log-probabilities are wanted.
+    start: characters of the prompt before it, where log-probabilities are wanted. echo: the prompt, where it belongs to
+    the answer. only_echo: the token that is computed behind it does not.
     """
 
     index: int
@@ -107,10 +109,17 @@ class GrowingChoice:
     last: float | None = None
     reason: str | None = None
     start: int = 0
+    echo: EchoedPrompt | None = None
+    only_echo: bool = False
+    _begun: bool = False
 
     def add(self, token: NewToken) -> "ChoicePiece":
         """Add a token to the text; return what may be sent now."""
         offset = self.start + len(self.text.text)
+        echo, self._begun = None if self._begun else self.echo, True
+        if self.only_echo:
+            self.reason = "length"
+            return ChoicePiece(self, "", token, self.reason, offset, echo)
         # An end-of-text token has no text.
         text = "" if token.reason == "stop" else self.text.add(token.token)
         if self.text.stopped:
@@ -119,13 +128,14 @@ class GrowingChoice:
             self.reason, text = token.reason, text + self.text.end()
             self.reason = "stop" if self.text.stopped else self.reason
         # Also without text, so that its time can be seen.
-        return ChoicePiece(self, text, token, self.reason, offset)
+        return ChoicePiece(self, text, token, self.reason, offset, echo)
 
 
 class ChoicePiece(NamedTuple):
     """What one token adds to a choice. reason: why the choice ends with it.
 
-    offset: the place of the token's first character, counted from the beginning of the prompt.
+    offset: the place of the token's first character, counted from the beginning of the prompt. echo: the prompt, which
+    comes before the first token.
     """
 
     choice: GrowingChoice
@@ -133,3 +143,4 @@ class ChoicePiece(NamedTuple):
     token: NewToken
     reason: str | None
     offset: int = 0
+    echo: EchoedPrompt | None = None

@@ -15,12 +15,13 @@ from fastapi.responses import JSONResponse
 from configs.serving.settings import ServingSettings
 from engine.serving.http.admission import application, authorise, read_body
 from engine.serving.http.answers import GrowingChoice
-from engine.serving.http.endpoints import Generation, ResponseForm, whole
+from engine.serving.http.endpoints import Generation, whole
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import ServedModel
 from engine.serving.http.protocol import chunk_writer
 from engine.serving.http.replicas import Router
+from engine.serving.http.responses import ResponseForm
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest, read_request
 from engine.serving.http.streaming import EventStream, disconnected, events
 

@@ -7,7 +7,6 @@ response = await service.chat(ChatRequest(...))
 
 import asyncio
 import itertools
-import json
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -20,139 +19,13 @@ from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.model import LONG_TEXT, ServedModel
 from engine.serving.http.replicas import Router
+from engine.serving.http.responses import ResponseForm, answered
 from engine.serving.http.schema import ChatRequest, CompletionRequest, GenerationRequest
-from engine.serving.http.text import AnswerText, token_text
+from engine.serving.http.text import AnswerText, EchoedPrompt
 from engine.serving.messages import WantedAnswer
 from engine.serving.sampling import Sampling
 
 _RETRY_SECONDS = 5
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-_MARK = "\x00text\x00"
-"""Stands for the text of an event."""
-
-
-class ResponseForm:
-    """How answers look: `/v1/completions` or `/v1/chat/completions`."""
-
-    def __init__(self, model: ServedModel, wanted: GenerationRequest, chat: bool) -> None:
-        self._model, self._wanted, self._chat = model, wanted, chat
-        self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
-        self._created = int(time.time())
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-
-    def whole(self, choices: Sequence[GrowingChoice], pieces: Sequence[list[ChoicePiece]]) -> dict[str, Any]:
-        """Return the complete response."""
-        parts = []
-        for choice, own in zip(choices, pieces, strict=True):
-            text = "".join(piece.text for piece in own)
-            body: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
-            parts.append(self._choice(choice, body, own, choice.reason))
-        kind = "chat.completion" if self._chat else "text_completion"
-        return self._frame(kind, parts) | {"usage": usage_of(choices, sum(map(len, pieces)))}
-
-    def opening(self, choice: GrowingChoice) -> dict[str, Any] | None:
-        """Return the first event of a choice; only conversations have one."""
-        if not self._chat:
-            return None
-        body = {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return self._frame("chat.completion.chunk", [body])
-
-    def event(self, piece: ChoicePiece) -> dict[str, Any]:
-        """Return the event of a piece."""
-        body: dict[str, Any] = {"delta": {"content": piece.text} if piece.text else {}}
-        body = body if self._chat else {"text": piece.text}
-        part = self._choice(piece.choice, body, [piece], piece.reason)
-        return self._frame("chat.completion.chunk" if self._chat else "text_completion", [part])
-
-    def encoded(self, piece: ChoicePiece) -> bytes:
-        """Return the event of a piece as bytes: the same as all others of its choice, but for the text."""
-        if (
-            not piece.text
-            or piece.reason is not None
-            or piece.token.logprob is not None
-            or self._wanted.return_token_ids
-        ):
-            return event_bytes(self.event(piece))
-        around = self._around.get(piece.choice.index)
-        if around is None:
-            whole = event_bytes(self.event(piece._replace(text=_MARK)))
-            before, _, after = whole.rpartition(_ENCODER.encode(_MARK).encode())  # the text follows the model's name
-            around = self._around[piece.choice.index] = before, after
-        return around[0] + _ENCODER.encode(piece.text).encode() + around[1]
-
-    def usage_event(self, choices: Sequence[GrowingChoice], generated: int) -> dict[str, Any]:
-        """Return the event with the counts of tokens."""
-        frame = self._frame("chat.completion.chunk" if self._chat else "text_completion", [])
-        return frame | {"usage": usage_of(choices, generated)}
-
-    def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model.name,
-            "choices": choices,
-        }
-
-    def _choice(
-        self, choice: GrowingChoice, body: dict[str, Any], pieces: list[ChoicePiece], reason: str | None
-    ) -> dict[str, Any]:
-        part = {"index": choice.index, **body, "logprobs": self._logprobs(pieces), "finish_reason": reason}
-        if self._wanted.return_token_ids:
-            part["token_ids"] = [piece.token.token for piece in pieces]
-        return part
-
-    def _logprobs(self, pieces: list[ChoicePiece]) -> dict[str, Any] | None:
-        tokens = [piece.token for piece in pieces]
-        if not tokens or tokens[0].logprob is None:
-            return None
-
-        def text(token: int) -> str:
-            return token_text(self._model.tokenizer, token)
-
-        if not self._chat:
-            return {
-                "tokens": [text(one.token) for one in tokens],
-                "token_logprobs": [one.logprob for one in tokens],
-                # Of words with equal texts, such as parts of characters, the most likely one stands. The drawn one is
-                # always among them, as with OpenAI.
-                "top_logprobs": [
-                    {text(word): value for word, value in ((one.token, one.logprob), *reversed(one.top))}
-                    for one in tokens
-                ],
-                # As OpenAI counts, from the prompt's beginning, also where the prompt is not part of the answer.
-                "text_offset": [piece.offset for piece in pieces],
-            }
-
-        def entry(token: int, logprob: float | None) -> dict[str, Any]:
-            shown = text(token)
-            # A part of a character has other bytes than its text, which is U+FFFD.
-            return {"token": shown, "logprob": logprob, "bytes": None if "\ufffd" in shown else list(shown.encode())}
-
-        return {
-            "content": [
-                entry(one.token, one.logprob) | {"top_logprobs": [entry(word, value) for word, value in one.top]}
-                for one in tokens
-            ]
-        }
-
-
-def event_bytes(data: dict[str, Any]) -> bytes:
-    """Return a server-sent event."""
-    return b"data: " + _ENCODER.encode(data).encode() + b"\n\n"
-
-
-def usage_of(choices: Sequence[GrowingChoice], generated: int) -> dict[str, Any]:
-    """Return the counts of tokens; a prompt with several answers counts once."""
-    first_answers = [choice.answer for choice in choices if choice.choice == 0]
-    prompt = sum(answer.prompt_tokens for answer in first_answers)
-    cached = sum(answer.cached_tokens or 0 for answer in first_answers)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": generated,
-        "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
 
 
 class Generation:
@@ -174,11 +47,25 @@ class Generation:
         self._check_choices(len(texts) * (wanted.n or 1), "prompt" if len(texts) > 1 else "n")
         is_long = sum(len(one) for one in texts if isinstance(one, str)) > LONG_TEXT
         prompts = [tuple(one) if isinstance(one, list) else tuple(await self._encoded(one, is_long)) for one in texts]
-        answers = self._answers(
-            wanted, prompts, 16 if wanted.max_tokens is None else wanted.max_tokens, wanted.logprobs
-        )
+        most = 16 if wanted.max_tokens is None else wanted.max_tokens
+        if most == 0 and not wanted.echo:
+            raise ApiError(400, "max_tokens: 0 new tokens need echo: true", "max_tokens")
+        # A prompt is computed for the token behind it, which is left out where nobody wants it.
+        answers = self._answers(wanted, prompts, max(1, most), wanted.logprobs)
         starts = [0 if wanted.logprobs is None else self._model.characters(one) for one in texts]
-        return ResponseForm(self._model, wanted, chat=False), self._begin(wanted, answers, starts)
+        form = ResponseForm(self._model, wanted, chat=False)
+        if not wanted.echo:
+            return form, self._begin(wanted, answers, starts)
+        echoes = await asyncio.to_thread(self._echoes, texts, prompts, wanted.logprobs is not None)
+        return form, self._begin(wanted, answers, starts, echoes, only_echo=most == 0)
+
+    def _echoes(
+        self, given: Sequence[str | list[int]], prompts: Sequence[tuple[int, ...]], offsets: bool
+    ) -> list[EchoedPrompt]:
+        return [
+            EchoedPrompt.of(self._model.tokenizer, one if isinstance(one, str) else None, tokens, offsets)
+            for one, tokens in zip(given, prompts, strict=True)
+        ]
 
     async def chat(self, wanted: ChatRequest) -> tuple[ResponseForm, list[GrowingChoice]]:
         """Begin the answers to a conversation. Raises ApiError."""
@@ -259,7 +146,7 @@ class Generation:
                 pieces.append(choice.add(token))
                 if choice.reason is not None:
                     break
-            self.note(choice, len(pieces))
+            self.note(choice, len(answered(pieces)))
             if choice.reason is not None:
                 self._router.finish(choice.answer)  # after a stop string, while others of the request go on
                 self._metrics.finished(choice.reason, time.perf_counter() - choice.began)
@@ -351,15 +238,21 @@ class Generation:
                     banned=banned,
                     bias=wanted.bias(model.vocabulary),
                 ),
+                scored=isinstance(wanted, CompletionRequest) and bool(wanted.echo) and logprobs is not None,
             )
             for prompt, seed in zip(prompts, seeds, strict=True)
             for choice in range(wanted.n or 1)
         ]
 
     def _begin(
-        self, wanted: GenerationRequest, answers: Sequence[WantedAnswer], starts: Sequence[int] = (0,)
+        self,
+        wanted: GenerationRequest,
+        answers: Sequence[WantedAnswer],
+        starts: Sequence[int] = (0,),
+        echoes: Sequence[EchoedPrompt | None] = (None,),
+        only_echo: bool = False,
     ) -> list[GrowingChoice]:
-        """Begin answers, `n` to each prompt; starts: characters of the prompts."""
+        """Begin answers, `n` to each prompt; starts: characters of the prompts; echoes: those that belong to them."""
         self._check_room(len(answers))  # others have begun while the prompts were tokenised
         stops, began = wanted.stops, time.perf_counter()
         choices = []
@@ -367,8 +260,13 @@ class Generation:
             # A message is a text of its own; a completion continues its prompt.
             continued = answer.prompt if isinstance(wanted, CompletionRequest) else ()
             text = AnswerText(self._model.tokenizer, stops, answer.min_tokens, continued)
-            start = starts[index * len(starts) // len(answers)]
-            choices.append(GrowingChoice(index, answer.sampling.choice, TokenQueue(answer), text, began, start=start))
+            start, echo = starts[index * len(starts) // len(answers)], echoes[index * len(echoes) // len(answers)]
+            choices.append(
+                GrowingChoice(
+                    index, answer.sampling.choice, TokenQueue(answer), text, began,
+                    start=start, echo=echo, only_echo=only_echo,
+                )
+            )  # fmt: skip
         for choice in choices:
             self._metrics.started(choice.answer.prompt_tokens)
             self._router.start(choice.answer)
@@ -384,4 +282,6 @@ async def whole(service: Generation, form: ResponseForm, choices: Sequence[Growi
     pieces: list[list[ChoicePiece]] = [[] for _ in choices]
     async for gained in service.pieces(choices):
         pieces[gained[0].choice.index] += gained
+    if any(choice.answer.scores for choice in choices):  # thousands of tokens, perhaps: others would wait
+        return await asyncio.to_thread(form.whole, choices, pieces)
     return form.whole(choices, pieces)

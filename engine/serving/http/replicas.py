@@ -289,6 +289,10 @@ class ReplicaRanks:
             answer = self.answers.get(key)
             if answer is not None and answer.cached_tokens is None:
                 answer.cached_tokens = count
+        for key, scores in step.scores.items():
+            answer = self.answers.get(key)
+            if answer is not None:
+                answer.scores = scores
         for token in step.tokens:
             gained.setdefault(token.key, []).append(token)
         used = 1 - step.free_blocks / self._settings.blocks

@@ -120,9 +120,9 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(16, ge=1, lt=1 << 31)
+    max_tokens: int | None = Field(16, ge=0, lt=1 << 31)
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: Literal[False] | None = False
+    echo: bool | None = False
     best_of: Literal[1] | None = 1
     suffix: None = None
 

@@ -14,9 +14,10 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from engine.serving.http.answers import ChoicePiece, GrowingChoice
-from engine.serving.http.endpoints import Generation, ResponseForm, event_bytes, usage_of
+from engine.serving.http.endpoints import Generation
 from engine.serving.http.errors import ApiError
 from engine.serving.http.protocol import ChunkWriter
+from engine.serving.http.responses import ResponseForm, answered, event_bytes, usage_of
 from engine.serving.http.schema import StreamOptions
 from engine.serving.messages import NewToken
 
@@ -76,7 +77,7 @@ class _Events:
                 yield event_bytes(opening | ({"usage": usage_of(self._choices, 0)} if self._always else {}))
 
     def of(self, piece: ChoicePiece) -> bytes:
-        self._generated += 1
+        self._generated += len(answered([piece]))
         if self._always:
             return event_bytes(self._form.event(piece) | {"usage": usage_of(self._choices, self._generated)})
         return self._form.encoded(piece)
@@ -103,12 +104,15 @@ async def events(
     try:
         if opening := b"".join(made.opening()):
             yield opening
-        if writer is not None and len(choices) == 1 and not choices[0].text.stops:
+        if writer is not None and len(choices) == 1 and not choices[0].text.stops and choices[0].echo is None:
             _send_directly(service, choices[0], made, writer)
         growing = len(choices)
         async for pieces in source:
             growing -= pieces[-1].reason is not None  # of one choice, which may not be the last that has ended
-            data = b"".join(map(made.of, pieces))
+            if pieces[0].choice.answer.scores and pieces[0].echo is not None:  # thousands of tokens, perhaps
+                data = b"".join(await asyncio.to_thread(list, map(made.of, pieces)))
+            else:
+                data = b"".join(map(made.of, pieces))
             yield data if growing else data + made.ending()
     except ApiError as error:
         refused(error.status)

@@ -13,6 +13,7 @@ is decoded behind the prompt's last tokens, as vLLM does.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -120,6 +121,27 @@ class AnswerText:
         until = max(self._sent, len(self._decoded) - held)
         ready, self._sent = self._decoded[self._sent : until], until
         return ready
+
+
+@dataclass(frozen=True)
+class EchoedPrompt:
+    """A prompt that belongs to the answer. offsets: where each token's text begins; none where nobody asked."""
+
+    text: str
+    tokens: tuple[int, ...]
+    offsets: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer | None, given: str | None, tokens: Sequence[int], offsets: bool) -> "EchoedPrompt":
+        """Return a prompt as it was given, or what its tokens are decoded to."""
+        whole = AnswerText(tokenizer)
+        places = []
+        for token in tokens if offsets or given is None else ():
+            places.append(len(whole.text))
+            whole.add(token)
+        whole.end()
+        text = whole.text if given is None else given
+        return cls(text, tuple(tokens), tuple(min(place, len(text)) for place in places) if offsets else ())
 
 
 def token_text(tokenizer: Tokenizer | None, token: int) -> str:

@@ -21,7 +21,7 @@ from engine.parallel.grid import Grid
 from engine.serving.blocks import BlockPool
 from engine.serving.channel import Channel
 from engine.serving.first_rank import FirstRank
-from engine.serving.messages import WantedAnswer
+from engine.serving.messages import ScoredToken, StepReport, WantedAnswer
 from engine.serving.sampling import Sampling
 from engine.serving.scheduling import Scheduler, SchedulerLimits
 from engine.serving.step_message import StepMessage, TokenStep
@@ -69,6 +69,7 @@ class Served:
     behind: int
     preemptions: int
     free_blocks: int
+    scores: dict[str, list[ScoredToken]]
 
 
 def runner_on(device: str, sizes: PagedSizes) -> Runner:
@@ -105,8 +106,11 @@ def serve(
     runner = runner_on(device, sizes)
     runner.ahead, runner.failing = ahead, failing
     pool = BlockPool(sizes.blocks, sizes.block)
-    scheduler = Scheduler(SchedulerLimits(sizes.sequences, sizes.max_tokens, sizes.max_length), pool)
-    message = StepMessage(sizes.max_tokens, sizes.sequences, sizes.max_length, sizes.block, torch.device("cpu"))
+    limits = SchedulerLimits(sizes.sequences, sizes.max_tokens, sizes.max_length)
+    scheduler = Scheduler(limits, pool)
+    message = StepMessage(
+        sizes.max_tokens, sizes.sequences, sizes.max_length, sizes.block, torch.device("cpu"), limits.max_scored
+    )
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
         path = Path(folder) / "socket"
         listener.bind(str(path))
@@ -118,13 +122,16 @@ def serve(
     with closing(channel), own, own.makefile("r") as lines:
         own.sendall(b"".join(json.dumps(answer.message()).encode() + b"\n" for answer in answers))
         thread.start()
-        served = Served({answer.key: [] for answer in answers}, {}, {}, 0, 0, 0)
+        served = Served({answer.key: [] for answer in answers}, {}, {}, 0, 0, 0, {})
         while len(served.reasons) + len(served.refused) < len(answers):
             told = json.loads(lines.readline())
             if "refused" in told:
                 served.refused[told["refused"]["key"]] = told["refused"]["message"]
                 continue
-            for key, token, reason, *_ in told["step"]["tokens"]:
+            report = StepReport.read(told["step"])
+            assert not served.scores.keys() & report.scores.keys(), "told once"
+            served.scores |= report.scores
+            for key, token, reason, *_ in report.tokens:
                 served.tokens[key].append(token)
                 if reason is not None:
                     served.reasons[key] = reason
@@ -175,3 +182,29 @@ def test_an_answer_that_is_cancelled_or_fails_while_a_step_behind_it_runs(device
         else:
             assert got.tokens[key] == tokens
     assert got.free_blocks == _SIZES.blocks
+
+
+@pytest.mark.parametrize("device", _DEVICES)
+@pytest.mark.parametrize(("ahead", "blocks"), [(False, 60), (True, 60), (True, 13)])
+def test_prompts_are_scored_whatever_else_is_computed(device: str, ahead: bool, blocks: int) -> None:
+    """In parts, behind other steps, and after a preemption; with the same bits, and the tokens of others as before."""
+    answers = wanted_answers()
+    expected = serve(answers, ahead=False, device=device)
+    scored = {place for place in range(len(answers)) if place % 3 == 0}
+    sampling = Sampling(logprobs=2)
+    asked = [replace(one, sampling=sampling, scored=True) if int(one.key) in scored else one for one in answers]
+    alone = {
+        one.key: serve([one, *answers[1:3]], ahead=False, device=device).scores[one.key]
+        for one in asked[3:7]
+        if one.scored
+    }
+    got = serve(asked, ahead=ahead, device=device, blocks=blocks)
+    assert (got.preemptions > 0) is (blocks == 13)
+    assert set(got.scores) == {asked[place].key for place in scored if len(asked[place].prompt) > 1}
+    for key, scores in got.scores.items():
+        assert [one.token for one in scores] == list(answers[int(key)].prompt[1:])
+        assert all(one.top[0][1] >= one.logprob and len(one.top) == 2 for one in scores)
+    assert alone and all(got.scores[key] == scores for key, scores in alone.items())
+    greedy = [one.key for one in answers if one.sampling.is_greedy or int(one.key) not in scored]
+    assert {key: got.tokens[key] for key in greedy} == {key: expected.tokens[key] for key in greedy}
+    assert got.free_blocks == blocks

@@ -1,12 +1,13 @@
 """The scheduler against a model of the cache that notices every wrong, stale or lost position."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.serving import scheduling
 from engine.serving.blocks import BlockPool
 from engine.serving.scheduling import Request, ScheduledStep, Scheduler, SchedulerLimits, positions_of
 
@@ -39,6 +40,7 @@ class CacheModel:
     tables: dict[tuple[int, int], int] = field(default_factory=dict)
     store: dict[tuple[int, int], int] = field(default_factory=dict)
     chosen: list[int] = field(default_factory=list)
+    scored: dict[str, list[int]] = field(default_factory=dict)
 
     def run(self, batch: ScheduledStep) -> dict[str, int]:
         # On a GPU all are written at once: of two for one place either may win.
@@ -49,7 +51,15 @@ class CacheModel:
         assert len(slots) == len(batch.tokens)
         for slot, position, token in zip(slots, positions, batch.tokens, strict=True):
             self.store[self._at(slot, position)] = token if token >= 0 else self.chosen[~token]
-        assert [slots[row] for row in rows] == [piece.slot for piece in batch.choosing]
+        choosing, scoring = rows[: len(batch.choosing)], rows[len(batch.choosing) :]
+        assert [slots[row] for row in choosing] == [piece.slot for piece in batch.choosing]
+        assert [slots[row] for row in scoring] == [piece.slot for piece in batch.pieces for _ in range(piece.scored)]
+        for piece in batch.pieces:
+            own = [positions[row] for row in scoring if slots[row] == piece.slot]
+            assert own == list(range(piece.first, piece.first + piece.scored))
+            if own:
+                before = self.scored.setdefault(piece.key, [])
+                before[piece.first :] = own  # again, where it was preempted
         chosen = {
             piece.key: next_token([self.store[self._at(piece.slot, p)] for p in range(piece.first + piece.length)])
             for piece in batch.choosing
@@ -94,6 +104,7 @@ class Server:
         if batch is None:
             return None
         assert len(batch.tokens) <= self.scheduler.limits.max_step_tokens
+        assert sum(piece.scored for piece in batch.pieces) <= self.scheduler.limits.max_scored
         assert len({piece.slot for piece in batch.pieces}) == len(batch.pieces)
         for piece in batch.pieces:
             assert piece.first + piece.length < self.scheduler.limits.max_length, "the last token is never computed"
@@ -136,6 +147,7 @@ _requests = st.lists(
         st.sets(st.integers(0, _WORDS - 1), max_size=2),
         st.integers(0, 30),  # after how many steps it arrives
         st.one_of(st.none(), st.integers(0, 40)),  # at which step it is cancelled
+        st.sampled_from([False, False, True]),  # whether its prompt is scored
     ),
     min_size=1,
     max_size=12,
@@ -162,16 +174,18 @@ def test_every_answer_is_the_one_given_alone(
 ) -> None:
     limits = SchedulerLimits(sequences, sequences + more, 41)
     server = Server(-(-41 // size) + spare, size, limits, caching, ahead)
-    requests = [made_request(key, *one[:5]) for key, one in enumerate(wanted)]
+    requests = [replace(made_request(key, *one[:5]), scored=one[7]) for key, one in enumerate(wanted)]
     cancelled = {}
-    for step in range(60):
-        for request, one in zip(requests, wanted, strict=True):
-            if one[5] == step:
-                server.scheduler.add(request)
-            if one[6] is not None and one[5] <= one[6] == step:
-                cancelled[request.key] = server.cancel(request.key)
-        server.step()
-    server.finish()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scheduling, "_LEAST_SCORED", 1)
+        for step in range(60):
+            for request, one in zip(requests, wanted, strict=True):
+                if one[5] == step:
+                    server.scheduler.add(request)
+                if one[6] is not None and one[5] <= one[6] == step:
+                    cancelled[request.key] = server.cancel(request.key)
+            server.step()
+        server.finish()
     for request in requests:
         expected = answer(request)
         if cancelled.get(request.key):
@@ -180,6 +194,8 @@ def test_every_answer_is_the_one_given_alone(
         else:
             assert server.answers[request.key] == expected
             assert server.ended[request.key] == ("stop" if expected[-1] in request.stop_tokens else "length")
+            every = range(len(request.prompt) - 1) if request.scored else ()
+            assert server.cache.scored.get(request.key, []) == list(every)
     assert server.pool.free == server.pool.count, "a block is lost"
     assert server.scheduler.running == server.scheduler.waiting == 0
 
@@ -251,6 +267,19 @@ def test_a_known_block_goes_only_when_room_is_needed_the_oldest_first() -> None:
     server.finish()
     found = server.scheduler.counts.cached_tokens - 2 * 12
     assert 0 < found < 12, "the beginning of the newer one stayed, the older went"
+
+
+def test_a_prompt_that_is_scored_is_computed_from_its_beginning_in_parts() -> None:
+    """A block that is found in the cache has no logits; those of a long prompt at once are gigabytes."""
+    server = Server(100, 4, SchedulerLimits(4, 200, 230))
+    plain = made_request(0, 1, 150, [], 1, set())
+    scored = replace(plain, key="1", scored=True)
+    for request in (plain, scored, replace(scored, key="2", done=(3,), max_tokens=2)):
+        server.scheduler.add(request)
+        server.finish()
+    assert server.cache.scored == {"1": list(range(149))}, "an answer that goes on has its scores"
+    assert server.scheduler.counts.steps == 1 + 3 + 1
+    assert server.scheduler.counts.cached_tokens == 148, "of the last one alone"
 
 
 def test_decoding_is_never_behind_prompts() -> None:

@@ -63,6 +63,51 @@ def test_company_changes_no_bit_of_an_answer(server: RunningServer) -> None:
     assert server.about["replicas"][0]["batch_invariant"] is True
 
 
+def test_an_echoed_prompt_has_the_log_probabilities_of_transformers(server: RunningServer) -> None:
+    """As evaluation harnesses ask for them: of texts and ids, several at once, found in the cache or not."""
+    from transformers import AutoModelForCausalLM
+
+    from engine.prompts.tokenizer import load_tokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32).eval()
+    tokenizer = load_tokenizer(TINY / "tokenizer.json")
+    prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    assert max(map(len, prompts)) > 128, "one is computed in parts"
+    answer = server.complete(prompt=prompts, max_tokens=1, logprobs=1, echo=True, seed=1234, ignore_eos=True)
+    again = server.complete(prompt=PROMPTS, max_tokens=0, logprobs=1, echo=True)
+    assert again["usage"]["completion_tokens"] == 0 and answer["usage"]["completion_tokens"] == len(PROMPTS)
+    for ids, prompt, choice, only in zip(prompts, PROMPTS, answer["choices"], again["choices"], strict=True):
+        with torch.inference_mode():
+            expected = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        found = choice["logprobs"]
+        assert choice["text"].startswith(prompt) and only["text"] == prompt
+        assert only["logprobs"] == {name: values[: len(ids)] for name, values in found.items()}
+        assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+        wanted = expected[range(len(ids) - 1), ids[1:]].tolist()
+        assert found["token_logprobs"][1:-1] == pytest.approx(wanted, abs=1e-4)
+        assert [max(top.values()) for top in found["top_logprobs"][1:]] == pytest.approx(
+            expected.amax(-1).tolist(), abs=1e-4
+        )
+        whole = choice["text"]
+        assert [whole[at:].startswith(text) for at, text in zip(found["text_offset"], found["tokens"], strict=True)]
+
+
+def test_an_echoed_prompt_is_the_first_of_a_stream(server: RunningServer) -> None:
+    for fields in ({}, {"logprobs": 2}, {"max_tokens": 0}, {"stop": ["zzzz"]}):
+        asked: dict[str, Any] = {"prompt": PROMPTS[2], "max_tokens": 5, "echo": True, "ignore_eos": True, **fields}
+        [whole] = server.complete(**asked)["choices"]
+        events = server.events(**asked, stream_options={"include_usage": True})
+        *parts, usage = events
+        assert parts[0]["choices"][0]["text"].startswith(PROMPTS[2])
+        assert "".join(part["choices"][0]["text"] for part in parts) == whole["text"]
+        assert usage["usage"]["completion_tokens"] == asked["max_tokens"]
+        assert parts[-1]["choices"][0]["finish_reason"] == whole["finish_reason"] == "length"
+        if "logprobs" in fields:
+            for name, values in whole["logprobs"].items():
+                assert [one for part in parts for one in part["choices"][0]["logprobs"][name]] == values
+    server.wait_until_idle()
+
+
 def test_a_stream_gives_the_same_as_a_whole_answer(server: RunningServer) -> None:
     whole = server.complete(prompt=PROMPTS[0], max_tokens=12, logprobs=2)
     events = server.events(prompt=PROMPTS[0], max_tokens=12, logprobs=2, stream_options={"include_usage": True})
@@ -141,7 +186,9 @@ def _ids_without_special(text: str) -> list[int]:
 
 REFUSED: list[tuple[str, dict[str, Any], int, str | None]] = [
     ("/v1/completions", {"prompt": "x", "max_toens": 3}, 400, "max_toens"),
-    ("/v1/completions", {"prompt": "x", "echo": True}, 400, "echo"),
+    ("/v1/completions", {"prompt": "x", "echo": 1}, 400, "echo"),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": False}, 400, "max_tokens"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "echo": True}, 400, "echo"),
     ("/v1/completions", {"prompt": "x", "best_of": 3}, 400, "best_of"),
     ("/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature"),
     ("/v1/completions", {"prompt": "x", "temperature": "0"}, 400, "temperature"),
@@ -267,6 +314,10 @@ def test_layouts_answer_alike(
         ]
         with ThreadPoolExecutor(len(mixed)) as pool:
             assert list(pool.map(lambda one: other.tokens(**one), mixed)) == [server.tokens(**one) for one in mixed]
+        scoring = {"prompt": PROMPTS, "max_tokens": 1, "logprobs": 1, "echo": True}
+        for scored, alike in zip(*(one.complete(**scoring)["choices"] for one in (server, other)), strict=True):
+            ours, theirs = (one["logprobs"]["token_logprobs"] for one in (scored, alike))
+            assert theirs[0] is None and theirs[1:] == pytest.approx(ours[1:], abs=1e-4)
         if dp == 2:
             used = [
                 line for line in other.client.get("/metrics").text.splitlines() if line.startswith("rankwise:steps")

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer, decoders, models
 
 from engine.prompts.tokenizer import load_tokenizer
 from engine.serving.http.answers import ChoicePiece
-from engine.serving.http.endpoints import ResponseForm, whole
+from engine.serving.http.endpoints import whole
 from engine.serving.http.errors import ApiError
+from engine.serving.http.responses import ResponseForm
 from engine.serving.http.schema import ChatRequest, read_request
 from tests.support.servers.answers_by_hand import completion, give, new, service
 from tests.support.servers.inference_server import TINY
@@ -321,3 +322,37 @@ def test_a_client_that_did_not_read_for_long_gets_its_answer_in_parts(tmp_path: 
     parts = asyncio.run(scenario())
     assert [len(part) for part in parts] == [64, 64, 22]
     assert [token for part in parts for token in part] == list(range(150))
+
+
+def test_each_answer_begins_with_its_own_prompt_where_that_is_echoed(tmp_path: Path) -> None:
+    """Without a tokenizer a text is the numbers of its tokens; the prompt is searched for no stop string."""
+
+    async def scenario() -> dict[str, Any]:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(prompt=[[1, 2], [3]], n=2, echo=True, stop=[" 2"]))
+        assert not any(choice.answer.wanted.scored for choice in choices), "without log-probabilities nothing is scored"
+        for number, choice in enumerate(choices):
+            give(choice, new(10 + number), new(5, "length"))
+        return await whole(generation, form, choices)
+
+    answer = asyncio.run(scenario())
+    assert [one["text"] for one in answer["choices"]] == [" 1 2 10 5", " 1 2 11 5", " 3 12 5", " 3 13 5"]
+    assert answer["usage"]["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_of_one_token_alone_has_no_log_probability(tmp_path: Path, stream: bool) -> None:
+    async def scenario() -> dict[str, Any]:
+        generation, _ = service(tmp_path)
+        form, choices = await generation.complete(completion(prompt=[7], max_tokens=0, echo=True, logprobs=1))
+        piece = new(5, "length", logprob=-0.5, top=((5, -0.5),))
+        if stream:
+            return form.event(choices[0].add(piece))
+        give(choices[0], piece)
+        return await whole(generation, form, choices)
+
+    [choice] = asyncio.run(scenario())["choices"]
+    assert choice["text"] == " 7" and choice["finish_reason"] == "length"
+    assert choice["logprobs"] == {
+        "tokens": [" 7"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0],
+    }  # fmt: skip
