@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from configs.common.base import WrongArgument
+from configs.common.base import WrongArgument, write_atomically
 from configs.common.execution import MAX_DEGREE
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="study file")]
@@ -19,6 +19,15 @@ Assignments = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Tp = Annotated[int, typer.Option(min=1, max=MAX_DEGREE, help="tensor-parallel degree")]
 Pp = Annotated[int, typer.Option(min=1, max=MAX_DEGREE, help="pipeline stages")]
+
+
+def write_output(file: Path, content: str | bytes) -> None:
+    """Write a file that an option names, and make its folder: nobody should lose a long answer for want of one.
+
+    Raises OSError.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, content)
 
 
 def refuse_unused(context: typer.Context, unused: Mapping[str, str | None]) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from configs.common.base import WrongArgument, write_atomically
+from configs.common.base import WrongArgument
 from configs.common.files.reading import brief
 from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
 from flows.cli.errors import resolved
 from flows.cli.first_study.own_modules import OwnModules, own_modules
 from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts
+from flows.cli.options import write_output
 
 Ask = Callable[[str, str], str]
 _FIELDS = ("micro_batch_size", "accumulation_steps", "sequence_length")
@@ -43,7 +44,7 @@ def init_study(script: Path | None, output: Path, ranks: int, ask: Ask | None) -
     folder = resolved(output).parent
     study = first_study(facts, _named(script.resolve(), folder), ranks, own_modules(script), folder)
     parse_study(study)  # what is written can be run
-    write_atomically(output, commented(study, facts))
+    write_output(output, commented(study, facts))
     print("\n".join(told(facts, script, output, study)))
     return 0
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.common.base import write_atomically
+from flows.cli.options import write_output
 
 if TYPE_CHECKING:
     from configs.serving.deployment import ServingBundle
@@ -141,7 +142,7 @@ def apptainer(
             if bundle is not None:
                 _check_model(bundle)
                 _write_model(out.parent, bundle)
-            write_atomically(out, text)
+            write_output(out, text)
         return 0
 
     _exit(context, work)

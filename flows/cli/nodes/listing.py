@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.common.base import Frozen, write_atomically
+from configs.common.base import Frozen
 from configs.common.system.cores import usable_cores
 from configs.common.system.memory import host_memory_total
+from flows.cli.options import write_output
 
 if TYPE_CHECKING:
     from slurm.schedulers.commands.partitions import Partition
@@ -60,7 +61,7 @@ def _list(output: Path | None, hardware_filter: str | None) -> int:
                 {"kind", "name", "place", "state"})  # fmt: skip
     if output is not None:
         data: dict[str, Any] = {"nodes": [each.model_dump() for each in listed]}
-        write_atomically(output, json.dumps(data, indent=1) + "\n")
+        write_output(output, json.dumps(data, indent=1) + "\n")
     return 0
 
 

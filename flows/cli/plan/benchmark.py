@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from configs.common.base import WrongArgument, write_atomically
+from configs.common.base import WrongArgument
 from configs.common.execution import Layout, Strategy
 from configs.common.files.reading import read_text
 from configs.common.system.cores import usable_cores
@@ -29,6 +29,7 @@ from configs.spec.cell import Cell
 from configs.spec.experiments import StrongScaling
 from configs.spec.study import parse_study, study_yaml
 from configs.workloads.train import TrainingTask, TrainWorkload
+from flows.cli.options import write_output
 from flows.cli.plan.request import PLANNED, PlanRequest
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def write_benchmark(request: PlanRequest, hardware: Sequence[str], file: Path) -
     text, comments = benchmark(request, architecture, hardware, file.absolute().parent, here)
     if file.exists() and not (file.is_file() and read_text(file) == text):  # somebody has edited it since
         raise WrongArgument(f"--benchmark-out: {file}: exists already with other content. Choose another name")
-    write_atomically(file, text)
+    write_output(file, text)
     if request.as_json:
         left_out = [{"what": what, "reason": reason} for what, reason in comments]
         print(json.dumps({"written": str(file), "left_out": left_out}, indent=1))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.common.base import write_atomically
+from flows.cli.options import write_output
 from flows.cli.plan.request import NOTHING_FITS, PLANNED, WRONG_ARGUMENTS, PlanRequest
 from flows.cli.plan.text import print_plan
 
@@ -272,7 +273,7 @@ def _write(request: PlanRequest, answer: dict[str, Any], setup: Any) -> None:
 
     assert request.output is not None
     if request.output.suffix == ".json":
-        write_atomically(request.output, json.dumps(answer, indent=1) + "\n")
+        write_output(request.output, json.dumps(answer, indent=1) + "\n")
         print(f"File             {request.output}", file=sys.stderr if request.as_json else sys.stdout)
         return
     request.output.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.common.base import write_atomically
 from configs.common.printable import csv_text, plural, plural_noun
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Accelerator, Machine
@@ -34,6 +33,7 @@ from configs.workloads import descriptor_of
 from engine.planner.cells import interval
 from engine.planner.learning import Known
 from engine.planner.local import LocalMachine, local_devices, local_machine
+from flows.cli.options import write_output
 from flows.cli.plan.cost import StudyCost, study_cost
 from flows.cli.plan.request import NOTHING_FITS, PLANNED
 from flows.cli.tables import print_table
@@ -82,7 +82,7 @@ def plan_study(
     """
     study = planned(load_study(path, assignments), path.parent, cache_folder(), learn_from, machine, own)
     if output is not None:
-        write_atomically(output, cells_csv(study))
+        write_output(output, cells_csv(study))
     code = NOTHING_FITS if all(said.fits is False for said in study.plan.predictions.values()) else PLANNED
     if as_json:
         print(json.dumps(as_data(study), indent=1))

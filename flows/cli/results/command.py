@@ -65,9 +65,9 @@ def report_command(
         list[str] | None,
         typer.Option(metavar="GLOB", help="compare all runs that match: folders, or files of `benchmark`"),
     ] = None,
-    output: Annotated[Path, typer.Option(metavar="FILE", help="file for the comparison of --results")] = Path(
-        "joined.md"
-    ),
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="file for the comparison of --results; joined.md if not given")
+    ] = None,
     form: Annotated[
         Literal["md", "html", "pdf", "json"],
         typer.Option(

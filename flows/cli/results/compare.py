@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from configs.common.base import WrongArgument, write_atomically
+from configs.common.base import WrongArgument
 from configs.common.printable import plural, printable
 from configs.plans.paths import RunPaths
+from flows.cli.options import write_output
 from reports.document.between import cells_table, comparison_document, history_document, run_document
 from reports.document.html import report_page
 from reports.reading.devices import load_comparable
@@ -86,11 +87,11 @@ def _told(
 ) -> int:
     """Print a comparison, write its files, and return the exit code."""
     if html_file is not None:
-        write_atomically(html_file, report_page(comparison_document(comparison)))
+        write_output(html_file, report_page(comparison_document(comparison)))
     if markdown_file is not None:
-        write_atomically(markdown_file, markdown(comparison))
+        write_output(markdown_file, markdown(comparison))
     if junit_file is not None:
-        write_atomically(junit_file, junit_xml(comparison))
+        write_output(junit_file, junit_xml(comparison))
     print(json.dumps(as_json(comparison), indent=1) if json_wanted else terminal_text(comparison).rstrip())
     if html_file is not None and not json_wanted:
         print(f"\nPage       {html_file}")
@@ -170,7 +171,7 @@ def history_list(history_file: Path | None = None, json_wanted: bool = False, ht
     with open_history(history_file or DEFAULT_HISTORY) as history:
         runs = history.runs()
     if html_file is not None:
-        write_atomically(html_file, report_page(history_document(runs)))
+        write_output(html_file, report_page(history_document(runs)))
         print(f"Page       {html_file}", file=sys.stderr if json_wanted else sys.stdout)
     if json_wanted:
         print(json.dumps([_run_json(run) for run in runs], indent=1))
@@ -223,7 +224,7 @@ def history_show(
             if isinstance(found, KeptRun)
             else history_document(runs, runs[-1].figures.cells[found].title, kind, found)
         )
-        write_atomically(html_file, report_page(document))
+        write_output(html_file, report_page(document))
         print(f"Page       {html_file}", file=sys.stderr if json_wanted else sys.stdout)
     if isinstance(found, KeptRun):
         _show_run(found, kind, json_wanted)
@@ -276,7 +277,7 @@ def _draw(runs: list[KeptRun], key: str, kind: FigureKind, plot: Path) -> None:
     from reports.plots.style import drawn
 
     draw = partial(draw_history, runs=runs, key=key, kind=kind)
-    write_atomically(plot, drawn(draw, history_height(len(runs)))[plot.suffix[1:]])
+    write_output(plot, drawn(draw, history_height(len(runs)))[plot.suffix[1:]])
 
 
 def _by_repeat(figures: Mapping[str, Mapping[int, float]]) -> dict[str, dict[str, float]]:
@@ -313,12 +314,15 @@ def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
     except ValueError as error:
         raise WrongArgument(str(error)) from error
     if len(found.folders) == 1:
-        return render_again(found.folders[0])
+        only = found.folders[0]
+        if output is not None:
+            raise WrongArgument(f"--output: one run alone matches, whose own report is in {only}. Leave it out")
+        return render_again(only)
     studies = [load_comparable(RunPaths(folder.absolute())) for folder in found.folders]
     for folder, study in zip(found.folders, studies, strict=True):
         _tell_unreadable(folder, study)
     file = output or Path("joined.md")
-    write_atomically(file, joined_report(studies, found.others))
+    write_output(file, joined_report(studies, found.others))
     for other in found.others:
         print(f"{printable(other)}: not a run folder, skipped")
     print(f"{len(studies)} runs joined")

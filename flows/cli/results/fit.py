@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from configs.common.base import write_atomically
+from flows.cli.options import write_output
 from reports.laws.file import laws_json, laws_text, read_points
 from reports.laws.fit import ResidualKind
 from reports.laws.laws import fit_laws
@@ -37,7 +37,7 @@ def fit_file(path: Path, as_json: bool, plot: Path | None, residuals: ResidualKi
 
         images = drawn(lambda figure: draw_laws(figure, laws), laws_height(laws))
         try:
-            write_atomically(drawing, images[drawing.suffix[1:]])
+            write_output(drawing, images[drawing.suffix[1:]])
         except OSError as error:
             return _refused(f"{'--plot' if plot else 'plot'} {drawing}: {error.strerror}", OTHER_ERROR)
         print(f"plot: {drawing}", file=sys.stderr if as_json else sys.stdout)

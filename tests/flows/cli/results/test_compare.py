@@ -153,6 +153,29 @@ def test_the_option_for_runs_to_join_may_be_given_again(runs: Path) -> None:
     assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "3 runs joined"), result.output
 
 
+def test_the_folder_of_a_file_that_is_named_is_made(runs: Path) -> None:
+    """All was read and computed, and then lost for want of a folder."""
+    first, again = str(runs / "first"), str(runs / "again")
+    new = runs / "new"
+    for words, file in (
+        (["report", "--results", first, again, "--output"], new / "a" / "joined.md"),
+        (["compare", first, again, "--format", "html", "--output"], new / "b" / "compare.html"),
+        (["compare", first, again, "--markdown"], new / "c" / "compare.md"),
+        (["compare", first, again, "--junit"], new / "d" / "compare.xml"),
+    ):
+        result = CliRunner().invoke(app, [*words, str(file)])
+        assert result.exit_code in (0, 1) and file.is_file(), result.output
+
+
+def test_a_file_for_the_comparison_of_one_run_is_refused(runs: Path) -> None:
+    """It was not written, and nobody said so."""
+    for given in (["first"], ["fir*"]):
+        asked = ["report", "--results", *(str(runs / name) for name in given), "--output", str(runs / "joined.md")]
+        result = CliRunner().invoke(app, asked)
+        assert result.exit_code == 2 and "--output: one run alone matches" in result.output, result.output
+    assert CliRunner().invoke(app, asked[:-2]).exit_code == 0 and not (runs / "joined.md").exists()
+
+
 def test_repeats_that_were_cancelled_are_not_said_to_have_failed(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
