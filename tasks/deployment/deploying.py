@@ -221,10 +221,11 @@ class Deploying:
                         sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1,
                         partition=partition, hosts_folder=hosts_folder)  # fmt: skip
         servers: list[PlacedServer] = []
+        together = range(1, 1 + wanted.replicas)
         for number in range(wanted.replicas):
             self._check()
             ledger.write("placing", generation=1, number=number, bundle=bundle_name(bundle))
-            servers.append(placer.place(bundle, 1 + number, wanted.replicas, wanted.ready_seconds, self._check))
+            servers.append(placer.place(bundle, 1 + number, together, wanted.ready_seconds, self._check))
         front = DeploymentFront(placer.here, str(self._folder / "front"))
         ledger.write("front", port=wanted.port)
         config = FrontConfig(key=self._key, backends=tuple(placer.backend(server) for server in servers))
