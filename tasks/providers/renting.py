@@ -382,7 +382,8 @@ def extend_run(
 ) -> int:
     """Move the end of a rental on the nodes, then in the tags.
 
-    Raises ValueError naming a node that did not take it, after all the others have: it must not end them.
+    Raises ValueError naming a node that did not take it, after all the others have: it must not end them. ProviderError
+    where the tags keep the old end: the nodes have the new one nevertheless, and the ledger says so.
     event: what the ledger calls it; `kept` nodes are in nobody's use until then, and `reap` leaves them alone.
     unused_seconds: how long no run had used the nodes when this one took them over.
     """
@@ -403,8 +404,13 @@ def extend_run(
             missed = [node.id for node, done in zip(nodes, pool.map(took, nodes), strict=True) if not done]
         if len(missed) == len(nodes):
             raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")
-        for resource in provider.tagged(regions_of(ledger, provider.name), lease.run):
-            provider.extend(resource, expires_at)
+        try:
+            for resource in provider.tagged(regions_of(ledger, provider.name), lease.run):
+                provider.extend(resource, expires_at)
+        except ProviderError as error:
+            if error.problem != "invalid":  # that of a cloud which ends them earlier by itself
+                ledger.write(event, expires_at=expires_at, unused_seconds=unused_seconds)
+            raise
         ledger.write(event, expires_at=expires_at, unused_seconds=unused_seconds)
     later = lease.model_copy(update={"expires_at": expires_at})
     write_atomically(folder / "lease.json", later.model_dump_json(indent=1), mode=0o600)

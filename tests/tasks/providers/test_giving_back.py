@@ -265,6 +265,30 @@ def test_a_node_that_was_taken_back_does_not_end_the_others(tmp_path: Path, monk
     assert leases.read_lease(folder).expires_at == until
 
 
+def test_nodes_whose_tags_keep_the_old_end_cost_money_until_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials expired in the middle of a run: the nodes went on, but the report priced them up to the old end."""
+
+    class Expired(Cloud):
+        def extend(self, resource: Resource, expires_at: int) -> None:
+            raise ProviderError("auth", "ExpiredToken", "the security token is expired")
+
+    monkeypatch.setattr(renting, "prolong", lambda *_: True)
+    now, folder = int(time.time()), tmp_path / "r"
+    lease = rental(folder, now + 60)
+    with open_ledger(folder) as ledger:
+        ledger.write("create", region=REGION, market="on_demand", usd_per_hour=2.0)
+        ledger.write("created", region=REGION, ids=["i-0", "i-1"])
+    with pytest.raises(ProviderError, match="expired"):
+        extend_run(cast(Provider, Expired(resource("instance"))), lease, folder, now + 7200)
+    entries = read_entries(folder / "ledger.jsonl")
+    (attempt,) = attempts_of(entries, now + 3600)
+    assert attempt.seconds == pytest.approx(3600, abs=60) and attempt.usd(2) == pytest.approx(4.0, rel=0.02)
+    with open_ledger(folder) as ledger:
+        assert not leases.is_over(ledger)
+
+
 def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, begun = Cloud(resource("instance")), threading.Event()
 
