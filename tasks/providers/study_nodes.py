@@ -103,7 +103,10 @@ def offer_of(target: RentedTarget, listed: Sequence[Offer] | None = None) -> Ren
 def rental_name(study: str, run: Path, target: str) -> str:
     """Return the name of a rental: the same for every run in this folder of this machine."""
     digest = hashlib.sha256(f"{socket.gethostname()}\n{run}\n{target}".encode()).hexdigest()[:8]
-    return f"{label(study)[:24]}-{label(target)[:12]}-{digest}".replace("--", "-")
+    parts = [label(study)[:24], digest]
+    with suppress(ValueError):  # a target's name may have no letter that clouds take in a tag
+        parts.insert(1, label(target)[:12])
+    return "-".join(parts).replace("--", "-")
 
 
 class StudyNodes:

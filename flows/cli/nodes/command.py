@@ -138,6 +138,9 @@ def _up(
     from tasks.providers.rental import RentalLease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
+    with _wrong_arguments():
+        study = label(study, "--study")
+        name = label(run, "--run") if run else f"{study[:40]}-{secrets.token_hex(4)}"
     provider = provider_named(request.provider)
     offer = plan_rental(provider, request, cap, listed_offers(cache_folder()))
     for line in offer_lines(request, offer):
@@ -146,8 +149,8 @@ def _up(
         typer.echo("nothing was rented")
         return 1
     lease = RentalLease(
-        study=label(study),
-        run=label(run) if run else f"{label(study)[:40]}-{secrets.token_hex(4)}",
+        study=study,
+        run=name,
         owner=owner(),
         expires_at=int(time.time() + request.hours * 3600),
         request=request,

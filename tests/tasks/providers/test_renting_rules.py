@@ -506,6 +506,12 @@ def test_a_rental_is_named_after_run_and_target() -> None:
     assert all(label(name) == name for name in names)
 
 
+def test_a_target_may_be_named_without_a_letter_that_tags_take() -> None:
+    """The study's own check takes such names, and renting for them ended with `name: got ...`."""
+    names = {rental_name("study", Path("/a"), target) for target in ("模型", "узел", "--")}
+    assert len(names) == 3 and all(label(name) == name and name.startswith("study-") for name in names)
+
+
 def test_a_user_whom_no_file_names_is_told_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> str:
         raise KeyError("getpwuid(): uid not found: 1000")
