@@ -63,6 +63,7 @@ class RentedTarget(ClusterTarget):
     python: str | None = Field(
         None, description="interpreter of the image that has the libraries; none: they are installed"
     )
+    poll_seconds: PositiveFloat = Field(2.0, description="seconds between two looks at the jobs")
 
     @model_validator(mode="before")
     @classmethod

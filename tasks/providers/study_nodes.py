@@ -351,7 +351,7 @@ def hosts_of_nodes(target: RentedTarget, nodes: list[Node], folder: Path, defaul
         )
         for node in nodes
     ]
-    shared = {name: getattr(target, name) for name in ClusterTarget.model_fields if name != "poll_seconds"}
+    shared = {name: getattr(target, name) for name in ClusterTarget.model_fields}
     return SshTarget.model_validate(shared | {"kind": kind, "hosts": hosts, "lost_after_seconds": _LOST_AFTER_SECONDS})
 
 

@@ -289,6 +289,18 @@ def test_nodes_whose_tags_keep_the_old_end_cost_money_until_the_new_one(
         assert not leases.is_over(ledger)
 
 
+@pytest.mark.parametrize(("given", "looks"), [({}, 2.0), ({"poll_seconds": 30}, 30.0)])
+def test_rented_nodes_are_looked_at_as_often_as_their_target_says(
+    tmp_path: Path, given: dict[str, Any], looks: float
+) -> None:
+    """`poll_seconds` was taken and never used."""
+    rental(tmp_path / "r", int(time.time()) + 3600)
+    (tmp_path / "r" / "host_ed25519.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI comment\n")
+    wanted = {"kind": "aws", "instance": REQUEST.instance, "nodes": 2, "regions": [REGION], **given}
+    hosts = study_nodes.hosts_of_nodes(RentedTarget.model_validate(wanted), NODES, tmp_path / "r", "ubuntu")
+    assert hosts.poll_seconds == looks and [host.name for host in hosts.hosts] == ["i-0", "i-1"]
+
+
 def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, begun = Cloud(resource("instance")), threading.Event()
 
