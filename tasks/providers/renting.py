@@ -22,7 +22,7 @@ from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, found_before, give_back, regions_of
-from tasks.providers.ladder import is_excluded, ladder
+from tasks.providers.ladder import RentalOffer, is_excluded, ladder, node_price
 from tasks.providers.leases import (
     RentalLedger,
     is_over,
@@ -57,20 +57,6 @@ class Limits:
     first_pause_seconds: float = 2.0
     teardown: Teardown = field(default_factory=Teardown)
     sleep: Callable[[float], None] = time.sleep
-
-
-@dataclass(frozen=True)
-class RentalOffer:
-    """What will be asked for, in order, and what was left out for its price."""
-
-    rungs: list[Rung]
-    refused: list[str]
-
-    @property
-    def max_usd_per_hour(self) -> float | None:
-        """Dollars an hour of one node at the dearest rung; None: a price is unknown."""
-        prices = [rung.usd_per_hour for rung in self.rungs]
-        return None if None in prices else max((price for price in prices if price is not None), default=None)
 
 
 def plan_rental(
@@ -117,7 +103,8 @@ def plan_rental(
     ]
     if not rungs:
         raise RentalFailed("\n".join([f"{request.provider}/{request.instance}: nothing can be rented", *refused]))
-    return RentalOffer(rungs, refused)
+    on_demand = {region: node_price(request, region, "on_demand", listed) for region in request.regions}
+    return RentalOffer(rungs, refused, on_demand)
 
 
 def _count(beyond: dict[tuple[str, str, str], int], rung: Rung, reason: str) -> None:

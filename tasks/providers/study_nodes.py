@@ -33,6 +33,7 @@ from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
+from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import (
     in_use,
     last_used,
@@ -47,7 +48,6 @@ from tasks.providers.renting import (
     ROUNDING,
     Limits,
     RentalFailed,
-    RentalOffer,
     extend_run,
     give_back_run,
     node_address,

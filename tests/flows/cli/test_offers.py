@@ -107,3 +107,17 @@ def test_nodes_are_waited_for_until_an_end(minutes: str) -> None:
     result = CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", "--ssh-from", "203.0.113.7/32",
                                       "--wait-minutes", minutes, "--yes"])  # fmt: skip
     assert result.exit_code != 0 and f"--wait-minutes: got {float(minutes)}" in result.output
+
+
+def test_a_spot_price_is_no_upper_bound(refreshed: Path) -> None:
+    """It is the list's of one day, and rises up to the price on demand: nodes were offered for "at most" that much."""
+    rows = refreshed.read_text() + "aws/g4dn.xlarge,us-east-1,spot,0.19,2025-11-06,the list\n"
+    refreshed.write_text(rows)
+    words = "us-east-1, any zone, spot"
+    offered = up("--market", "spot", "--hours", "2", "--nodes", "2")
+    assert f"0.38 USD/h first ({words}), at most 14.50 USD/h; at most 29.00 USD in 2 h\n" in offered
+    refreshed.write_text(rows.splitlines()[0] + "\naws/g4dn.xlarge,eu-west-3,spot,0.19,2025-11-06,the list\n")
+    rest = ["--region", "eu-west-3", "--ssh-from", "203.0.113.7/32", "--market", "spot"]
+    offered = CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", *rest], input="n\n").output
+    words = words.replace("us-east-1", "eu-west-3")
+    assert f"0.19 USD/h first ({words}); its price on demand, to which spot may rise, is unknown\n" in offered

@@ -23,9 +23,10 @@ from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired, why_doomed
+from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import is_dead, open_ledger, read_entries
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import Limits, RentalFailed, RentalOffer, extend_run, give_back_run, rent
+from tasks.providers.renting import Limits, RentalFailed, extend_run, give_back_run, rent
 from tasks.providers.study_nodes import StudyNodes
 
 REGION = "us-east-1"
