@@ -9,6 +9,7 @@ The key-value cache counts for one sequence of the greatest length: less cannot 
 from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
+from configs.common.printable import plural
 from configs.hardware.catalog import catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.hardware_filter import HardwareFilter, matching
@@ -58,6 +59,16 @@ def check_dtype(target: ParsedTarget, dtype: Dtype, given: str) -> None:
         raise ValueError(
             f"{given} {dtype}, which {machine.accelerator.title} of {target.text} does not multiply. Use float16 or "
             "float32"
+        )
+
+
+def check_devices(target: ParsedTarget, layout: Layout, nodes: int) -> None:
+    """Raise ValueError for a study's layout with more ranks on a rented node than it has GPUs. nodes: of one server."""
+    machine, ranks = _rented_machine(target), -(-layout.ranks // nodes)
+    if machine is not None and machine.accelerator.kind != "cpu" and ranks > machine.accelerators:
+        raise ValueError(
+            f"--from: the study chose {layout}, which takes {ranks} GPUs of a node, but {target.text} has "
+            f"{plural(machine.accelerators, 'GPU')}. Use an instance with more, or name --model in place of --from"
         )
 
 
