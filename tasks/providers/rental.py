@@ -14,6 +14,7 @@ from typing import Literal, Protocol
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from configs.common.base import Frozen
+from configs.hardware.catalog import catalog
 from configs.hardware.node_names import Cloud
 from configs.targets.rented import MarketName, region_name
 
@@ -85,6 +86,14 @@ class RentalRequest(Frozen):
         if network.version != 4:
             raise ValueError(f"got {ssh_from}, but nodes have IPv4 addresses only. Name one, such as 203.0.113.7/32")
         return str(network)  # AWS takes CIDR notation alone: no bare address, no mask
+
+    @property
+    def has_gpu(self) -> bool | None:
+        """Whether the machine has accelerators; None: the catalog does not know it."""
+        try:
+            return catalog().listed_instance(f"{self.provider}/{self.instance}").accelerator.kind != "cpu"
+        except ValueError:
+            return None
 
     @property
     def close_together(self) -> bool:

@@ -72,6 +72,11 @@ def plan_rental(
     """
     if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
         raise ValueError(f"max_usd_per_hour: got {max_usd_per_hour}, expected a number above 0")
+    if request.image is None and request.has_gpu is None:
+        raise RentalFailed(
+            f"{request.provider}/{request.instance}: not in the catalog, which would tell the vendor's image for it. "
+            "Name one by `image`"
+        )
     zones: dict[str, Sequence[str]] = {}
     refused: list[str] = []
     beyond: dict[tuple[str, str, str], int] = {}
