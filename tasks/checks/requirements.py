@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from configs.common.files.reading import brief
+from configs.common.printable import plural
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
@@ -68,11 +69,18 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
 
 
 def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machine) -> Iterator[str]:
-    """Of a rented target whose ranks would refuse each of its cells; a program of the user's decides by itself."""
+    """Of a rented target whose ranks would refuse to start; a program of the user's decides by itself."""
     cells = [cell for cell in plan.cells.values() if cell.target == target.name]
     dtypes = {cell.dtype for cell in cells}
     if target.device == "cpu" or any(descriptor_of(cell.workload).own_program for cell in cells):
         return
+    ranks = max((cell.layout.ranks // cell.nodes for cell in cells), default=0)
+    if machine.accelerator.kind != "cpu" and ranks > machine.accelerators:
+        yield (
+            f"targets[{place}].ranks_per_node: {ranks} ranks of a cell are on one node, but {target.instance} has "
+            f"{plural(machine.accelerators, 'GPU')}, one for each rank. Use at most {machine.accelerators}, or set "
+            "`device: cpu` to measure on the cores"
+        )
     if dtypes and all(map(machine.accelerator.lacks, dtypes)):
         yield (
             f"targets[{place}].instance: {target.instance} has {machine.accelerator.title}, which does not multiply "

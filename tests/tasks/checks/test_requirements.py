@@ -65,6 +65,21 @@ def test_nothing_is_rented_for_cells_that_its_gpus_refuse(tmp_path: Path) -> Non
     assert checked(tmp_path, targets=[target | {"instance": "g5.xlarge"}], dtype="bfloat16").cells
 
 
+def test_nothing_is_rented_for_more_ranks_than_its_gpus(tmp_path: Path) -> None:
+    """Such nodes were rented, and each of the cells was `unsupported`."""
+    target = {"kind": "aws", "instance": "g5.xlarge", "regions": ["us-east-1"], "ranks_per_node": 4}
+    work = {"targets": [target], "experiments": {"tp": {"kind": "sweep", "over": {"tp": [1, 4]}}}}
+    [problem] = problems(tmp_path, **work)
+    assert problem == (
+        "targets[0].ranks_per_node: 4 ranks of a cell are on one node, but g5.xlarge has 1 GPU, one for each rank. Use "
+        "at most 1, or set `device: cpu` to measure on the cores"
+    )
+    for changes in ({"device": "cpu"}, {"instance": "g5.12xlarge"}, {"instance": "c7i.4xlarge"}):
+        assert checked(tmp_path, **work | {"targets": [target | changes]}).cells
+    spread = target | {"nodes": 4, "ranks_per_node": 1}
+    assert checked(tmp_path, **work | {"targets": [spread]}).cells
+
+
 def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:
     limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
     work = STUDY["workload"]
