@@ -65,13 +65,22 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
             held = 0 if machine.accelerator.kind == "cpu" else machine.accelerators
             yield f"targets[{place}].gpus_per_node: got {asked}, but {name} has {held}. Correct one of them"
         if isinstance(target, RentedTarget):
-            yield from _refused_there(plan, place, target, machine)
+            yield from _refused_there(plan, place, target, machine, known.instance_row(name).vcpus)
 
 
-def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machine) -> Iterator[str]:
-    """Of a rented target whose ranks would refuse to start; a program of the user's decides by itself."""
+def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machine, vcpus: int) -> Iterator[str]:
+    """Of a rented target that has too few cores, or whose ranks would refuse to start.
+
+    Which GPUs it computes on a program of the user's decides by itself.
+    """
     cells = [cell for cell in plan.cells.values() if cell.target == target.name]
     dtypes = {cell.dtype for cell in cells}
+    cores = max((cell.layout.ranks // cell.nodes * cell.cores_per_rank for cell in cells), default=0)
+    if cores > vcpus:
+        yield (
+            f"targets[{place}].instance: {plural(cores, 'core')} needed, {target.instance} has {vcpus}. Lower "
+            "ranks_per_node or cores_per_rank, or use another instance"
+        )
     if target.device == "cpu" or any(descriptor_of(cell.workload).own_program for cell in cells):
         return
     ranks = max((cell.layout.ranks // cell.nodes for cell in cells), default=0)

@@ -80,6 +80,19 @@ def test_nothing_is_rented_for_more_ranks_than_its_gpus(tmp_path: Path) -> None:
     assert checked(tmp_path, **work | {"targets": [spread]}).cells
 
 
+def test_nothing_is_rented_with_fewer_cores_than_its_ranks_take(tmp_path: Path) -> None:
+    """As of hosts by SSH; ranks that shared cores were measured on rented nodes without a word."""
+    target = {"kind": "gcp", "instance": "c3-standard-4", "regions": ["us-central1"], "ranks_per_node": 4}
+    work = {"targets": [target], "experiments": {"dp": {"kind": "sweep", "over": {"dp": [1, 4]}}}}
+    assert checked(tmp_path, **work).cells
+    wide = work | {"targets": [target | {"cores_per_rank": 2}]}
+    assert problems(tmp_path, **wide) == [
+        "targets[0].instance: 8 cores needed, c3-standard-4 has 4. Lower ranks_per_node or cores_per_rank, or use "
+        "another instance"
+    ]
+    assert checked(tmp_path, **wide | {"targets": [target | {"cores_per_rank": 2, "instance": "c3-standard-8"}]}).cells
+
+
 def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:
     limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
     work = STUDY["workload"]
