@@ -38,7 +38,8 @@ def check_requirements(plan: Plan, cache: Path) -> None:
 
 def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
-    found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_live_without_training(plan)]
+    found = [*_unknown_machines(plan, known), *_small_disks(plan), *_missing_libraries(plan)]
+    found += _live_without_training(plan)
     return list(dict.fromkeys([*found, *_beyond_context(plan)]))
 
 
@@ -95,6 +96,28 @@ def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machin
             f"targets[{place}].instance: {target.instance} has {machine.accelerator.title}, which does not multiply "
             f"{', '.join(sorted(dtypes))}. Use float16 or float32, or another instance"
         )
+
+
+def _small_disks(plan: Plan) -> Iterator[str]:
+    """Of rented nodes, on whose root disk image and libraries need room beside all models of the target."""
+    for place, target in enumerate(plan.targets):
+        if isinstance(target, RentedTarget):
+            named = {cell.model for cell in plan.cells.values() if cell.target == target.name}
+            size = sum(_bytes_of(model) for model in plan.models if model.identity in named)
+            if size > target.disk_gb << 30:
+                yield (
+                    f"targets[{place}].disk_gb: got {target.disk_gb}, but the models have {size / 2**30:.0f} GiB. Set "
+                    "as much and room for the image and its libraries"
+                )
+
+
+def _bytes_of(model: PlannedModel) -> int:
+    """Size of a model's files; 0 where they are not known, or are made on the node."""
+    try:
+        files = read_model_manifest(Path(model.manifest)).files if model.manifest else {}
+    except (OSError, ValueError):
+        return 0
+    return sum(file.size_bytes for file in files.values())
 
 
 def _missing_libraries(plan: Plan) -> Iterator[str]:

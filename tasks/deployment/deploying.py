@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +198,8 @@ class Deploying:
         wanted, began = self.wanted, time.time()
         self._check()
         expires_at = began + 3600 * wanted.hours
-        hosts, rental, price = self._hosts(ledger, expires_at)
+        model_bytes = 0 if wanted.rented is None else _model_bytes(Path(model.manifest))
+        hosts, rental, price = self._hosts(ledger, expires_at, model_bytes)
         local = LocalTarget(device="cpu" if wanted.target.device == "cpu" else None)
         partition, measuring = wanted.partition, self._folder / "measuring"
         # Hosts may have one login for several people, whose deployments of one model have one name.
@@ -258,13 +260,20 @@ class Deploying:
         ledger.write("deployed", url=deployment.url, bundle=bundle_name(bundle))
         return deployment, timing
 
-    def _hosts(self, ledger: RentalLedger, expires_at: float) -> tuple[SshTarget | None, str | None, float | None]:
-        """Rent what is to be rented; returns hosts, the rental's name and the price an hour of all nodes."""
+    def _hosts(
+        self, ledger: RentalLedger, expires_at: float, model_bytes: int = 0
+    ) -> tuple[SshTarget | None, str | None, float | None]:
+        """Rent what is to be rented; returns hosts, the rental's name and the price an hour of all nodes.
+
+        model_bytes: for which the nodes' disks have room, too.
+        """
         wanted = self.wanted
         if wanted.rented is None:
             return wanted.ssh, None, wanted.ssh.price_usd_per_hour if wanted.ssh else None
         provider = provider_named(wanted.rented.kind)
-        request = request_of(wanted.rented).model_copy(update={"hours": wanted.hours})
+        request = request_of(wanted.rented)
+        disk_gb = request.disk_gb + ceil(model_bytes / 2**30)
+        request = request.model_copy(update={"hours": wanted.hours, "disk_gb": disk_gb})
         offer = plan_rental(provider, request, wanted.max_usd_per_hour, listed_offers(self.store.cache))
         run = f"{label(wanted.name)[:40]}-{secrets.token_hex(4)}"
         lease = RentalLease(
@@ -277,6 +286,12 @@ class Deploying:
         attempt = attempts_of(read_entries(folder / "ledger.jsonl"), time.time())[-1]
         price = None if attempt.usd_per_hour is None else attempt.usd_per_hour * len(nodes)
         return hosts_of_nodes(wanted.rented, nodes, folder, provider.default_user), run, price
+
+
+def _model_bytes(manifest: Path) -> int:
+    from tasks.models.sources import load_manifest
+
+    return sum(file.size_bytes for file in load_manifest(manifest).files.values())
 
 
 def _memory_of_rank(place: Place, device: str | None, ranks: int, machines: int = 1) -> int:

@@ -16,6 +16,8 @@ from flows.cli.main import app
 from tasks.deployment import deploying
 from tasks.providers import clouds, study_nodes
 from tasks.providers.leases import open_ledger
+from tasks.providers.rental import RentalLease
+from tasks.providers.renting import RentalFailed
 from tasks.providers.study_nodes import StudyNodes
 
 SHIPPED, REFRESHED = "0.53 USD/h", "7.25 USD/h"
@@ -53,7 +55,7 @@ def test_a_studys_nodes_are_offered_at_refreshed_prices() -> None:
     assert REFRESHED in offers._priced(TARGET)[-1]
 
 
-def renting(kind: str, tmp_path: Path) -> Callable[[], Any]:
+def renting(kind: str, tmp_path: Path, model_bytes: int = 0) -> Callable[[], Any]:
     """What rents nodes for at most 5 USD/h."""
     target = TARGET.model_copy(update={"max_usd_per_hour": 5.0})
     if kind == "a study":
@@ -64,7 +66,7 @@ def renting(kind: str, tmp_path: Path) -> Callable[[], Any]:
 
     def hosts() -> None:
         with open_ledger(tmp_path / "d") as ledger:
-            deploying.Deploying._hosts(made, ledger, 4e9)  # type: ignore[arg-type]
+            deploying.Deploying._hosts(made, ledger, 4e9, model_bytes)  # type: ignore[arg-type]
 
     return hosts
 
@@ -73,6 +75,23 @@ def renting(kind: str, tmp_path: Path) -> Callable[[], Any]:
 def test_a_cap_holds_at_refreshed_prices_where_nobody_is_asked(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"7\.25 USD/h exceeds the cap of 5 USD/h"):
         renting(kind, tmp_path)()
+
+
+def test_a_deployments_nodes_have_room_for_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refreshed: Path
+) -> None:
+    """A model of more than 60 GB filled the disk of 100, and there is no option for another."""
+    rented: list[RentalLease] = []
+
+    def rent(provider: Any, lease: RentalLease, *_: Any) -> None:
+        rented.append(lease)
+        raise RentalFailed("enough")
+
+    refreshed.unlink()
+    monkeypatch.setattr(deploying, "rent", rent)
+    with pytest.raises(RentalFailed, match="enough"):
+        renting("a deployment", tmp_path, 130 * 2**30 + 1)()
+    assert [lease.request.disk_gb for lease in rented] == [231]
 
 
 def test_a_deployment_is_offered_at_refreshed_prices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.plans.plan import Plan
 from configs.spec.study import StudyError, parse_study
 from flows.precheck import check_study
@@ -91,6 +92,22 @@ def test_nothing_is_rented_with_fewer_cores_than_its_ranks_take(tmp_path: Path) 
         "another instance"
     ]
     assert checked(tmp_path, **wide | {"targets": [target | {"cores_per_rank": 2, "instance": "c3-standard-8"}]}).cells
+
+
+def test_nothing_is_rented_with_a_disk_that_does_not_hold_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 140 GB filled the root disk of 100, after it had been sent to each node."""
+    target = {"kind": "aws", "instance": "p4d.24xlarge", "regions": ["us-east-1"]}
+    plan = checked(tmp_path, targets=[target, {"kind": "local"}])
+    files = {"model.safetensors": ModelFile(sha256="0", size_bytes=131 << 30)}
+    manifest = ModelManifest(identity=plan.models[0].identity, source="folder", folder="f", files=files, config={})
+    monkeypatch.setattr(requirements, "read_model_manifest", lambda path: manifest)
+    assert list(requirements._small_disks(plan)) == [
+        "targets[0].disk_gb: got 100, but the models have 131 GiB. Set as much and room for the image and its libraries"
+    ]
+    large = plan.targets[0].model_copy(update={"disk_gb": 200})
+    assert not list(requirements._small_disks(plan.model_copy(update={"targets": (large, plan.targets[1])})))
 
 
 def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:
