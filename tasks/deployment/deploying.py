@@ -189,10 +189,10 @@ class Deploying:
         else:
             here = LocalPlace(self._folder, self.store.cache)
             available = _memory_of_rank(here, wanted.target.device, ranks)
-        where = wanted.target.text
         return check_fit(
-            architecture, layout, wanted.bundle.dtype, length, available, where, self.store.cache, provider, name
-        )
+            architecture, layout, wanted.bundle.dtype, length, available, wanted.target.text, self.store.cache,
+            provider, name, _servers_of_a_machine(wanted),
+        )  # fmt: skip
 
     def _deploy(self, model: Any, fit_text: str, ledger: RentalLedger) -> tuple[Deployment, Timing]:
         wanted, began = self.wanted, time.time()
@@ -286,6 +286,14 @@ class Deploying:
         attempt = attempts_of(read_entries(folder / "ledger.jsonl"), time.time())[-1]
         price = None if attempt.usd_per_hour is None else attempt.usd_per_hour * len(nodes)
         return hosts_of_nodes(wanted.rented, nodes, folder, provider.default_user), run, price
+
+
+def _servers_of_a_machine(wanted: WantedDeployment) -> int:
+    """Return how many servers share a machine, at most: each job of Slurm has a node to itself."""
+    if wanted.partition is not None:
+        return 1
+    machines = wanted.rented.nodes if wanted.rented else len(wanted.ssh.hosts) if wanted.ssh else 1
+    return wanted.replicas if wanted.sharded else ceil(wanted.replicas / machines)
 
 
 def _model_bytes(manifest: Path) -> int:

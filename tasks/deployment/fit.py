@@ -95,20 +95,29 @@ def check_fit(
     cache: Path,
     provider: str | None = None,
     name: str | None = None,
+    servers: int = 1,
 ) -> str:
-    """Return the check in words. Raises ValueError where it does not fit, naming the smallest target that would do."""
+    """Return the check in words. Raises ValueError where it does not fit, naming the smallest target that would do.
+
+    servers: how many of the deployment share the memory that is available.
+    """
     need = needed_bytes(architecture, layout, dtype, max_length, cache, name)
     if available is None:
         return f"needs about {need / _GIB:.2f} GiB a rank; the memory of {where} is not known"
-    told = f"needs about {need / _GIB:.2f} GiB a rank, {where} has {available / _GIB:.2f} GiB"
-    if need <= _SHARE * available:
+    told = f"needs about {need / _GIB:.2f} GiB a rank, {where} has {available / servers / _GIB:.2f} GiB"
+    told += f" for each of {servers} servers" if servers > 1 else ""
+    if need <= _SHARE * available / servers:
         return told
-    advice = _advice(architecture, dtype, max_length, cache, provider)
+    advice = _advice(architecture, dtype, max_length, cache, provider, servers)
     raise ValueError(f"--target {where}: the model does not fit: {told} as {layout}. {advice}")
 
 
-def _advice(architecture: Architecture, dtype: Dtype, max_length: int, cache: Path, provider: str | None) -> str:
+def _advice(
+    architecture: Architecture, dtype: Dtype, max_length: int, cache: Path, provider: str | None, servers: int
+) -> str:
     """Return the cheapest instance on which the model fits, as one rank or cut over its accelerators."""
+    if servers > 1:
+        return "Use fewer --replicas, or more machines"
     for offer in matching(HardwareFilter(provider=provider), catalog(cache)):
         if offer.machine.accelerator.lacks(dtype):
             continue
