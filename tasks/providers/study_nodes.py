@@ -22,7 +22,7 @@ from configs.common.files.reading import read_text
 from configs.common.printable import plural
 from configs.common.secrets import redacted
 from configs.hardware.prices import Offer, listed_offers
-from configs.plans.rentals import StudyRental
+from configs.plans.rentals import RentalAttempt, StudyRental
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.ssh_host import SshHost
@@ -190,12 +190,13 @@ class StudyNodes:
         until = int(time.time() + self.target.keep)
         extend_run(self._provider, read_lease(self._folder), self._folder, until, "kept")
         self._held.close()
-        price = self._usd_per_hour()
-        cost = "at an unknown price" if price is None else f"for at most {dollars(price * self.target.keep / 3600)} USD"
-        one = self.target.nodes == 1
+        price, one = self._usd_per_hour(), self.target.nodes == 1
+        cost = "at an unknown price" if price is None else f"{dollars(price * self.target.keep / 3600)} USD"
         if self.target.kind in BILLED_WHEN_OFF:
-            billed = "is billed until it is given back" if one else "are billed until they are given back"
-            cost = f"{cost.replace('at most ', '')} and {billed}"
+            cost = cost if price is None else f"for {cost}"
+            cost += " and is billed until it is given back" if one else " and are billed until they are given back"
+        elif price is not None:  # a listed spot price is of one day
+            cost = f"for {'about' if self._last_attempt().market == 'spot' else 'at most'} {cost}"
         clock = datetime.fromtimestamp(until).astimezone().strftime("%Y-%m-%d %H:%M %Z")
         self._say(
             f"{plural(self.target.nodes, 'node')} {'stays' if one else 'stay'} up until {clock} {cost}: "
@@ -205,8 +206,11 @@ class StudyNodes:
 
     def _usd_per_hour(self) -> float | None:
         """Price of all nodes as they were rented last; None: unknown."""
-        last = attempts_of(read_entries(self._folder / "ledger.jsonl"), time.time())[-1]
+        last = self._last_attempt()
         return None if last.usd_per_hour is None else last.usd_per_hour * self.target.nodes
+
+    def _last_attempt(self) -> RentalAttempt:
+        return attempts_of(read_entries(self._folder / "ledger.jsonl"), time.time())[-1]
 
     def story(self) -> StudyRental:
         """What was asked for over all runs of the folder, and what it cost so far."""

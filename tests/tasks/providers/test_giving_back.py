@@ -352,10 +352,16 @@ def test_a_lease_is_extended_when_half_of_it_is_over(
 
 
 @pytest.mark.parametrize(
-    ("kind", "cost"),
-    [("aws", "for at most 2.00 USD: `rankwise"), ("azure", "for 2.00 USD and are billed until they are given back: `")],
+    ("kind", "market", "cost"),
+    [
+        ("aws", "on_demand", "for at most 2.00 USD: `rankwise"),
+        ("aws", "spot", "for about 2.00 USD: `rankwise"),
+        ("azure", "on_demand", "for 2.00 USD and are billed until they are given back: `"),
+    ],
 )
-def test_what_kept_nodes_cost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, cost: str) -> None:
+def test_what_kept_nodes_cost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, market: str, cost: str
+) -> None:
     said: list[str] = []
     monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
     monkeypatch.setattr(study_nodes, "extend_run", lambda *_: None)
@@ -363,7 +369,7 @@ def test_what_kept_nodes_cost_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     nodes = StudyNodes(RentedTarget.model_validate(wanted), "s", tmp_path, tmp_path, said.append, lambda: None)
     rental(nodes._folder, int(time.time()) + 3600)
     with open_ledger(nodes._folder) as ledger:
-        ledger.write("create", region=REGION, market="spot", usd_per_hour=1.0)
+        ledger.write("create", region=REGION, market=market, usd_per_hour=1.0)
     assert nodes.keep()
     assert cost in said[0] and time.strftime("until %Y-") in said[0]
 
