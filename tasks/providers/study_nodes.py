@@ -329,7 +329,8 @@ class StudyNodes:
                 continue
             due = _asleep_too() + pause
             try:
-                extend_run(self._provider, read_lease(self._folder), self._folder, self._next_end())
+                lease = read_lease(self._folder)  # whose end a person may have moved to a later one
+                extend_run(self._provider, lease, self._folder, max(self._next_end(), lease.expires_at))
             except (ProviderError, ValueError, OSError) as error:
                 self._say(f"the lease was not extended: {redacted(str(error))}; trying again")
                 due = _asleep_too() + min(pause, _AGAIN_SECONDS)

@@ -330,14 +330,19 @@ def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, mo
     assert cloud.there == [] and read_entries(nodes._folder / "ledger.jsonl")[-1]["event"] == "given_back"
 
 
-@pytest.mark.parametrize(("left", "asleep"), [(3600, 1801), (600, 0)])
+@pytest.mark.parametrize(("left", "asleep"), [(3600, 1801), (600, 0), (12 * 3600, 1801)])
 def test_a_lease_is_extended_when_half_of_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, asleep: float
 ) -> None:
-    """Also where this machine slept meanwhile, and where renting took most of it."""
-    extended, clock = threading.Event(), [0.0]
+    """Also where this machine slept meanwhile, and where renting took most of it; to no earlier end than a person's."""
+    extended, clock, ends = threading.Event(), [0.0], list[int]()
+
+    def extend(provider: Any, lease: Any, folder: Path, expires_at: int) -> None:
+        ends.append(expires_at)
+        extended.set()
+
     monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
-    monkeypatch.setattr(study_nodes, "extend_run", lambda *_: extended.set())
+    monkeypatch.setattr(study_nodes, "extend_run", extend)
     monkeypatch.setattr(study_nodes, "_MARK_SECONDS", 0.01)
     monkeypatch.setattr(study_nodes, "_asleep_too", lambda: clock[0])
     target = RentedTarget.model_validate({"kind": "aws", "instance": "g4dn.xlarge", "regions": [REGION]})
@@ -349,6 +354,7 @@ def test_a_lease_is_extended_when_half_of_it_is_over(
     clock[0] = asleep
     assert extended.wait(600)
     nodes._end_extending()
+    assert ends[0] == pytest.approx(time.time() + max(left, 3600), abs=60)
 
 
 @pytest.mark.parametrize(
