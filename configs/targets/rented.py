@@ -10,7 +10,7 @@ Once they are up, their jobs are those of an `SshTarget` with an address and a h
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.common.base import Period
 from configs.targets.resources import ClusterTarget
@@ -22,6 +22,21 @@ _ADDRESS_RANGE = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 def region_name(text: str) -> str:
     """Return a region as the clouds list it. Azure takes `East US` and `EastUS`, and answers with eastus."""
     return text.replace(" ", "").lower()
+
+
+def source_range(text: str) -> str:
+    """Return who may connect in CIDR notation, which AWS takes alone: no bare address, no mask.
+
+    Raises ValueError for what is no range, for everybody, and for IPv6.
+    """
+    from ipaddress import ip_network
+
+    network = ip_network(text)
+    if network.prefixlen == 0:
+        raise ValueError(f"got {text}, which is everybody. Name an address, such as 203.0.113.7/32")
+    if network.version != 4:
+        raise ValueError(f"got {text}, but nodes have IPv4 addresses only. Name one, such as 203.0.113.7/32")
+    return str(network)
 
 
 class RentedTarget(ClusterTarget):
@@ -63,6 +78,12 @@ class RentedTarget(ClusterTarget):
     python: str | None = Field(
         None, description="interpreter of the image that has the libraries; none: they are installed"
     )
+    poll_seconds: PositiveFloat = Field(2.0, description="seconds between two looks at the jobs")
+
+    @field_validator("ssh_from")
+    @classmethod
+    def _is_a_range(cls, ssh_from: str | None) -> str | None:
+        return None if ssh_from is None else source_range(ssh_from)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,12 +8,12 @@ import typer
 
 if TYPE_CHECKING:
     from configs.spec.study import StudySpec
+    from tasks.providers.ladder import RentalOffer
     from tasks.providers.rental import RentalRequest
-    from tasks.providers.renting import RentalOffer
 
 
 def offer_lines(request: "RentalRequest", offer: "RentalOffer", extended: bool = False) -> list[str]:
-    """Return what is left out, the price of the first place to be asked and of the dearest.
+    """Return what is left out, the price of the first place to be asked and the most that the dearest may cost.
 
     extended: a run keeps the nodes for as long as it lives, which nobody knows beforehand.
     """
@@ -28,14 +28,16 @@ def offer_lines(request: "RentalRequest", offer: "RentalOffer", extended: bool =
         )
     first, dearest = offer.rungs[0], offer.max_usd_per_hour
     node = f"{request.nodes} x {request.provider}/{request.instance}"
-    if first.usd_per_hour is None or dearest is None:
+    if first.usd_per_hour is None or any(rung.usd_per_hour is None for rung in offer.rungs):
         length = "as long as the run lasts" if extended else f"at most {request.hours:g} h"
         return [*lines, f"{node}: price unknown, for {length}"]
-    first_cost, most = first.usd_per_hour * request.nodes, dearest * request.nodes
+    told = f"{node}: {dollars(first.usd_per_hour * request.nodes)} USD/h first ({first.words})"
+    if dearest is None:
+        return [*lines, f"{told}; its price on demand, to which spot may rise, is unknown"]
+    most = dearest * request.nodes
     return [
         *lines,
-        f"{node}: {dollars(first_cost)} USD/h first ({first.words}), at most {dollars(most)} USD/h; "
-        f"at most {dollars(most * request.hours)} USD in {request.hours:g} h",
+        f"{told}, at most {dollars(most)} USD/h; at most {dollars(most * request.hours)} USD in {request.hours:g} h",
     ]
 
 

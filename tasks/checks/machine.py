@@ -241,28 +241,33 @@ def _memory_problems(plan: Plan) -> list[str]:
 
 
 def _cluster_memory_problems(plan: Plan) -> list[str]:
-    """The same of clusters whose GPUs are known: by the instance that `machine` names, or the type in `gres`."""
+    """The same of clusters whose GPUs are known, by the instance that `machine` names or the type in `gres`, and of
+    rented nodes, whose memory is known without GPUs too.
+    """
     devices = {target.name: _cluster_device(target) for target in plan.targets if isinstance(target, ClusterTarget)}
     sizes = _sizes(plan)
     problems = []
     for cell in plan.cells.values():
-        needed, device, ranks = _weight_bytes(cell, sizes), devices.get(cell.target), cell.layout.ranks
-        if needed is not None and device is not None and needed > device.memory_bytes * ranks:
+        needed, device = _weight_bytes(cell, sizes), devices.get(cell.target)
+        count = cell.nodes if device is not None and device.kind == "cpu" else cell.layout.ranks
+        if needed is not None and device is not None and needed > device.memory_bytes * count:
             problems.append(
                 f"model {cell.model} on {cell.layout}: the weights require {needed / 2**30:.1f} GiB, available are "
-                f"{device.memory_bytes * ranks / 2**30:.1f} GiB on {ranks} x {device.title} of target {cell.target}"
+                f"{device.memory_bytes * count / 2**30:.1f} GiB on {count} x {device.title} of target {cell.target}"
             )
     return list(dict.fromkeys(problems))
 
 
 def _cluster_device(target: ClusterTarget) -> Accelerator | None:
-    """The GPU that a rank of a cluster has; None where it has none, or the catalog does not know it."""
-    if target.gpus_per_node is None:
+    """The GPU that a rank of a cluster has, or all cores of a rented node; None where the catalog does not say."""
+    rented = isinstance(target, RentedTarget)
+    if target.gpus_per_node is None and not rented:
         return None
     try:
         if target.catalog_name is not None:
             device = instance(target.catalog_name).accelerator
-            return device if device.kind != "cpu" else None
+            known = device.kind == "cpu" or target.device is None if rented else device.kind != "cpu"
+            return device if known else None
         return accelerator(target.gpu_type) if target.gpu_type is not None else None
     except (ValueError, KeyError):
         return None

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from configs.common.files.reading import brief
+from configs.common.printable import plural
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
@@ -37,7 +38,8 @@ def check_requirements(plan: Plan, cache: Path) -> None:
 
 def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
-    found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_live_without_training(plan)]
+    found = [*_unknown_machines(plan, known), *_small_disks(plan), *_missing_libraries(plan)]
+    found += _live_without_training(plan)
     return list(dict.fromkeys([*found, *_beyond_context(plan)]))
 
 
@@ -64,20 +66,58 @@ def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
             held = 0 if machine.accelerator.kind == "cpu" else machine.accelerators
             yield f"targets[{place}].gpus_per_node: got {asked}, but {name} has {held}. Correct one of them"
         if isinstance(target, RentedTarget):
-            yield from _refused_there(plan, place, target, machine)
+            yield from _refused_there(plan, place, target, machine, known.instance_row(name).vcpus)
 
 
-def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machine) -> Iterator[str]:
-    """Of a rented target whose ranks would refuse each of its cells; a program of the user's decides by itself."""
+def _refused_there(plan: Plan, place: int, target: RentedTarget, machine: Machine, vcpus: int) -> Iterator[str]:
+    """Of a rented target that has too few cores, or whose ranks would refuse to start.
+
+    Which GPUs it computes on a program of the user's decides by itself.
+    """
     cells = [cell for cell in plan.cells.values() if cell.target == target.name]
     dtypes = {cell.dtype for cell in cells}
+    cores = max((cell.layout.ranks // cell.nodes * cell.cores_per_rank for cell in cells), default=0)
+    if cores > vcpus:
+        yield (
+            f"targets[{place}].instance: {plural(cores, 'core')} needed, {target.instance} has {vcpus}. Lower "
+            "ranks_per_node or cores_per_rank, or use another instance"
+        )
     if target.device == "cpu" or any(descriptor_of(cell.workload).own_program for cell in cells):
         return
+    ranks = max((cell.layout.ranks // cell.nodes for cell in cells), default=0)
+    if machine.accelerator.kind != "cpu" and ranks > machine.accelerators:
+        yield (
+            f"targets[{place}].ranks_per_node: {ranks} ranks of a cell are on one node, but {target.instance} has "
+            f"{plural(machine.accelerators, 'GPU')}, one for each rank. Use at most {machine.accelerators}, or set "
+            "`device: cpu` to measure on the cores"
+        )
     if dtypes and all(map(machine.accelerator.lacks, dtypes)):
         yield (
             f"targets[{place}].instance: {target.instance} has {machine.accelerator.title}, which does not multiply "
             f"{', '.join(sorted(dtypes))}. Use float16 or float32, or another instance"
         )
+
+
+def _small_disks(plan: Plan) -> Iterator[str]:
+    """Of rented nodes, on whose root disk image and libraries need room beside all models of the target."""
+    for place, target in enumerate(plan.targets):
+        if isinstance(target, RentedTarget):
+            named = {cell.model for cell in plan.cells.values() if cell.target == target.name}
+            size = sum(_bytes_of(model) for model in plan.models if model.identity in named)
+            if size > target.disk_gb << 30:
+                yield (
+                    f"targets[{place}].disk_gb: got {target.disk_gb}, but the models have {size / 2**30:.0f} GiB. Set "
+                    "as much and room for the image and its libraries"
+                )
+
+
+def _bytes_of(model: PlannedModel) -> int:
+    """Size of a model's files; 0 where they are not known, or are made on the node."""
+    try:
+        files = read_model_manifest(Path(model.manifest)).files if model.manifest else {}
+    except (OSError, ValueError):
+        return 0
+    return sum(file.size_bytes for file in files.values())
 
 
 def _missing_libraries(plan: Plan) -> Iterator[str]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -188,16 +189,17 @@ class Deploying:
         else:
             here = LocalPlace(self._folder, self.store.cache)
             available = _memory_of_rank(here, wanted.target.device, ranks)
-        where = wanted.target.text
         return check_fit(
-            architecture, layout, wanted.bundle.dtype, length, available, where, self.store.cache, provider, name
-        )
+            architecture, layout, wanted.bundle.dtype, length, available, wanted.target.text, self.store.cache,
+            provider, name, _servers_of_a_machine(wanted),
+        )  # fmt: skip
 
     def _deploy(self, model: Any, fit_text: str, ledger: RentalLedger) -> tuple[Deployment, Timing]:
         wanted, began = self.wanted, time.time()
         self._check()
         expires_at = began + 3600 * wanted.hours
-        hosts, rental, price = self._hosts(ledger, expires_at)
+        model_bytes = 0 if wanted.rented is None else _model_bytes(Path(model.manifest))
+        hosts, rental, price = self._hosts(ledger, expires_at, model_bytes)
         local = LocalTarget(device="cpu" if wanted.target.device == "cpu" else None)
         partition, measuring = wanted.partition, self._folder / "measuring"
         # Hosts may have one login for several people, whose deployments of one model have one name.
@@ -221,10 +223,11 @@ class Deploying:
                         sharded=wanted.sharded and hosts is not None and len(hosts.hosts) > 1,
                         partition=partition, hosts_folder=hosts_folder)  # fmt: skip
         servers: list[PlacedServer] = []
+        together = range(1, 1 + wanted.replicas)
         for number in range(wanted.replicas):
             self._check()
             ledger.write("placing", generation=1, number=number, bundle=bundle_name(bundle))
-            servers.append(placer.place(bundle, 1 + number, wanted.replicas, wanted.ready_seconds, self._check))
+            servers.append(placer.place(bundle, 1 + number, together, wanted.ready_seconds, self._check))
         front = DeploymentFront(placer.here, str(self._folder / "front"))
         ledger.write("front", port=wanted.port)
         config = FrontConfig(key=self._key, backends=tuple(placer.backend(server) for server in servers))
@@ -257,13 +260,20 @@ class Deploying:
         ledger.write("deployed", url=deployment.url, bundle=bundle_name(bundle))
         return deployment, timing
 
-    def _hosts(self, ledger: RentalLedger, expires_at: float) -> tuple[SshTarget | None, str | None, float | None]:
-        """Rent what is to be rented; returns hosts, the rental's name and the price an hour of all nodes."""
+    def _hosts(
+        self, ledger: RentalLedger, expires_at: float, model_bytes: int = 0
+    ) -> tuple[SshTarget | None, str | None, float | None]:
+        """Rent what is to be rented; returns hosts, the rental's name and the price an hour of all nodes.
+
+        model_bytes: for which the nodes' disks have room, too.
+        """
         wanted = self.wanted
         if wanted.rented is None:
             return wanted.ssh, None, wanted.ssh.price_usd_per_hour if wanted.ssh else None
         provider = provider_named(wanted.rented.kind)
-        request = request_of(wanted.rented).model_copy(update={"hours": wanted.hours})
+        request = request_of(wanted.rented)
+        disk_gb = request.disk_gb + ceil(model_bytes / 2**30)
+        request = request.model_copy(update={"hours": wanted.hours, "disk_gb": disk_gb})
         offer = plan_rental(provider, request, wanted.max_usd_per_hour, listed_offers(self.store.cache))
         run = f"{label(wanted.name)[:40]}-{secrets.token_hex(4)}"
         lease = RentalLease(
@@ -276,6 +286,20 @@ class Deploying:
         attempt = attempts_of(read_entries(folder / "ledger.jsonl"), time.time())[-1]
         price = None if attempt.usd_per_hour is None else attempt.usd_per_hour * len(nodes)
         return hosts_of_nodes(wanted.rented, nodes, folder, provider.default_user), run, price
+
+
+def _servers_of_a_machine(wanted: WantedDeployment) -> int:
+    """Return how many servers share a machine, at most: each job of Slurm has a node to itself."""
+    if wanted.partition is not None:
+        return 1
+    machines = wanted.rented.nodes if wanted.rented else len(wanted.ssh.hosts) if wanted.ssh else 1
+    return wanted.replicas if wanted.sharded else ceil(wanted.replicas / machines)
+
+
+def _model_bytes(manifest: Path) -> int:
+    from tasks.models.sources import load_manifest
+
+    return sum(file.size_bytes for file in load_manifest(manifest).files.values())
 
 
 def _memory_of_rank(place: Place, device: str | None, ranks: int, machines: int = 1) -> int:

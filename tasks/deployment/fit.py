@@ -9,6 +9,7 @@ The key-value cache counts for one sequence of the greatest length: less cannot 
 from pathlib import Path
 
 from configs.common.execution import Dtype, Layout
+from configs.common.printable import plural
 from configs.hardware.catalog import catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.hardware_filter import HardwareFilter, matching
@@ -61,6 +62,16 @@ def check_dtype(target: ParsedTarget, dtype: Dtype, given: str) -> None:
         )
 
 
+def check_devices(target: ParsedTarget, layout: Layout, nodes: int) -> None:
+    """Raise ValueError for a study's layout with more ranks on a rented node than it has GPUs. nodes: of one server."""
+    machine, ranks = _rented_machine(target), -(-layout.ranks // nodes)
+    if machine is not None and machine.accelerator.kind != "cpu" and ranks > machine.accelerators:
+        raise ValueError(
+            f"--from: the study chose {layout}, which takes {ranks} GPUs of a node, but {target.text} has "
+            f"{plural(machine.accelerators, 'GPU')}. Use an instance with more, or name --model in place of --from"
+        )
+
+
 def _rented_machine(target: ParsedTarget) -> Machine | None:
     """Return what the catalog says of an instance, retired ones included; None: the target is rented nowhere."""
     return None if target.instance is None else catalog().listed_instance(f"{target.kind}/{target.instance}")
@@ -84,20 +95,29 @@ def check_fit(
     cache: Path,
     provider: str | None = None,
     name: str | None = None,
+    servers: int = 1,
 ) -> str:
-    """Return the check in words. Raises ValueError where it does not fit, naming the smallest target that would do."""
+    """Return the check in words. Raises ValueError where it does not fit, naming the smallest target that would do.
+
+    servers: how many of the deployment share the memory that is available.
+    """
     need = needed_bytes(architecture, layout, dtype, max_length, cache, name)
     if available is None:
         return f"needs about {need / _GIB:.2f} GiB a rank; the memory of {where} is not known"
-    told = f"needs about {need / _GIB:.2f} GiB a rank, {where} has {available / _GIB:.2f} GiB"
-    if need <= _SHARE * available:
+    told = f"needs about {need / _GIB:.2f} GiB a rank, {where} has {available / servers / _GIB:.2f} GiB"
+    told += f" for each of {servers} servers" if servers > 1 else ""
+    if need <= _SHARE * available / servers:
         return told
-    advice = _advice(architecture, dtype, max_length, cache, provider)
+    advice = _advice(architecture, dtype, max_length, cache, provider, servers)
     raise ValueError(f"--target {where}: the model does not fit: {told} as {layout}. {advice}")
 
 
-def _advice(architecture: Architecture, dtype: Dtype, max_length: int, cache: Path, provider: str | None) -> str:
+def _advice(
+    architecture: Architecture, dtype: Dtype, max_length: int, cache: Path, provider: str | None, servers: int
+) -> str:
     """Return the cheapest instance on which the model fits, as one rank or cut over its accelerators."""
+    if servers > 1:
+        return "Use fewer --replicas, or more machines"
     for offer in matching(HardwareFilter(provider=provider), catalog(cache)):
         if offer.machine.accelerator.lacks(dtype):
             continue

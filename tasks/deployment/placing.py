@@ -1,14 +1,14 @@
 """Servers of one deployment on their machines: placed, tested with first requests, reached by tunnels, ended.
 
 placer = Placer(store, name, hosts, device, key, expires_at, say)
-server = placer.place(bundle, 1, 1, ready_seconds, check)
+server = placer.place(bundle, 1, [1], ready_seconds, check)
 placer.backend(server), url_of(server), placer.end(server)
 """
 
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -131,15 +131,20 @@ class Placer:
         return self._places[node]
 
     def place(
-        self, bundle: ServingBundle, generation: int, share: int, ready_seconds: float, check: Callable[[], None]
+        self,
+        bundle: ServingBundle,
+        generation: int,
+        together: Collection[int],
+        ready_seconds: float,
+        check: Callable[[], None],
     ) -> PlacedServer:
         """Start a server, wait for it and test its first answers.
 
+        together: numbers of all servers that the deployment is to have, which share the machines; this one among them.
         Raises PlaceError, ServerNotReady, FirstAnswerWrong; what was started is ended then.
         """
-        count = len(self.hosts.hosts) if self.hosts else 1
-        nodes = count if self.sharded else 1
-        node = 0 if self.sharded else (generation - 1) % count
+        nodes = self._count if self.sharded else 1
+        node = self._node_of(generation)
         place = self.place_of(node)
         folder = f"{place.root}/servers/{generation}"
         meetings = self._meetings(nodes, generation)
@@ -147,8 +152,8 @@ class Placer:
         local = self.hosts is None and self.partition is None
         tunnel = None if local else f"{self.here.root}/tunnels/{generation}"
         spec = ServerSpec(
-            folder, self._key, self._expires_at, device=self._device, share=share, rendezvous=meetings[0],
-            own_address=self._address(0) if peers else None,
+            folder, self._key, self._expires_at, device=self._device, share=self._sharing(generation, together),
+            rendezvous=meetings[0], own_address=self._address(0) if peers else None,
         )  # fmt: skip
         self._say(f"placing server {generation} on {place.name}: {_described(bundle)}")
         try:
@@ -176,6 +181,20 @@ class Placer:
                         stop(where, started)
             raise
         return server
+
+    @property
+    def _count(self) -> int:
+        return len(self.hosts.hosts) if self.hosts else 1
+
+    def _node_of(self, number: int) -> int:
+        """Return the node of a server; the first of its nodes, where it is on all."""
+        return 0 if self.sharded else (number - 1) % self._count
+
+    def _sharing(self, number: int, together: Collection[int]) -> int:
+        """Return how many servers have a part of this one's machine: each job of Slurm has a node to itself."""
+        if self.partition is not None:
+            return 1
+        return sum(self._node_of(other) == self._node_of(number) for other in together)
 
     def _reached(self, place: Place, node: int, folder: str, seconds: float) -> tuple[SshTarget | None, SshHost | None]:
         """Return how a server's machine is reached by SSH; None: it is this one. Waits for a job to run."""
@@ -221,8 +240,7 @@ class Placer:
 
     def end_numbered(self, number: int) -> None:
         """End a server of which only the number is known; one that never began is no error. Raises PlaceError."""
-        count = len(self.hosts.hosts) if self.hosts else 1
-        for node in range(count) if self.sharded else [(number - 1) % count]:
+        for node in range(self._count) if self.sharded else [self._node_of(number)]:
             place = self.place_of(node)
             stop(place, f"{place.root}/servers/{number}")
         stop(self.here, f"{self.here.root}/tunnels/{number}")

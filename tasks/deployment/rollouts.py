@@ -175,7 +175,8 @@ def set_server_count(
             if replicas > len(servers):
                 missing = replicas - len(servers)
                 first = _next(deployment, ledger, missing)
-                placed = _place_all(placer, bundle, first, missing, ready_seconds, share=replicas)
+                there = [server.generation for server in servers]
+                placed = _place_all(placer, bundle, first, missing, ready_seconds, there)
                 before = front.config
                 try:
                     _switch(front, placer, [*servers, *placed], ())
@@ -232,13 +233,14 @@ def _next(deployment: Deployment, ledger: RentalLedger, count: int) -> int:
 
 
 def _place_all(
-    placer: Placer, bundle: ServingBundle, first: int, count: int, ready_seconds: float, share: int | None = None
+    placer: Placer, bundle: ServingBundle, first: int, count: int, ready_seconds: float, there: Sequence[int] = ()
 ) -> list[PlacedServer]:
-    """Place servers; all or none."""
+    """Place servers; all or none. there: numbers of those that stay beside them."""
     placed: list[PlacedServer] = []
+    numbers = range(first, first + count)
     try:
-        for number in range(first, first + count):
-            placed.append(placer.place(bundle, number, share or count, ready_seconds, lambda: None))
+        for number in numbers:
+            placed.append(placer.place(bundle, number, [*there, *numbers], ready_seconds, lambda: None))
     except BaseException:
         for server in placed:
             with suppress(OSError):  # one that cannot be ended must not keep the others; it expires

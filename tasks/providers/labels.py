@@ -8,11 +8,11 @@ import socket
 _LENGTH = 50
 
 
-def label(text: str) -> str:
-    """Return the text in lower-case letters, digits and dashes. Raises ValueError where none is left."""
+def label(text: str, where: str = "name") -> str:
+    """Return the text in lower-case letters, digits and dashes. Raises ValueError, naming where, if none is left."""
     found = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LENGTH].rstrip("-")
     if not found:
-        raise ValueError(f"name: got {text!r}, expected letters and digits")
+        raise ValueError(f"{where}: got {text!r}, expected ASCII letters and digits")
     return found
 
 

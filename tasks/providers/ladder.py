@@ -8,11 +8,37 @@ Pure functions; `tasks.providers.renting` makes the calls.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from configs.hardware.prices import Offer, target_prices
 from configs.targets.rented import MarketName
 from configs.targets.target import LocalTarget
 from tasks.providers.rental import Problem, RentalRequest, Rung
+
+
+@dataclass(frozen=True)
+class RentalOffer:
+    """What will be asked for, in order, and what was left out for its price.
+
+    on_demand: dollars an hour of one node by region, to which a spot price may rise; None: unknown.
+    """
+
+    rungs: list[Rung]
+    refused: list[str]
+    on_demand: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def max_usd_per_hour(self) -> float | None:
+        """Dollars an hour that one node may cost at the dearest rung; None: a price is unknown."""
+        prices = [self._most(rung) for rung in self.rungs]
+        return None if None in prices else max((price for price in prices if price is not None), default=None)
+
+    def _most(self, rung: Rung) -> float | None:
+        """A listed spot price is of one day."""
+        risen = self.on_demand.get(rung.region)
+        if rung.market == "on_demand" or rung.usd_per_hour is None:
+            return rung.usd_per_hour
+        return None if risen is None else max(risen, rung.usd_per_hour)
 
 
 def ladder(

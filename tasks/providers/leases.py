@@ -22,6 +22,7 @@ from typing import Any
 from configs.common.base import utc_now
 from configs.common.files.flushing import flush_file
 from configs.common.files.reading import open_regular, read_bytes, read_model
+from configs.hardware.node_names import Cloud
 from tasks.providers.rental import RentalLease, Rung
 
 _USER_LOCK = "in_use.lock"
@@ -107,6 +108,21 @@ def read_lease(folder: Path) -> RentalLease:
     return read_model(folder / "lease.json", RentalLease)
 
 
+def not_given_back(rented: Path) -> dict[Cloud, list[str]]:
+    """Return the rentals below a folder that have ended and may have left something in a cloud, by its name.
+
+    Not those in use or kept for a later run, until they expire. Damaged ones are left out.
+    """
+    found: dict[Cloud, list[str]] = {}
+    for path in sorted(rented.glob("*/lease.json")):
+        with suppress(OSError, ValueError):
+            entries = read_entries(path.parent / "ledger.jsonl")
+            over = entries and entries[-1]["event"] != "given_back"
+            if over and (_has_expired(entries) or is_dead(path.parent)):
+                found.setdefault(read_lease(path.parent).request.provider, []).append(path.parent.name)
+    return found
+
+
 def unsettled_seconds(entries: list[dict[str, Any]], now: float, settle: float = SETTLED_SECONDS) -> float:
     """Return how long to wait until every create call without an answer can be seen in the tags; 0: none is open."""
     answered = {entry.get("token") for entry in entries if entry["event"] in ("created", "refused")}
@@ -150,7 +166,11 @@ def note_abandoned(ledger: RentalLedger, used: float | None) -> None:
 
 def is_over(ledger: RentalLedger) -> bool:
     """Return whether the nodes of a rental have ended with their lease."""
-    ends = [entry["expires_at"] for entry in ledger.entries if "expires_at" in entry]
+    return _has_expired(ledger.entries)
+
+
+def _has_expired(entries: list[dict[str, Any]]) -> bool:
+    ends = [entry["expires_at"] for entry in entries if "expires_at" in entry]
     return bool(ends) and ends[-1] <= time.time()
 
 

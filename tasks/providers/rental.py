@@ -14,8 +14,9 @@ from typing import Literal, Protocol
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from configs.common.base import Frozen
+from configs.hardware.catalog import catalog
 from configs.hardware.node_names import Cloud
-from configs.targets.rented import MarketName, region_name
+from configs.targets.rented import MarketName, region_name, source_range
 
 ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "network", "placement", "key", "group"]
 Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable"]
@@ -77,14 +78,15 @@ class RentalRequest(Frozen):
     @field_validator("ssh_from")
     @classmethod
     def _is_a_range(cls, ssh_from: str) -> str:
-        from ipaddress import ip_network
+        return source_range(ssh_from)
 
-        network = ip_network(ssh_from)
-        if network.prefixlen == 0:
-            raise ValueError(f"got {ssh_from}, which is everybody. Name an address, such as 203.0.113.7/32")
-        if network.version != 4:
-            raise ValueError(f"got {ssh_from}, but nodes have IPv4 addresses only. Name one, such as 203.0.113.7/32")
-        return str(network)  # AWS takes CIDR notation alone: no bare address, no mask
+    @property
+    def has_gpu(self) -> bool | None:
+        """Whether the machine has accelerators; None: the catalog does not know it."""
+        try:
+            return catalog().listed_instance(f"{self.provider}/{self.instance}").accelerator.kind != "cpu"
+        except ValueError:
+            return None
 
     @property
     def close_together(self) -> bool:

@@ -22,7 +22,7 @@ from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import probe, prolong, write_known_hosts
 from tasks.providers.giving_back import Say, Teardown, found_before, give_back, regions_of
-from tasks.providers.ladder import is_excluded, ladder
+from tasks.providers.ladder import RentalOffer, is_excluded, ladder, node_price
 from tasks.providers.leases import (
     RentalLedger,
     is_over,
@@ -59,20 +59,6 @@ class Limits:
     sleep: Callable[[float], None] = time.sleep
 
 
-@dataclass(frozen=True)
-class RentalOffer:
-    """What will be asked for, in order, and what was left out for its price."""
-
-    rungs: list[Rung]
-    refused: list[str]
-
-    @property
-    def max_usd_per_hour(self) -> float | None:
-        """Dollars an hour of one node at the dearest rung; None: a price is unknown."""
-        prices = [rung.usd_per_hour for rung in self.rungs]
-        return None if None in prices else max((price for price in prices if price is not None), default=None)
-
-
 def plan_rental(
     provider: Provider,
     request: RentalRequest,
@@ -86,6 +72,11 @@ def plan_rental(
     """
     if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
         raise ValueError(f"max_usd_per_hour: got {max_usd_per_hour}, expected a number above 0")
+    if request.image is None and request.has_gpu is None:
+        raise RentalFailed(
+            f"{request.provider}/{request.instance}: not in the catalog, which would tell the vendor's image for it. "
+            "Name one by `image`"
+        )
     zones: dict[str, Sequence[str]] = {}
     refused: list[str] = []
     beyond: dict[tuple[str, str, str], int] = {}
@@ -117,7 +108,8 @@ def plan_rental(
     ]
     if not rungs:
         raise RentalFailed("\n".join([f"{request.provider}/{request.instance}: nothing can be rented", *refused]))
-    return RentalOffer(rungs, refused)
+    on_demand = {region: node_price(request, region, "on_demand", listed) for region in request.regions}
+    return RentalOffer(rungs, refused, on_demand)
 
 
 def _count(beyond: dict[tuple[str, str, str], int], rung: Rung, reason: str) -> None:
@@ -382,7 +374,8 @@ def extend_run(
 ) -> int:
     """Move the end of a rental on the nodes, then in the tags.
 
-    Raises ValueError naming a node that did not take it, after all the others have: it must not end them.
+    Raises ValueError naming a node that did not take it, after all the others have: it must not end them. ProviderError
+    where the tags keep the old end: the nodes have the new one nevertheless, and the ledger says so.
     event: what the ledger calls it; `kept` nodes are in nobody's use until then, and `reap` leaves them alone.
     unused_seconds: how long no run had used the nodes when this one took them over.
     """
@@ -403,8 +396,13 @@ def extend_run(
             missed = [node.id for node, done in zip(nodes, pool.map(took, nodes), strict=True) if not done]
         if len(missed) == len(nodes):
             raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")
-        for resource in provider.tagged(regions_of(ledger, provider.name), lease.run):
-            provider.extend(resource, expires_at)
+        try:
+            for resource in provider.tagged(regions_of(ledger, provider.name), lease.run):
+                provider.extend(resource, expires_at)
+        except ProviderError as error:
+            if error.problem != "invalid":  # that of a cloud which ends them earlier by itself
+                ledger.write(event, expires_at=expires_at, unused_seconds=unused_seconds)
+            raise
         ledger.write(event, expires_at=expires_at, unused_seconds=unused_seconds)
     later = lease.model_copy(update={"expires_at": expires_at})
     write_atomically(folder / "lease.json", later.model_dump_json(indent=1), mode=0o600)

@@ -22,7 +22,7 @@ from configs.common.files.reading import read_text
 from configs.common.printable import plural
 from configs.common.secrets import redacted
 from configs.hardware.prices import Offer, listed_offers
-from configs.plans.rentals import StudyRental
+from configs.plans.rentals import RentalAttempt, StudyRental
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.ssh_host import SshHost
@@ -33,6 +33,7 @@ from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.connections import probe
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.labels import label, owner
+from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import (
     in_use,
     last_used,
@@ -47,7 +48,6 @@ from tasks.providers.renting import (
     ROUNDING,
     Limits,
     RentalFailed,
-    RentalOffer,
     extend_run,
     give_back_run,
     node_address,
@@ -103,7 +103,10 @@ def offer_of(target: RentedTarget, listed: Sequence[Offer] | None = None) -> Ren
 def rental_name(study: str, run: Path, target: str) -> str:
     """Return the name of a rental: the same for every run in this folder of this machine."""
     digest = hashlib.sha256(f"{socket.gethostname()}\n{run}\n{target}".encode()).hexdigest()[:8]
-    return f"{label(study)[:24]}-{label(target)[:12]}-{digest}".replace("--", "-")
+    parts = [label(study)[:24], digest]
+    with suppress(ValueError):  # a target's name may have no letter that clouds take in a tag
+        parts.insert(1, label(target)[:12])
+    return "-".join(parts).replace("--", "-")
 
 
 class StudyNodes:
@@ -187,12 +190,13 @@ class StudyNodes:
         until = int(time.time() + self.target.keep)
         extend_run(self._provider, read_lease(self._folder), self._folder, until, "kept")
         self._held.close()
-        price = self._usd_per_hour()
-        cost = "at an unknown price" if price is None else f"for at most {dollars(price * self.target.keep / 3600)} USD"
-        one = self.target.nodes == 1
+        price, one = self._usd_per_hour(), self.target.nodes == 1
+        cost = "at an unknown price" if price is None else f"{dollars(price * self.target.keep / 3600)} USD"
         if self.target.kind in BILLED_WHEN_OFF:
-            billed = "is billed until it is given back" if one else "are billed until they are given back"
-            cost = f"{cost.replace('at most ', '')} and {billed}"
+            cost = cost if price is None else f"for {cost}"
+            cost += " and is billed until it is given back" if one else " and are billed until they are given back"
+        elif price is not None:  # a listed spot price is of one day
+            cost = f"for {'about' if self._last_attempt().market == 'spot' else 'at most'} {cost}"
         clock = datetime.fromtimestamp(until).astimezone().strftime("%Y-%m-%d %H:%M %Z")
         self._say(
             f"{plural(self.target.nodes, 'node')} {'stays' if one else 'stay'} up until {clock} {cost}: "
@@ -202,8 +206,11 @@ class StudyNodes:
 
     def _usd_per_hour(self) -> float | None:
         """Price of all nodes as they were rented last; None: unknown."""
-        last = attempts_of(read_entries(self._folder / "ledger.jsonl"), time.time())[-1]
+        last = self._last_attempt()
         return None if last.usd_per_hour is None else last.usd_per_hour * self.target.nodes
+
+    def _last_attempt(self) -> RentalAttempt:
+        return attempts_of(read_entries(self._folder / "ledger.jsonl"), time.time())[-1]
 
     def story(self) -> StudyRental:
         """What was asked for over all runs of the folder, and what it cost so far."""
@@ -322,7 +329,8 @@ class StudyNodes:
                 continue
             due = _asleep_too() + pause
             try:
-                extend_run(self._provider, read_lease(self._folder), self._folder, self._next_end())
+                lease = read_lease(self._folder)  # whose end a person may have moved to a later one
+                extend_run(self._provider, lease, self._folder, max(self._next_end(), lease.expires_at))
             except (ProviderError, ValueError, OSError) as error:
                 self._say(f"the lease was not extended: {redacted(str(error))}; trying again")
                 due = _asleep_too() + min(pause, _AGAIN_SECONDS)
@@ -348,7 +356,7 @@ def hosts_of_nodes(target: RentedTarget, nodes: list[Node], folder: Path, defaul
         )
         for node in nodes
     ]
-    shared = {name: getattr(target, name) for name in ClusterTarget.model_fields if name != "poll_seconds"}
+    shared = {name: getattr(target, name) for name in ClusterTarget.model_fields}
     return SshTarget.model_validate(shared | {"kind": kind, "hosts": hosts, "lost_after_seconds": _LOST_AFTER_SECONDS})
 
 

@@ -31,7 +31,7 @@ from flows.folders import cache_folder
 from tasks.deployment.bundles import WantedBundle, as_written, can_be_cut, read_bundle, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import Timing
-from tasks.deployment.fit import check_dtype, devices_of, usual_dtype
+from tasks.deployment.fit import check_devices, check_dtype, devices_of, usual_dtype
 from tasks.deployment.rollouts import RolledBack
 from tasks.deployment.rollouts import replace_bundle as roll_out
 from tasks.deployment.slurm_places import SlurmPartition, shared_folder
@@ -199,6 +199,7 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
                 f"--sharded: {plural(nodes, 'node')} hold one replica of equally many ranks each, but the study chose "
                 f"{bundle.layout}. Leave out --sharded, or name --model in place of --from"
             )
+        check_devices(target, bundle.layout, nodes if asked.sharded else 1)
     elif not asked.model:
         raise ValueError("--model: missing. Name a model, or a study by --from RUN")
     check_dtype(target, bundle.dtype, "--dtype: got" if asked.from_run is None else "--from: the study chose")

@@ -138,6 +138,9 @@ def _up(
     from tasks.providers.rental import RentalLease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
+    with _wrong_arguments():
+        study = label(study, "--study")
+        name = label(run, "--run") if run else f"{study[:40]}-{secrets.token_hex(4)}"
     provider = provider_named(request.provider)
     offer = plan_rental(provider, request, cap, listed_offers(cache_folder()))
     for line in offer_lines(request, offer):
@@ -146,8 +149,8 @@ def _up(
         typer.echo("nothing was rented")
         return 1
     lease = RentalLease(
-        study=label(study),
-        run=label(run) if run else f"{label(study)[:40]}-{secrets.token_hex(4)}",
+        study=study,
+        run=name,
         owner=owner(),
         expires_at=int(time.time() + request.hours * 3600),
         request=request,
@@ -272,7 +275,9 @@ def reap(
         from flows.cli.deploy.listing import reap_deployments
         from flows.folders import rented_folder
         from tasks.providers.giving_back import remove_expired as sweep_all
+        from tasks.providers.leases import not_given_back
 
+        unasked: list[str] = []
         if provider:
             left, providers = [], _asked_providers(provider)
         else:
@@ -280,16 +285,19 @@ def reap(
             for problem in left:
                 typer.echo(problem, err=True)
             providers = _asked_providers()
+            for cloud, runs in not_given_back(rented_folder()).items():
+                if cloud not in {each.name for each in providers}:
+                    unasked.append(f"{cloud}: could not be asked what is left of {', '.join(runs)}")
         sweep = sweep_all(providers, rented_folder(), everything, dry_run, typer.echo, _patience())
         verb = "would remove" if dry_run else "to remove"
         for resource, reason in sweep.doomed:
             typer.echo(f"{verb}: {resource.words}, run {resource.run}: {reason}")
         for resource, reason in sweep.kept:
             typer.echo(f"kept: {resource.words}, run {resource.run}: {reason}")
-        for problem in sweep.problems:
+        for problem in (*unasked, *sweep.problems):
             typer.echo(problem, err=True)
         typer.echo(f"removed {len(sweep.removed)}, kept {len(sweep.kept)}")
-        return 1 if sweep.problems or left else 0
+        return 1 if sweep.problems or left or unasked else 0
 
     _exit(context, work)
 

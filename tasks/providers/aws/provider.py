@@ -18,7 +18,7 @@ import boto3  # type: ignore[import-untyped]
 import botocore.exceptions as failures  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 
-from configs.hardware.catalog import HOME_REGIONS, instance
+from configs.hardware.catalog import HOME_REGIONS
 from configs.hardware.node_names import Cloud
 from tasks.providers.rental import (
     TAG_EXPIRES,
@@ -295,7 +295,7 @@ class Aws:
                     "invalid", "", f"{region}: no image named {request.image!r} {whose}. Name another one by its id"
                 )
             return str(max(found, key=lambda image: image.get("CreationDate", ""))["ImageId"])
-        parameter = _CPU_IMAGE if instance(f"aws/{request.instance}").accelerator.kind == "cpu" else _GPU_IMAGE
+        parameter = _GPU_IMAGE if request.has_gpu else _CPU_IMAGE
         with self._making:
             ssm = _ask(lambda: self._session.client("ssm", region_name=region, config=_ONCE))
         return str(_ask(lambda: ssm.get_parameter(Name=parameter))["Parameter"]["Value"])

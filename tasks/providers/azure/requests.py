@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from configs.hardware.catalog import catalog
-from tasks.providers.rental import ProviderError, RentalLease, Rung
+from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
 
 _GPU_IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"
 _CPU_IMAGE = "Canonical:0001-com-ubuntu-server-jammy:22_04-lts-gen2:latest"
@@ -56,7 +56,7 @@ def machine(lease: RentalLease, user_data: str, rung: Rung, inside: str, name: s
     properties: dict[str, Any] = {
         "hardwareProfile": {"vmSize": request.instance},
         "storageProfile": {
-            "imageReference": _image(request.image, request.instance),
+            "imageReference": _image(request),
             "osDisk": {**disk, "name": name, "managedDisk": {"storageAccountType": "Premium_LRS"}},
         },
         "osProfile": {
@@ -84,12 +84,12 @@ def machine(lease: RentalLease, user_data: str, rung: Rung, inside: str, name: s
     return wanted
 
 
-def _image(image: str | None, size: str) -> dict[str, str]:
+def _image(request: RentalRequest) -> dict[str, str]:
     """Return an image of our own by its id, or one of the marketplace: publisher:offer:sku:version."""
+    image = request.image
     if image is not None and image.startswith("/"):
         return {"id": image}
-    cpu = image is None and catalog().listed_instance(f"azure/{size}").accelerator.kind == "cpu"
-    urn = image or (_CPU_IMAGE if cpu else _GPU_IMAGE)
+    urn = image or (_GPU_IMAGE if request.has_gpu else _CPU_IMAGE)
     if urn.count(":") != 3:
         raise ProviderError("invalid", "", f"azure: image {urn!r}: expected publisher:offer:sku:version or an id")
     return dict(zip(("publisher", "offer", "sku", "version"), urn.split(":"), strict=True))

@@ -8,7 +8,6 @@ import hashlib
 import re
 from typing import Any
 
-from configs.hardware.catalog import instance
 from tasks.providers.boot import startup_script
 from tasks.providers.rental import ProviderError, RentalLease, RentalRequest, Rung
 
@@ -173,7 +172,7 @@ def _scheduling(request: RentalRequest, rung: Rung) -> dict[str, Any]:
         "max_run_duration": {"seconds": min(ceiling, _MAX_RUN_SECONDS)},
         "provisioning_model": "SPOT" if rung.market == "spot" else "STANDARD",
     }
-    if rung.market == "spot" or _has_gpu(request):
+    if rung.market == "spot" or request.has_gpu is not False:  # every machine may end at maintenance
         wanted["on_host_maintenance"] = "TERMINATE"
     return wanted
 
@@ -181,12 +180,8 @@ def _scheduling(request: RentalRequest, rung: Rung) -> dict[str, Any]:
 def _image(request: RentalRequest, project: str) -> str:
     """The image of the request, by path or by name in the project, or the vendor's."""
     if request.image is None:
-        return _GPU_IMAGE if _has_gpu(request) else _CPU_IMAGE
+        return _GPU_IMAGE if request.has_gpu else _CPU_IMAGE
     return request.image if "/" in request.image else f"projects/{project}/global/images/{request.image}"
-
-
-def _has_gpu(request: RentalRequest) -> bool:
-    return instance(f"gcp/{request.instance}").accelerator.kind != "cpu"
 
 
 def _digest(text: str) -> str:

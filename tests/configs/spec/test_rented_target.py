@@ -29,7 +29,8 @@ def test_each_gpu_has_a_rank_and_a_saved_target_reads_as_the_same() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [("shared", "/scratch"), ("regions", []), ("market", "cheap"), ("instance", "a b"), ("max_usd_per_hour", -1),
-     ("lease_hours", 25), ("ssh_from", "everybody"), ("user", "-oProxyCommand=x")],
+     ("lease_hours", 25), ("ssh_from", "everybody"), ("user", "-oProxyCommand=x"), ("ssh_from", "0.0.0.0/0"),
+     ("ssh_from", "203.0.113.7/33"), ("ssh_from", "2001:db8::/64")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_its_field(field: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=field):

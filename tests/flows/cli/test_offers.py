@@ -16,6 +16,8 @@ from flows.cli.main import app
 from tasks.deployment import deploying
 from tasks.providers import clouds, study_nodes
 from tasks.providers.leases import open_ledger
+from tasks.providers.rental import RentalLease
+from tasks.providers.renting import RentalFailed
 from tasks.providers.study_nodes import StudyNodes
 
 SHIPPED, REFRESHED = "0.53 USD/h", "7.25 USD/h"
@@ -53,7 +55,7 @@ def test_a_studys_nodes_are_offered_at_refreshed_prices() -> None:
     assert REFRESHED in offers._priced(TARGET)[-1]
 
 
-def renting(kind: str, tmp_path: Path) -> Callable[[], Any]:
+def renting(kind: str, tmp_path: Path, model_bytes: int = 0) -> Callable[[], Any]:
     """What rents nodes for at most 5 USD/h."""
     target = TARGET.model_copy(update={"max_usd_per_hour": 5.0})
     if kind == "a study":
@@ -64,7 +66,7 @@ def renting(kind: str, tmp_path: Path) -> Callable[[], Any]:
 
     def hosts() -> None:
         with open_ledger(tmp_path / "d") as ledger:
-            deploying.Deploying._hosts(made, ledger, 4e9)  # type: ignore[arg-type]
+            deploying.Deploying._hosts(made, ledger, 4e9, model_bytes)  # type: ignore[arg-type]
 
     return hosts
 
@@ -73,6 +75,23 @@ def renting(kind: str, tmp_path: Path) -> Callable[[], Any]:
 def test_a_cap_holds_at_refreshed_prices_where_nobody_is_asked(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"7\.25 USD/h exceeds the cap of 5 USD/h"):
         renting(kind, tmp_path)()
+
+
+def test_a_deployments_nodes_have_room_for_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refreshed: Path
+) -> None:
+    """A model of more than 60 GB filled the disk of 100, and there is no option for another."""
+    rented: list[RentalLease] = []
+
+    def rent(provider: Any, lease: RentalLease, *_: Any) -> None:
+        rented.append(lease)
+        raise RentalFailed("enough")
+
+    refreshed.unlink()
+    monkeypatch.setattr(deploying, "rent", rent)
+    with pytest.raises(RentalFailed, match="enough"):
+        renting("a deployment", tmp_path, 130 * 2**30 + 1)()
+    assert [lease.request.disk_gb for lease in rented] == [231]
 
 
 def test_a_deployment_is_offered_at_refreshed_prices(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,3 +126,17 @@ def test_nodes_are_waited_for_until_an_end(minutes: str) -> None:
     result = CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", "--ssh-from", "203.0.113.7/32",
                                       "--wait-minutes", minutes, "--yes"])  # fmt: skip
     assert result.exit_code != 0 and f"--wait-minutes: got {float(minutes)}" in result.output
+
+
+def test_a_spot_price_is_no_upper_bound(refreshed: Path) -> None:
+    """It is the list's of one day, and rises up to the price on demand: nodes were offered for "at most" that much."""
+    rows = refreshed.read_text() + "aws/g4dn.xlarge,us-east-1,spot,0.19,2025-11-06,the list\n"
+    refreshed.write_text(rows)
+    words = "us-east-1, any zone, spot"
+    offered = up("--market", "spot", "--hours", "2", "--nodes", "2")
+    assert f"0.38 USD/h first ({words}), at most 14.50 USD/h; at most 29.00 USD in 2 h\n" in offered
+    refreshed.write_text(rows.splitlines()[0] + "\naws/g4dn.xlarge,eu-west-3,spot,0.19,2025-11-06,the list\n")
+    rest = ["--region", "eu-west-3", "--ssh-from", "203.0.113.7/32", "--market", "spot"]
+    offered = CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", *rest], input="n\n").output
+    words = words.replace("us-east-1", "eu-west-3")
+    assert f"0.19 USD/h first ({words}); its price on demand, to which spot may rise, is unknown\n" in offered

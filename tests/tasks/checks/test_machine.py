@@ -266,6 +266,9 @@ def test_weights_are_held_against_the_memory_of_the_devices(tmp_path: Path, monk
     check_resources(compressed, tmp_path)  # 28 GiB, and never more: made smaller while they are loaded
 
 
+RENTED = {"kind": "aws", "regions": ["us-east-1"]}
+
+
 @pytest.mark.parametrize(
     ("given", "held"),
     [
@@ -273,6 +276,10 @@ def test_weights_are_held_against_the_memory_of_the_devices(tmp_path: Path, monk
         ({"gpus_per_node": 2, "machine": "aws/g5.12xlarge"}, "1 x NVIDIA A10G"),
         ({"gpus_per_node": 2}, None),
         ({}, None),
+        (RENTED | {"instance": "g5.xlarge"}, "1 x NVIDIA A10G"),  # as many GPUs as it has
+        (RENTED | {"instance": "c7i.4xlarge"}, "1 x 8 cores of Intel Xeon"),
+        (RENTED | {"instance": "c7i.8xlarge"}, None),
+        (RENTED | {"instance": "g5.xlarge", "device": "cpu"}, None),
     ],
 )
 def test_weights_are_held_against_the_devices_of_a_cluster(
@@ -283,7 +290,8 @@ def test_weights_are_held_against_the_devices_of_a_cluster(
         return check_resources(plan, tmp_path)
     with pytest.raises(StudyError) as caught:
         check_resources(plan, tmp_path)
-    (problem,) = caught.value.problems
+    (problem, *others) = caught.value.problems
+    assert len(others) == ("cores" in held), "two ranks of a node have its memory together, two GPUs each their own"
     assert "model m on 1 rank: the weights require 37.3 GiB, available are " in problem
     assert problem.endswith(" of target c") and held.removeprefix("1 x NVIDIA ") in problem
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from configs.hardware.architectures import ARCHITECTURES
+from configs.plans.model_manifest import ModelFile, ModelManifest
 from configs.plans.plan import Plan
 from configs.spec.study import StudyError, parse_study
 from flows.precheck import check_study
@@ -63,6 +64,50 @@ def test_nothing_is_rented_for_cells_that_its_gpus_refuse(tmp_path: Path) -> Non
     script = {"targets": [target], "models": [], "workload": own, "experiments": repeats}
     assert checked(tmp_path, **script, dtype="bfloat16").cells
     assert checked(tmp_path, targets=[target | {"instance": "g5.xlarge"}], dtype="bfloat16").cells
+
+
+def test_nothing_is_rented_for_more_ranks_than_its_gpus(tmp_path: Path) -> None:
+    """Such nodes were rented, and each of the cells was `unsupported`."""
+    target = {"kind": "aws", "instance": "g5.xlarge", "regions": ["us-east-1"], "ranks_per_node": 4}
+    work = {"targets": [target], "experiments": {"tp": {"kind": "sweep", "over": {"tp": [1, 4]}}}}
+    [problem] = problems(tmp_path, **work)
+    assert problem == (
+        "targets[0].ranks_per_node: 4 ranks of a cell are on one node, but g5.xlarge has 1 GPU, one for each rank. Use "
+        "at most 1, or set `device: cpu` to measure on the cores"
+    )
+    for changes in ({"device": "cpu"}, {"instance": "g5.12xlarge"}, {"instance": "c7i.4xlarge"}):
+        assert checked(tmp_path, **work | {"targets": [target | changes]}).cells
+    spread = target | {"nodes": 4, "ranks_per_node": 1}
+    assert checked(tmp_path, **work | {"targets": [spread]}).cells
+
+
+def test_nothing_is_rented_with_fewer_cores_than_its_ranks_take(tmp_path: Path) -> None:
+    """As of hosts by SSH; ranks that shared cores were measured on rented nodes without a word."""
+    target = {"kind": "gcp", "instance": "c3-standard-4", "regions": ["us-central1"], "ranks_per_node": 4}
+    work = {"targets": [target], "experiments": {"dp": {"kind": "sweep", "over": {"dp": [1, 4]}}}}
+    assert checked(tmp_path, **work).cells
+    wide = work | {"targets": [target | {"cores_per_rank": 2}]}
+    assert problems(tmp_path, **wide) == [
+        "targets[0].instance: 8 cores needed, c3-standard-4 has 4. Lower ranks_per_node or cores_per_rank, or use "
+        "another instance"
+    ]
+    assert checked(tmp_path, **wide | {"targets": [target | {"cores_per_rank": 2, "instance": "c3-standard-8"}]}).cells
+
+
+def test_nothing_is_rented_with_a_disk_that_does_not_hold_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of 140 GB filled the root disk of 100, after it had been sent to each node."""
+    target = {"kind": "aws", "instance": "p4d.24xlarge", "regions": ["us-east-1"]}
+    plan = checked(tmp_path, targets=[target, {"kind": "local"}])
+    files = {"model.safetensors": ModelFile(sha256="0", size_bytes=131 << 30)}
+    manifest = ModelManifest(identity=plan.models[0].identity, source="folder", folder="f", files=files, config={})
+    monkeypatch.setattr(requirements, "read_model_manifest", lambda path: manifest)
+    assert list(requirements._small_disks(plan)) == [
+        "targets[0].disk_gb: got 100, but the models have 131 GiB. Set as much and room for the image and its libraries"
+    ]
+    large = plan.targets[0].model_copy(update={"disk_gb": 200})
+    assert not list(requirements._small_disks(plan.model_copy(update={"targets": (large, plan.targets[1])})))
 
 
 def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_path: Path) -> None:

@@ -1,14 +1,20 @@
-"""When a tunnel to a server that starts is given up."""
+"""When a tunnel to a server that starts is given up, and which servers share a machine."""
 
+from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from configs.serving.deployment import ServiceState
+from configs.serving.deployment import ServiceState, ServingBundle
+from configs.targets.target import SshTarget
 from tasks.deployment import placing
 from tasks.deployment.places import LocalPlace
-from tasks.deployment.placing import TunnelWatch
-from tasks.deployment.servers import AWAY_SECONDS, ServerNotReady
+from tasks.deployment.placing import Placer, TunnelWatch
+from tasks.deployment.servers import AWAY_SECONDS, ServerNotReady, ServerSpec
+from tasks.deployment.slurm_places import SlurmPartition
+from tasks.deployment.store import Store
 
 NOBODY = "exit code 255: ssh: connect to host 10.0.0.1 port 22: Connection refused"
 
@@ -56,3 +62,40 @@ def test_a_machine_that_is_away_is_waited_for_and_a_refusal_is_not(
     becomes(1, starts=5)
     with pytest.raises(ServerNotReady, match="Permission denied"):
         refused.check()
+
+
+BUNDLE = ServingBundle(id="b", model="m", identity="i", manifest="m", kind="decoder", files={})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "slurm", "together", "share"),
+    [
+        (0, False, (1, 2), 2),  # this machine has both
+        (2, False, (1, 2), 1),  # each has a node
+        (2, False, (1, 2, 3), 2),
+        (2, False, (1, 3), 2),  # numbers that were used before lie between them
+        (0, True, (1, 2), 1),  # jobs, with a node each
+    ],
+)
+def test_servers_share_their_own_machine_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int, slurm: bool, together: Collection[int], share: int
+) -> None:
+    """Of two nodes with a server each, both servers took half of the cores and of the memory."""
+    placed: list[ServerSpec] = []
+
+    def place_server(place: Any, bundle: Any, spec: ServerSpec, local: bool) -> None:
+        placed.append(spec)
+        raise ServerNotReady(None, "enough")
+
+    monkeypatch.setattr(placing, "place_server", place_server)
+    monkeypatch.setattr(placing, "stop", lambda *_: None)
+    there = SimpleNamespace(name="there", root="/there")
+    monkeypatch.setattr(placing, "SshPlace", lambda *_: there)
+    monkeypatch.setattr(placing, "partition_place", lambda *_: there)
+    target = SshTarget.model_validate({"kind": "ssh", "hosts": ["a", "b"][:hosts]}) if hosts else None
+    store = Store(data=tmp_path, rented=tmp_path, cache=tmp_path)
+    partition = cast(SlurmPartition, object()) if slurm else None
+    placer = Placer(store, "d", target, None, "key", 4e9, lambda _: None, partition=partition)
+    with pytest.raises(ServerNotReady, match="enough"):
+        placer.place(BUNDLE, 1, together, 1.0, lambda: None)
+    assert [spec.share for spec in placed] == [share]

@@ -15,9 +15,10 @@ from configs.plans.model_manifest import POOLING, read_model_manifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.serving.deployment import FirstRequest, LevelCheck, OptimizationLevel, ServingBundle
+from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget, SshTarget
 from engine.planner.families import read_architecture
-from tasks.deployment import bundles, first_answers, level_checks
+from tasks.deployment import bundles, first_answers, fit, level_checks
 from tasks.deployment.bundles import WantedBundle, chosen_level, resolved_model, served_length, wanted_of_run
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.first_answers import TIES, _compare
@@ -218,6 +219,39 @@ def test_what_is_served_is_what_must_fit(
             made._fit("manifest.json")
     else:
         assert made._fit("manifest.json") == "fits" and lengths == [checked]
+
+
+@pytest.mark.parametrize(
+    ("target", "nodes", "replicas", "sharded", "servers"),
+    [
+        ("aws:g5.xlarge", 1, 2, False, 2),
+        ("aws:g5.xlarge", 2, 2, False, 1),
+        ("aws:g5.xlarge", 2, 3, False, 2),
+        ("aws:g5.xlarge", 2, 2, True, 2),
+        ("local:cpu", 1, 3, False, 3),
+    ],
+)
+def test_servers_of_one_machine_must_fit_together(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, nodes: int, replicas: int, sharded: bool, servers: int
+) -> None:
+    """Each was held against the whole memory: the node was rented, and the second server did not start."""
+    manifest = SimpleNamespace(config={**LLAMA, "max_position_embeddings": 8192}, identity="llama")
+    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
+    rented = {"kind": "aws", "instance": "g5.xlarge", "regions": ["us-east-1"], "nodes": nodes}
+    wanted = WantedDeployment(
+        "one", parse_target(target), WantedBundle(model="./llama"), replicas=replicas, sharded=sharded,
+        rented=None if target == "local:cpu" else RentedTarget.model_validate(rented),
+    )  # fmt: skip
+    told = Deploying(store, wanted, print, None)._fit("manifest.json")
+    assert told.endswith(" GiB" if servers == 1 else f" GiB for each of {servers} servers")
+    size = 1 << 60 if wanted.rented is None else 18 << 30  # of the 22 GiB that an A10G has
+    monkeypatch.setattr(fit, "needed_bytes", lambda *_: size)
+    if servers == 1:
+        assert Deploying(store, wanted, print, None)._fit("manifest.json")
+    else:
+        with pytest.raises(ValueError, match=f"for each of {servers} servers as .*Use fewer --replicas, or more mach"):
+            Deploying(store, wanted, print, None)._fit("manifest.json")
 
 
 def test_an_encoder_has_no_ranks_that_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Placer:
         self.ended: list[int] = []
         self.here = None
 
-    def place(self, bundle: Any, generation: int, share: int, ready_seconds: float, check: Any) -> PlacedServer:
+    def place(self, bundle: Any, generation: int, together: Any, ready_seconds: float, check: Any) -> PlacedServer:
         return PlacedServer(generation=generation, bundle="b-2", folder=f"s{generation}", port=1, local_port=1)
 
     def end(self, server: PlacedServer) -> None:

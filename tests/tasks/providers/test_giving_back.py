@@ -23,9 +23,10 @@ from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws
 from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired, why_doomed
+from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import is_dead, open_ledger, read_entries
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import Limits, RentalFailed, RentalOffer, extend_run, give_back_run, rent
+from tasks.providers.renting import Limits, RentalFailed, extend_run, give_back_run, rent
 from tasks.providers.study_nodes import StudyNodes
 
 REGION = "us-east-1"
@@ -265,6 +266,42 @@ def test_a_node_that_was_taken_back_does_not_end_the_others(tmp_path: Path, monk
     assert leases.read_lease(folder).expires_at == until
 
 
+def test_nodes_whose_tags_keep_the_old_end_cost_money_until_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials expired in the middle of a run: the nodes went on, but the report priced them up to the old end."""
+
+    class Expired(Cloud):
+        def extend(self, resource: Resource, expires_at: int) -> None:
+            raise ProviderError("auth", "ExpiredToken", "the security token is expired")
+
+    monkeypatch.setattr(renting, "prolong", lambda *_: True)
+    now, folder = int(time.time()), tmp_path / "r"
+    lease = rental(folder, now + 60)
+    with open_ledger(folder) as ledger:
+        ledger.write("create", region=REGION, market="on_demand", usd_per_hour=2.0)
+        ledger.write("created", region=REGION, ids=["i-0", "i-1"])
+    with pytest.raises(ProviderError, match="expired"):
+        extend_run(cast(Provider, Expired(resource("instance"))), lease, folder, now + 7200)
+    entries = read_entries(folder / "ledger.jsonl")
+    (attempt,) = attempts_of(entries, now + 3600)
+    assert attempt.seconds == pytest.approx(3600, abs=60) and attempt.usd(2) == pytest.approx(4.0, rel=0.02)
+    with open_ledger(folder) as ledger:
+        assert not leases.is_over(ledger)
+
+
+@pytest.mark.parametrize(("given", "looks"), [({}, 2.0), ({"poll_seconds": 30}, 30.0)])
+def test_rented_nodes_are_looked_at_as_often_as_their_target_says(
+    tmp_path: Path, given: dict[str, Any], looks: float
+) -> None:
+    """`poll_seconds` was taken and never used."""
+    rental(tmp_path / "r", int(time.time()) + 3600)
+    (tmp_path / "r" / "host_ed25519.pub").write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI comment\n")
+    wanted = {"kind": "aws", "instance": REQUEST.instance, "nodes": 2, "regions": [REGION], **given}
+    hosts = study_nodes.hosts_of_nodes(RentedTarget.model_validate(wanted), NODES, tmp_path / "r", "ubuntu")
+    assert hosts.poll_seconds == looks and [host.name for host in hosts.hosts] == ["i-0", "i-1"]
+
+
 def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud, begun = Cloud(resource("instance")), threading.Event()
 
@@ -293,14 +330,19 @@ def test_giving_back_waits_for_an_extension_that_is_under_way(tmp_path: Path, mo
     assert cloud.there == [] and read_entries(nodes._folder / "ledger.jsonl")[-1]["event"] == "given_back"
 
 
-@pytest.mark.parametrize(("left", "asleep"), [(3600, 1801), (600, 0)])
+@pytest.mark.parametrize(("left", "asleep"), [(3600, 1801), (600, 0), (12 * 3600, 1801)])
 def test_a_lease_is_extended_when_half_of_it_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int, asleep: float
 ) -> None:
-    """Also where this machine slept meanwhile, and where renting took most of it."""
-    extended, clock = threading.Event(), [0.0]
+    """Also where this machine slept meanwhile, and where renting took most of it; to no earlier end than a person's."""
+    extended, clock, ends = threading.Event(), [0.0], list[int]()
+
+    def extend(provider: Any, lease: Any, folder: Path, expires_at: int) -> None:
+        ends.append(expires_at)
+        extended.set()
+
     monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
-    monkeypatch.setattr(study_nodes, "extend_run", lambda *_: extended.set())
+    monkeypatch.setattr(study_nodes, "extend_run", extend)
     monkeypatch.setattr(study_nodes, "_MARK_SECONDS", 0.01)
     monkeypatch.setattr(study_nodes, "_asleep_too", lambda: clock[0])
     target = RentedTarget.model_validate({"kind": "aws", "instance": "g4dn.xlarge", "regions": [REGION]})
@@ -312,13 +354,20 @@ def test_a_lease_is_extended_when_half_of_it_is_over(
     clock[0] = asleep
     assert extended.wait(600)
     nodes._end_extending()
+    assert ends[0] == pytest.approx(time.time() + max(left, 3600), abs=60)
 
 
 @pytest.mark.parametrize(
-    ("kind", "cost"),
-    [("aws", "for at most 2.00 USD: `rankwise"), ("azure", "for 2.00 USD and are billed until they are given back: `")],
+    ("kind", "market", "cost"),
+    [
+        ("aws", "on_demand", "for at most 2.00 USD: `rankwise"),
+        ("aws", "spot", "for about 2.00 USD: `rankwise"),
+        ("azure", "on_demand", "for 2.00 USD and are billed until they are given back: `"),
+    ],
 )
-def test_what_kept_nodes_cost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, cost: str) -> None:
+def test_what_kept_nodes_cost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, market: str, cost: str
+) -> None:
     said: list[str] = []
     monkeypatch.setattr(study_nodes, "provider_named", lambda _: Cloud())
     monkeypatch.setattr(study_nodes, "extend_run", lambda *_: None)
@@ -326,7 +375,7 @@ def test_what_kept_nodes_cost_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     nodes = StudyNodes(RentedTarget.model_validate(wanted), "s", tmp_path, tmp_path, said.append, lambda: None)
     rental(nodes._folder, int(time.time()) + 3600)
     with open_ledger(nodes._folder) as ledger:
-        ledger.write("create", region=REGION, market="spot", usd_per_hour=1.0)
+        ledger.write("create", region=REGION, market=market, usd_per_hour=1.0)
     assert nodes.keep()
     assert cost in said[0] and time.strftime("until %Y-") in said[0]
 

@@ -309,6 +309,17 @@ def test_a_cap_that_holds_nothing_back_is_refused(cap: float) -> None:
         plan_rental(provider_named("aws"), REQUEST, cap)
 
 
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_a_machine_that_the_catalog_does_not_know_needs_an_image(cloud: str) -> None:
+    """Renting one that the study prices began, and ended as an unknown instance after the network's rules were made."""
+    request = RentalRequest.model_validate(REQUEST.model_dump() | {"provider": cloud, "instance": "e2-standard-8"})
+    provider = cast(Provider, SimpleNamespace(name=cloud, zones=lambda instance, region: []))
+    with pytest.raises(RentalFailed, match=f"^{cloud}/e2-standard-8: not in the catalog, .* Name one by `image`$"):
+        plan_rental(provider, request, None)
+    offer = plan_rental(provider, request.model_copy(update={"image": "ours"}), None)
+    assert {rung.usd_per_hour for rung in offer.rungs} == {None} and offer.max_usd_per_hour is None
+
+
 @pytest.mark.parametrize("seconds", [-10, 31 * 24 * 3600])
 def test_an_end_in_the_past_or_far_away_is_refused(tmp_path: Path, seconds: int) -> None:
     lease = RentalLease(study="s", run="r", owner="o", expires_at=7, request=REQUEST)
@@ -504,6 +515,12 @@ def test_a_rental_is_named_after_run_and_target() -> None:
     names = {rental_name("My study", Path(run), target) for run in ("/a", "/b") for target in ("x", "y")}
     assert len(names) == 4 and rental_name("My study", Path("/a"), "x") in names
     assert all(label(name) == name for name in names)
+
+
+def test_a_target_may_be_named_without_a_letter_that_tags_take() -> None:
+    """The study's own check takes such names, and renting for them ended with `name: got ...`."""
+    names = {rental_name("study", Path("/a"), target) for target in ("模型", "узел", "--")}
+    assert len(names) == 3 and all(label(name) == name and name.startswith("study-") for name in names)
 
 
 def test_a_user_whom_no_file_names_is_told_by_number(monkeypatch: pytest.MonkeyPatch) -> None:

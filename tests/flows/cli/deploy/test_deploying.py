@@ -362,7 +362,7 @@ def test_a_precision_beside_a_study_is_refused(words: list[str], tmp_path: Path)
     assert done.stderr == "--dtype: has no effect with --from, which names the precision. Leave it out\n"
 
 
-@pytest.mark.parametrize("target", ["ssh:gpu-a+gpu-b", "aws:g4dn.xlarge"])
+@pytest.mark.parametrize("target", ["ssh:gpu-a+gpu-b", "aws:g4dn.12xlarge"])
 def test_a_study_s_layout_that_cannot_be_cut_over_the_nodes_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str
 ) -> None:
@@ -380,6 +380,32 @@ def test_a_study_s_layout_that_cannot_be_cut_over_the_nodes_is_refused(
     for layout in (Layout(tp=2), Layout(tp=2, pp=3)):
         chosen(layout)
         assert run_deploy(asked) == 1, "refused by the person who was shown the price"
+
+
+@pytest.mark.parametrize(
+    ("target", "layout", "nodes", "refused"),
+    [
+        ("aws:g4dn.xlarge", Layout(dp=2), 1, "takes 2 GPUs of a node, but aws:g4dn.xlarge has 1 GPU. Use"),
+        ("aws:g5.12xlarge", Layout(dp=2, tp=4), 1, "takes 8 GPUs of a node, but aws:g5.12xlarge has 4 GPUs. Use"),
+        ("aws:g4dn.xlarge", Layout(tp=4), 2, "takes 2 GPUs of a node, but aws:g4dn.xlarge has 1 GPU. Use"),
+        ("aws:g5.12xlarge", Layout(dp=2, tp=2), 1, None),
+        ("aws:g5.12xlarge", Layout(tp=8), 2, None),
+        ("aws:c7i.xlarge", Layout(dp=2), 1, None),
+    ],
+)
+def test_a_study_s_layout_with_more_ranks_than_a_rented_node_has_gpus_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, layout: Layout, nodes: int, refused: str | None
+) -> None:
+    """The node was rented, and none of its ranks started."""
+    monkeypatch.setattr(deploying, "_agreed", lambda *_: False)
+    chosen = {"model": "m", "layout": layout, "dtype": "float32"}
+    monkeypatch.setattr(deploying, "wanted_of_run", lambda run, wanted: replace(wanted, **chosen))
+    asked = DeployRequest(model=None, targets=(target,), nodes=nodes, sharded=nodes > 1, from_run=tmp_path)
+    if refused is None:
+        assert run_deploy(asked) == 1, "refused by the person who was shown the price"
+        return
+    with pytest.raises(WrongArgument, match=f"^--from: the study chose {layout}, which {refused}"):
+        run_deploy(asked)
 
 
 @pytest.mark.parametrize("targets", [("local:cpu",), ("ssh:gpu-a",), ("local:cpu", "ssh:gpu-a+gpu-b")])

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.cli.nodes import command as nodes
+from flows.folders import rented_folder
 from tasks.providers import renting
 from tasks.providers.giving_back import why_doomed
 from tasks.providers.leases import in_use, open_ledger
@@ -61,3 +62,26 @@ def test_providers_of_which_none_can_be_searched(monkeypatch: pytest.MonkeyPatch
         done = CliRunner().invoke(app, command)
         assert done.exit_code == 1
         assert done.stderr == "no provider could be asked: credentials are missing or refused\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "left", "code"),
+    [("ready", -60, 1), ("left", 3600, 1), ("kept", 3600, 0), ("ready", 3600, 0), ("given_back", -60, 0)],
+)
+def test_a_cloud_that_has_nodes_of_ours_and_cannot_be_searched_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, left: int, code: int
+) -> None:
+    """Credentials for Azure had expired: a schedule that looks at the exit code took its nodes for removed."""
+    request = RentalRequest(provider="azure", instance="x", regions=("eastus",), ssh_from="203.0.113.7/32")
+    lease = RentalLease(study="s", run="r", owner="o", expires_at=int(time.time()) + left, request=request)
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "data"))
+    folder = rented_folder() / "r"
+    with open_ledger(folder) as ledger:
+        ledger.write("opened", attempt=1, expires_at=lease.expires_at)
+        ledger.write(last)
+    (folder / "lease.json").write_text(lease.model_dump_json())
+    asked = SimpleNamespace(name="aws", regions=list)
+    monkeypatch.setattr(nodes, "providers_at_hand", lambda: [asked])
+    done = CliRunner().invoke(app, ["reap"])
+    assert done.exit_code == code, done.output
+    assert ("azure: could not be asked what is left of r\n" in done.stderr) == bool(code)

@@ -13,6 +13,8 @@ from flows.cli.main import app
         ("--ssh-from", "0.0.0.0/0", "ssh_from: got 0.0.0.0/0, which is everybody. Name an address, such as 203.0.113."),
         ("--wait-minutes", "nan", "--wait-minutes: got nan, expected a number above 0\n"),
         ("--max-usd-per-hour", "0", "--max-usd-per-hour: got 0.0, expected a number above 0\n"),
+        ("--study", "模型", "--study: got '模型', expected ASCII letters and digits\n"),
+        ("--run", "--", "--run: got '--', expected ASCII letters and digits\n"),
         ("--ssh-from", "office", "ssh_from: 'office' does not appear to be an IPv4 or IPv6 network\n"),
     ],
 )

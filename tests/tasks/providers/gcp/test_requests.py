@@ -56,6 +56,17 @@ def test_attached_gpus_end_at_maintenance_and_have_the_vendors_image() -> None:
         accelerator_of("n1-standard-8+h100-80gb")
 
 
+def test_a_machine_that_the_catalog_does_not_know_is_rented_with_an_image() -> None:
+    """It may have GPUs, which cannot be moved at maintenance."""
+    properties = asked(lease("e2-standard-8", image="ours"))
+    scheduling, disks = properties["scheduling"], properties["disks"]
+    assert isinstance(scheduling, dict) and isinstance(disks, list)
+    assert scheduling["on_host_maintenance"] == "TERMINATE"
+    assert disks[0]["initialize_params"]["source_image"] == "projects/mine/global/images/ours"
+    known = asked(lease("n2-standard-8"))["scheduling"]
+    assert isinstance(known, dict) and "on_host_maintenance" not in known
+
+
 @pytest.mark.parametrize("market", ["spot", "on_demand"])
 def test_google_ends_the_machine_itself_after_the_switch(market: MarketName) -> None:
     scheduling = asked(lease("n2-standard-4"), market)["scheduling"]
