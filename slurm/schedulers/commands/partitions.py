@@ -27,6 +27,7 @@ _LIMIT_SECONDS = 30.0
 _FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
 _UNUSABLE = ("down", "drain", "fail", "error", "unknown", "inval", "future", "not_responding", "perfctrs")
 _FEATURE = r"[\w.-]+"
+_UNSET_MB = 1  # RealMemory where slurm.conf does not set it
 _SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -40,7 +41,8 @@ class ClusterNode:
 
     name: str
     cpus: int
-    memory_mb: int
+    memory_mb: int | None
+    """None: the cluster does not say (Slurm: RealMemory is not set, whose default is 1; slurm.conf(5))."""
     state: str
     features: tuple[str, ...]
     resources: str = ""
@@ -54,6 +56,10 @@ class ClusterNode:
         """Their types, as the cluster names them; none where it names none."""
         return tuple(dict.fromkeys(each for each, _ in _gpus(self.resources) if each))
 
+    def holds(self, memory_mb: int) -> bool:
+        """Whether it has so much memory; true where that is unknown, and left to the scheduler."""
+        return self.memory_mb is None or self.memory_mb >= memory_mb
+
     @property
     def usable(self) -> bool:
         """Whether it takes jobs, now or when others have ended."""
@@ -62,12 +68,12 @@ class ClusterNode:
     @property
     def shape(self) -> str:
         """What makes nodes alike: `2 CPUs, 1500 MB`."""
-        return self._with(f"{self.memory_mb} MB")
+        return self._with("memory unknown" if self.memory_mb is None else f"{self.memory_mb} MB")
 
     @property
     def kind(self) -> str:
         """The same to the GiB: what a node reports of its memory varies a little."""
-        return self._with(f"{self.memory_mb / 1024:.0f} GiB")
+        return self._with("memory unknown" if self.memory_mb is None else f"{self.memory_mb / 1024:.0f} GiB")
 
     def _with(self, memory: str) -> str:
         count = self.gpus_of(None)
@@ -160,7 +166,7 @@ def _suits(node: ClusterNode, target: SlurmTarget) -> bool:
     Raises ValueError for a constraint with other operators than one of & and |.
     """
     memory = megabytes(target.memory_per_node) if target.memory_per_node else 0
-    if node.memory_mb < memory or node.gpus_of(target.gpu_type) < (target.gpus_per_node or 0):
+    if not node.holds(memory) or node.gpus_of(target.gpu_type) < (target.gpus_per_node or 0):
         return False
     constraint = _chosen(target, "constraint")
     if constraint is None:
@@ -246,7 +252,7 @@ def too_few(
         node
         for node in nodes
         if node.cpus >= need.cores
-        and node.memory_mb >= memory
+        and node.holds(memory)
         and node.gpus_of(target.gpu_type) >= (target.gpus_per_node or 0)
     ]
     wanted = f"{Need(need.nodes, need.cores, memory)}"
@@ -303,7 +309,8 @@ def read_partitions(text: str) -> dict[str, Partition]:
             continue
         name, starred, node, cpus, memory, resources, limit, state, available, features = fields
         known = found.get(name)
-        there = ClusterNode(node, _whole(cpus), _whole(memory), state.lower(), tuple(features.split(",")), resources)
+        memory_mb = _whole(memory) if _whole(memory) > _UNSET_MB else None
+        there = ClusterNode(node, _whole(cpus), memory_mb, state.lower(), tuple(features.split(",")), resources)
         found[name] = Partition(
             name=name,
             default=starred.endswith("*"),

@@ -386,6 +386,8 @@ def test_what_a_queue_and_its_nodes_lack() -> None:
     (memory,) = found.lacks(PbsTarget(memory_per_node="9gb"), [Need(1, 1)])
     assert "9216 MB" in memory
     assert found.identity(PbsTarget()) == "server head, default queue, nodes of 4 CPUs, 8 GiB, 1 GPU"
+    silent = read_nodes({"pbs_server": "head", "nodes": {"a": vnode(host="a", mem="")}}, {"Queue": queues})
+    assert silent.lacks(PbsTarget(), [Need(1, 4, 16_000)]) == []
 
 
 @pytest.mark.parametrize("queue", [None, "route"])

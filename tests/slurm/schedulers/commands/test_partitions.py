@@ -246,3 +246,20 @@ def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
         target = SlurmTarget(partition="gpu", gres=gres, gpus_per_node=count, ranks_per_node=4)
         found = lacks(target, [Need(nodes=1, cores=4)], cluster())
         assert [each[: len(problem or "")] for each in found] == ([problem] if problem else [])
+
+
+def test_nodes_whose_memory_is_not_configured_are_not_called_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without RealMemory in slurm.conf sinfo prints its default, 1 MB: every study of a model on CPUs was refused."""
+    lines = "".join(f"batch|batch*|c{number}|64|1|(null)|infinite|idle|up|(null)\n" for number in (1, 2))
+    unset = Partitions("c", read_partitions(lines))
+    assert lacks(target(), [Need(2, 64, 16_000)], unset) == []
+    assert cluster_identity(target(), unset) == "cluster c, partition batch, nodes of 64 CPUs, memory unknown"
+    (problem,) = lacks(target(), [Need(2, 65)], unset)
+    assert problem.endswith("it has 2 nodes of 64 CPUs, memory unknown")
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert partition_nodes(target(memory_per_node="16G")) == ("c1", "c2")
