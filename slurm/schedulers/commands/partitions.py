@@ -147,7 +147,12 @@ _SINFO = ["sinfo", "--all", "--Node", "--exact", "--noheader", f"--format={_FORM
 
 
 def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
-    """Nodes of the target's partition that take its jobs, by name; none where the scheduler cannot say."""
+    """Nodes of the target's partition that take its jobs, by name.
+
+    None where the scheduler cannot say, or jobs can avoid none: sbatch refuses to keep one from a node of its list.
+    """
+    if target.extra.get("nodelist") or target.extra.get("nodefile"):
+        return ()
     try:
         partitions = read_partitions(_asked(_SINFO, target.cluster))
         found = Partitions("", partitions).partition_of(target)

@@ -99,6 +99,11 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
     for option, value in target.extra.items():
         if value is not False:
             further[option] = value
+    if job.exclude and (listed := further.get("nodelist") or further.get("nodefile")):
+        nodes = ", ".join(job.exclude)
+        raise Refused(
+            f"target.extra of {target.name}: jobs that list their nodes ({listed}) can leave none out ({nodes})"
+        )
     if job.exclude and "/" not in (own := str(further.get("exclude") or "/")):  # sbatch takes one list, or a file
         further["exclude"] = f"{own},{','.join(job.exclude)}"
     return {

@@ -235,6 +235,18 @@ def test_nodes_of_a_reservation_are_those_that_its_jobs_can_get(
     assert partition_nodes(target(reservation="gone")) == ()
 
 
+@pytest.mark.parametrize("option", ["nodelist", "nodefile"])
+def test_jobs_that_list_their_nodes_avoid_none(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry was kept from one of them for the sake of the partition's others, and sbatch refused the contradiction:
+    `Invalid node name specified`, which made failures of measurements that the cluster had lost."""
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target()) == ("c1", "c2")
+    assert partition_nodes(target(extra={option: "c[1,3]"})) == ()
+
+
 def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
     """The node has four h100 and two a100: six GPUs, but not six of a type."""
     for gres, problem in (

@@ -16,7 +16,7 @@ from slurm.schedulers.commands.calls import run_slurm
 from slurm.schedulers.commands.partitions import ClusterNode, _asked
 from slurm.schedulers.commands.submission import _run_sbatch, parameters, sbatch
 from slurm.schedulers.commands.trial import trial
-from slurm.schedulers.refusals import Unavailable
+from slurm.schedulers.refusals import Refused, Unavailable
 
 
 def job(**target: Any) -> Job:
@@ -48,6 +48,10 @@ def test_a_retry_leaves_out_nodes_beside_those_that_the_target_excludes() -> Non
     assert parameters([by_file], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["exclude"] == "./bad"
     plain = parameters([job().model_copy(update={"exclude": ("n7",)})], "rw-1", "/runs/s", Path("/work"))
     assert plain["exclude"] == "n7" and "exclude" not in plain["additional_parameters"]
+    listed = job(name="gpus", extra={"nodelist": "n[7-8]"})
+    assert parameters([listed], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["nodelist"] == "n[7-8]"
+    with pytest.raises(Refused, match=r"of gpus: jobs that list their nodes \(n\[7-8\]\) can leave none out \(n7\)"):
+        parameters([listed.model_copy(update={"exclude": ("n7",)})], "rw-1", "/runs/s", Path("/work"))
 
 
 def test_options_of_srun_come_after_ours_where_the_last_one_counts() -> None:
