@@ -180,6 +180,7 @@ def _options(manifest: SbatchBundle) -> list[str]:
         ("gres", target.gres, "gres"),
         ("mem", target.memory_per_node, "memory_per_node"),
         ("time", target.time_limit_minutes, "time_limit_minutes"),
+        ("clusters", target.cluster, "cluster"),
         ("partition", target.partition, "partition"),
         ("account", target.account, "account"),
         ("qos", target.qos, "qos"),

@@ -180,6 +180,14 @@ def test_an_option_without_a_value_is_on_or_off() -> None:
     assert sbatch_line("exclusive", False, "exclusive") is None
 
 
+def test_the_job_goes_to_the_cluster_that_the_target_names() -> None:
+    """It went to whichever was at hand, whose partition of this name may have other nodes."""
+    target = SlurmTarget(name="cluster", cluster="b", partition="batch")
+    text = sbatch_script(SbatchBundle("noops", target, [BundleLaunch(1, "0001-timed-1a2b3c4d")], ranks=1))
+    assert "#SBATCH --clusters=b\n" in text
+    assert "--clusters" not in sbatch_script(PLAIN)
+
+
 def test_what_an_option_cannot_hold_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"extra\.comment: 'a\\nb' cannot be written in an #SBATCH line"):
         sbatch_line("comment", "a\nb", "extra.comment")
