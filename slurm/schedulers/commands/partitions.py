@@ -226,7 +226,7 @@ def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> li
         named = _chosen(target, "partition")
         if named is None:
             return [f"partition: not set, and cluster {cluster.name} has no default partition. Use one of: {known}"]
-        source = " (of SBATCH_PARTITION)" if target.partition is None else ""
+        source = "" if target.partition or target.extra.get("partition") else " (of SBATCH_PARTITION)"
         return [f"partition: unknown partition {named}{source} of cluster {cluster.name}\n  use one of: {known}"]
     problems = [] if partition.up else [f"partition: {partition.name} is not up and starts no jobs"]
     limit, asked = partition.time_limit_minutes, target.time_limit_minutes
@@ -291,11 +291,12 @@ def _wanted(target: SlurmTarget, partition: Partition) -> tuple[ClusterNode, ...
 def _chosen(target: SlurmTarget, option: str) -> str | None:
     """The value of an option that jobs are submitted with: the target's, else that of the user's variable of sbatch.
 
-    Submissions keep such a variable (`SBATCH_PARTITION`) where the target leaves the choice open.
+    `extra` comes before the field of the same name, as in what sbatch is given. Submissions keep such a variable
+    (`SBATCH_PARTITION`) where the target leaves the choice open.
     """
-    given: str | None = getattr(target, option)
+    given = target.extra.get(option) or getattr(target, option)
     if given is not None or target.allocation is not None:
-        return given
+        return None if given is None else str(given)
     return os.environ.get(f"SBATCH_{option.upper()}") or None
 
 

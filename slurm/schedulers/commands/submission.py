@@ -272,7 +272,11 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     """
     if "SLURM_JOB_ID" in own:
         own = {name: value for name, value in own.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
-    kept = {variable for field, variable in _FROM_USER.items() if getattr(target, field) is None}
+    kept = {
+        variable
+        for field, variable in _FROM_USER.items()
+        if getattr(target, field) is None and not target.extra.get(field)
+    }
     return {
         name: value
         for name, value in own.items()

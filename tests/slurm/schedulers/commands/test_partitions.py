@@ -124,6 +124,26 @@ def test_a_users_variables_of_sbatch_choose_where_the_target_leaves_it_open(monk
     assert lacks(target(), [], cluster()) == ["constraint: no node of partition batch has the feature milan"]
 
 
+def test_further_options_of_sbatch_choose_as_the_fields_of_their_names_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch was given them, and figures had the name and the nodes of the default partition."""
+    monkeypatch.setenv("SBATCH_PARTITION", "old")
+    by_field, by_extra = target(partition="gpu"), target(extra={"partition": "gpu"})
+    assert cluster_identity(by_extra, cluster()) == cluster_identity(by_field, cluster())
+    gpus = {"gpus_per_node": 4, "ranks_per_node": 4}
+    assert lacks(target(extra={"partition": "gpu"}, **gpus), [Need(1, 8)], cluster()) == []
+    assert lacks(target(extra={"partition": "gone"}), [], cluster()) == [
+        "partition: unknown partition gone of cluster c\n  use one of: batch, gpu, old"
+    ]
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target(partition="batch", extra={"constraint": "rome"})) == ()
+    assert partition_nodes(target(partition="batch", extra={"constraint": "ib"})) == ("c1", "c2")
+
+
 def test_figures_are_comparable_on_nodes_of_one_kind() -> None:
     assert (
         cluster_identity(target(partition="gpu"), cluster())
