@@ -286,7 +286,7 @@ def test_submitting_names_everything_that_is_asked(pbs: Cluster, tmp_path: Path)
     (call,) = pbs.calls("qsub")
     name = Submitting.model_validate_json(paths.submitting.read_bytes()).name
     assert call == (
-        f"-N {name} -r n -m n -j oe -o /dev/null -S /bin/bash -l select=2:ncpus=1:ngpus=1:mem=2gb:model=x "
+        f"-N {name} -r n -m n -j oe -o /dev/null -S /bin/bash -l select=2:ncpus=1:mpiprocs=1:ngpus=1:mem=2gb:model=x "
         f"-l place=scatter:excl -q gpu -A a -P p -l fs=home -W umask=27 -l walltime=00:02:00 {paths.folder}/pbs.sh"
     )
     job = Job.model_validate_json(paths.job.read_bytes())
@@ -294,6 +294,17 @@ def test_submitting_names_everything_that_is_asked(pbs: Cluster, tmp_path: Path)
     script = job_script(job, paths.folder, Path("/opt/bin/pbsdsh"))
     assert (paths.folder / "pbs.sh").read_text() == script.replace("/opt/bin", str(tmp_path))
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_a_sites_default_of_processes_puts_no_node_into_the_list_twice(tmp_path: Path) -> None:
+    """PBS adds a queue's `default_chunk.mpiprocs = 4` to a chunk that says nothing of it: each node came four times in
+    PBS_NODEFILE, and no job began."""
+    job = Job.model_validate_json(made_job(tmp_path).job.read_bytes())
+    select = next(word for word in options(job, "x") if word.startswith("select="))
+    chunk = {"mpiprocs": "4"} | dict(part.split("=") for part in select.split(":")[1:])
+    names = [name for name in ("n1", "n2") for _ in range(int(chunk["mpiprocs"]))]
+    node = pbs_node({"PBS_JOBID": JOB, "PBS_NODENUM": "1", PBS_NODES: ",".join(names)})
+    assert node.names == ("n1", "n2")
 
 
 @pytest.mark.parametrize("around", ["{}", "Checking queue limits: 3 of 50\n{}", "{}\nYour job is in queue gpu", " {} "])
