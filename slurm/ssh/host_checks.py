@@ -5,6 +5,7 @@ kind = await hosts_identity(target)                   # "hosts gpu-a, gpu-b of 3
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,8 +128,8 @@ async def hosts_identity(target: SshTarget) -> str:
 def _kinds(found: Sequence[Facts]) -> list[str]:
     kinds = set()
     for facts in found:
-        gpus = facts.data["gpus"]["names"]
-        devices = f", {len(gpus)} x {gpus[0]}" if gpus else ""
+        gpus = Counter(facts.data["gpus"]["names"])
+        devices = "".join(f", {count} x {name}" for name, count in gpus.items())
         memory = f"{facts.data['memory_bytes'] / _GIB:.0f} GiB"
         kinds.add(f"{facts.data['cores']} CPUs, {facts.data['cpu_model']}, {memory}{devices}")
     return sorted(kinds)

@@ -9,12 +9,12 @@ import pytest
 from configs.targets.target import SshTarget
 from slurm.ssh import host_checks
 from slurm.ssh.connection import Facts
-from slurm.ssh.host_checks import HostNeed, lacking
+from slurm.ssh.host_checks import HostNeed, hosts_identity, lacking
 
 FACTS = {
     "folder": "/home/bench/.rankwise", "writable": True, "free_bytes": 1 << 30, "cores": 8, "memory_bytes": 1 << 35,
-    "boot": "b", "place": "net:[1]", "python": [3, 11, 2], "address": "10.0.0.7", "hostname": "gpu-a",
-    "gpus": {"names": [], "error": "nvidia-smi is not installed"},
+    "cpu_model": "Xeon", "boot": "b", "place": "net:[1]", "python": [3, 11, 2], "address": "10.0.0.7",
+    "hostname": "gpu-a", "gpus": {"names": [], "error": "nvidia-smi is not installed"},
 }  # fmt: skip
 
 
@@ -51,3 +51,13 @@ def test_a_hosts_own_disk_need_not_hold_what_lies_in_the_shared_folder(monkeypat
         "8 cores needed"
         in problems(monkeypatch, SshTarget(hosts=["a"], shared="/scratch"), HostNeed(cores=8), cores=4)[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "told"), [(["H100", "H100"], ", 2 x H100"), (["T4", "H100", "T4"], ", 2 x T4, 1 x H100"), ([], "")]
+)
+def test_hosts_are_known_by_all_their_gpus(names: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with an H100 beside T4s was called one of `3 x T4`."""
+    monkeypatch.setattr(host_checks, "hosts_of", lambda _: [StandInHost(gpus={"names": names})])
+    identity = asyncio.run(hosts_identity(SshTarget(hosts=["gpu-a"])))
+    assert identity == f"hosts gpu-a of 8 CPUs, Xeon, 32 GiB{told}"
