@@ -180,6 +180,16 @@ def test_an_option_without_a_value_is_on_or_off() -> None:
     assert sbatch_line("exclusive", False, "exclusive") is None
 
 
+@pytest.mark.parametrize(("option", "value"), [("array", "0-3"), ("nodes", 4), ("output", "x.log"), ("requeue", True)])
+def test_an_option_that_the_script_sets_is_refused_by_name(option: str, value: str | int) -> None:
+    """Tasks of an array measured the same launches in one folder at a time; another name of the log was passed over."""
+    steps = [BundleLaunch(1, "0001-timed-1a2b3c4d")]
+    with pytest.raises(ValueError, match=rf"targets.cluster.extra: {option} is set by Rankwise. Leave it out"):
+        sbatch_script(SbatchBundle("noops", SlurmTarget(name="cluster", extra={option: value}), steps, ranks=1))
+    off = sbatch_script(SbatchBundle("noops", SlurmTarget(name="cluster", extra={option: False}), steps, ranks=1))
+    assert off == sbatch_script(SbatchBundle("noops", SlurmTarget(name="cluster"), steps, ranks=1))
+
+
 def test_the_job_goes_to_the_cluster_that_the_target_names() -> None:
     """It went to whichever was at hand, whose partition of this name may have other nodes."""
     target = SlurmTarget(name="cluster", cluster="b", partition="batch")
