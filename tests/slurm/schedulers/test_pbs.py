@@ -117,6 +117,7 @@ def test_several_jobs_are_one_answer() -> None:
 
 def test_sizes_and_hosts() -> None:
     assert [size_bytes(text) for text in ("16gb", "3", "1kb", "x", "9" * 40)] == [16 << 30, 3, 1024, None, None]
+    assert [size_bytes(text) for text in ("2gw", "512w", "w")] == [16 << 30, 4096, None]  # of eight bytes each
     assert host_names("n1/0*4+n2/1+n1/3") == ("n1", "n2") and host_names("") == ()
 
 
@@ -396,6 +397,8 @@ def test_what_a_queue_and_its_nodes_lack() -> None:
     assert "now: c is down (down) (pbsnodes -l says why)" in away
     (memory,) = found.lacks(PbsTarget(memory_per_node="9gb"), [Need(1, 1)])
     assert "9216 MB" in memory
+    (words,) = found.lacks(PbsTarget(memory_per_node="2gw"), [Need(1, 1)])
+    assert "16384 MB" in words, "it was taken for nothing asked"
     assert found.identity(PbsTarget()) == "server head, default queue, nodes of 4 CPUs, 8 GiB, 1 GPU"
     silent = read_nodes({"pbs_server": "head", "nodes": {"a": vnode(host="a", mem="")}}, {"Queue": queues})
     assert silent.lacks(PbsTarget(), [Need(1, 4, 16_000)]) == []
