@@ -236,6 +236,26 @@ def test_the_setup_script_names_what_is_wrong(
     assert done.returncode in (2, 3) and said in done.stderr, done.stderr
 
 
+def test_the_setup_script_names_one_interface(tmp_path: Path) -> None:
+    """NCCL took `eth1` for the beginning of a name, and so eth10 as well, which may be on another network."""
+    programs = {
+        "ip": "echo '2: eth1    inet 127.0.0.1/8 scope global eth1'",
+        "torchrun": 'echo "gloo $GLOO_SOCKET_IFNAME nccl $NCCL_SOCKET_IFNAME"',
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "setup_multi_node.sh").write_text(setup_script())
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for own, seen in (({}, "=eth1"), ({"NCCL_SOCKET_IFNAME": "ib"}, "ib")):
+        done = subprocess.run(
+            ["bash", "setup_multi_node.sh", "train.py"],
+            env=environment | own, cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.stdout.endswith(f"gloo eth1 nccl {seen}\n"), done.stdout + done.stderr
+
+
 def test_a_firewall_that_answers_nothing_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "setup_multi_node.sh").write_text(setup_script())
