@@ -195,6 +195,13 @@ def address_of(host: str) -> str:
     return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
+def own_address_towards(address: str) -> str:
+    """The address by which this machine would connect to another one. Raises OSError where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # nothing is sent
+        return str(probe.getsockname()[0])
+
+
 def listening_addresses(host: str) -> tuple[str, ...]:
     """The addresses of this machine on which other nodes of a job may reach it by this name.
 

@@ -87,6 +87,17 @@ def test_all_nodes_learn_where_the_ranks_meet(job_id: str) -> None:
     )
 
 
+def test_nodes_that_reach_the_head_by_different_addresses_meet_at_one(job_id: str) -> None:
+    """The ranks' store listens on the address of the node that called first: the other's ranks waited there in vain."""
+    here = JobNode(0, NAMES, job_id)
+    others = [JobNode(rank, NAMES, job_id, addresses=(f"127.0.0.{rank}", "", "")) for rank in (1, 2)]
+    calls = together(here, *others)
+    meetings = [each.result()[0] for each in calls]
+    assert len({(meeting.head_address, meeting.port) for meeting in meetings}) == 1, meetings
+    teams = [each.result()[1] for each in calls]
+    assert on_each(*(lambda team=team: team.confer(COMPLETED, never) for team in teams)) == [COMPLETED] * 3
+
+
 def test_one_node_needs_nobody(job_id: str) -> None:
     meeting, peer_monitor = call(JobNode(0, ("lab1",), job_id))
     assert meeting.interface == "lo"
