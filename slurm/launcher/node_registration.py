@@ -9,6 +9,7 @@ all have registered, the head replies with the rendezvous port of the ranks, and
 """
 
 import hashlib
+import itertools
 import socket
 import sys
 import time
@@ -24,7 +25,7 @@ from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node import (
     JobNode,
-    address_of,
+    addresses_of,
     has_network,
     interface_of,
     listening_addresses,
@@ -179,12 +180,14 @@ class _Call:
         """Of the others: call the head until it answers, then wait until it has heard all."""
         port = roll_call_port(self.node)
         deadline = time.monotonic() + self.limits.call_seconds
+        turns = itertools.count()
         while True:
             self._unless_given_up()
             try:
-                line = PeerConnection(
-                    socket.create_connection((address_of(self.node.head_address), port), timeout=_CONNECT_SECONDS)
-                )
+                addresses = addresses_of(self.node.head_address)
+                # One of several may be of a network without a way there.
+                place = addresses[next(turns) % len(addresses)], port
+                line = PeerConnection(socket.create_connection(place, timeout=_CONNECT_SECONDS))
             except OSError as error:
                 reason = error.strerror or str(error)
             else:
