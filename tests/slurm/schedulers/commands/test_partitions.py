@@ -131,6 +131,7 @@ def test_further_options_of_sbatch_choose_as_the_fields_of_their_names_do(
     monkeypatch.setenv("SBATCH_PARTITION", "old")
     by_field, by_extra = target(partition="gpu"), target(extra={"partition": "gpu"})
     assert cluster_identity(by_extra, cluster()) == cluster_identity(by_field, cluster())
+    assert by_extra.where == by_field.where == "partition gpu"
     gpus = {"gpus_per_node": 4, "ranks_per_node": 4}
     assert lacks(target(extra={"partition": "gpu"}, **gpus), [Need(1, 8)], cluster()) == []
     assert lacks(target(extra={"partition": "gone"}), [], cluster()) == [
