@@ -182,7 +182,8 @@ class SlurmTarget(ScheduledTarget):
         """Which of the cluster's nodes, for a person: `partition gpu`."""
         if self.allocation is not None:
             return "the current allocation"
-        return f"partition {self.partition}" if self.partition else "default partition"
+        named = self.extra.get("partition") or self.partition
+        return f"partition {named}" if named else "default partition"
 
     @property
     def adapter(self) -> str:

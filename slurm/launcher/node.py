@@ -190,15 +190,23 @@ def _num_suffixes(written: str) -> int:
     return max(1, int(high) - int(low) + 1)
 
 
-def address_of(host: str) -> str:
-    """A host's IPv4 address by its name. Raises OSError."""
-    return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+def addresses_of(host: str) -> tuple[str, ...]:
+    """A host's IPv4 addresses by its name, one at least. Raises OSError."""
+    found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(place[0]) for *_, place in found))
+
+
+def own_address_towards(address: str) -> str:
+    """The address by which this machine would connect to another one. Raises OSError where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # nothing is sent
+        return str(probe.getsockname()[0])
 
 
 def listening_addresses(host: str) -> tuple[str, ...]:
     """The addresses of this machine on which other nodes of a job may reach it by this name.
 
-    All private ones, since the others may know another network than this machine, and the one that the name resolves
+    All private ones, since the others may know another network than this machine, and those that the name resolves
     to. All interfaces (an empty address) only where the name says nothing, as where /etc/hosts maps a machine's own
     name to its loopback.
     """
@@ -209,12 +217,12 @@ def listening_addresses(host: str) -> tuple[str, ...]:
         if found.family is socket.AF_INET
     }
     try:
-        named = address_of(host)
+        named = {address for address in addresses_of(host) if not ipaddress.ip_address(address).is_loopback} & own
     except OSError:
         return ("",)
-    if named not in own or ipaddress.ip_address(named).is_loopback:
+    if not named:
         return ("",)
-    return tuple(sorted({named} | {address for address in own if ipaddress.ip_address(address).is_private}))
+    return tuple(sorted(named | {address for address in own if ipaddress.ip_address(address).is_private}))
 
 
 def interface_of(address: str) -> str | None:

@@ -9,6 +9,7 @@ all have registered, the head replies with the rendezvous port of the ranks, and
 """
 
 import hashlib
+import itertools
 import socket
 import sys
 import time
@@ -22,7 +23,14 @@ from configs.common.base import sha256_of_file
 from configs.common.system.ports import FIRST_PORT, PORTS, free_port
 from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
-from slurm.launcher.node import JobNode, address_of, has_network, interface_of, listening_addresses
+from slurm.launcher.node import (
+    JobNode,
+    addresses_of,
+    has_network,
+    interface_of,
+    listening_addresses,
+    own_address_towards,
+)
 from slurm.launcher.peer_monitor import (
     LIMITS,
     PEER_POLL_SECONDS,
@@ -110,7 +118,9 @@ class _Call:
         address = next(iter(self.lines.values())).own_address
         meeting = Rendezvous(free_port(address), address, address, interface_of(address))
         for line in self.lines.values():
-            line.say(go=meeting.port)
+            # The ranks' store listens on one address; a name that resolves to several led this node to another.
+            elsewhere = {} if line.own_address == address else {"address": address}
+            line.say(go=meeting.port, **elsewhere)
         return meeting, Head(self.node, self.limits, self.lines, meeting.interface)
 
     def _wait_for_all(self, listeners: Sequence[socket.socket]) -> None:
@@ -170,12 +180,14 @@ class _Call:
         """Of the others: call the head until it answers, then wait until it has heard all."""
         port = roll_call_port(self.node)
         deadline = time.monotonic() + self.limits.call_seconds
+        turns = itertools.count()
         while True:
             self._unless_given_up()
             try:
-                line = PeerConnection(
-                    socket.create_connection((address_of(self.node.head_address), port), timeout=_CONNECT_SECONDS)
-                )
+                addresses = addresses_of(self.node.head_address)
+                # One of several may be of a network without a way there.
+                place = addresses[next(turns) % len(addresses)], port
+                line = PeerConnection(socket.create_connection(place, timeout=_CONNECT_SECONDS))
             except OSError as error:
                 reason = error.strerror or str(error)
             else:
@@ -204,8 +216,12 @@ class _Call:
         if "go" not in said:
             line.close()
             self._unreachable(f"head node {self.node.head} did not complete the registration")
-        meeting = Rendezvous(said["go"], line.peer_address, line.own_address, interface_of(line.own_address))
-        return meeting, PeerMember(self.node, self.limits, line, meeting.interface)
+        head, own = line.peer_address, line.own_address
+        if "address" in said:
+            with suppress(OSError):  # no way there: the ranks will say so
+                head, own = said["address"], own_address_towards(said["address"])
+        meeting = Rendezvous(said["go"], head, own, interface_of(own))
+        return meeting, PeerMember(self.node, self.limits, line, interface_of(line.own_address))
 
     def _listen(self, line: PeerConnection, wanted: tuple[str, ...], limit_seconds: float) -> dict[str, Any]:
         """The first message with one of the wanted words; {} where none comes."""

@@ -23,6 +23,8 @@ MULTI_NODE_EXAMPLE = "multi_node_example.py.in"
 DEFINITION = "rankwise.def"
 
 _HERE = Path(__file__).parent
+_OURS = ("array", "nodes", "ntasks", "ntasks-per-node", "output", "requeue")
+"""Options that the script rests on, or sets after those of the target."""
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,+%@=^-]+")
 
 
@@ -80,6 +82,9 @@ def sbatch_script(manifest: SbatchBundle) -> str:
     target = manifest.target
     if target.container is not None and target.container.runtime != "apptainer":
         raise ValueError(f"targets.{target.name}.container.runtime: a bundle supports apptainer only")
+    for option in _OURS:
+        if target.extra.get(option, False) is not False:
+            raise ValueError(f"targets.{target.name}.extra: {option} is set by Rankwise. Leave it out")
     return _filled(
         "submit.sbatch.in",
         study=manifest.study,
@@ -180,6 +185,7 @@ def _options(manifest: SbatchBundle) -> list[str]:
         ("gres", target.gres, "gres"),
         ("mem", target.memory_per_node, "memory_per_node"),
         ("time", target.time_limit_minutes, "time_limit_minutes"),
+        ("clusters", target.cluster, "cluster"),
         ("partition", target.partition, "partition"),
         ("account", target.account, "account"),
         ("qos", target.qos, "qos"),

@@ -84,8 +84,9 @@ Check that it is started, the address is correct and no firewall blocks the port
         device=$(ip -o route get "${master%%$'\n'*}" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
 fi
 # If a machine's own name resolves to 127.0.1.1, as on Debian, each rank would wait on its own loopback.
+# NCCL takes a name for the beginning of several (eth1, eth10), but with an equals sign before it.
 if [ "$NNODES" -gt 1 ] && [ -n "$device" ]; then
-    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$device} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$device}
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$device} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-=$device}
 fi
 
 echo "$(hostname): node $NODE_RANK of $NNODES, $NPROC_PER_NODE processes, node 0 at $MASTER_ADDR:$MASTER_PORT"

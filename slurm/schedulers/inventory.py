@@ -14,7 +14,7 @@ from slurm.schedulers.commands.allocation import allocation_lacks, current_alloc
 from slurm.schedulers.commands.partitions import Clusters, Need
 from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.pbs.vnodes import PbsCluster, read_pbs_cluster
-from slurm.ssh.connection import hosts_of
+from slurm.ssh.connection import is_away
 
 
 class Inventory:
@@ -57,7 +57,7 @@ def usable_nodes(target: ClusterTarget) -> tuple[str, ...]:
     PBS selects nodes by what they have, and leaves none out by name.
     """
     if isinstance(target, SshTarget):
-        return tuple(host.name for host in hosts_of(target) if host.away_seconds == 0)
+        return tuple(host.name for host in target.hosts if not is_away(target, host))
     return partitions.partition_nodes(target) if isinstance(target, SlurmTarget) else ()
 
 

@@ -191,7 +191,7 @@ class Queue(JobQueue):
     def submit(self, folders: Sequence[Path], name: str, run_folder: Path) -> list[str]:
         """One sbatch, of an array where there are several."""
         seen_by_nodes = [folder.resolve() for folder in folders]
-        return sbatch(seen_by_nodes, name, str(run_folder), _work(JobPaths(folders[0])))
+        return sbatch(seen_by_nodes, name, str(run_folder), self._work(JobPaths(folders[0])))
 
     def end(self, job_ids: Sequence[str]) -> bool:
         """Have Slurm cancel jobs. Returns whether scancel succeeded: what slurmctld does not know needs no ending."""
@@ -216,11 +216,11 @@ class Queue(JobQueue):
         for node_rank in range(job_in(paths.folder).cell.nodes):
             link = paths.scheduler_log(node_rank)
             with suppress(FileExistsError):
-                link.symlink_to(Path("..", "..", "submitit", f"{job_id}_{node_rank}_log.out"))
+                link.symlink_to(Path("..", "..", self._work(paths).name, f"{job_id}_{node_rank}_log.out"))
 
     def bring_logs(self, paths: JobPaths, job_id: str) -> None:
         """Put what Slurm's programs said in the place of the links to it; submitit's pickles have served."""
-        work = _work(paths)
+        work = self._work(paths)
         with suppress(OSError):
             for node_rank in range(job_in(paths.folder).cell.nodes):
                 log = work / f"{job_id}_{node_rank}_log.out"
@@ -228,6 +228,10 @@ class Queue(JobQueue):
                     log.replace(paths.scheduler_log(node_rank))
                 (work / f"{job_id}_{node_rank}_result.pkl").unlink(missing_ok=True)
             (work / f"{job_id}_submitted.pkl").unlink(missing_ok=True)
+
+    def _work(self, paths: JobPaths) -> Path:
+        """Folder for submitit's files, as the nodes see it. They bear ids of jobs, which each cluster counts itself."""
+        return paths.folder.resolve().parents[1] / (f"submitit-{self.cluster}" if self.cluster else "submitit")
 
     def pending_note(self, job_id: str, reason: str) -> str:
         """One line on a job that waits."""
@@ -253,11 +257,6 @@ class Queue(JobQueue):
         empty = program == "squeue" and not answer.unknown_job and not read_squeue(answer.text)
         self._paces[program].called(now - began, answer.failed or empty, self._every(), now)
         return answer
-
-
-def _work(paths: JobPaths) -> Path:
-    """Folder for submitit's files, as the nodes see it."""
-    return paths.folder.resolve().parents[1] / "submitit"
 
 
 def squeue_command(job_ids: Sequence[str]) -> list[str]:

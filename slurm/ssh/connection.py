@@ -126,6 +126,16 @@ def hosts_of(target: SshTarget) -> "list[Host]":
     return [host_of(target, host) for host in target.hosts]
 
 
+def is_away(target: SshTarget, given: SshHost) -> bool:
+    """Whether a host of a target cannot be reached, by whichever connection: with `shared` jobs have another one.
+
+    Their interpreter is not the one that the host was checked with. One that is open decides: others may be long idle.
+    """
+    wanted = replace(host_of(target, given).address, python="")
+    same = [host for address, host in list(_hosts.items()) if replace(address, python="") == wanted]
+    return any(host.away_since is not None for host in same) and not any(host.is_connected for host in same)
+
+
 class Host:
     """One host: asked, and reconnected to with growing pauses. Used on the loop of `slurm.ssh.loop` alone."""
 
@@ -140,6 +150,11 @@ class Host:
         self._was_reached = False
         self._connecting: asyncio.Lock | None = None
         self._failures, self._next_try, self._why = 0, 0.0, ""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether its connection is open, as far as is known."""
+        return self._line is not None and not self._line.closed
 
     @property
     def away_seconds(self) -> float:

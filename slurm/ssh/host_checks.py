@@ -5,6 +5,7 @@ kind = await hosts_identity(target)                   # "hosts gpu-a, gpu-b of 3
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,14 +55,15 @@ async def _of_host(target: SshTarget, given: SshHost, host: Host, need: HostNeed
     try:
         facts = await host.facts(fresh=True)
         missing = await _missing_libraries(host) if target.python is not None else []
-        installs = target.python is None and not await _has_libraries(host, facts)
+        carried = target.shared is None  # else a host's own folder gets nothing
+        installs = carried and target.python is None and not await _has_libraries(host, facts)
     except HostError as error:
         return None, [f"{error.strerror or error}. Set `folder` to one that can be made and read there"]
     except OSError as error:
         return None, [f"{error.strerror or error}. Check that it is up and that `ssh {host.address.host}` works"]
     except HostRefused as error:
         return None, [str(error)]
-    problems = [*_disk(facts, need, installs), *_machine(target, facts, need)]
+    problems = [*(_disk(facts, need, installs) if carried else ()), *_machine(target, facts, need)]
     if need.nodes > 1 and ":" in (address := facts.address_of(given)):
         problems.append(
             f"the other hosts of a job would reach it by {address}, and need IPv4. Set its `address` to one of IPv4"
@@ -126,8 +128,8 @@ async def hosts_identity(target: SshTarget) -> str:
 def _kinds(found: Sequence[Facts]) -> list[str]:
     kinds = set()
     for facts in found:
-        gpus = facts.data["gpus"]["names"]
-        devices = f", {len(gpus)} x {gpus[0]}" if gpus else ""
+        gpus = Counter(facts.data["gpus"]["names"])
+        devices = "".join(f", {count} x {name}" for name, count in gpus.items())
         memory = f"{facts.data['memory_bytes'] / _GIB:.0f} GiB"
         kinds.add(f"{facts.data['cores']} CPUs, {facts.data['cpu_model']}, {memory}{devices}")
     return sorted(kinds)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import socket
@@ -111,12 +112,12 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> dict[str, Any]:
-    """Names, driver and free memory of NVIDIA GPUs as their own program tells them; `error`: why it does not."""
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.free", "--format=csv,noheader,nounits"]
+    """Names, driver and free memory of NVIDIA GPUs as their own program tells them; `error`: why it does not.
+
+    In the place of a GPU that is divided (MIG) stand its slices, each with the memory that its profile is named by.
+    """
     try:
-        done = subprocess.run(
-            asked, capture_output=True, text=True, errors="replace", timeout=30, stdin=subprocess.DEVNULL
-        )
+        done = _nvidia_smi("--query-gpu=name,driver_version,memory.free", "--format=csv,noheader,nounits")
     except FileNotFoundError:
         return {"names": [], "error": "nvidia-smi is not installed"}
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -124,8 +125,44 @@ def _gpus() -> dict[str, Any]:
     if done.returncode != 0:
         return {"names": [], "error": (done.stdout + done.stderr).strip()[:300]}
     rows = [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 2]
-    free = [int(row[2]) << 20 if row[2].isdigit() else None for row in rows]  # in MiB; None: it does not tell
-    return {"names": [row[0] for row in rows], "driver": rows[0][1] if rows else None, "free_bytes": free}
+    slices = _slices() if rows else {}
+    names: list[str] = []
+    free_bytes: list[int | None] = []
+    for index, (name, _, memory) in enumerate(rows):
+        free = int(memory) << 20 if memory.isdigit() else None  # in MiB; None: it does not tell
+        for profile in slices.get(index, ()):
+            named = re.search(r"([0-9]+)gb", profile)
+            names.append(f"{name} MIG {profile}")
+            free_bytes.append(int(named[1]) * 10**9 if named else None)
+        if index not in slices:
+            names.append(name)
+            free_bytes.append(free)
+    return {"names": names, "driver": rows[0][1] if rows else None, "free_bytes": free_bytes}
+
+
+def _slices() -> dict[int, list[str]]:
+    """By the number of a GPU that is divided: the profiles of its slices, such as 3g.20gb."""
+    found: dict[int, list[str]] = {}
+    number = -1
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        for line in _nvidia_smi("-L").stdout.splitlines():
+            if whole := re.match(r"GPU ([0-9]+):", line):
+                number = int(whole[1])
+            elif one := re.match(r"\s+MIG (\S+)\s", line):
+                found.setdefault(number, []).append(one[1])
+    return found
+
+
+def _nvidia_smi(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Raises OSError and TimeoutExpired."""
+    return subprocess.run(
+        ["nvidia-smi", *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=30,
+        stdin=subprocess.DEVNULL,
+    )
 
 
 def versions(names: list[str]) -> dict[str, Any]:

@@ -147,8 +147,13 @@ class SlurmPlace:
         return min(cpus for cpus, _ in self._nodes())
 
     def memory_bytes(self) -> int:
-        """Return the memory of the partition's smallest node."""
-        return min(memory for _, memory in self._nodes()) * _MIB
+        """Return the memory of the partition's smallest node. Raises PlaceError where the cluster names none."""
+        known = [memory for _, memory in self._nodes() if memory is not None]
+        if not known:
+            raise PlaceError(
+                None, f"--target: {self.name}: the memory of its nodes is unknown: slurm.conf sets no RealMemory"
+            )
+        return min(known) * _MIB
 
     def gpu_memory_bytes(self) -> None:
         """Return None: a job gets no GPU."""
@@ -157,8 +162,8 @@ class SlurmPlace:
         """Return 0: a job gets no GPU."""
         return 0
 
-    def _nodes(self) -> list[tuple[int, int]]:
-        """Cores and MiB of each node that takes jobs. Raises PlaceError."""
+    def _nodes(self) -> list[tuple[int, int | None]]:
+        """Cores and MiB, None where unknown, of each node that takes jobs. Raises PlaceError."""
         try:
             cluster = read_cluster(self._target.cluster)
         except ClusterError as error:

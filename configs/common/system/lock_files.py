@@ -20,7 +20,9 @@ def lock_folder() -> Path:
     RANKWISE_LOCKS names it; a machine that is split for good (by cpusets, say) has one for each part.
     """
     named = os.environ.get("RANKWISE_LOCKS")
-    folders = [Path(named)] if named else [Path("/run/lock"), Path(tempfile.gettempdir())]
+    # TMPDIR comes last: each user may have another, and locks there would keep nobody off.
+    shared = [Path("/run/lock"), Path("/tmp"), Path(tempfile.gettempdir())]
+    folders = [Path(named)] if named else list(dict.fromkeys(shared))
     for folder in folders:
         if os.access(folder, os.W_OK | os.X_OK):
             return folder

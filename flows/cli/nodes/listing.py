@@ -111,7 +111,7 @@ def _partition(found: "Partition") -> ListedNode:
         vcpus=min((node.cpus for node in found.nodes), default=None),
         accelerator=(" or ".join(types) or "GPU") if with_gpus else None,
         accelerators=min((node.gpus_of(None) for node in with_gpus), default=0),
-        host_memory_bytes=min((node.memory_mb << 20 for node in found.nodes), default=0) or None,
+        host_memory_bytes=min((mb << 20 for node in found.nodes if (mb := node.memory_mb) is not None), default=None),
         state="up" if found.up else "down",
     )
 

@@ -27,6 +27,7 @@ _LIMIT_SECONDS = 30.0
 _FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
 _UNUSABLE = ("down", "drain", "fail", "error", "unknown", "inval", "future", "not_responding", "perfctrs")
 _FEATURE = r"[\w.-]+"
+_UNSET_MB = 1  # RealMemory where slurm.conf does not set it
 _SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
@@ -40,7 +41,8 @@ class ClusterNode:
 
     name: str
     cpus: int
-    memory_mb: int
+    memory_mb: int | None
+    """None: the cluster does not say (Slurm: RealMemory is not set, whose default is 1; slurm.conf(5))."""
     state: str
     features: tuple[str, ...]
     resources: str = ""
@@ -54,6 +56,10 @@ class ClusterNode:
         """Their types, as the cluster names them; none where it names none."""
         return tuple(dict.fromkeys(each for each, _ in _gpus(self.resources) if each))
 
+    def holds(self, memory_mb: int) -> bool:
+        """Whether it has so much memory; true where that is unknown, and left to the scheduler."""
+        return self.memory_mb is None or self.memory_mb >= memory_mb
+
     @property
     def usable(self) -> bool:
         """Whether it takes jobs, now or when others have ended."""
@@ -62,12 +68,12 @@ class ClusterNode:
     @property
     def shape(self) -> str:
         """What makes nodes alike: `2 CPUs, 1500 MB`."""
-        return self._with(f"{self.memory_mb} MB")
+        return self._with("memory unknown" if self.memory_mb is None else f"{self.memory_mb} MB")
 
     @property
     def kind(self) -> str:
         """The same to the GiB: what a node reports of its memory varies a little."""
-        return self._with(f"{self.memory_mb / 1024:.0f} GiB")
+        return self._with("memory unknown" if self.memory_mb is None else f"{self.memory_mb / 1024:.0f} GiB")
 
     def _with(self, memory: str) -> str:
         count = self.gpus_of(None)
@@ -141,7 +147,12 @@ _SINFO = ["sinfo", "--all", "--Node", "--exact", "--noheader", f"--format={_FORM
 
 
 def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
-    """Nodes of the target's partition that take its jobs, by name; none where the scheduler cannot say."""
+    """Nodes of the target's partition that take its jobs, by name.
+
+    None where the scheduler cannot say, or jobs can avoid none: sbatch refuses to keep one from a node of its list.
+    """
+    if target.extra.get("nodelist") or target.extra.get("nodefile"):
+        return ()
     try:
         partitions = read_partitions(_asked(_SINFO, target.cluster))
         found = Partitions("", partitions).partition_of(target)
@@ -160,7 +171,7 @@ def _suits(node: ClusterNode, target: SlurmTarget) -> bool:
     Raises ValueError for a constraint with other operators than one of & and |.
     """
     memory = megabytes(target.memory_per_node) if target.memory_per_node else 0
-    if node.memory_mb < memory or node.gpus_of(target.gpu_type) < (target.gpus_per_node or 0):
+    if not node.holds(memory) or node.gpus_of(target.gpu_type) < (target.gpus_per_node or 0):
         return False
     constraint = _chosen(target, "constraint")
     if constraint is None:
@@ -215,7 +226,7 @@ def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> li
         named = _chosen(target, "partition")
         if named is None:
             return [f"partition: not set, and cluster {cluster.name} has no default partition. Use one of: {known}"]
-        source = " (of SBATCH_PARTITION)" if target.partition is None else ""
+        source = "" if target.partition or target.extra.get("partition") else " (of SBATCH_PARTITION)"
         return [f"partition: unknown partition {named}{source} of cluster {cluster.name}\n  use one of: {known}"]
     problems = [] if partition.up else [f"partition: {partition.name} is not up and starts no jobs"]
     limit, asked = partition.time_limit_minutes, target.time_limit_minutes
@@ -246,7 +257,7 @@ def too_few(
         node
         for node in nodes
         if node.cpus >= need.cores
-        and node.memory_mb >= memory
+        and node.holds(memory)
         and node.gpus_of(target.gpu_type) >= (target.gpus_per_node or 0)
     ]
     wanted = f"{Need(need.nodes, need.cores, memory)}"
@@ -280,11 +291,12 @@ def _wanted(target: SlurmTarget, partition: Partition) -> tuple[ClusterNode, ...
 def _chosen(target: SlurmTarget, option: str) -> str | None:
     """The value of an option that jobs are submitted with: the target's, else that of the user's variable of sbatch.
 
-    Submissions keep such a variable (`SBATCH_PARTITION`) where the target leaves the choice open.
+    `extra` comes before the field of the same name, as in what sbatch is given. Submissions keep such a variable
+    (`SBATCH_PARTITION`) where the target leaves the choice open.
     """
-    given: str | None = getattr(target, option)
+    given = target.extra.get(option) or getattr(target, option)
     if given is not None or target.allocation is not None:
-        return given
+        return None if given is None else str(given)
     return os.environ.get(f"SBATCH_{option.upper()}") or None
 
 
@@ -303,7 +315,8 @@ def read_partitions(text: str) -> dict[str, Partition]:
             continue
         name, starred, node, cpus, memory, resources, limit, state, available, features = fields
         known = found.get(name)
-        there = ClusterNode(node, _whole(cpus), _whole(memory), state.lower(), tuple(features.split(",")), resources)
+        memory_mb = _whole(memory) if _whole(memory) > _UNSET_MB else None
+        there = ClusterNode(node, _whole(cpus), memory_mb, state.lower(), tuple(features.split(",")), resources)
         found[name] = Partition(
             name=name,
             default=starred.endswith("*"),

@@ -76,6 +76,7 @@ _PASSING = (
 )
 # What never passes and quotes a name of the user's, which may hold a word of the above: a partition `standby`.
 _QUOTING = r"invalid partition|(?:unrecognized|invalid) option"
+_REASON = re.compile(r"Batch job submission failed: ([^;]+)")
 _SUBMITTED = re.compile(r"Submitted batch job ([0-9]+)")
 # A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; or of jobs in the whole cluster.
 _SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount"
@@ -99,6 +100,11 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
     for option, value in target.extra.items():
         if value is not False:
             further[option] = value
+    if job.exclude and (listed := further.get("nodelist") or further.get("nodefile")):
+        nodes = ", ".join(job.exclude)
+        raise Refused(
+            f"target.extra of {target.name}: jobs that list their nodes ({listed}) can leave none out ({nodes})"
+        )
     if job.exclude and "/" not in (own := str(further.get("exclude") or "/")):  # sbatch takes one list, or a file
         further["exclude"] = f"{own},{','.join(job.exclude)}"
     return {
@@ -267,7 +273,11 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     """
     if "SLURM_JOB_ID" in own:
         own = {name: value for name, value in own.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
-    kept = {variable for field, variable in _FROM_USER.items() if getattr(target, field) is None}
+    kept = {
+        variable
+        for field, variable in _FROM_USER.items()
+        if getattr(target, field) is None and not target.extra.get(field)
+    }
     return {
         name: value
         for name, value in own.items()
@@ -291,7 +301,7 @@ def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) ->
         return Refused(f"target.{name}{_given(target, name)} of {target.name}: sbatch: {text}")
     if limit is not None or re.search(_SOME_LIMIT, text, re.IGNORECASE):
         return Limited(f"sbatch: {text}")
-    if re.search(_PASSING, text, re.IGNORECASE) and not re.search(_QUOTING, text, re.IGNORECASE):
+    if _is_passing(text):
         away = Unavailable(f"sbatch: {text}")
         away.may_have_taken = "connect failure" not in text
         return away
@@ -300,6 +310,14 @@ def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) ->
     if field is None:
         return Refused(f"target {target.name}: sbatch: {text}")
     return Refused(f"target.{field}{_given(target, field)} of {target.name}: sbatch: {text}")
+
+
+def _is_passing(text: str) -> bool:
+    """Whether the refusal will pass by itself. Before its reason sbatch prints what a site's plugin tells the user."""
+    if re.search(_QUOTING, text, re.IGNORECASE):
+        return False
+    reason = _REASON.findall(text)
+    return re.search(_PASSING, reason[-1] if reason else text, re.IGNORECASE) is not None or "temporarily" in text
 
 
 def _given(target: SlurmTarget, name: str) -> str:

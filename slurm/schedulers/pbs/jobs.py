@@ -40,6 +40,7 @@ _EXITS = {
     _FIRST_NODE: "NODE_FAIL",
     -14: "NODE_FAIL",  # another one
 }
+_WORD_BYTES = 8  # pbs_resources(7B): of the execution host
 _SIZES = {"b": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40}
 _HEADING = "Job Id: "
 _ATTRIBUTE = re.compile(r" {4}([\w.]+) = (.*)$")
@@ -122,9 +123,12 @@ def host_names(text: str) -> tuple[str, ...]:
 
 
 def size_bytes(text: str) -> int | None:
-    """Of `1024kb`; of a number without a unit, bytes; None for what is none."""
-    match = re.fullmatch(r"(\d{1,18})([kmgt]?b)?", text.lower())
-    return int(match[1]) * _SIZES[match[2] or "b"] if match else None
+    """Of `1024kb`, or `128kw` of words; of a number without a unit, bytes; None for what is none."""
+    match = re.fullmatch(r"(\d{1,18})([kmgt]?[bw])?", text.lower())
+    if match is None:
+        return None
+    unit = match[2] or "b"
+    return int(match[1]) * _SIZES[f"{unit[:-1]}b"] * (_WORD_BYTES if unit.endswith("w") else 1)
 
 
 def _moment(text: str) -> float | None:

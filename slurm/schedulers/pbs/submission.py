@@ -90,9 +90,13 @@ def options(job: Job, name: str) -> list[str]:
 
 
 def asked_of(target: PbsTarget, nodes: int, cores: int) -> list[str]:
-    """Options of qsub that a target sets for so many nodes, but for the time."""
+    """Options of qsub that a target sets for so many nodes, but for the time.
+
+    mpiprocs: how often PBS_NODEFILE and pbsdsh have each node; a site's default_chunk.mpiprocs would make that several.
+    """
     chunk: dict[str, str | int | None] = {
         "ncpus": cores,
+        "mpiprocs": 1,
         "ngpus": target.gpus_per_node,
         "mem": target.memory_per_node,
         **target.chunk,

@@ -110,7 +110,7 @@ def _node(host: str, vnodes: Sequence[dict[str, Any]]) -> PbsNode:
     there = [_objects(vnode.get("resources_available")) for vnode in vnodes]
     states = [str(vnode.get("state", "")) for vnode in vnodes]
     away = next((word for state in states for word in state.split(",") if word in _AWAY), None)
-    memory = sum(size_bytes(str(each.get("mem", ""))) or 0 for each in there) >> 20
+    memory = (sum(size_bytes(str(each.get("mem", ""))) or 0 for each in there) >> 20) or None
     gpus = sum(_whole(each.get("ngpus")) for each in there)
     state = f"down ({away})" if away else states[0]
     node = ClusterNode(host, sum(_whole(each.get("ncpus")) for each in there), memory, state, (), f"gpu:{gpus}")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from configs.common.system import lock_files
-from configs.common.system.lock_files import lock_holder
+from configs.common.system.lock_files import lock_folder, lock_holder
 from slurm.launcher.machine_lock import launch_lock, machine_holder
 from tests.support.cluster.launches import wait_until
 from tests.support.patience import patient
@@ -55,6 +55,20 @@ def start(locks: Path) -> Iterator[Start]:
     for process in begun:
         process.kill()
         process.communicate()
+
+
+def test_users_whose_temporary_folders_differ_share_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /run/lock is root's alone, as on RHEL, each measured beside the other with a TMPDIR of its own."""
+    monkeypatch.delenv("RANKWISE_LOCKS", raising=False)
+    monkeypatch.setattr(lock_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    refused = {"/run/lock"}
+    monkeypatch.setattr(lock_files.os, "access", lambda path, _: str(path) not in refused)
+    assert lock_folder() == Path("/tmp")
+    refused.add("/tmp")
+    assert lock_folder() == tmp_path
+    refused.add(str(tmp_path))
+    with pytest.raises(OSError, match=f"machine lock: /run/lock and /tmp and {tmp_path} not writable"):
+        lock_folder()
 
 
 def pid_of_holder(process: subprocess.Popen[str]) -> int:

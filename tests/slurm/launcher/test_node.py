@@ -134,9 +134,11 @@ def test_the_head_listens_where_other_nodes_reach_it_and_not_on_public_addresses
 
     interfaces = own("127.0.0.1", "10.0.0.5", "192.168.7.5", "8.8.8.8")
     monkeypatch.setattr("slurm.launcher.node.psutil.net_if_addrs", lambda: interfaces)
-    names = {"head": "10.0.0.5", "public": "8.8.8.8", "debian": "127.0.1.1", "other": "10.0.0.9"}
-    monkeypatch.setattr("slurm.launcher.node.address_of", lambda host: names[host])
+    names = {"head": ["10.0.0.5"], "public": ["8.8.8.8"], "debian": ["127.0.1.1"], "other": ["10.0.0.9"]}
+    names["both"] = ["10.0.0.5", "8.8.8.8"]
+    monkeypatch.setattr("slurm.launcher.node.addresses_of", lambda host: tuple(names[host]))
     private = ("10.0.0.5", "127.0.0.1", "192.168.7.5")
     assert listening_addresses("head") == private
     assert listening_addresses("public") == tuple(sorted((*private, "8.8.8.8")))
+    assert listening_addresses("both") == listening_addresses("public"), "the others may choose either"
     assert listening_addresses("debian") == listening_addresses("other") == ("",), "the name says nothing"

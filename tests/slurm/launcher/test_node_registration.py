@@ -13,8 +13,9 @@ import pytest
 
 from configs.common.failure_kinds import OTHER_NODE, PEER_LOST
 from configs.records.record import Status
+from slurm.launcher import node_registration
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
-from slurm.launcher.node import JobNode
+from slurm.launcher.node import JobNode, addresses_of
 from slurm.launcher.node_registration import Rendezvous, call_roll, roll_call_port
 from slurm.launcher.peer_monitor import PeerMonitor, PeerTimeLimits
 from tests.support.patience import patient
@@ -85,6 +86,27 @@ def test_all_nodes_learn_where_the_ranks_meet(job_id: str) -> None:
         on_each(*(lambda peer_monitor=peer_monitor: peer_monitor.confer(COMPLETED, never) for peer_monitor in teams))
         == [COMPLETED] * 3
     )
+
+
+def test_nodes_that_reach_the_head_by_different_addresses_meet_at_one(job_id: str) -> None:
+    """The ranks' store listens on the address of the node that called first: the other's ranks waited there in vain."""
+    here = JobNode(0, NAMES, job_id)
+    others = [JobNode(rank, NAMES, job_id, addresses=(f"127.0.0.{rank}", "", "")) for rank in (1, 2)]
+    calls = together(here, *others)
+    meetings = [each.result()[0] for each in calls]
+    assert len({(meeting.head_address, meeting.port) for meeting in meetings}) == 1, meetings
+    teams = [each.result()[1] for each in calls]
+    assert on_each(*(lambda team=team: team.confer(COMPLETED, never) for team in teams)) == [COMPLETED] * 3
+
+
+def test_a_head_is_called_by_each_of_its_addresses(job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them led nowhere, as one of a network for management does, and was called alone for 30 s."""
+    listening = addresses_of("localhost")
+    monkeypatch.setattr(node_registration, "addresses_of", lambda _: ("240.0.0.1", *listening))
+    calls = together(node(0, job_id), node(1, job_id))
+    assert calls[1].result()[0].head_address == "127.0.0.1"
+    for each in calls:
+        each.result()[1].confer(KILLED, lambda: True)
 
 
 def test_one_node_needs_nobody(job_id: str) -> None:

@@ -180,6 +180,24 @@ def test_an_option_without_a_value_is_on_or_off() -> None:
     assert sbatch_line("exclusive", False, "exclusive") is None
 
 
+@pytest.mark.parametrize(("option", "value"), [("array", "0-3"), ("nodes", 4), ("output", "x.log"), ("requeue", True)])
+def test_an_option_that_the_script_sets_is_refused_by_name(option: str, value: str | int) -> None:
+    """Tasks of an array measured the same launches in one folder at a time; another name of the log was passed over."""
+    steps = [BundleLaunch(1, "0001-timed-1a2b3c4d")]
+    with pytest.raises(ValueError, match=rf"targets.cluster.extra: {option} is set by Rankwise. Leave it out"):
+        sbatch_script(SbatchBundle("noops", SlurmTarget(name="cluster", extra={option: value}), steps, ranks=1))
+    off = sbatch_script(SbatchBundle("noops", SlurmTarget(name="cluster", extra={option: False}), steps, ranks=1))
+    assert off == sbatch_script(SbatchBundle("noops", SlurmTarget(name="cluster"), steps, ranks=1))
+
+
+def test_the_job_goes_to_the_cluster_that_the_target_names() -> None:
+    """It went to whichever was at hand, whose partition of this name may have other nodes."""
+    target = SlurmTarget(name="cluster", cluster="b", partition="batch")
+    text = sbatch_script(SbatchBundle("noops", target, [BundleLaunch(1, "0001-timed-1a2b3c4d")], ranks=1))
+    assert "#SBATCH --clusters=b\n" in text
+    assert "--clusters" not in sbatch_script(PLAIN)
+
+
 def test_what_an_option_cannot_hold_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"extra\.comment: 'a\\nb' cannot be written in an #SBATCH line"):
         sbatch_line("comment", "a\nb", "extra.comment")
@@ -216,6 +234,26 @@ def test_the_setup_script_names_what_is_wrong(
         ["bash", script, *arguments], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode in (2, 3) and said in done.stderr, done.stderr
+
+
+def test_the_setup_script_names_one_interface(tmp_path: Path) -> None:
+    """NCCL took `eth1` for the beginning of a name, and so eth10 as well, which may be on another network."""
+    programs = {
+        "ip": "echo '2: eth1    inet 127.0.0.1/8 scope global eth1'",
+        "torchrun": 'echo "gloo $GLOO_SOCKET_IFNAME nccl $NCCL_SOCKET_IFNAME"',
+    }
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "setup_multi_node.sh").write_text(setup_script())
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for own, seen in (({}, "=eth1"), ({"NCCL_SOCKET_IFNAME": "ib"}, "ib")):
+        done = subprocess.run(
+            ["bash", "setup_multi_node.sh", "train.py"],
+            env=environment | own, cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert done.stdout.endswith(f"gloo eth1 nccl {seen}\n"), done.stdout + done.stderr
 
 
 def test_a_firewall_that_answers_nothing_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_several_jobs_are_one_answer() -> None:
 
 def test_sizes_and_hosts() -> None:
     assert [size_bytes(text) for text in ("16gb", "3", "1kb", "x", "9" * 40)] == [16 << 30, 3, 1024, None, None]
+    assert [size_bytes(text) for text in ("2gw", "512w", "w")] == [16 << 30, 4096, None]  # of eight bytes each
     assert host_names("n1/0*4+n2/1+n1/3") == ("n1", "n2") and host_names("") == ()
 
 
@@ -286,7 +287,7 @@ def test_submitting_names_everything_that_is_asked(pbs: Cluster, tmp_path: Path)
     (call,) = pbs.calls("qsub")
     name = Submitting.model_validate_json(paths.submitting.read_bytes()).name
     assert call == (
-        f"-N {name} -r n -m n -j oe -o /dev/null -S /bin/bash -l select=2:ncpus=1:ngpus=1:mem=2gb:model=x "
+        f"-N {name} -r n -m n -j oe -o /dev/null -S /bin/bash -l select=2:ncpus=1:mpiprocs=1:ngpus=1:mem=2gb:model=x "
         f"-l place=scatter:excl -q gpu -A a -P p -l fs=home -W umask=27 -l walltime=00:02:00 {paths.folder}/pbs.sh"
     )
     job = Job.model_validate_json(paths.job.read_bytes())
@@ -294,6 +295,17 @@ def test_submitting_names_everything_that_is_asked(pbs: Cluster, tmp_path: Path)
     script = job_script(job, paths.folder, Path("/opt/bin/pbsdsh"))
     assert (paths.folder / "pbs.sh").read_text() == script.replace("/opt/bin", str(tmp_path))
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_a_sites_default_of_processes_puts_no_node_into_the_list_twice(tmp_path: Path) -> None:
+    """PBS adds a queue's `default_chunk.mpiprocs = 4` to a chunk that says nothing of it: each node came four times in
+    PBS_NODEFILE, and no job began."""
+    job = Job.model_validate_json(made_job(tmp_path).job.read_bytes())
+    select = next(word for word in options(job, "x") if word.startswith("select="))
+    chunk = {"mpiprocs": "4"} | dict(part.split("=") for part in select.split(":")[1:])
+    names = [name for name in ("n1", "n2") for _ in range(int(chunk["mpiprocs"]))]
+    node = pbs_node({"PBS_JOBID": JOB, "PBS_NODENUM": "1", PBS_NODES: ",".join(names)})
+    assert node.names == ("n1", "n2")
 
 
 @pytest.mark.parametrize("around", ["{}", "Checking queue limits: 3 of 50\n{}", "{}\nYour job is in queue gpu", " {} "])
@@ -385,7 +397,11 @@ def test_what_a_queue_and_its_nodes_lack() -> None:
     assert "now: c is down (down) (pbsnodes -l says why)" in away
     (memory,) = found.lacks(PbsTarget(memory_per_node="9gb"), [Need(1, 1)])
     assert "9216 MB" in memory
+    (words,) = found.lacks(PbsTarget(memory_per_node="2gw"), [Need(1, 1)])
+    assert "16384 MB" in words, "it was taken for nothing asked"
     assert found.identity(PbsTarget()) == "server head, default queue, nodes of 4 CPUs, 8 GiB, 1 GPU"
+    silent = read_nodes({"pbs_server": "head", "nodes": {"a": vnode(host="a", mem="")}}, {"Queue": queues})
+    assert silent.lacks(PbsTarget(), [Need(1, 4, 16_000)]) == []
 
 
 @pytest.mark.parametrize("queue", [None, "route"])

@@ -18,6 +18,7 @@ from configs.workloads.noop import NoopWorkload
 from slurm.schedulers.cluster import poll
 from slurm.schedulers.job_queue import LONGEST_PAUSE_SECONDS, Pace, Sight
 from slurm.schedulers.queue import Queue, read_squeue, squeue_command
+from tests.support.cluster.slurm_jobs import made
 from tests.support.cluster.slurm_programs import UNKNOWN, Cluster, account, details, stand_in_cluster
 
 
@@ -36,6 +37,24 @@ def test_lines_of_squeue() -> None:
 
 def test_an_array_is_asked_for_once() -> None:
     assert squeue_command(["12_1", "9", "12_0"])[-1] == "--jobs=9,12"
+
+
+def test_jobs_of_one_id_on_two_clusters_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cluster counts its jobs by itself: the first one's node would have begun the second one's launch."""
+    for name in ("sbatch", "srun"):
+        (tmp_path / name).write_text("#!/bin/sh\necho Submitted batch job 12\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    run = tmp_path / "run"
+    jobs = [made(run, number, cluster=name) for number, name in ((1, None), (2, "a"), (3, "b"))]
+    for paths, queue in zip(jobs, (Queue(), Queue(cluster="a"), Queue(cluster="b")), strict=True):
+        assert queue.submit([paths.folder], "rw-1", run) == ["12"]
+        queue.show_logs(paths, "12")
+    pickles = sorted(run.glob("submitit*/12_submitted.pkl"))
+    assert len(pickles) == 3
+    for paths, pickle in zip(jobs, pickles, strict=True):
+        assert str(paths.job).encode() in pickle.read_bytes()
+        assert paths.scheduler_log(0).resolve() == pickle.parent / "12_0_log.out"
 
 
 def test_one_call_for_all_jobs_in_an_interval(cluster: Cluster) -> None:

@@ -77,3 +77,22 @@ def test_a_file_system_that_fails_for_a_while_ends_no_job(tmp_path: Path) -> Non
     assert standing() == (True, True, False), "it was to be started, and was not"
     (folder / ".started_0").write_text("4194305 1\n")
     assert standing() == (True, True, False)
+
+
+def test_a_divided_gpu_counts_as_its_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ranks were refused: `3 GPUs needed, its driver shows 1`."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\nif [ \"$1\" = -L ]; then cat <<'END'\n"
+        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)\n"
+        "  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)\n"
+        "  MIG 1g.5gb      Device  1: (UUID: MIG-1e11ac4a-4e3c-5e1f-8a39-9f3e6a4e6d3a)\n"
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-7a5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)\n"
+        "END\nelse printf 'NVIDIA A100-SXM4-40GB, 570.86.15, 40000\\n%.0s' 0 1; fi\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    name = "NVIDIA A100-SXM4-40GB"
+    told = node_program._gpus()
+    assert told["names"] == [f"{name} MIG 3g.20gb", f"{name} MIG 1g.5gb", name] and told["driver"] == "570.86.15"
+    assert told["free_bytes"] == [20 * 10**9, 5 * 10**9, 40000 << 20]

@@ -57,6 +57,14 @@ def test_a_partition_has_the_gpus_of_its_nodes(resources: list[str], listed: tup
     assert (found.nodes, found.vcpus, found.host_memory_bytes) == (len(resources), 64, 512000 << 20)
 
 
+def test_memory_that_a_cluster_does_not_name_is_not_listed() -> None:
+    """sinfo prints 1 MB where slurm.conf sets no RealMemory."""
+    nodes = [f"batch|batch*|n{number}|64|{memory}|(null)|infinite|idle|up|x" for number, memory in ((1, 1), (2, 1))]
+    assert _partition(read_partitions("\n".join(nodes))["batch"]).host_memory_bytes is None
+    nodes.append("batch|batch*|n3|64|512000|(null)|infinite|idle|up|x")
+    assert _partition(read_partitions("\n".join(nodes))["batch"]).host_memory_bytes == 512000 << 20
+
+
 @pytest.mark.parametrize(
     ("detail", "name", "state"),
     [("g5.xlarge running", "aws/g5.xlarge", "running, run r"), ("", "aws/i-1", "run r")],  # Azure lists neither

@@ -124,6 +124,27 @@ def test_a_users_variables_of_sbatch_choose_where_the_target_leaves_it_open(monk
     assert lacks(target(), [], cluster()) == ["constraint: no node of partition batch has the feature milan"]
 
 
+def test_further_options_of_sbatch_choose_as_the_fields_of_their_names_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch was given them, and figures had the name and the nodes of the default partition."""
+    monkeypatch.setenv("SBATCH_PARTITION", "old")
+    by_field, by_extra = target(partition="gpu"), target(extra={"partition": "gpu"})
+    assert cluster_identity(by_extra, cluster()) == cluster_identity(by_field, cluster())
+    assert by_extra.where == by_field.where == "partition gpu"
+    gpus = {"gpus_per_node": 4, "ranks_per_node": 4}
+    assert lacks(target(extra={"partition": "gpu"}, **gpus), [Need(1, 8)], cluster()) == []
+    assert lacks(target(extra={"partition": "gone"}), [], cluster()) == [
+        "partition: unknown partition gone of cluster c\n  use one of: batch, gpu, old"
+    ]
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target(partition="batch", extra={"constraint": "rome"})) == ()
+    assert partition_nodes(target(partition="batch", extra={"constraint": "ib"})) == ("c1", "c2")
+
+
 def test_figures_are_comparable_on_nodes_of_one_kind() -> None:
     assert (
         cluster_identity(target(partition="gpu"), cluster())
@@ -235,6 +256,18 @@ def test_nodes_of_a_reservation_are_those_that_its_jobs_can_get(
     assert partition_nodes(target(reservation="gone")) == ()
 
 
+@pytest.mark.parametrize("option", ["nodelist", "nodefile"])
+def test_jobs_that_list_their_nodes_avoid_none(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry was kept from one of them for the sake of the partition's others, and sbatch refused the contradiction:
+    `Invalid node name specified`, which made failures of measurements that the cluster had lost."""
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    assert partition_nodes(target()) == ("c1", "c2")
+    assert partition_nodes(target(extra={option: "c[1,3]"})) == ()
+
+
 def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
     """The node has four h100 and two a100: six GPUs, but not six of a type."""
     for gres, problem in (
@@ -246,3 +279,20 @@ def test_the_type_of_gpu_that_a_target_names_is_what_nodes_must_have() -> None:
         target = SlurmTarget(partition="gpu", gres=gres, gpus_per_node=count, ranks_per_node=4)
         found = lacks(target, [Need(nodes=1, cores=4)], cluster())
         assert [each[: len(problem or "")] for each in found] == ([problem] if problem else [])
+
+
+def test_nodes_whose_memory_is_not_configured_are_not_called_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without RealMemory in slurm.conf sinfo prints its default, 1 MB: every study of a model on CPUs was refused."""
+    lines = "".join(f"batch|batch*|c{number}|64|1|(null)|infinite|idle|up|(null)\n" for number in (1, 2))
+    unset = Partitions("c", read_partitions(lines))
+    assert lacks(target(), [Need(2, 64, 16_000)], unset) == []
+    assert cluster_identity(target(), unset) == "cluster c, partition batch, nodes of 64 CPUs, memory unknown"
+    (problem,) = lacks(target(), [Need(2, 65)], unset)
+    assert problem.endswith("it has 2 nodes of 64 CPUs, memory unknown")
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert partition_nodes(target(memory_per_node="16G")) == ("c1", "c2")

@@ -8,6 +8,8 @@ from slurm.schedulers.commands.submission import sbatch_refusal
 from slurm.schedulers.refusals import Limited, Refused, Unavailable
 
 PARTITION = "sbatch: error: Batch job submission failed: Invalid partition name specified"
+UNSPECIFIED = "sbatch: error: Batch job submission failed: Unspecified error"
+AGAIN = "sbatch: error: Batch job submission failed: Unable to create job record, try again"
 POLICY = (
     "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy "
     "(job submit limit, user's size and/or time limits)"
@@ -78,6 +80,12 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
                 "I/O error writing script/environment to file",
             )
         ),
+        # What a site's plugin tells the user comes first: it was taken for a scheduler that is away, for ever.
+        (f"sbatch: error: Add --account and try again\n{UNSPECIFIED}", Refused, "target c: sbatch: Add --account"),
+        (f"sbatch: error: Connect to login2 first\n{UNSPECIFIED}", Refused, "target c: sbatch: Connect to"),
+        (f"sbatch: Reconnecting budget\n{PARTITION}", Refused, "target.partition of c: sbatch: Reconnecting"),
+        (f"sbatch: error: Submission is temporarily disabled\n{UNSPECIFIED}", Unavailable, "temporarily disabled"),
+        (f"sbatch: Budget: 3 h left\n{AGAIN}", Unavailable, "Budget: 3 h left; Batch job submission failed: Unable"),
         ("sbatch: error: Batch job submission failed: MaxJobCount limit reached", Limited, "MaxJobCount"),
         *(
             (f"sbatch: error: Batch job submission failed: {words}", Refused, "target.partition of c: sbatch")

@@ -14,9 +14,9 @@ from configs.workloads.noop import NoopWorkload
 from slurm.launcher.containers import srun_container, wrapped
 from slurm.schedulers.commands.calls import run_slurm
 from slurm.schedulers.commands.partitions import ClusterNode, _asked
-from slurm.schedulers.commands.submission import _run_sbatch, parameters, sbatch
+from slurm.schedulers.commands.submission import _run_sbatch, parameters, sbatch, submission_environment
 from slurm.schedulers.commands.trial import trial
-from slurm.schedulers.refusals import Unavailable
+from slurm.schedulers.refusals import Refused, Unavailable
 
 
 def job(**target: Any) -> Job:
@@ -48,6 +48,10 @@ def test_a_retry_leaves_out_nodes_beside_those_that_the_target_excludes() -> Non
     assert parameters([by_file], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["exclude"] == "./bad"
     plain = parameters([job().model_copy(update={"exclude": ("n7",)})], "rw-1", "/runs/s", Path("/work"))
     assert plain["exclude"] == "n7" and "exclude" not in plain["additional_parameters"]
+    listed = job(name="gpus", extra={"nodelist": "n[7-8]"})
+    assert parameters([listed], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["nodelist"] == "n[7-8]"
+    with pytest.raises(Refused, match=r"of gpus: jobs that list their nodes \(n\[7-8\]\) can leave none out \(n7\)"):
+        parameters([listed.model_copy(update={"exclude": ("n7",)})], "rw-1", "/runs/s", Path("/work"))
 
 
 def test_options_of_srun_come_after_ours_where_the_last_one_counts() -> None:
@@ -154,6 +158,13 @@ def test_what_a_site_writes_beside_the_jobs_id_names_no_other_job(
     with pytest.raises(Unavailable, match="sbatch: no job id in its answer 'Welcome") as caught:
         sbatch([folder], "rw-1", "", tmp_path / "work")
     assert caught.value.may_have_taken
+
+
+def test_no_variable_overrules_what_a_target_says_by_a_further_option() -> None:
+    """sbatch takes its variables before what the script says: jobs were charged to the account of the shell."""
+    own = {"SBATCH_ACCOUNT": "mine", "SBATCH_QOS": "normal"}
+    assert submission_environment(SlurmTarget(), own) == own
+    assert submission_environment(SlurmTarget(extra={"account": "project"}), own) == {"SBATCH_QOS": "normal"}
 
 
 def test_no_variable_sends_a_job_to_another_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
