@@ -66,7 +66,9 @@ def fit_text(fit: Fit, unit: str) -> str:
         text += f"; at most {number(1 / serial)} times one unit{_interval((low, high))}"
     if fit.law == "usl":
         peak = fit.peak_ranks
-        text += "; no peak" if peak is None else f"; peak at {number(peak)} ranks"
+        falls = peak is None and fit.parameters["sigma"] + fit.parameters["kappa"] > 1
+        none = f"; throughput falls from {plural(fit.unit_ranks, 'rank')} on" if falls else "; no peak"
+        text += none if peak is None else f"; peak at {number(peak)} ranks"
         text += _interval(fit.intervals["peak_ranks"])
         text += ", beyond what was measured" if peak is not None and peak > max(fit.residuals) else ""
     worst = max(fit.residuals, key=lambda ranks: abs(fit.residuals[ranks]))

@@ -219,6 +219,21 @@ def test_no_peak_where_kappa_is_zero() -> None:
     assert "; no peak (" in fit_text(fit, "tokens/s") and " or more)" in fit_text(fit, "tokens/s")
 
 
+@pytest.mark.parametrize(("sigma", "kappa"), [(0.5, 2.0), (0.2, 0.9), (1.2, 0.0)])
+def test_no_peak_lies_below_what_was_measured(sigma: float, kappa: float) -> None:
+    """It was at half a rank where two ranks are slower than one; the law is of one unit and more."""
+    fit = laws_of({2 * n: value for n, value in usl([1, 2, 4, 8, 16], 100, sigma, kappa).items()}).fits["usl"]
+    assert fit.peak_ranks is None and fit.intervals["peak_ranks"] == (None, None)
+    text = fit_text(fit, "tokens/s")
+    assert "; throughput falls from 2 ranks on." in text and "peak" not in text
+
+
+def test_the_interval_of_a_peak_begins_at_one_unit() -> None:
+    values = {n: value * (1.02 if n == 2 else 0.99) for n, value in usl([1, 2, 4, 8, 16], 100, 0.5, 0.4).items()}
+    low, high = laws_of(values).fits["usl"].intervals["peak_ranks"]
+    assert low == 1 and high is not None and high > 1.2
+
+
 def test_blocks_that_are_slow_as_a_whole_widen_lambda_only() -> None:
     exact, random = usl([1, 2, 4, 8, 16], 100, 0.05, 0.001), np.random.default_rng(5)
     slow = np.exp(random.normal(0, 0.1, 10))
