@@ -85,6 +85,11 @@ class Fit:
         return np.exp(value - half), np.exp(value + half)
 
     @property
+    def falls(self) -> bool:
+        """Whether throughput of the USL falls from the first unit on; by more than rounding, as it may also be flat."""
+        return self.law == "usl" and self.parameters["sigma"] + self.parameters["kappa"] > 1 + _EDGE
+
+    @property
     def scatter(self) -> float:
         """Standard deviation of the points about the law, relative."""
         return sqrt(self.squares / self.freedom)
