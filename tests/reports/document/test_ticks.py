@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from reports.numbers.statistics import Estimate
 from reports.plots.experiments.time_split import draw_time_split
+from reports.plots.experiments.training import draw_losses
 from reports.plots.planning.layouts import draw_layouts
 from reports.plots.style import STYLE, log2, numeric, wrapped
 
@@ -97,3 +99,12 @@ def test_names_of_bars_keep_their_ends() -> None:
     names = [wrapped(f"models--{'very-' * 20}long, dp={place}, bfloat16, batch 4", 42, 2) for place in (2, 4)]
     assert names[0] != names[1] and all(len(line) <= 42 for name in names for line in name.split("\n"))
     assert names[0].endswith("dp=2, bfloat16, batch 4") and names[0].count("\n") == 1
+
+
+@pytest.mark.parametrize(("losses", "dots"), [([3.0], [0]), ([3.0, np.inf, 2.0], [0, 2]), ([3.0, 2.5, np.nan], [])])
+def test_a_loss_without_a_neighbour_is_drawn(losses: list[float], dots: list[int]) -> None:
+    """The figure of a training of one measured step was empty, its steps numbered 0.945, 0.960, ..."""
+    (axes,) = laid_out(lambda figure: draw_losses(figure, {"ddp": np.array(losses)}))
+    (line,) = axes.lines
+    assert line.get_markevery() == dots and (line.get_marker() == ".") == bool(dots)
+    assert all(float(text).is_integer() for text in numbers(axes))
