@@ -12,6 +12,7 @@ from reports.plots.style import (
     legend_height,
     legend_label,
     log2,
+    log_ticks,
     spread_by_logarithm,
 )
 
@@ -64,12 +65,11 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
         if spread_by_logarithm(loads):
             log2(axes, loads)
         crosses(axes, lost)
-    left.set_ylim(bottom=0)
+    left.set_ylim(bottom=0, top=left.get_ylim()[1] * 1.04)
     left.set_ylabel("tokens/s")
     left.set_title("Throughput")
     right.set_yscale("log")
-    right.yaxis.set_major_formatter("{x:g}")
-    right.yaxis.minorticks_off()
+    log_ticks(right)
     right.set_ylabel("ms")
     right.set_title("Latency, P99")
     legend(figure, right, _LEGEND_COLUMNS)

@@ -7,7 +7,17 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from reports.plots.experiments.time_split import LOOKS
-from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend, legend_label, wrapped
+from reports.plots.style import (
+    COLOURS,
+    FAILED_COLOUR,
+    IDEAL,
+    LINES,
+    MOST_BARS,
+    legend,
+    legend_label,
+    log_ticks,
+    wrapped,
+)
 from reports.reading.load import CellResult, short_titles
 from reports.training.cells import step_parts
 from reports.training.equality import TOLERANCES, SameLearning, relative
@@ -64,7 +74,8 @@ def draw_equality(figure: "Figure", found: SameLearning) -> None:
             right.axhline(loss, color=IDEAL, linewidth=0.8)
             right.annotate(f"allowed in {dtype}", (1, loss), (0, 2), textcoords="offset points", fontsize=7)
     right.set_yscale("log")
-    right.yaxis.set_major_formatter("{x:g}")
+    log_ticks(right)
+    right.set_xlim(left.get_xlim())
     left.set_ylabel("training loss, nats a token")
     right.set_ylabel("relative difference of loss")
     for axes in (left, right):
