@@ -8,7 +8,8 @@ the rate that a search found; with objectives the goodput, of the loads at which
 largest; else the tokens of a second, all at the highest load that every one was measured at. At a rate that all of them
 keep up with, tokens say nothing: the sooner answer decides (`reports.decisions.choice` has the rule). Where latency was
 not steady, as while a queue grows, a server neither meets objectives nor keeps up: it is the run's end that bounds it.
-One whose answers are wrong, or of other lengths than asked for, is none.
+One whose answers are wrong, or of other lengths than asked for, is none. Of points that are asked something else, such
+as longer answers, none is a better server: there is no choice then.
 """
 
 from collections.abc import Iterable, Mapping
@@ -119,9 +120,9 @@ def server_choices(study: StudyResult) -> list[tuple[PlannedExperiment, LoadExpe
 
 
 def choose_server(found: LoadExperiment) -> ServerChoice | None:
-    """Choose; None where no candidate has a result."""
+    """Choose; None where no candidate has a result, or they are not asked the same."""
     figure = _figure_of(found)
-    if figure is None:
+    if figure is None or found.asked:
         return None
     series, engines = _candidates(found), {point.result.cell.engine for point in found.points}
     left_out, usable = dict[str, str](), dict[str, dict[float | None, LoadPoint]]()

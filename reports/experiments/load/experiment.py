@@ -19,7 +19,7 @@ from configs.common.execution import Dtype
 from configs.plans.plan import PlannedExperiment
 from configs.records.samples import DamagedSamplesError
 from configs.targets.target import EndpointTarget
-from configs.workloads.serve import PROBE_COLUMNS, STATE_COLUMNS, ServeWorkload
+from configs.workloads.serve import PROBE_COLUMNS, SERVER_FIELDS, STATE_COLUMNS, ServeWorkload
 from reports.decisions.cost import inverse, price_of
 from reports.load.metrics import LoadFigures, serving_metrics
 from reports.load.next_rate import goal_of, search_after
@@ -170,6 +170,16 @@ class LoadExperiment:
         """The field of numbers that a curve goes over: rate or users; None where there is none."""
         names = [name for name in ("rate", "users") if any(name in one for one in self._values)]
         return names[0] if names else None
+
+    @property
+    def asked(self) -> list[str]:
+        """The fields beside the axis in which points differ that say what is asked: prompts, lengths, objectives."""
+        found: dict[str, set[str]] = {}
+        for point in self.experiment.points:
+            for name, value in point.values.items():
+                found.setdefault(_short(name), set()).add(repr(value))
+        asked = ServeWorkload.model_fields.keys() - SERVER_FIELDS - {self.axis}
+        return [name for name, values in found.items() if len(values) > 1 and name.partition(".")[0] in asked]
 
     @property
     def _values(self) -> Iterator[set[str]]:

@@ -17,6 +17,7 @@ from reports.charts.experiments import load_charts
 from reports.experiments.load.choice import ServerChoice, choose_server
 from reports.experiments.load.choice_text import next_server_lines, server_body, server_lead
 from reports.experiments.load.experiment import LoadAnswers, LoadExperiment, LoadPoint, LoadRepeat
+from reports.experiments.load.text import load_lines, load_sentence
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
 from reports.load.verdict import LoadVerdict, Verdict, judged
@@ -288,3 +289,25 @@ def test_loads_without_a_result_are_drawn_as_crosses() -> None:
     for axes in figure.axes:
         assert [text.get_text() for text in axes.texts] == ["missing", "client-bound"]
         assert axes.get_xlim()[1] > 24
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("new_tokens", 16, 64), ("speed", 1, 2), ("objectives.ttft_seconds", 0.5, 5.0), ("arrivals", "poisson", "gamma")],
+)
+def test_what_is_asked_is_no_server_to_choose(name: str, first: object, second: object) -> None:
+    """The report said to serve with new_tokens 64, as longer answers give more tokens a second."""
+    found = experiment(
+        point("a", [4.0] * 6, {f"workload.{name}": first, "tp": 1}),
+        point("b", [8.0] * 6, {f"workload.{name}": second, "tp": 1}),
+    )
+    assert choose_server(found) is None
+    assert load_sentence(found) == "Most tokens: 87.8 (87.8 to 87.8) tokens/s at b."
+    assert load_lines(found)[0] == f"Points differ in what is asked ({name}), so none is chosen as a server."
+
+
+def test_settings_of_a_server_are_a_choice() -> None:
+    values = [{"max_sequences": 8, "new_tokens": 16}, {"max_sequences": 32, "new_tokens": 16}]
+    found = experiment(*(point(str(at), [4.0 + at] * 6, one) for at, one in enumerate(values)))
+    choice = choose_server(found)
+    assert found.asked == [] and choice is not None and choice.choice is not None
