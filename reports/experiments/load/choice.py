@@ -231,8 +231,11 @@ def _speakers(usable: Mapping[str, Mapping[float | None, LoadPoint]], figure: st
 
 
 def _kept_up(servers: list[MeasuredServer], figure: str) -> bool:
-    """Whether all of them do what an open loop asks, so that only the latency tells them apart."""
-    asked = [one.point.value("asked") for one in servers]
+    """Whether all of them do what an open loop asks, so that only the latency tells them apart.
+
+    A trace asks at the rate of its requests.
+    """
+    asked = [one.point.value("offered" if one.point.work.trace else "asked") for one in servers]
     achieved = [one.point.value("achieved") for one in servers]
     return figure == "tokens" and all(
         rate is not None and done is not None and done.median >= 0.9 * rate.median and one.point.lasting

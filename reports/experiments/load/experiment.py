@@ -67,10 +67,11 @@ class LoadRepeat:
     memory_bytes: float | None
 
     def figure(self, name: str) -> float | None:
-        """`achieved`, `tokens`, `limit`, `ttft_p99`, `e2e_mean`...; None where it is not known."""
+        """`offered`, `achieved`, `tokens`, `limit`, `ttft_p99`, `e2e_mean`...; None where it is not known."""
         figures = self.figures
         plain: dict[str, float | None] = {
             "asked": figures.requested_rate,
+            "offered": figures.offered_rate,
             "achieved": figures.achieved_rate,
             "tokens": figures.tokens_per_second,
             "goodput": None if figures.goodput is None else figures.goodput.requests_per_second,

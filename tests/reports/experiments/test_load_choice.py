@@ -149,6 +149,23 @@ def test_rates_that_all_keep_up_with_are_decided_by_the_sooner_answer() -> None:
     assert choice.repeats_needed is None, "equal tokens leave nothing open"
 
 
+@pytest.mark.parametrize(("rate", "by_latency"), [(2.0, True), (1.0, False)])
+def test_a_trace_that_all_keep_up_with_is_decided_by_the_sooner_answer(rate: float, by_latency: bool) -> None:
+    """It was decided by tokens/s, which are those of the trace; where one falls behind, they are the server's."""
+    points = []
+    for tp, ttft, achieved in ((1, 0.4, rate), (2, 0.2, 2.0)):
+        planned, one = point(f"tp {tp}", [2.0] * 6, {"tp": tp}, ttft=ttft, usd=0.1)
+        cell = one.result.cell.model_copy(update={"workload": ServeWorkload(trace="trace.jsonl")})
+        repeats = {
+            repeat: replace(each, figures=replace(each.figures, achieved_rate=achieved))
+            for repeat, each in one.repeats.items()
+        }
+        points.append((planned, replace(one, result=replace(one.result, cell=cell), repeats=repeats)))
+    choice, text = chosen(experiment(*points))
+    assert choice.by_latency is by_latency
+    assert not by_latency or (choice.chosen.label == "tp 2" and "answering 1.67 times" in text)
+
+
 def test_with_objectives_it_is_the_requests_that_meet_them() -> None:
     found = experiment(
         *(
