@@ -48,6 +48,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,  # ratios of 1.0001 would be 0.0001, with a small +1 beside the axis
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "legend.frameon": False,

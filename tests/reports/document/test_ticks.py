@@ -144,3 +144,10 @@ def test_differences_of_losses_within_a_decade_have_plain_numbers() -> None:
     _, right = laid_out(lambda figure: draw_equality(figure, found))
     texts = [label.get_text() for label in (*right.get_yticklabels(), *right.get_yticklabels(minor=True))]
     assert len(texts) >= 2 and not any("$" in text for text in texts)
+
+
+def test_numbers_beside_an_axis_are_whole_ones() -> None:
+    """Gains of 1.0001 and 0.9999 stood at 0.00010 and -0.00010, with a small +1 in the corner."""
+    (axes,) = laid_out(lambda figure: figure.subplots().plot([0.9999, 1.0001, 1.0002], [0, 1, 2]))
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    assert all(0.99 < float(text) < 1.01 for text in numbers(axes))
