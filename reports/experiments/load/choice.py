@@ -22,6 +22,7 @@ from reports.decisions.choice import Candidate, Choice, choose_candidate
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint, load_experiment
 from reports.numbers.statistics import Estimate, Ratio, estimate, min_repeats, paired_ratio
 from reports.reading.load import StudyResult
+from reports.text import number
 
 ServerFigure = Literal["limit", "goodput", "tokens"]
 FIGURES: dict[ServerFigure, str] = {
@@ -128,7 +129,7 @@ def choose_server(found: LoadExperiment) -> ServerChoice | None:
     left_out, usable = dict[str, str](), dict[str, dict[float | None, LoadPoint]]()
     for label, points in series.items():
         known = {at: point for at, point in points.items() if figure_values(point, figure)}
-        why = _why_not(known, several_engines=len(engines) > 1)
+        why = _why_not(known, several_engines=len(engines) > 1) if known else _why_none(points.values(), figure)
         if why is None:
             usable[label] = known
         else:
@@ -179,9 +180,20 @@ def _candidates(found: LoadExperiment) -> dict[str, dict[float | None, LoadPoint
     return {title: dict(points) for title, points in found.series().items()}
 
 
-def _why_not(known: Mapping[float | None, LoadPoint], several_engines: bool) -> str | None:
-    if not known:
+def _why_none(points: Iterable[LoadPoint], figure: ServerFigure) -> str:
+    """Why a candidate has no figure at any load."""
+    results = [one for point in points for one in point.valid]
+    if not results:
         return "no result"
+    if figure != "limit":
+        return "no request meets the objectives" if figure == "goodput" else "no tokens arrived"
+    searches = [one.search for one in results if one.search is not None]
+    lows = [one.low for one in searches if one.low is not None]
+    reason = searches[0].reason if searches else "no search"
+    return f"at least {number(min(lows))} requests/s, {reason}" if lows else reason
+
+
+def _why_not(known: Mapping[float | None, LoadPoint], several_engines: bool) -> str | None:
     if not all(point.correct for point in known.values()):
         return "wrong answers under load"
     # One engine ends its answers alike in every layout.

@@ -328,3 +328,22 @@ def test_settings_of_a_server_are_a_choice() -> None:
     found = experiment(*(point(str(at), [4.0 + at] * 6, one) for at, one in enumerate(values)))
     choice = choose_server(found)
     assert found.asked == [] and choice is not None and choice.choice is not None
+
+
+def test_a_server_whose_search_found_no_bound_is_not_said_to_have_no_result() -> None:
+    """It passed at the highest rate that the search may try: the better one was left out as without a result."""
+    planned, best = point("tp 2", [4.0] * 3, {"tp": 2}, limits=[9.0] * 3, objectives=WITHIN)
+    open_end = FoundRate(None, 10.0, None, False, "no rate up to 10 requests/s fails", ())
+    repeats = {repeat: replace(one, search=open_end) for repeat, one in best.repeats.items()}
+    one = point("tp 1", [4.0] * 3, {"tp": 1}, limits=[6.0] * 3, objectives=WITHIN)
+    choice, text = chosen(experiment(one, (planned, replace(best, repeats=repeats))))
+    assert choice.left_out == {"tp 2": "at least 10.0 requests/s, no rate up to 10 requests/s fails"}
+    assert "left out: tp 2: at least 10.0 requests/s" in text
+
+
+def test_a_server_of_which_no_request_meets_the_objectives_has_a_result() -> None:
+    found = experiment(
+        point("tp 1", [4.0] * 3, {"tp": 1}, ttft=0.9, open_loop=True, objectives=WITHIN),
+        point("tp 2", [4.0] * 3, {"tp": 2}, ttft=0.1, open_loop=True, objectives=WITHIN),
+    )
+    assert chosen(found)[0].left_out == {"tp 1": "no request meets the objectives"}
