@@ -193,7 +193,8 @@ class LoadExperiment:
         for planned, point in zip(self.experiment.points, self.points, strict=True):
             rest = {name: value for name, value in planned.values.items() if _short(name) != self.axis}
             at = next((value for name, value in planned.values.items() if _short(name) == self.axis), None)
-            if isinstance(at, int | float):
+            # A load too that is written as YAML takes for text: 5e-1.
+            if isinstance(at, int | float | str):
                 title = ", ".join(f"{_short(name)} {value}" for name, value in rest.items())
                 found.setdefault(title, []).append((float(at), point))
         return {title: sorted(points, key=lambda one: one[0]) for title, points in found.items()}

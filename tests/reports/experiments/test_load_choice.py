@@ -347,3 +347,9 @@ def test_a_server_of_which_no_request_meets_the_objectives_has_a_result() -> Non
         point("tp 2", [4.0] * 3, {"tp": 2}, ttft=0.1, open_loop=True, objectives=WITHIN),
     )
     assert chosen(found)[0].left_out == {"tp 1": "no request meets the objectives"}
+
+
+def test_a_rate_that_yaml_takes_for_text_is_on_the_curve() -> None:
+    """`over: {rate: [5e-1, 1, 2]}`: the first was in the table alone, on no curve and of no choice."""
+    found = experiment(*(point(f"rate {at}", [2.0] * 3, {"workload.rate": at}, open_loop=True) for at in ("5e-1", 1)))
+    assert [at for at, _ in found.series()[""]] == [0.5, 1.0]
