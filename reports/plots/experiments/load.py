@@ -53,7 +53,7 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
     left, right = figure.subplots(1, 2)
     for index, (title, points) in enumerate(found.series().items()):
         colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
-        marker = MARKERS[index % len(MARKERS)]
+        marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]  # of a colour's second series another one
         valid = [(at, point) for at, point in points if point.valid]
         _line(left, valid, "tokens", 1.0, colour, line, marker, title or "tokens/s")
         named = f"{title}, " if title else ""

@@ -353,3 +353,16 @@ def test_a_rate_that_yaml_takes_for_text_is_on_the_curve() -> None:
     """`over: {rate: [5e-1, 1, 2]}`: the first was in the table alone, on no curve and of no choice."""
     found = experiment(*(point(f"rate {at}", [2.0] * 3, {"workload.rate": at}, open_loop=True) for at in ("5e-1", 1)))
     assert [at for at, _ in found.series()[""]] == [0.5, 1.0]
+
+
+def test_series_of_many_servers_are_told_apart() -> None:
+    """The eighth had colour, marker and line of the first in the panel of latencies."""
+    found = experiment(
+        *(point(f"{server}, {at}", [2.0], {"s": server, "workload.users": at}) for server in range(9) for at in (1, 8))
+    )
+    figure = Figure()
+    draw_load(figure, found)
+    handles, _ = figure.axes[1].get_legend_handles_labels()
+    lines = [handle.lines[0] for handle in handles]
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(looks) == len(lines) == 18
