@@ -11,7 +11,7 @@ from collections import Counter
 
 from reports.numbers.drift import drift, noise
 from reports.numbers.statistics import LEAST_REPEATS, min_repeats
-from reports.numbers.stopping import is_narrow
+from reports.numbers.stopping import is_narrow, schedule
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
 from reports.text import Table, code, escaped, estimate_cell, number, percent, plural
@@ -77,10 +77,11 @@ def _stopping_lines(study: StudyResult, cells: list[CellResult]) -> list[str]:
         ]
     ended = Counter(study.plan.stopped.values())
     listed = ", ".join(f"{reason}: {plural(count, 'cell')}" for reason, count in ended.items()) or "nothing yet"
-    most = max(rules.repeats, rules.max_repeats)  # as in `reports.numbers.stopping`
+    looks = list(schedule(rules))
+    least, most = looks[0][0], looks[-1][0]
     return [
         f"Each cell was repeated until the 95 % interval of its median throughput reached at most "
-        f"{percent(rules.target_interval)} to either side, at least {rules.repeats} and at most {most} "
+        f"{percent(rules.target_interval)} to either side, at least {least} and at most {most} "
         f"times. What ended them: {listed}. The intervals are widened for having been looked at on the way."
     ]
 

@@ -39,6 +39,12 @@ STATE_COLUMNS = ("state_seconds", "state_running", "state_waiting", "state_memor
 """Of the server, once a second during a run: requests that it computes and that wait, memory of its processes."""
 
 
+SERVER_FIELDS = frozenset(
+    {"max_length", "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options"}
+)
+"""Fields that say how a server is run; the others say what it is asked, and with which bounds."""
+
+
 class ServeWorkload(BaseWorkload):
     """Traffic against a server of the cell's engine and layout, which the launch starts, or against an endpoint."""
 

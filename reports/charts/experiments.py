@@ -36,17 +36,17 @@ def scaling_charts(result: Scaling) -> tuple[Chart, ...]:
     ranks = [float(point.ranks) for point in result.points]
     speed, share = [ChartSeries("measured", tuple(each))], [ChartSeries("measured", tuple(efficient))]
     base, law = result.baseline, result.laws.drawn
-    if base.throughput is not None:
+    if base.throughput is not None and base.throughput.median > 0:
         one = base.throughput.median / base.ranks
         speed.append(_line("ideal: linear", [(x, one * x) for x in ranks]))
-        if law is not None:
-            # Not over ranks that failed: there nothing was measured that a law could be drawn through.
-            fitted = [float(point.ranks) for point in result.laws.points]
-            grid = np.array(fitted)
-            values, (low, high) = law.throughput(grid), law.band(grid)
-            band = tuple(zip(fitted, map(float, low), map(float, high), strict=True))
-            drawn = tuple(ChartPoint(x, float(y)) for x, y in zip(fitted, values, strict=True))
-            speed.append(ChartSeries(TITLES[law.law], drawn, marks=False, band=band))
+    if law is not None:
+        # Not over ranks that failed: there nothing was measured that a law could be drawn through.
+        fitted = [float(point.ranks) for point in result.laws.points]
+        grid = np.array(fitted)
+        values, (low, high) = law.throughput(grid), law.band(grid)
+        band = tuple(zip(fitted, map(float, low), map(float, high), strict=True))
+        drawn = tuple(ChartPoint(x, float(y)) for x, y in zip(fitted, values, strict=True))
+        speed.append(ChartSeries(TITLES[law.law], drawn, marks=False, band=band))
     wide = grows(ranks)
     return (
         Chart(

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.common.base import canonical_json
 from configs.spec.cell import Cell
-from reports.correctness.section import JudgedCell
+from reports.correctness.section import JudgedCell, judge_experiment
 from reports.reading.load import CellResult, StudyResult
 from reports.training.cells import trained_cells
 
@@ -23,6 +23,16 @@ def cells_with_wrong_answers(study: StudyResult, judged: Sequence[tuple[str, Jud
     wrong = {_way_of_computing(item.result.cell) for _, item in judged if item.verdict.word == "defect"}
     keys = frozenset(key for key, result in study.cells.items() if _way_of_computing(result.cell) in wrong)
     return keys | {result.key for result in trained_cells(study) if _has_diverged(study, result)}
+
+
+def wrong_cells(study: StudyResult) -> frozenset[str]:
+    """The same, with the verdicts of the study's own correctness experiments."""
+    judged: list[tuple[str, JudgedCell]] = []
+    for experiment in study.plan.experiments:
+        if experiment.kind == "correctness" and experiment.points:
+            base, items = judge_experiment(study, experiment)
+            judged += [(base.model, item) for item in items]
+    return cells_with_wrong_answers(study, judged)
 
 
 def _has_diverged(study: StudyResult, result: CellResult) -> bool:

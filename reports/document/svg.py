@@ -53,7 +53,9 @@ class Scale:
             steps: tuple[float, ...] = (1,) if last - first > 3 else (1, 3) if last - first > 1 else (1, 2, 5)
             stride = max(1, (last - first) // 6)
             powers = range(first, last + 1, stride)
-            return [s * 10.0**p for p in powers for s in steps if self.low <= s * 10.0**p <= self.high]
+            found = [s * 10.0**p for p in powers for s in steps if self.low <= s * 10.0**p <= self.high]
+            if len(found) > 1:
+                return found  # else within a decade, where round values of the linear scale are closer
         raw = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(power * each for each in (1, 2, 2.5, 5, 10) if power * each >= raw * 0.999)

@@ -27,6 +27,10 @@ EXACT = 1e-9
 """Relative scatter below which points count as lying on the law: what rounding of the arithmetic leaves."""
 
 
+_EDGE = 1e-6
+"""A peak at one unit, which rounding of a fit may put below it."""
+
+
 class Shared(NamedTuple):
     """What all points of a block share: its part in the variance of log lambda, and the number of blocks."""
 
@@ -79,6 +83,11 @@ class Fit:
         if not relative and self.shared.variance:
             half = np.hypot(half, student(self.shared.blocks - 1) * np.sqrt(self.shared.variance))
         return np.exp(value - half), np.exp(value + half)
+
+    @property
+    def falls(self) -> bool:
+        """Whether throughput of the USL falls from the first unit on; by more than rounding, as it may also be flat."""
+        return self.law == "usl" and self.parameters["sigma"] + self.parameters["kappa"] > 1 + _EDGE
 
     @property
     def scatter(self) -> float:
@@ -162,13 +171,16 @@ def fit_law(
 def _peak(
     problem: "_Problem", best: Floats, squares: float, freedom: int, unit: int
 ) -> tuple[float | None, OpenInterval]:
-    """Ranks of the USL's greatest throughput, sqrt((1 - sigma) / kappa) units; None where there is none."""
+    """Ranks of the USL's greatest throughput, sqrt((1 - sigma) / kappa) units; None where there is none.
+
+    Below one unit, where that is for sigma + kappa above 1, nothing is measured: throughput falls from there on.
+    """
     _, sigma, kappa = best
-    if sigma >= 1:
+    if sigma >= 1 or sigma + kappa > 1 + _EDGE:
         return None, (None, None)
     again = _Problem(_BY_PEAK, problem.units, problem.throughputs, problem.residuals)
     low, high = again.profile(2, np.array([best[0], sigma, kappa / (1 - sigma)]), squares, freedom)
-    bounds = (unit / sqrt(high) if high else None, unit / sqrt(low) if low else None)
+    bounds = (max(float(unit), unit / sqrt(high)) if high else None, unit / sqrt(low) if low else None)
     return (unit * sqrt((1 - sigma) / kappa) if kappa > 0 else None), bounds
 
 

@@ -66,7 +66,8 @@ def fit_text(fit: Fit, unit: str) -> str:
         text += f"; at most {number(1 / serial)} times one unit{_interval((low, high))}"
     if fit.law == "usl":
         peak = fit.peak_ranks
-        text += "; no peak" if peak is None else f"; peak at {number(peak)} ranks"
+        none = f"; throughput falls from {plural(fit.unit_ranks, 'rank')} on" if fit.falls else "; no peak"
+        text += none if peak is None else f"; peak at {number(peak)} ranks"
         text += _interval(fit.intervals["peak_ranks"])
         text += ", beyond what was measured" if peak is not None and peak > max(fit.residuals) else ""
     worst = max(fit.residuals, key=lambda ranks: abs(fit.residuals[ranks]))
@@ -170,16 +171,16 @@ def _trend(laws: ScalingLaws) -> str:
         return text
     rising = "It rises with the ranks: overhead that grows with them, such as communication"
     usl = laws.fits.get("usl")
-    if usl is not None:
-        if usl.intervals["kappa"][0]:
-            return f"{text} {rising} (kappa above 0)."
-        return f"{text} {_SUPPORTED.get(laws.support.law, _UNDECIDED)}"
+    if usl is not None and usl.intervals["kappa"][0]:
+        return f"{text} {rising} (kappa above 0)."
     first, last = series[0], series[-1]
+    if first.interval and last.interval and last.interval[1] < first.interval[0]:
+        return f"{text} It falls: a slow baseline, or more room in caches as the share of a rank shrinks."
+    if usl is not None:
+        return f"{text} {_SUPPORTED.get(laws.support.law, _UNDECIDED)}"
     if first.interval and last.interval:
         if last.interval[0] > first.interval[1]:
             return f"{text} {rising}."
-        if last.interval[1] < first.interval[0]:
-            return f"{text} It falls: a slow baseline, or more room in caches as the share of a rank shrinks."
         return f"{text} Its intervals overlap: flat (a serial part) within noise, or too few repeats to see it rise."
     if abs(last.value - first.value) <= ROUNDING:
         return f"{text} It is flat: a serial part, as far as so few repeats tell."

@@ -32,6 +32,7 @@ IDEAL = "#777777"
 CROSS: Any = {"linestyle": "none", "marker": "x", "color": FAILED_COLOUR, "markersize": 8, "markeredgewidth": 2}
 """How a point without a figure is drawn."""
 MOST_TICKS = 12
+_MOST_POWERS = 8
 _EXPONENT_FORM = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 MOST_BARS = 24
 """More cells than these are in the table only: bars thinner than their labels help nobody."""
@@ -47,6 +48,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,  # ratios of 1.0001 would be 0.0001, with a small +1 beside the axis
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -269,6 +271,24 @@ def log2(axes: "Axes", values: Sequence[float]) -> None:
     axes.set_xlim(distinct[0] / 1.25, distinct[-1] * 1.25)
     _value_ticks(axes, distinct)
     axes.minorticks_off()
+
+
+def log_ticks(axes: "Axes") -> None:
+    """Plain numbers on a logarithmic y axis: 1, 2 and 5 of each decade, or of many decades powers of ten.
+
+    One stands at either end. Matplotlib's own would be none within one decade, or formulas, which are not set here.
+    """
+    low, high = axes.get_ylim()
+    decades = math.log10(high / low)
+    steps, stride = ((1.0,), math.ceil(decades / _MOST_POWERS)) if decades > 3 else ((1.0, 2.0, 5.0), 1)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + stride, stride)
+    places = [step * 10.0**power for power in powers for step in steps]
+    least = max((place for place in places if place <= low), default=low)
+    most = min((place for place in places if place >= high), default=high)
+    shown = [place for place in places if least <= place <= most]
+    axes.set_yticks(shown, [f"{place:,.10g}" for place in shown])
+    axes.set_ylim(least, most)
+    axes.yaxis.minorticks_off()
 
 
 def _value_ticks(axes: "Axes", distinct: Sequence[float]) -> None:

@@ -46,7 +46,8 @@ def between_runs(runs: Sequence[RunFigures], keys: frozenset[str]) -> dict[str, 
 
 
 def _medians(runs: Sequence[RunFigures], keys: frozenset[str], figure: str) -> "pd.DataFrame":
-    """Logs of the medians of each cell in one environment that several runs measured; `run` is the place in `runs`."""
+    """Logs of the medians of each cell in one environment and on one device that several runs measured; `run` is the
+    place in `runs`."""
     import pandas as pd
 
     rows = []
@@ -57,7 +58,9 @@ def _medians(runs: Sequence[RunFigures], keys: frozenset[str], figure: str) -> "
             cell = run.cells[key]
             value = cell.estimate(figure)
             if value is not None and value.median > 0:
-                rows.append((place, (key, cell.environments), float(np.log(value.median))))
+                # The environment of a script names no device: its records do.
+                devices = tuple(sorted(run.facts(("device",), [key])["device"]))
+                rows.append((place, (key, cell.environments, devices), float(np.log(value.median))))
     frame = pd.DataFrame(rows, columns=["run", "cell", "log"])
     return frame[frame.groupby("cell")["run"].transform("size") > 1]
 

@@ -30,6 +30,7 @@ from reports.decisions.nodes import (
     work_key,
     work_title,
 )
+from reports.decisions.wrong_answers import wrong_cells
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult, model_title
 from reports.reading.run_figures import RunFigures, run_figures
@@ -37,7 +38,10 @@ from reports.runs.compare import FIRST, OF_SINGLE
 from reports.runs.compare_text import short_commit
 from reports.runs.join_best import Contender, best_sentences
 from reports.templating import template_environment
-from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, percent
+from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, first_of, joined, number, percent
+
+_NAMED = 5
+"""Cells with wrong answers that a sentence names."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,19 @@ def _run_of(file: Path) -> Path:
 
 @dataclass(frozen=True)
 class JoinedNode:
-    """A target of a run, with its cells whose speed may be compared."""
+    """A target of a run, with its cells whose speed may be compared. wrong: keys of those with wrong answers."""
 
     name: str
     study: StudyResult
     figures: RunFigures
     target: str
     cells: tuple[NodeCell, ...]
+    wrong: frozenset[str] = frozenset()
+
+    @property
+    def right(self) -> list[NodeCell]:
+        """The cells that may be the best."""
+        return [item for item in self.cells if item.result.key not in self.wrong]
 
     def facts(self, names: Sequence[str]) -> dict[str, set[str]]:
         """The named facts of the environments that its cells were measured in."""
@@ -110,7 +120,7 @@ def nodes_of(studies: Sequence[StudyResult]) -> list[JoinedNode]:
     titles = _model_titles(studies)
     nodes = []
     for study, place, label in zip(studies, places, labels, strict=True):
-        figures = run_figures(study, label)
+        figures, wrong = run_figures(study, label), wrong_cells(study)
         for node, members in place.items():
             name = node if times[node] == 1 else f"{node} ({label})"
             results = [result for result in members if result.compared]
@@ -118,7 +128,7 @@ def nodes_of(studies: Sequence[StudyResult]) -> list[JoinedNode]:
                 continue
             target = results[0].cell.target
             cells = [NodeCell(name, replace(result, model=titles[result.cell.model or ""])) for result in results]
-            nodes.append(JoinedNode(name, study, figures, target, tuple(cells)))
+            nodes.append(JoinedNode(name, study, figures, target, tuple(cells), wrong))
     return nodes
 
 
@@ -182,7 +192,7 @@ def joined_report(studies: Sequence[StudyResult], others: Sequence[str] = ()) ->
             title=joined(dict.fromkeys(study.plan.study for study in studies)),
             nodes=nodes,
             studies=studies,
-            best=best_sentences(_contenders(nodes)),
+            best=[*best_sentences(_contenders(nodes)), *_wrong_sentences(nodes)],
             runs=runs_table(nodes),
             others=others,
             environment=nodes_environment_sentence(nodes),
@@ -284,7 +294,7 @@ def _medians(node: JoinedNode) -> dict[str, float]:
 def _contenders(nodes: Sequence[JoinedNode]) -> list[Contender]:
     found = []
     for node in nodes:
-        for item in node.cells:
+        for item in node.right:
             price = price_of(node.study, item.result)
             found.append(
                 Contender(node.name, item.result, price.usd_per_hour * item.result.cell.nodes if price else None)
@@ -292,12 +302,22 @@ def _contenders(nodes: Sequence[JoinedNode]) -> list[Contender]:
     return found
 
 
+def _wrong_sentences(nodes: Sequence[JoinedNode]) -> list[str]:
+    """Which cells are not considered above, where there are any."""
+    barred = [
+        f"{item.node} with {item.result.name}" for node in nodes for item in node.cells if item.result.key in node.wrong
+    ]
+    if not barred:
+        return []
+    return [f"Left out, as their answers are wrong or their losses not finite: {first_of(barred, _NAMED)}."]
+
+
 def cost_table(nodes: Sequence[JoinedNode]) -> Table | None:
     """What the work of each node costs at its cheapest, by model and work; None where no price is known."""
     priced: dict[str, list[tuple[str, Estimate, CellCost]]] = {}
     works: dict[str, set[str]] = {}
     for node in nodes:
-        costs = [cell_cost(item.result, price_of(node.study, item.result)) for item in node.cells]
+        costs = [cell_cost(item.result, price_of(node.study, item.result)) for item in node.right]
         known = [(cost.usd_per_million, cost) for cost in costs if cost.usd_per_million]
         priced[node.name] = [(work_key(cost.result.cell), value, cost) for value, cost in known]
         for work, _, cost in priced[node.name]:

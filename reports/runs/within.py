@@ -20,6 +20,7 @@ import numpy as np
 
 from configs.common.base import WrongArgument
 from configs.common.printable import plural
+from configs.records.rates import MeasurementSamples
 from reports.numbers.statistics import min_repeats, paired_ratio
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures, run_figures
@@ -104,15 +105,16 @@ def _undisturbed(study: StudyResult, result: CellResult, cell: CellFigures) -> C
     throughput = FIGURE_KINDS[0].name
     found = {}
     for repeat, value in cell.figures.get(throughput, {}).items():
-        column = result.kind.series
-        samples = study.samples(result.completed[repeat], (column,)) if column else {}
-        ranks = [steps for steps in samples.values() if len(steps)]
-        count = min((len(steps) for steps in ranks), default=0)
+        column, reading = result.kind.series, result.completed[repeat]
+        samples = study.samples(reading, (column,)) if column else {}
+        count = min((len(steps) for steps in samples.values() if len(steps)), default=0)
         if count < _MIN_STEPS:
             raise ValueError(
                 f"--undisturbed: {cell.title}: got {plural(count, 'step')} a repeat, expected at least {_MIN_STEPS}"
             )
-        steps = np.max([steps[:count] for steps in ranks], axis=0)  # a step lasts as long as its slowest rank
+        # Of the steps that the throughput is of: the mean of all would count a start-up as speed.
+        measured = MeasurementSamples(result.cell, samples)
+        steps = measured.without_first(reading.steady.first if reading.steady else 0).walls
         fastest = float(np.quantile(steps, _FAST))
         if fastest <= 0:
             raise ValueError(

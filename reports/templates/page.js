@@ -93,8 +93,8 @@ function chart(figure) {
 
 // Tables: sort by a column, keep rows that hold a text.
 const value = text => {
-  const found = /^\s*[-+]?[\d,]*\.?\d+(e[-+]?\d+)?/i.exec(text);
-  return found ? parseFloat(found[0].replace(/,/g, "")) : null;
+  const found = /^\s*([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)(?:\s([KMG])iB\b)?/i.exec(text);
+  return found ? parseFloat(found[1].replace(/,/g, "")) * 1024 ** ("KMG".indexOf(found[2] || " ") + 1) : null;
 };
 // What is unknown is last in both directions: the fastest first must not begin with those that failed.
 const unknown = text => text === "" || text === "–";

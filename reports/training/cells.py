@@ -311,12 +311,16 @@ def _rate_with_checkpoints(study: StudyResult, result: CellResult) -> Estimate |
 
 
 def _blocked_share(study: StudyResult, measurements: Sequence[Reading]) -> float | None:
-    """Of the time of measured steps and the checkpoints between them: median over repeats."""
+    """Of the time of steps and the checkpoints between them: median over repeats. Steps are those that the rates are
+    of: slow ones of a start-up would make a checkpoint's share smaller than it is.
+    """
     shares = []
     for measurement in measurements:
+        first = measurement.steady.first if measurement.steady else 0
         samples = study.samples(measurement, ("step_seconds", "checkpoint_seconds"))
-        blocked = [float(column.sum()) for name, column in samples.items() if name.endswith("/checkpoint_seconds")]
-        steps = [float(column.sum()) for name, column in samples.items() if name.endswith("/step_seconds")]
+        seconds = {name: float(column[first:].sum()) for name, column in samples.items()}  # both have a value a step
+        blocked = [value for name, value in seconds.items() if name.endswith("/checkpoint_seconds")]
+        steps = [value for name, value in seconds.items() if name.endswith("/step_seconds")]
         if blocked and steps and max(steps) > 0:
             shares.append(max(blocked) / (max(blocked) + max(steps)))
     return median(shares) if shares else None

@@ -13,7 +13,12 @@ from tests.support.run_folders.report_runs import plan_of, write_plan, write_rec
 
 
 @pytest.mark.parametrize(
-    ("repeats", "said"), [(7, "at least 7 and at most 60 times"), (70, "at least 70 and at most 70")]
+    ("repeats", "said"),
+    [
+        (3, "at least 6 and at most 60 times"),  # fewer hold no interval to look at
+        (7, "at least 7 and at most 60 times"),
+        (70, "at least 70 and at most 70"),
+    ],
 )
 def test_the_most_repeats_are_no_fewer_than_the_least(tmp_path: Path, repeats: int, said: str) -> None:
     """More repeats than the default of `max_repeats` were "at least 70 and at most 60 times"."""

@@ -8,7 +8,8 @@ the rate that a search found; with objectives the goodput, of the loads at which
 largest; else the tokens of a second, all at the highest load that every one was measured at. At a rate that all of them
 keep up with, tokens say nothing: the sooner answer decides (`reports.decisions.choice` has the rule). Where latency was
 not steady, as while a queue grows, a server neither meets objectives nor keeps up: it is the run's end that bounds it.
-One whose answers are wrong, or of other lengths than asked for, is none.
+One whose answers are wrong, or of other lengths than asked for, is none. Of points that are asked something else, such
+as longer answers, none is a better server: there is no choice then.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,7 @@ from reports.decisions.choice import Candidate, Choice, choose_candidate
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint, load_experiment
 from reports.numbers.statistics import Estimate, Ratio, estimate, min_repeats, paired_ratio
 from reports.reading.load import StudyResult
+from reports.text import number
 
 ServerFigure = Literal["limit", "goodput", "tokens"]
 FIGURES: dict[ServerFigure, str] = {
@@ -119,15 +121,15 @@ def server_choices(study: StudyResult) -> list[tuple[PlannedExperiment, LoadExpe
 
 
 def choose_server(found: LoadExperiment) -> ServerChoice | None:
-    """Choose; None where no candidate has a result."""
+    """Choose; None where no candidate has a result, or they are not asked the same."""
     figure = _figure_of(found)
-    if figure is None:
+    if figure is None or found.asked:
         return None
     series, engines = _candidates(found), {point.result.cell.engine for point in found.points}
     left_out, usable = dict[str, str](), dict[str, dict[float | None, LoadPoint]]()
     for label, points in series.items():
         known = {at: point for at, point in points.items() if figure_values(point, figure)}
-        why = _why_not(known, several_engines=len(engines) > 1)
+        why = _why_not(known, several_engines=len(engines) > 1) if known else _why_none(points.values(), figure)
         if why is None:
             usable[label] = known
         else:
@@ -178,9 +180,20 @@ def _candidates(found: LoadExperiment) -> dict[str, dict[float | None, LoadPoint
     return {title: dict(points) for title, points in found.series().items()}
 
 
-def _why_not(known: Mapping[float | None, LoadPoint], several_engines: bool) -> str | None:
-    if not known:
+def _why_none(points: Iterable[LoadPoint], figure: ServerFigure) -> str:
+    """Why a candidate has no figure at any load."""
+    results = [one for point in points for one in point.valid]
+    if not results:
         return "no result"
+    if figure != "limit":
+        return "no request meets the objectives" if figure == "goodput" else "no tokens arrived"
+    searches = [one.search for one in results if one.search is not None]
+    lows = [one.low for one in searches if one.low is not None]
+    reason = searches[0].reason if searches else "no search"
+    return f"at least {number(min(lows))} requests/s, {reason}" if lows else reason
+
+
+def _why_not(known: Mapping[float | None, LoadPoint], several_engines: bool) -> str | None:
     if not all(point.correct for point in known.values()):
         return "wrong answers under load"
     # One engine ends its answers alike in every layout.
@@ -230,8 +243,11 @@ def _speakers(usable: Mapping[str, Mapping[float | None, LoadPoint]], figure: st
 
 
 def _kept_up(servers: list[MeasuredServer], figure: str) -> bool:
-    """Whether all of them do what an open loop asks, so that only the latency tells them apart."""
-    asked = [one.point.value("asked") for one in servers]
+    """Whether all of them do what an open loop asks, so that only the latency tells them apart.
+
+    A trace asks at the rate of its requests.
+    """
+    asked = [one.point.value("offered" if one.point.work.trace else "asked") for one in servers]
     achieved = [one.point.value("achieved") for one in servers]
     return figure == "tokens" and all(
         rate is not None and done is not None and done.median >= 0.9 * rate.median and one.point.lasting

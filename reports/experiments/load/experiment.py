@@ -19,7 +19,7 @@ from configs.common.execution import Dtype
 from configs.plans.plan import PlannedExperiment
 from configs.records.samples import DamagedSamplesError
 from configs.targets.target import EndpointTarget
-from configs.workloads.serve import PROBE_COLUMNS, STATE_COLUMNS, ServeWorkload
+from configs.workloads.serve import PROBE_COLUMNS, SERVER_FIELDS, STATE_COLUMNS, ServeWorkload
 from reports.decisions.cost import inverse, price_of
 from reports.load.metrics import LoadFigures, serving_metrics
 from reports.load.next_rate import goal_of, search_after
@@ -67,10 +67,11 @@ class LoadRepeat:
     memory_bytes: float | None
 
     def figure(self, name: str) -> float | None:
-        """`achieved`, `tokens`, `limit`, `ttft_p99`, `e2e_mean`...; None where it is not known."""
+        """`offered`, `achieved`, `tokens`, `limit`, `ttft_p99`, `e2e_mean`...; None where it is not known."""
         figures = self.figures
         plain: dict[str, float | None] = {
             "asked": figures.requested_rate,
+            "offered": figures.offered_rate,
             "achieved": figures.achieved_rate,
             "tokens": figures.tokens_per_second,
             "goodput": None if figures.goodput is None else figures.goodput.requests_per_second,
@@ -172,6 +173,16 @@ class LoadExperiment:
         return names[0] if names else None
 
     @property
+    def asked(self) -> list[str]:
+        """The fields beside the axis in which points differ that say what is asked: prompts, lengths, objectives."""
+        found: dict[str, set[str]] = {}
+        for point in self.experiment.points:
+            for name, value in point.values.items():
+                found.setdefault(_short(name), set()).add(repr(value))
+        asked = ServeWorkload.model_fields.keys() - SERVER_FIELDS - {self.axis}
+        return [name for name, values in found.items() if len(values) > 1 and name.partition(".")[0] in asked]
+
+    @property
     def _values(self) -> Iterator[set[str]]:
         for point in self.experiment.points:
             yield {name.removeprefix("workload.") for name in point.values}
@@ -182,7 +193,8 @@ class LoadExperiment:
         for planned, point in zip(self.experiment.points, self.points, strict=True):
             rest = {name: value for name, value in planned.values.items() if _short(name) != self.axis}
             at = next((value for name, value in planned.values.items() if _short(name) == self.axis), None)
-            if isinstance(at, int | float):
+            # A load too that is written as YAML takes for text: 5e-1.
+            if isinstance(at, int | float | str):
                 title = ", ".join(f"{_short(name)} {value}" for name, value in rest.items())
                 found.setdefault(title, []).append((float(at), point))
         return {title: sorted(points, key=lambda one: one[0]) for title, points in found.items()}

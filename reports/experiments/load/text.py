@@ -219,6 +219,8 @@ def _knee_sentences(found: LoadExperiment) -> Iterator[str]:
 def load_lines(found: LoadExperiment) -> list[str]:
     """What a reader must know of the points: plain text, which the report escapes."""
     lines = []
+    if found.asked:
+        lines.append(f"Points differ in what is asked ({joined(found.asked)}), so none is chosen as a server.")
     void = [point.label for point in found.points if point.repeats and len(point.valid) < len(point.repeats)]
     if void:
         lines.append(f"Void: {joined(void)} ({'; '.join(_void_reasons(found))}).")

@@ -12,6 +12,7 @@ from reports.plots.style import (
     legend_height,
     legend_label,
     log2,
+    log_ticks,
     spread_by_logarithm,
 )
 
@@ -52,7 +53,7 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
     left, right = figure.subplots(1, 2)
     for index, (title, points) in enumerate(found.series().items()):
         colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
-        marker = MARKERS[index % len(MARKERS)]
+        marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]  # of a colour's second series another one
         valid = [(at, point) for at, point in points if point.valid]
         _line(left, valid, "tokens", 1.0, colour, line, marker, title or "tokens/s")
         named = f"{title}, " if title else ""
@@ -64,12 +65,11 @@ def draw_load(figure: "Figure", found: LoadExperiment) -> None:
         if spread_by_logarithm(loads):
             log2(axes, loads)
         crosses(axes, lost)
-    left.set_ylim(bottom=0)
+    left.set_ylim(bottom=0, top=left.get_ylim()[1] * 1.04)
     left.set_ylabel("tokens/s")
     left.set_title("Throughput")
     right.set_yscale("log")
-    right.yaxis.set_major_formatter("{x:g}")
-    right.yaxis.minorticks_off()
+    log_ticks(right)
     right.set_ylabel("ms")
     right.set_title("Latency, P99")
     legend(figure, right, _LEGEND_COLUMNS)

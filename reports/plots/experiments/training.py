@@ -7,7 +7,17 @@ import numpy as np
 
 from configs.common.arrays import Floats
 from reports.plots.experiments.time_split import LOOKS
-from reports.plots.style import COLOURS, FAILED_COLOUR, IDEAL, LINES, MOST_BARS, legend, legend_label, wrapped
+from reports.plots.style import (
+    COLOURS,
+    FAILED_COLOUR,
+    IDEAL,
+    LINES,
+    MOST_BARS,
+    legend,
+    legend_label,
+    log_ticks,
+    wrapped,
+)
 from reports.reading.load import CellResult, short_titles
 from reports.training.cells import step_parts
 from reports.training.equality import TOLERANCES, SameLearning, relative
@@ -21,16 +31,24 @@ _LABEL_CHARACTERS = 48
 _PREDICTED: Any = {"marker": "D", "color": "black", "markerfacecolor": "white", "linestyle": "none", "markersize": 5}
 
 
+def _losses(axes: "Axes", name: str, losses: Floats, look: Mapping[str, Any]) -> None:
+    """Losses by step, joined; a dot for one without a finite neighbour, through which no line goes."""
+    known = np.isfinite(losses)
+    sides = np.concatenate([[False], known, [False]])
+    alone = np.flatnonzero(known & ~sides[:-2] & ~sides[2:])
+    dots: Any = {"marker": "."} if len(alone) else {}
+    axes.plot(np.arange(1, len(losses) + 1), losses, label=legend_label(name), markevery=alone.tolist(), **dots, **look)
+
+
 def draw_losses(figure: "Figure", curves: Mapping[str, Floats]) -> None:
     """Training loss by step; at most as many curves as there are colours."""
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots()
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for index, (name, losses) in enumerate(list(curves.items())[: len(COLOURS)]):
-        steps = np.arange(1, len(losses) + 1)
         look: Any = {"color": COLOURS[index], "linestyle": LINES[index % len(LINES)], "linewidth": 1.2}
-        axes.plot(steps, losses, label=legend_label(name), **look)
+        _losses(axes, name, losses, look)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("training loss, nats a token")
     legend(figure, axes, columns=1)
@@ -45,7 +63,7 @@ def draw_equality(figure: "Figure", found: SameLearning) -> None:
     for index, curve in enumerate(curves):
         look: Any = {"color": COLOURS[index], "linestyle": LINES[index % len(LINES)], "linewidth": 1.2}
         steps = np.arange(1, len(curve.losses) + 1)
-        left.plot(steps, curve.losses, label=legend_label(curve.result.name), **look)
+        _losses(left, curve.result.name, curve.losses, look)
         apart = relative(curve.losses, found.reference.losses)
         shown = apart > 0  # a logarithm has no place for what is equal
         if index and shown.any():
@@ -56,11 +74,12 @@ def draw_equality(figure: "Figure", found: SameLearning) -> None:
             right.axhline(loss, color=IDEAL, linewidth=0.8)
             right.annotate(f"allowed in {dtype}", (1, loss), (0, 2), textcoords="offset points", fontsize=7)
     right.set_yscale("log")
-    right.yaxis.set_major_formatter("{x:g}")
+    log_ticks(right)
+    right.set_xlim(left.get_xlim())
     left.set_ylabel("training loss, nats a token")
     right.set_ylabel("relative difference of loss")
     for axes in (left, right):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_xlabel("optimizer step")
     legend(figure, left, columns=1)
 

@@ -6,7 +6,7 @@ from engine.planner.forecasting.forecast import HALF
 from reports.numbers.statistics import Estimate
 from reports.planning.forecast import StudyForecast
 from reports.plots.experiments.laws import points_with_bars
-from reports.plots.style import COLOURS, IDEAL
+from reports.plots.style import COLOURS, IDEAL, log_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def draw_forecast(figure: "Figure", result: StudyForecast) -> None:
     left.set_ylim(low, high * (high / low) ** 0.12)  # room for the name of the border
     _ranks_axis(left, result, top=result.found.kind == "weak")
     _ranks_axis(right, result)
-    _time_ticks(left)
+    log_ticks(left)
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
 
@@ -112,16 +112,3 @@ def _ranks_axis(axes: "Axes", result: StudyForecast, top: bool = False) -> None:
     axes.minorticks_off()
     axes.set_xlim(ranks[0] / 1.3, ranks[-1] * 1.3)
     axes.set_xlabel("ranks")
-
-
-def _time_ticks(axes: "Axes") -> None:
-    """Plain numbers: 1, 2 and 5 of each decade, or of many decades the powers of ten; one at either end of the axis."""
-    low, high = axes.get_ylim()
-    steps = (1.0,) if high / low > 1e3 else (1.0, 2.0, 5.0)
-    places = [step * 10.0**power for power in range(-6, 9) for step in steps]
-    least = max((place for place in places if place <= low), default=low)
-    most = min((place for place in places if place >= high), default=high)
-    shown = [place for place in places if least <= place <= most]
-    axes.set_yticks(shown, [f"{place:,.10g}" for place in shown])
-    axes.set_ylim(least, most)
-    axes.minorticks_off()

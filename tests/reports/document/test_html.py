@@ -173,6 +173,23 @@ def test_a_wide_table_is_whole_on_paper(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
+def test_a_table_is_sorted_by_sizes_and_not_by_their_digits(tmp_path: Path) -> None:
+    """256 KiB came after 64 MiB in the table of collectives."""
+    sizes = ["64 MiB", "256 KiB", "1,000 B", "1 GiB", "16 KiB", "–"]
+    table = Table(("operation", "size"), tuple(("all-reduce", size) for size in sizes))
+    page_file = tmp_path / "report.html"
+    page_file.write_text(report_page(Document("sizes", (), "", (Section("Collectives", table=table),))))
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(page_file.as_uri())
+        page.get_by_role("button", name="size", exact=True).click()
+        shown = page.locator("tbody td:nth-child(2)").all_text_contents()
+        assert [text.replace("\u00a0", " ") for text in shown] == [
+            "1,000 B", "16 KiB", "256 KiB", "64 MiB", "1 GiB", "–"
+        ]  # fmt: skip
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
 def test_axe_finds_no_fault(run: RunPaths, tmp_path: Path) -> None:
     """Light and dark, wide and narrow, everything unfolded, and with a cell opened."""
     page_file = tmp_path / "report.html"

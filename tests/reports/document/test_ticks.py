@@ -6,16 +6,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from reports.document.svg import Scale
 from reports.numbers.statistics import Estimate
 from reports.plots.experiments.time_split import draw_time_split
+from reports.plots.experiments.training import draw_equality, draw_losses
 from reports.plots.planning.layouts import draw_layouts
-from reports.plots.style import STYLE, log2, numeric, wrapped
+from reports.plots.style import STYLE, log2, log_ticks, numeric, wrapped
 
 
 def laid_out(draw: Callable[[Figure], None]) -> list[Axes]:
@@ -97,3 +100,54 @@ def test_names_of_bars_keep_their_ends() -> None:
     names = [wrapped(f"models--{'very-' * 20}long, dp={place}, bfloat16, batch 4", 42, 2) for place in (2, 4)]
     assert names[0] != names[1] and all(len(line) <= 42 for name in names for line in name.split("\n"))
     assert names[0].endswith("dp=2, bfloat16, batch 4") and names[0].count("\n") == 1
+
+
+@pytest.mark.parametrize(("losses", "dots"), [([3.0], [0]), ([3.0, np.inf, 2.0], [0, 2]), ([3.0, 2.5, np.nan], [])])
+def test_a_loss_without_a_neighbour_is_drawn(losses: list[float], dots: list[int]) -> None:
+    """The figure of a training of one measured step was empty, its steps numbered 0.945, 0.960, ..."""
+    (axes,) = laid_out(lambda figure: draw_losses(figure, {"ddp": np.array(losses)}))
+    (line,) = axes.lines
+    assert line.get_markevery() == dots and (line.get_marker() == ".") == bool(dots)
+    assert all(float(text).is_integer() for text in numbers(axes))
+
+
+@pytest.mark.parametrize("ends", [(120, 180), (12, 85), (30, 30.2), (4e-5, 9e-5), (0.5, 4e4), (1e-12, 1e3)])
+def test_a_logarithmic_axis_has_numbers(ends: tuple[float, float]) -> None:
+    """Latencies within a decade stood beside an axis without any; differences of losses beside unset formulas."""
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.plot(ends)
+        axes.set_yscale("log")
+        log_ticks(axes)
+
+    (axes,) = laid_out(draw)
+    texts = [label.get_text() for label in (*axes.get_yticklabels(), *axes.get_yticklabels(minor=True))]
+    low, high = axes.get_ylim()
+    assert low <= ends[0] and high >= ends[1]
+    shown = [float(text.replace(",", "")) for text in texts]
+    assert 2 <= len(shown) <= 12 and shown == pytest.approx(axes.get_yticks())
+    assert shown[0] == pytest.approx(low) and shown[-1] == pytest.approx(high)
+    page = Scale(ends[0] / 1.15, ends[1] * 1.15, 256, 12, True).ticks()
+    assert 2 <= len(page) <= 12 and page == sorted(page) and min(page) > 0
+
+
+def test_differences_of_losses_within_a_decade_have_plain_numbers() -> None:
+    """They were `$\\mathdefault{6\\times10^{-5}}$`, which took half of the panel."""
+    losses = np.linspace(4, 3, 20)
+
+    def curve(name: str, share: float) -> SimpleNamespace:
+        result = SimpleNamespace(name=name, cell=SimpleNamespace(dtype="float32"))
+        return SimpleNamespace(losses=losses * (1 + share * np.linspace(0.4, 0.9, 20)), result=result)
+
+    found: Any = SimpleNamespace(reference=curve("ddp", 0), others=[SimpleNamespace(curve=curve("fsdp", 1e-4))])
+    _, right = laid_out(lambda figure: draw_equality(figure, found))
+    texts = [label.get_text() for label in (*right.get_yticklabels(), *right.get_yticklabels(minor=True))]
+    assert len(texts) >= 2 and not any("$" in text for text in texts)
+
+
+def test_numbers_beside_an_axis_are_whole_ones() -> None:
+    """Gains of 1.0001 and 0.9999 stood at 0.00010 and -0.00010, with a small +1 in the corner."""
+    (axes,) = laid_out(lambda figure: figure.subplots().plot([0.9999, 1.0001, 1.0002], [0, 1, 2]))
+    assert axes.xaxis.get_offset_text().get_text() == ""
+    assert all(0.99 < float(text) < 1.01 for text in numbers(axes))

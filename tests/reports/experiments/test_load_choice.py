@@ -17,6 +17,7 @@ from reports.charts.experiments import load_charts
 from reports.experiments.load.choice import ServerChoice, choose_server
 from reports.experiments.load.choice_text import next_server_lines, server_body, server_lead
 from reports.experiments.load.experiment import LoadAnswers, LoadExperiment, LoadPoint, LoadRepeat
+from reports.experiments.load.text import load_lines, load_sentence
 from reports.load.metrics import serving_metrics
 from reports.load.search import FoundRate
 from reports.load.verdict import LoadVerdict, Verdict, judged
@@ -146,6 +147,23 @@ def test_rates_that_all_keep_up_with_are_decided_by_the_sooner_answer() -> None:
     assert choice.ratio is not None and choice.ratio.value == pytest.approx(0.5 / 0.3, rel=0.01)
     assert "answering 1.67 times" in text and "as fast as tp 1" in text
     assert choice.repeats_needed is None, "equal tokens leave nothing open"
+
+
+@pytest.mark.parametrize(("rate", "by_latency"), [(2.0, True), (1.0, False)])
+def test_a_trace_that_all_keep_up_with_is_decided_by_the_sooner_answer(rate: float, by_latency: bool) -> None:
+    """It was decided by tokens/s, which are those of the trace; where one falls behind, they are the server's."""
+    points = []
+    for tp, ttft, achieved in ((1, 0.4, rate), (2, 0.2, 2.0)):
+        planned, one = point(f"tp {tp}", [2.0] * 6, {"tp": tp}, ttft=ttft, usd=0.1)
+        cell = one.result.cell.model_copy(update={"workload": ServeWorkload(trace="trace.jsonl")})
+        repeats = {
+            repeat: replace(each, figures=replace(each.figures, achieved_rate=achieved))
+            for repeat, each in one.repeats.items()
+        }
+        points.append((planned, replace(one, result=replace(one.result, cell=cell), repeats=repeats)))
+    choice, text = chosen(experiment(*points))
+    assert choice.by_latency is by_latency
+    assert not by_latency or (choice.chosen.label == "tp 2" and "answering 1.67 times" in text)
 
 
 def test_with_objectives_it_is_the_requests_that_meet_them() -> None:
@@ -288,3 +306,63 @@ def test_loads_without_a_result_are_drawn_as_crosses() -> None:
     for axes in figure.axes:
         assert [text.get_text() for text in axes.texts] == ["missing", "client-bound"]
         assert axes.get_xlim()[1] > 24
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("new_tokens", 16, 64), ("speed", 1, 2), ("objectives.ttft_seconds", 0.5, 5.0), ("arrivals", "poisson", "gamma")],
+)
+def test_what_is_asked_is_no_server_to_choose(name: str, first: object, second: object) -> None:
+    """The report said to serve with new_tokens 64, as longer answers give more tokens a second."""
+    found = experiment(
+        point("a", [4.0] * 6, {f"workload.{name}": first, "tp": 1}),
+        point("b", [8.0] * 6, {f"workload.{name}": second, "tp": 1}),
+    )
+    assert choose_server(found) is None
+    assert load_sentence(found) == "Most tokens: 87.8 (87.8 to 87.8) tokens/s at b."
+    assert load_lines(found)[0] == f"Points differ in what is asked ({name}), so none is chosen as a server."
+
+
+def test_settings_of_a_server_are_a_choice() -> None:
+    values = [{"max_sequences": 8, "new_tokens": 16}, {"max_sequences": 32, "new_tokens": 16}]
+    found = experiment(*(point(str(at), [4.0 + at] * 6, one) for at, one in enumerate(values)))
+    choice = choose_server(found)
+    assert found.asked == [] and choice is not None and choice.choice is not None
+
+
+def test_a_server_whose_search_found_no_bound_is_not_said_to_have_no_result() -> None:
+    """It passed at the highest rate that the search may try: the better one was left out as without a result."""
+    planned, best = point("tp 2", [4.0] * 3, {"tp": 2}, limits=[9.0] * 3, objectives=WITHIN)
+    open_end = FoundRate(None, 10.0, None, False, "no rate up to 10 requests/s fails", ())
+    repeats = {repeat: replace(one, search=open_end) for repeat, one in best.repeats.items()}
+    one = point("tp 1", [4.0] * 3, {"tp": 1}, limits=[6.0] * 3, objectives=WITHIN)
+    choice, text = chosen(experiment(one, (planned, replace(best, repeats=repeats))))
+    assert choice.left_out == {"tp 2": "at least 10.0 requests/s, no rate up to 10 requests/s fails"}
+    assert "left out: tp 2: at least 10.0 requests/s" in text
+
+
+def test_a_server_of_which_no_request_meets_the_objectives_has_a_result() -> None:
+    found = experiment(
+        point("tp 1", [4.0] * 3, {"tp": 1}, ttft=0.9, open_loop=True, objectives=WITHIN),
+        point("tp 2", [4.0] * 3, {"tp": 2}, ttft=0.1, open_loop=True, objectives=WITHIN),
+    )
+    assert chosen(found)[0].left_out == {"tp 1": "no request meets the objectives"}
+
+
+def test_a_rate_that_yaml_takes_for_text_is_on_the_curve() -> None:
+    """`over: {rate: [5e-1, 1, 2]}`: the first was in the table alone, on no curve and of no choice."""
+    found = experiment(*(point(f"rate {at}", [2.0] * 3, {"workload.rate": at}, open_loop=True) for at in ("5e-1", 1)))
+    assert [at for at, _ in found.series()[""]] == [0.5, 1.0]
+
+
+def test_series_of_many_servers_are_told_apart() -> None:
+    """The eighth had colour, marker and line of the first in the panel of latencies."""
+    found = experiment(
+        *(point(f"{server}, {at}", [2.0], {"s": server, "workload.users": at}) for server in range(9) for at in (1, 8))
+    )
+    figure = Figure()
+    draw_load(figure, found)
+    handles, _ = figure.axes[1].get_legend_handles_labels()
+    lines = [handle.lines[0] for handle in handles]
+    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    assert len(looks) == len(lines) == 18

@@ -316,3 +316,13 @@ def test_numbers_that_yaml_takes_for_text_lie_on_a_scale() -> None:
     assert axis_positions(["1e-4", 0.001, "3E-3", ".5e+1"]) == ([0.0001, 0.001, 0.003, 5.0], None)
     for names in (["a1e3", "b"], ["1e-4", "best"], ["1e999", "1e-1"], [True, 1]):
         assert axis_positions(names) == ([0.0, 1.0], [str(name) for name in names])
+
+
+@pytest.mark.parametrize("base", [[None] * 3, [0.0] * 3])
+def test_the_page_has_the_law_without_a_baseline_and_no_ideal_line_at_zero(base: list[float | None]) -> None:
+    """As the figure: a baseline that failed, or did no work, leaves the other points and their law."""
+    others: dict[str, tuple[int, list[float | None]]] = {
+        f"c{n}": (n, [100.0 * n / (1 + 0.05 * (n - 1))] * 3) for n in (2, 4, 8, 16)
+    }
+    speed, _ = scaling_charts(scaling(*study_of({"c1": (1, base), **others}, "strong")))
+    assert [series.name for series in speed.series] == ["measured", "Amdahl"]

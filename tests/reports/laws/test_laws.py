@@ -219,6 +219,26 @@ def test_no_peak_where_kappa_is_zero() -> None:
     assert "; no peak (" in fit_text(fit, "tokens/s") and " or more)" in fit_text(fit, "tokens/s")
 
 
+@pytest.mark.parametrize(("sigma", "kappa"), [(0.5, 2.0), (0.2, 0.9), (1.2, 0.0)])
+def test_no_peak_lies_below_what_was_measured(sigma: float, kappa: float) -> None:
+    """It was at half a rank where two ranks are slower than one; the law is of one unit and more."""
+    fit = laws_of({2 * n: value for n, value in usl([1, 2, 4, 8, 16], 100, sigma, kappa).items()}).fits["usl"]
+    assert fit.peak_ranks is None and fit.intervals["peak_ranks"] == (None, None)
+    text = fit_text(fit, "tokens/s")
+    assert "; throughput falls from 2 ranks on." in text and "peak" not in text
+
+
+def test_equal_throughput_does_not_fall() -> None:
+    fit = laws_of(dict.fromkeys((1, 2, 4, 8, 16), 100.0)).fits["usl"]
+    assert fit.peak_ranks is None and "; no peak" in fit_text(fit, "tokens/s")
+
+
+def test_the_interval_of_a_peak_begins_at_one_unit() -> None:
+    values = {n: value * (1.02 if n == 2 else 0.99) for n, value in usl([1, 2, 4, 8, 16], 100, 0.5, 0.4).items()}
+    low, high = laws_of(values).fits["usl"].intervals["peak_ranks"]
+    assert low == 1 and high is not None and high > 1.2
+
+
 def test_blocks_that_are_slow_as_a_whole_widen_lambda_only() -> None:
     exact, random = usl([1, 2, 4, 8, 16], 100, 0.05, 0.001), np.random.default_rng(5)
     slow = np.exp(random.normal(0, 0.1, 10))
@@ -300,6 +320,15 @@ def test_the_meaning_of_the_karp_flatt_series() -> None:
         MeasuredPoint(n, {r: v * (1 + 1e-4 * (r * n % 5)) for r in range(9)}) for n, v in ((1, 1), (2, 1.9), (4, 3))
     ]
     assert "It rises with the ranks" in law_lines(fit_laws(rising, "strong"), "")[1]
+
+
+def test_a_serial_fraction_that_surely_falls_is_not_called_flat() -> None:
+    """Of five points or more, which allow the Universal Scalability Law, only its kappa was looked at."""
+    falling = [
+        MeasuredPoint(n, {r: 100 * n**0.9 * (1 + 1e-4 * (r * n % 5)) for r in range(9)}) for n in (1, 2, 4, 8, 16)
+    ]
+    told = next(line for line in law_lines(fit_laws(falling, "strong"), "") if line.startswith("Karp-Flatt"))
+    assert "It falls: a slow baseline" in told and "cannot be told" not in told and "It is flat" not in told
 
 
 def test_points_where_more_changed() -> None:

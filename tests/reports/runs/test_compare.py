@@ -281,6 +281,21 @@ def test_noise_between_runs_needs_three_runs_of_known_code() -> None:
     assert between_runs(runs(2) + elsewhere, keys)["throughput"].runs == 4
 
 
+def test_runs_of_a_script_on_other_gpus_are_no_noise() -> None:
+    """Its environment is the same on both: three times the speed of another GPU hid every regression."""
+    pairs = [("A10G", 100.0), ("H100", 300.0)] * 3
+    kept = [
+        run_of(cell_of(figures={"throughput": around(middle)}), environment={"device": device})
+        for device, middle in pairs
+    ]
+    noise = between_runs(kept, frozenset({"k1"}))["throughput"]
+    assert noise.margin == pytest.approx(1) and noise.runs == 6
+    before, after = (
+        run_of(cell_of(figures={"throughput": around(middle)}), environment={"device": "H100"}) for middle in (300, 240)
+    )
+    assert compare(before, after, between={"throughput": noise}).regressions
+
+
 @given(low=st.floats(0.2, 3), width=st.floats(0, 2), more=st.booleans(), threshold=st.floats(0.001, 0.5))
 def test_each_interval_has_one_verdict(low: float, width: float, more: bool, threshold: float) -> None:
     bounds, kind = (low, low + width), THROUGHPUT if more else TTFT

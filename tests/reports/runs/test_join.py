@@ -177,3 +177,27 @@ def test_costs_of_different_work_are_in_rows_of_their_own(tmp_path: Path) -> Non
         ("gpu-b", "tiny, generate, prompt tokens 8, new tokens 5", "111"),
         ("gpu-b", "tiny, generate, prompt tokens 512, new tokens 5", "27.8"),
     ]
+
+
+def test_a_training_that_diverged_makes_no_node_the_best(tmp_path: Path) -> None:
+    """Twice as fast with losses that are not finite, it was the node for throughput, latency and cost."""
+    studies = []
+    for target, seconds, last in (("a", 0.2, 2.5), ("b", 0.1, float("nan"))):
+        plan = made_studies.planned(
+            "workload: {kind: train, global_batch_size: 8, sequence_length: 16, steps: 4}\n"
+            f"targets: [{{kind: local, name: {target}, price_usd_per_hour: 1}}]\n"
+            "experiments: {one: {kind: sweep, over: {dp: [1]}}}\n"
+        )
+        run = made_studies.write_plan(tmp_path / target, plan)
+        (cell,) = plan.cells.values()
+        for repeat in range(10):
+            samples = {"0/step_seconds": [seconds * (1 + 0.001 * repeat)] * 4, "0/loss": [4.0, 3.0, 2.8, last]}
+            made_studies.write_record(run, cell, repeat, samples=samples, figures={"tokens_per_step": 128})
+        studies.append(load_run(run))
+    nodes = nodes_of(studies)
+    assert [len(node.right) for node in nodes] == [1, 0]
+    text = joined_report(studies)
+    assert "> Highest throughput (tiny, train, float32): a with" in text and "no other node has a figure" in text
+    assert "Left out, as their answers are wrong or their losses not finite: b with" in text
+    costs = cost_table(nodes)
+    assert costs is None or {row[0] for row in costs.rows} <= {"a"}

@@ -178,6 +178,22 @@ def test_variants_measured_in_another_environment_are_not_said_to_share_it(
     assert "The environments differ in torch.\n" in said and "same environment" not in said
 
 
+def test_a_start_up_is_no_speed_of_undisturbed_steps(environment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A variant that compiles during its first steps was called several times as fast, though each step is slower."""
+    run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
+    random = np.random.default_rng(3)
+    for cell in read_plan(run.plan).cells.values():
+        kind = int(cell.workload.model_dump()["params"]["x"])
+        for repeat in range(8):
+            steps = (0.011 if kind == 2 else 0.01) * (1 + 0.01 * random.random(60))
+            steps[: 4 * kind] *= 20
+            write_record(run, cell, repeat, samples={"0/step_seconds": steps}, figures={"steps": 60}, num_columns=1)
+    assert compare_runs(run.folder, None, within="gate", undisturbed=True, json_wanted=True) == 4
+    same, slow = json.loads(capsys.readouterr().out)["cells"]
+    assert same["figures"]["throughput"]["ratio"] == pytest.approx(1, rel=0.01)
+    assert slow["figures"]["throughput"]["ratio"] == pytest.approx(1 / 1.1, rel=0.01)
+
+
 def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:
     run = made(environment, GATE, {0: 0.01, 1: 0.01, 2: 0.011})
     cell = next(iter(read_plan(run.plan).cells.values()))

@@ -173,6 +173,28 @@ def test_tokens_with_checkpoints_are_of_the_slowest_rank_s_steps(run: RunPaths) 
             ), cell.name
 
 
+def test_a_slow_start_up_makes_no_checkpoint_cheaper(tmp_path: Path) -> None:
+    """Tokens/s are of the steady steps: so is the share of checkpoints, which slow steps before them hid."""
+    plan = planned(STUDY, repeats=6)
+    run = write_plan(tmp_path / "run", plan)
+    cell = next(iter(plan.cells.values()))
+    steps, checkpoints = np.full(40, 0.1), np.zeros(40)
+    steps[:8], checkpoints[1::4] = 5.0, 0.1
+    samples: dict[str, Any] = {}
+    for rank in range(cell.layout.ranks):
+        samples |= {f"{rank}/step_seconds": steps, f"{rank}/checkpoint_seconds": checkpoints}
+        samples[f"{rank}/loss"] = np.linspace(4, 3, 40)
+    known = {"tokens_per_step": TOKENS, "steps": 40, "model_flops_per_step": 1e9, "checkpoint_bytes": 1}
+    for repeat in range(6):
+        write_record(run, cell, repeat, samples=samples, figures=known)
+    study = load_run(run)
+    cells = [result for result in trained_cells(study) if result.key == cell.key]
+    table = speed_table(study, cells)
+    plain, slower = (column(table, name)[0] for name in ("tokens/s", "tokens/s, checkpoints included"))
+    assert float(plain.split()[0].replace(",", "")) == pytest.approx(TOKENS / 0.1, rel=0.005)
+    assert float(slower.split()[0].replace(",", "")) == pytest.approx(TOKENS / 0.125, rel=0.005)
+
+
 def test_the_parts_sum_to_the_step(run: RunPaths) -> None:
     study = load_run(run)
     cells = trained_cells(study)
