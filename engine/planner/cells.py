@@ -28,11 +28,9 @@ from engine.planner.architecture import Architecture
 from engine.planner.heads import as_computed
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.reference import STREAMED, USED_SHARE, reference_memory
-from engine.planner.memory.stored import QUANTISED
 from engine.planner.results import GenerationTime, Memory
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.splits import why_not_split
-from engine.planner.timing.cpu import can_measure, measured_generation_time
 from engine.planner.timing.inference import generation_time
 from engine.planner.trained_cells import DEEPSPEED_BYTES, EAGER_LAYER_SECONDS, training_figures, unpredicted
 
@@ -313,8 +311,6 @@ def _trained(cell: Cell, architecture: Architecture, machine: Machine) -> Predic
 
 
 def _generation(setup: InferenceSetup) -> GenerationTime:
-    if setup.weights not in QUANTISED and can_measure(setup.architecture, setup.machine.accelerator):
-        return measured_generation_time(setup)
     time = generation_time(setup)
     if setup.machine.accelerator.kind == "cpu":
         return time
