@@ -89,6 +89,15 @@ def test_a_tied_head_is_packed_on_a_cpu() -> None:
         assert on_cpu - on_gpu == 2 * rows * width
 
 
+def test_a_tied_head_in_fewer_bits_is_a_copy_on_a_gpu_too() -> None:
+    """The head's weights in int8 came from nowhere: 0.8 GB were missing of Gemma 7B."""
+    model = find_model("gemma-7b")
+    assert model.tied
+    plain, quantised = (setup("gemma-7b", weights="int8", quantised_head=head) for head in (False, True))
+    copy = inference_memory(quantised).parameters - inference_memory(plain).parameters
+    assert copy == model.vocabulary * (model.hidden + 2), "and a 16-bit scale for each word"
+
+
 def test_micro_batches_are_prefilled_one_at_a_time() -> None:
     whole, pieces = (inference_memory(setup(batch=8, micro_batch=size)) for size in (None, 2))
     assert pieces.activations == whole.activations // 4 and pieces.logits == whole.logits // 4
