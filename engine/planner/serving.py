@@ -73,7 +73,7 @@ def block_bytes(architecture: Architecture, layout: Layout, dtype: Dtype) -> int
 
     Raises ValueError for more stages than layers.
     """
-    stages = stage_layers_of(architecture, layout, lambda weight: weight.size)
+    stages = stage_layers_of(architecture, layout)
     elements = architecture.cache_elements(1, layout.tp) / architecture.layers * max(map(len, stages))
     return ceil(BLOCK_POSITIONS * elements * BYTES[dtype])
 

@@ -8,7 +8,7 @@ scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero
 (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from configs.common.execution import Layout
 from configs.common.printable import plural
@@ -50,16 +50,14 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
 
 def stored_stage_layers(setup: InferenceSetup) -> list[Sequence[int]]:
     """Return the layers of each pipeline stage, as `stage_layers_of`."""
-    return stage_layers_of(setup.architecture, setup.layout, lambda weight: stored_bytes(weight, setup))
+    return stage_layers_of(setup.architecture, setup.layout)
 
 
-def stage_layers_of(
-    architecture: Architecture, layout: Layout, bytes_of: Callable[[Weight], float]
-) -> list[Sequence[int]]:
+def stage_layers_of(architecture: Architecture, layout: Layout) -> list[Sequence[int]]:
     """Return the layers of each pipeline stage, as the engine splits them; layers of all kinds count equally.
 
-    bytes_of: a copy of a weight, in any unit. A stage of an encoder-decoder has a slice of both, and the tables count
-    towards the decoder's. Raises ValueError for more stages than layers.
+    It counts elements, whatever the weights become on the ranks. A stage of an encoder-decoder has a slice of both, and
+    the tables count towards the decoder's. Raises ValueError for more stages than layers.
     """
     stages = layout.pp
     if stages > architecture.most_stages:
@@ -75,11 +73,11 @@ def stage_layers_of(
     for weight in architecture.weights:
         if weight.block:
             of_encoder = both and weight.stream == "source" and not weight.name.startswith("cross_")
-            blocks += 0.0 if of_encoder else weight.copies * bytes_of(weight)
-        elif weight.role == "embedding":
-            embedding += weight.copies * bytes_of(weight)
-        else:  # a tied head is a copy on the last stage
-            head += max(weight.copies, 1) * bytes_of(weight)
+            blocks += 0.0 if of_encoder else weight.copies * weight.size
+        elif weight.name == "embedding":  # of words: `engine.models.stages` counts no other table, and no norm
+            embedding += weight.copies * weight.size
+        elif weight.role == "head":  # a tied one is a copy on the last stage
+            head += max(weight.copies, 1) * weight.size
     first = embedding if layout.stage_balance == "memory" else 0.0
     layers = architecture.layers - encoder
     main = balanced_stages(layers, stages, blocks / max(layers, 1), first, head)
