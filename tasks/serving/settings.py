@@ -62,6 +62,7 @@ def make_settings(asked: ServerRequest, folder: Path, cache: Path, base: Path) -
     asked_sizes = AskedSizes(
         layout=asked.layout,
         dtype=asked.dtype,
+        compression=asked.compression,
         device=asked.device,
         cores_per_rank=asked.cores_per_rank,
         max_length=asked.max_length,

@@ -10,15 +10,26 @@ scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero
 
 from collections.abc import Sequence
 
-from configs.common.execution import Layout
+from configs.common.execution import Dtype, Layout
 from configs.common.printable import plural
 from engine.planner.architecture import Architecture, Weight
-from engine.planner.setup import InferenceSetup
+from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.stages import balanced_stages
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
 QUANTISED = ("float8", "int8", "int4")
+OWN_INT4_GROUP = 32
+"""Weights that share a scale in our engine's int4 (docs/reference/compression.md)."""
 _SCALE_BYTES = 2
+
+
+def stored_as(compression: Sequence[str], dtype: Dtype) -> WeightFormat:
+    """Return the format in which our engine stores products after passes over them: pruned ones are dense.
+
+    What a level (`balanced`) becomes is known on the machine alone, and counts as no compression.
+    """
+    passes: dict[str, WeightFormat] = {"int8": "int8", "int8_dynamic": "int8", "int4": "int4", "float8": "float8"}
+    return next((passes[one] for one in compression if one in passes), dtype)
 
 
 def is_quantised(weight: Weight, setup: InferenceSetup) -> bool:
