@@ -59,8 +59,8 @@ def server_sizes(asked: AskedSizes, architecture: Architecture, name: str, cache
     devices = local_devices(LocalTarget(device="cpu" if asked.device == "cpu" else None))
     ranks = asked.layout.ranks
     cores = asked.cores_per_rank or _cores_per_rank(ranks, devices)
-    limit = architecture.max_positions
-    length = asked.max_length or min(limit or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
+    limit = architecture.position_limit
+    length = asked.max_length or min(architecture.max_positions or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
     if limit is not None and length > limit:
         raise ValueError(f"--max-length {length}: {name} has {limit} positions")
     step = asked.max_step_tokens or max(asked.max_sequences, _GPU_STEP_TOKENS if devices else _CPU_STEP_TOKENS)
