@@ -185,7 +185,9 @@ class Front:
                 return None
             try:
                 if response.status_code in (429, 503):
-                    return Refusal(response.status_code, _kept(response), await response.aread())
+                    # As it came: its headers say whether it is compressed.
+                    refused = b"".join([piece async for piece in response.aiter_raw()])
+                    return Refusal(response.status_code, _kept(response), refused)
                 if response.status_code >= 500:
                     load.failures += 1
                 begun = True
