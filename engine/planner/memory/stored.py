@@ -111,8 +111,24 @@ def slowest_stage(setup: InferenceSetup) -> float:
 
 
 def feed_forward_width(architecture: Architecture) -> int:
-    """Return elements a token in the widest feed-forward: a dense one's, or of all routed experts."""
-    dense = [weight for weight in architecture.weights if "mlp" in weight.name and weight.split == 0]
-    routed = max((weight.shape[0] for weight in dense if weight.share < 1), default=0) * architecture.experts_per_token
-    plain = max((weight.shape[0] for weight in dense if weight.share == 1), default=0)
-    return max(routed, plain) or architecture.feed_forward
+    """Return elements a token in the widest feed-forward: a dense one's, of all routed experts, or of all shared ones.
+
+    Shared experts are computed before or after the routed ones.
+    """
+    return max(_feed_forward_widths(architecture)) or architecture.feed_forward
+
+
+def activated_width(architecture: Architecture) -> int:
+    """Return elements a token that the widest feed-forward activates: routed and shared experts together, or dense."""
+    dense, routed, shared = _feed_forward_widths(architecture)
+    return max(dense, routed + shared) or architecture.feed_forward
+
+
+def _feed_forward_widths(architecture: Architecture) -> tuple[int, int, int]:
+    """Return elements a token of a dense feed-forward, of its routed experts and of its shared ones; 0: it has none."""
+    first = [weight for weight in architecture.weights if "mlp" in weight.name and weight.split == 0]
+    routed = max((weight.shape[0] for weight in first if weight.share < 1), default=0) * architecture.experts_per_token
+    whole = [weight for weight in first if weight.share == 1]
+    shared = max((weight.shape[0] for weight in whole if weight.name.startswith("shared_")), default=0)
+    dense = max((weight.shape[0] for weight in whole if not weight.name.startswith("shared_")), default=0)
+    return dense, routed, shared
