@@ -20,11 +20,11 @@ from tests.support.run_folders.studies import wait_until
 
 
 class Upstream:
-    """A server that answers with its name; `status`, `cut`, `dies` and `packs` say how else."""
+    """A server that answers with its name; `status`, `cut`, `dies`, `packs` and `pauses` say how else."""
 
     def __init__(self, name: str) -> None:
         self.name, self.status, self.cut, self.dies, self.keys = name, 200, False, False, list[str | None]()
-        self.away, self.packs, self.gets = False, False, list[dict[str, str]]()
+        self.away, self.packs, self.pauses, self.gets = False, False, False, list[dict[str, str]]()
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         upstream = self
@@ -47,7 +47,12 @@ class Upstream:
                 upstream.keys.append(self.headers.get("Authorization"))
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 upstream.asked.set()
+                if upstream.pauses:
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun")
+                    self.close_connection = True
                 upstream.go_on.wait(600)  # longer than any limit of a test
+                if upstream.pauses:
+                    return
                 if upstream.dies:
                     self.close_connection = True
                     return
@@ -228,9 +233,14 @@ def test_a_request_waits_for_a_backend_and_then_says_so(tmp_path: Path) -> None:
         assert answer.status_code == 503 and "no server of this address is ready" in answer.text
 
 
-def test_a_client_that_hangs_up_before_its_answer_frees_its_place(tmp_path: Path) -> None:
-    """The server behind is told so by its closed connection, and stops computing."""
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_client_that_hangs_up_before_its_answer_frees_its_place(tmp_path: Path, begun: bool) -> None:
+    """The server behind is told so by its closed connection, and stops computing.
+
+    A stream has begun before its first token: while that was waited for, nobody noticed.
+    """
     with upstreams("a") as [one], running_front(tmp_path, config(one.backend)) as url:
+        one.pauses = begun
         one.go_on.clear()
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url + "/v1/completions", json={}, headers={"Authorization": "Bearer front-key"},
