@@ -10,6 +10,7 @@ import base64
 import secrets
 import struct
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from engine.serving.http.admission import application, authorise, read_body
 from engine.serving.http.errors import ApiError, other_model
 from engine.serving.http.model import LONG_TEXT, ServedModel
 from engine.serving.http.schema import ApiRequest, Prompts, read_request
+from engine.serving.http.streaming import disconnected
 
 
 class EmbeddingRequest(ApiRequest):
@@ -100,7 +102,10 @@ def answering_app(service: AnsweringServer) -> FastAPI:
 
     async def answer(request: Request) -> Response:
         began = time.perf_counter()
-        found = await work(await _admitted(request, service), service)
+        body = await _admitted(request, service)
+        found = await _while_wanted(work(body, service), request, service.settings.limits.request_seconds)
+        if found is None:
+            return Response(status_code=499)  # nobody reads it
         service.figures.finished(time.perf_counter() - began)
         return JSONResponse(found)
 
@@ -111,6 +116,27 @@ def answering_app(service: AnsweringServer) -> FastAPI:
         return {"status": "draining" if service.draining else "ready" if service.computing.ready else "starting"}
 
     return application(service, {path: answer}, metrics, readiness, service.figures.refused)
+
+
+async def _while_wanted(
+    work: Coroutine[Any, Any, dict[str, object]], request: Request, limit_seconds: float
+) -> dict[str, object] | None:
+    """Return what `work` finds; None: the client has gone away, and its further batches are not computed.
+
+    Raises ApiError 504, and what `work` raises.
+    """
+    working, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait({working, gone}, timeout=limit_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if gone.done():
+            return None
+        raise ApiError(504, f"no answer within {limit_seconds:.0f} s")
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _embed(body: bytes, service: AnsweringServer) -> dict[str, object]:

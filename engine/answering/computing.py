@@ -37,6 +37,7 @@ class Computing:
         self._task: asyncio.Task[None] | None = None
         self._number = 0
         self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._limits: dict[int, asyncio.TimerHandle] = {}  # of the batches that the process has and has not answered
 
     @property
     def waiting(self) -> int:
@@ -62,7 +63,10 @@ class Computing:
             await self._process.wait()
 
     async def ask(self, tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
-        """Have a batch computed. Raises ApiError."""
+        """Have a batch computed. Raises ApiError.
+
+        Who is cancelled leaves the queue; a batch that has begun is computed, and its answer dropped.
+        """
         if self.waiting >= self._max_waiting:
             raise ApiError(429, f"already waiting: {plural(self._max_waiting, 'request')}", retry_after=1)
         self._asked += 1
@@ -72,20 +76,26 @@ class Computing:
                     raise ApiError(503, "the model is being loaded", retry_after=5)
                 self._number += 1
                 asked = {"id": self._number, "tokens": tokens, "new_tokens": new_tokens}
-                self._answer = asyncio.get_running_loop().create_future()
+                loop = asyncio.get_running_loop()
+                self._answer = loop.create_future()
                 self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-                try:
-                    async with asyncio.timeout(self._limit_seconds):
-                        told = await self._answer
-                except TimeoutError:
-                    self.ready = False
-                    self._process.kill()  # it hangs, and would keep every further request waiting
-                    raise ApiError(504, f"no answer within {self._limit_seconds:.0f} s") from None
+                # Of the batch, whoever waits for it.
+                self._limits[self._number] = loop.call_later(self._limit_seconds, self._end_hung, self._answer)
+                told = await self._answer
         finally:
             self._asked -= 1
         if "error" in told:
             raise ApiError(500, told["error"], code="engine_failed")
         return told
+
+    def _end_hung(self, answer: "asyncio.Future[dict[str, Any]]") -> None:
+        """End the process: it hangs, and would keep every further request waiting."""
+        self.ready = False
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        if not answer.done():
+            answer.set_exception(ApiError(504, f"no answer within {self._limit_seconds:.0f} s"))
 
     async def _keep_running(self) -> None:
         while True:
@@ -97,6 +107,9 @@ class Computing:
             # One that got ready and was ended because it hung has not failed to start: the model can be loaded.
             self.failures = 0 if self._started else self.failures + 1
             self.ready = self._started = False
+            for limit in self._limits.values():
+                limit.cancel()
+            self._limits.clear()
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result({"error": "the engine failed while it answered"})
             await asyncio.sleep(min(2.0**self.failures - 1, _LONGEST_PAUSE_SECONDS))
@@ -114,6 +127,9 @@ class Computing:
             if "ready" in told:
                 self.about = told["ready"]
                 self.ready = self.was_ready = self._started = True
-            elif self._answer is not None and not self._answer.done() and told["id"] == self._number:
+                continue
+            if (limit := self._limits.pop(told["id"], None)) is not None:
+                limit.cancel()
+            if self._answer is not None and not self._answer.done() and told["id"] == self._number:
                 self._answer.set_result(told)
         await self._process.wait()

@@ -28,11 +28,10 @@ from engine.planner.architecture import Architecture
 from engine.planner.heads import as_computed
 from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.reference import STREAMED, USED_SHARE, reference_memory
-from engine.planner.memory.stored import QUANTISED
+from engine.planner.memory.stored import OWN_INT4_GROUP, stored_as
 from engine.planner.results import GenerationTime, Memory
 from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.splits import why_not_split
-from engine.planner.timing.cpu import can_measure, measured_generation_time
 from engine.planner.timing.inference import generation_time
 from engine.planner.trained_cells import DEEPSPEED_BYTES, EAGER_LAYER_SECONDS, training_figures, unpredicted
 
@@ -40,7 +39,6 @@ DATA_SHEET_FACTOR = 1.6
 """Typical error of predictions from a data sheet, as a factor: the range of efficiencies in published runs."""
 MEASURED_FACTOR, ESTIMATE_FACTOR = 1.4, 3.0
 """The same for operators measured on this machine, and for a CPU known only by its name or flags."""
-_INT4_GROUP = 32
 PRODUCT_OPERATORS = {"int8": 16, "int8_dynamic": 10, "int4": 0, "float8": 6}
 """Operators of `engine.kernels.quantized_gpu` besides the product itself, without padding and bias."""
 CHARACTERS_PER_TOKEN = 4
@@ -177,7 +175,7 @@ def inference_setup(
         weights=stored_format(cell),
         compute=cell.dtype,
         quantised_head=True,
-        int4_group=_INT4_GROUP,
+        int4_group=OWN_INT4_GROUP,
         int4_zero_points=machine.accelerator.kind != "cpu",
         product_operators=0 if machine.accelerator.kind == "cpu" else _operators_beside_products(cell),
     )
@@ -185,14 +183,7 @@ def inference_setup(
 
 def stored_format(cell: Cell) -> WeightFormat:
     """Return the format in which weights are stored and read. Pruned weights are stored dense, including zeros."""
-    for one in cell.compression:
-        if one in ("int8", "int8_dynamic"):
-            return "int8"
-        if one == "int4":
-            return "int4"
-        if one == "float8":
-            return "float8"
-    return cell.dtype
+    return stored_as(cell.compression, cell.dtype)
 
 
 def _operators_beside_products(cell: Cell) -> int:
@@ -313,8 +304,6 @@ def _trained(cell: Cell, architecture: Architecture, machine: Machine) -> Predic
 
 
 def _generation(setup: InferenceSetup) -> GenerationTime:
-    if setup.weights not in QUANTISED and can_measure(setup.architecture, setup.machine.accelerator):
-        return measured_generation_time(setup)
     time = generation_time(setup)
     if setup.machine.accelerator.kind == "cpu":
         return time

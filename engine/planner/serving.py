@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
-from configs.common.execution import Dtype, Layout
+from configs.common.execution import Compression, Dtype, Layout
 from configs.common.system.cores import usable_cores
 from configs.common.system.memory import host_memory_available
 from configs.hardware.hardware import Accelerator, Machine
@@ -19,7 +19,7 @@ from engine.planner.accelerators import LocalAccelerator, free_memory_bytes
 from engine.planner.architecture import Architecture
 from engine.planner.local import local_devices, local_machine, machine_of_devices
 from engine.planner.memory.inference import inference_memory
-from engine.planner.memory.stored import BYTES, stage_layers_of
+from engine.planner.memory.stored import BYTES, OWN_INT4_GROUP, stage_layers_of, stored_as
 from engine.planner.setup import InferenceSetup
 
 _MEMORY_SHARE = 0.9
@@ -35,6 +35,7 @@ class AskedSizes:
 
     layout: Layout = field(default_factory=Layout)
     dtype: Dtype = "bfloat16"
+    compression: tuple[Compression, ...] = ()
     device: str | None = None
     cores_per_rank: int | None = None
     max_length: int | None = None
@@ -58,8 +59,8 @@ def server_sizes(asked: AskedSizes, architecture: Architecture, name: str, cache
     devices = local_devices(LocalTarget(device="cpu" if asked.device == "cpu" else None))
     ranks = asked.layout.ranks
     cores = asked.cores_per_rank or _cores_per_rank(ranks, devices)
-    limit = architecture.max_positions
-    length = asked.max_length or min(limit or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
+    limit = architecture.position_limit
+    length = asked.max_length or min(architecture.max_positions or _DEFAULT_LENGTH, _DEFAULT_LENGTH)
     if limit is not None and length > limit:
         raise ValueError(f"--max-length {length}: {name} has {limit} positions")
     step = asked.max_step_tokens or max(asked.max_sequences, _GPU_STEP_TOKENS if devices else _CPU_STEP_TOKENS)
@@ -73,13 +74,19 @@ def block_bytes(architecture: Architecture, layout: Layout, dtype: Dtype) -> int
 
     Raises ValueError for more stages than layers.
     """
-    stages = stage_layers_of(architecture, layout, lambda weight: weight.size)
+    stages = stage_layers_of(architecture, layout)
     elements = architecture.cache_elements(1, layout.tp) / architecture.layers * max(map(len, stages))
     return ceil(BLOCK_POSITIONS * elements * BYTES[dtype])
 
 
 def cache_room(
-    architecture: Architecture, machine: Machine, layout: Layout, dtype: Dtype, step_tokens: int, free: float
+    architecture: Architecture,
+    machine: Machine,
+    layout: Layout,
+    dtype: Dtype,
+    step_tokens: int,
+    free: float,
+    compression: Sequence[Compression] = (),
 ) -> float:
     """Return the bytes of a rank's free memory that weights and a step of so many tokens leave for its cache."""
     setup = InferenceSetup(
@@ -89,7 +96,10 @@ def cache_room(
         prompt_tokens=step_tokens,
         new_tokens=0,
         compute=dtype,
-        weights=dtype,
+        weights=stored_as(compression, dtype),
+        quantised_head=True,
+        int4_group=OWN_INT4_GROUP,
+        int4_zero_points=machine.accelerator.kind != "cpu",
     )
     own = inference_memory(setup)
     return _MEMORY_SHARE * free - (own.total - own.kv_cache)
@@ -121,11 +131,12 @@ def _blocks(
             free = _free_of(devices[:ranks], int(machine.accelerator.memory_bytes))
         else:
             free = host_memory_available() // ranks
-        found = int(cache_room(architecture, machine, asked.layout, asked.dtype, step, free) / one)
+        room = cache_room(architecture, machine, asked.layout, asked.dtype, step, free, asked.compression)
+        found = int(room / one)
     if found < longest:
-        room = max(0, found) * BLOCK_POSITIONS
+        positions = max(0, found) * BLOCK_POSITIONS
         raise ValueError(
-            f"the key-value cache has room for {room} tokens, but one sequence has up to {length}; "
+            f"the key-value cache has room for {positions} tokens, but one sequence has up to {length}; "
             "lower --max-length, use more ranks (--tp, --pp) or raise --kv-cache-gib"
         )
     return found if asked.kv_cache_gib is not None else min(found, wanted)

@@ -185,16 +185,20 @@ class Front:
                 return None
             try:
                 if response.status_code in (429, 503):
-                    return Refusal(response.status_code, _kept(response), await response.aread())
+                    # As it came: its headers say whether it is compressed.
+                    refused = b"".join([piece async for piece in response.aiter_raw()])
+                    return Refusal(response.status_code, _kept(response), refused)
                 if response.status_code >= 500:
                     load.failures += 1
                 begun = True
                 await send({"type": "http.response.start", "status": response.status_code, "headers": _kept(response)})
-                async for piece in response.aiter_raw():
-                    if gone.done():
-                        return None  # closing the connection ends the answer there too
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
+                # A stream begins long before its first token, where its request waits.
+                with suppress(TimeoutError):  # the client is gone: closing the connection ends the answer there too
+                    async with asyncio.timeout(None) as until_gone:
+                        gone.add_done_callback(lambda _: _end_now(until_gone))
+                        async for piece in response.aiter_raw():
+                            await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        await send({"type": "http.response.body", "body": b""})
                 return None
             finally:
                 await response.aclose()
@@ -282,6 +286,12 @@ async def _body(receive: Receive) -> bytes | None:
             return None
         if not message.get("more_body", False):
             return bytes(whole)
+
+
+def _end_now(limit: asyncio.Timeout) -> None:
+    """Let a block end, if it has not ended already."""
+    with suppress(RuntimeError):
+        limit.reschedule(0.0)
 
 
 async def _until_gone(receive: Receive) -> None:

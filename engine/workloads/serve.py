@@ -156,6 +156,7 @@ def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
     asked = AskedSizes(
         layout=cell.layout,
         dtype=cell.dtype,
+        compression=cell.compression,
         device=None if wanted.on_gpus else "cpu",
         cores_per_rank=cell.cores_per_rank,
         max_length=work.server_tokens,

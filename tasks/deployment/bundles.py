@@ -128,7 +128,8 @@ def make_bundle(
 def served_length(manifest: ModelManifest, wanted: int | None) -> int:
     """Return the tokens of the longest prompt and answer that are served. wanted: by the user; None: chosen here."""
     # Not a key of config.json, which may leave it to the family's default.
-    limit = read_architecture(manifest.config, manifest.identity).max_positions
+    architecture = read_architecture(manifest.config, manifest.identity)
+    limit = architecture.max_positions if wanted is None else architecture.position_limit
     length = _MAX_LENGTH if wanted is None else wanted
     return length if limit is None else min(limit, length)
 

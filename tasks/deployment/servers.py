@@ -122,7 +122,7 @@ def _blocks(place: Place, bundle: ServingBundle, spec: ServerSpec, ranks: int, s
     gpu = None if spec.device == "cpu" else place.gpu_memory_bytes()
     memory = (place.memory_bytes() / ranks if gpu is None else gpu) / spec.share
     machine = estimated_machine(this_fingerprint())
-    left = cache_room(architecture, machine, bundle.layout, bundle.dtype, step_tokens, memory)
+    left = cache_room(architecture, machine, bundle.layout, bundle.dtype, step_tokens, memory, bundle.compression)
     room = min(_CACHE_SHARE * memory, left)
     longest = ceil((bundle.max_length or BLOCK_POSITIONS) / BLOCK_POSITIONS)
     found = int(room / block_bytes(architecture, bundle.layout, bundle.dtype))

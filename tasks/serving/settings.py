@@ -19,7 +19,7 @@ from tasks.planning.inputs import model_spec, planned_model
 
 DECODERS = "engine.serving.http.main"
 _LENGTH_WITHOUT_POSITIONS = 512
-"""Tokens of a text for a model with relative positions, which has no longest one."""
+"""Tokens of a text for a model with relative positions that was made for no length; it takes any."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def make_settings(asked: ServerRequest, folder: Path, cache: Path, base: Path) -
     asked_sizes = AskedSizes(
         layout=asked.layout,
         dtype=asked.dtype,
+        compression=asked.compression,
         device=asked.device,
         cores_per_rank=asked.cores_per_rank,
         max_length=asked.max_length,
@@ -123,8 +124,8 @@ def _without_cache(
     ):
         if given:
             raise only_of_decoders(option, model.name, architecture)
-    limit = architecture.max_positions
-    length = asked.max_length or limit or _LENGTH_WITHOUT_POSITIONS
+    limit = architecture.position_limit
+    length = asked.max_length or architecture.max_positions or _LENGTH_WITHOUT_POSITIONS
     if limit is not None and length > limit:
         raise ValueError(f"--max-length {length}: {model.name} has {limit} positions")
     return ServingSettings(

@@ -98,16 +98,27 @@ def ranked(
     """Return all candidates: those that fit by predicted time, then those that do not fit by memory.
 
     global_batch: sequences of a step, or generated at once, over all ranks.
-    Raises ValueError if no layout is valid, naming valid ones.
+    Raises ValueError if no layout is valid, naming valid ones, or if a link is not known that all those that fit need.
     """
     if ranks < 1 or global_batch < 1:
         raise ValueError(f"ranks {ranks}, batch {global_batch}: use at least 1 of each")
+    unjoined: list[ValueError] = []
+
+    def evaluated(layout: Layout) -> list[EvaluatedSetup]:
+        try:
+            return list(_candidates(base, layout, global_batch, limits))
+        except ValueError as error:  # no link is known that this layout needs; replicas of others may need none
+            unjoined.append(error)
+            return []
+
     inside = list(layouts(base, ranks, global_batch, limits))
-    found = [each for layout in inside for each in _candidates(base, layout, global_batch, limits)]
+    found = [each for layout in inside for each in evaluated(layout)]
     if not any(candidate.fits for candidate in found):
         wider = [layout for layout in layouts(base, ranks, global_batch, limits, across_nodes=True)]
         new = [layout for layout in wider if layout not in inside]
-        found += [each for layout in new for each in _candidates(base, layout, global_batch, limits)]
+        found += [each for layout in new for each in evaluated(layout)]
+    if unjoined and not any(candidate.fits for candidate in found):
+        raise unjoined[0]
     if not found:
         fewer = (n for n in range(ranks - 1, 0, -1) if any(layouts(base, n, global_batch, limits, across_nodes=True)))
         raise ValueError(

@@ -109,6 +109,16 @@ class _Sizes:
         return max(experts, default=self.architecture.feed_forward) / self.tp
 
     @property
+    def shared_experts(self) -> float:
+        """Experts that every token goes to, as many of a routed one's width."""
+        shared = [
+            weight.shape[0]
+            for weight in self.architecture.weights
+            if weight.name.startswith("shared_") and weight.split == 0
+        ]
+        return sum(shared) / self.tp / self.feed_forward
+
+    @property
     def stream(self) -> float:
         """Bytes of the residual stream."""
         return self.scattered * self.architecture.hidden * self.widths.residual
@@ -277,7 +287,8 @@ def _block(sizes: _Sizes) -> tuple[TapePasses, float, float, float]:
     queries, keys = sizes.queries, sizes.keys
     per_rank = sum(w.shard(sizes.tp) * w.copies for w in architecture.weights if w.block) / max(architecture.layers, 1)
     matrices = hidden * (2 * queries + 2 * keys)
-    matrices += (3 if architecture.gated else 2) * hidden * sizes.feed_forward * architecture.experts
+    experts = architecture.experts + sizes.shared_experts
+    matrices += (3 if architecture.gated else 2) * hidden * sizes.feed_forward * experts
     # With shared or different layers: the mean layer's.
     share = min(1.0, per_rank / matrices)
     vectors = max(0.0, per_rank - matrices) / 2
@@ -344,8 +355,8 @@ def _branch(sizes: _Sizes) -> Gradient:
 def _feed_forward(tape: Tape, x: TapeValue, sizes: _Sizes, kept: list[float], share: float, local: bool) -> TapeValue:
     architecture, product = sizes.architecture, sizes.widths.product
     hidden, inner = architecture.hidden, sizes.feed_forward
-    tokens = sizes.tokens * architecture.experts_per_token
-    size, elements = tokens * inner * product, share * hidden * inner * architecture.experts
+    tokens = sizes.tokens * (architecture.experts_per_token + sizes.shared_experts)
+    size, elements = tokens * inner * product, share * hidden * inner * (architecture.experts + sizes.shared_experts)
     if architecture.gated:
         gate = _linear(tape, x, sizes, hidden, inner, elements, tokens, pointwise=local)
         bent = tape.apply((gate,), size, (gate,), (size,))

@@ -13,7 +13,13 @@ from math import ceil
 
 from configs.hardware.hardware import Accelerator
 from engine.planner.architecture import Architecture
-from engine.planner.memory.stored import BYTES, feed_forward_width, stored_bytes, stored_stage_layers
+from engine.planner.memory.stored import (
+    BYTES,
+    feed_forward_width,
+    is_quantised,
+    stored_bytes,
+    stored_stage_layers,
+)
 from engine.planner.results import Memory
 from engine.planner.setup import InferenceSetup
 
@@ -102,7 +108,7 @@ def _stage(setup: InferenceSetup, stage: int, all_logits: bool) -> Memory:
 def _parameter_bytes(setup: InferenceSetup, layers: Sequence[int], first: bool, last: bool) -> float:
     """Return parameter bytes: blocks by their share of layers; tables on the first stage; norm and head on the last.
 
-    On a CPU products are packed, so a tied head is a copy beside the table.
+    On a CPU products are packed, and quantised weights are other numbers than the table's: a tied head is a copy there.
     """
     architecture, packs = setup.architecture, setup.machine.accelerator.kind == "cpu"
     share = len(layers) / max(architecture.layers, 1)
@@ -113,7 +119,8 @@ def _parameter_bytes(setup: InferenceSetup, layers: Sequence[int], first: bool, 
         elif weight.role == "embedding":
             total += weight.copies * stored_bytes(weight, setup) * first
         elif last:
-            own = max(weight.copies, 1) if packs or not first else weight.copies
+            apart = packs or not first or is_quantised(weight, setup)
+            own = max(weight.copies, 1) if apart else weight.copies
             total += own * stored_bytes(weight, setup)
     return total
 

@@ -8,17 +8,28 @@ scale for each output (LLM.int8, arXiv 2208.07339); int4 a 16-bit scale and zero
 (GPTQ, arXiv 2210.17323; AWQ, arXiv 2306.00978; both name 128 as their usual group).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from configs.common.execution import Layout
+from configs.common.execution import Dtype, Layout
 from configs.common.printable import plural
 from engine.planner.architecture import Architecture, Weight
-from engine.planner.setup import InferenceSetup
+from engine.planner.setup import InferenceSetup, WeightFormat
 from engine.planner.stages import balanced_stages
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "float8": 1.0, "int8": 1.0, "int4": 0.5}
 QUANTISED = ("float8", "int8", "int4")
+OWN_INT4_GROUP = 32
+"""Weights that share a scale in our engine's int4 (docs/reference/compression.md)."""
 _SCALE_BYTES = 2
+
+
+def stored_as(compression: Sequence[str], dtype: Dtype) -> WeightFormat:
+    """Return the format in which our engine stores products after passes over them: pruned ones are dense.
+
+    What a level (`balanced`) becomes is known on the machine alone, and counts as no compression.
+    """
+    passes: dict[str, WeightFormat] = {"int8": "int8", "int8_dynamic": "int8", "int4": "int4", "float8": "float8"}
+    return next((passes[one] for one in compression if one in passes), dtype)
 
 
 def is_quantised(weight: Weight, setup: InferenceSetup) -> bool:
@@ -50,16 +61,14 @@ def stored_bytes(weight: Weight, setup: InferenceSetup) -> float:
 
 def stored_stage_layers(setup: InferenceSetup) -> list[Sequence[int]]:
     """Return the layers of each pipeline stage, as `stage_layers_of`."""
-    return stage_layers_of(setup.architecture, setup.layout, lambda weight: stored_bytes(weight, setup))
+    return stage_layers_of(setup.architecture, setup.layout)
 
 
-def stage_layers_of(
-    architecture: Architecture, layout: Layout, bytes_of: Callable[[Weight], float]
-) -> list[Sequence[int]]:
+def stage_layers_of(architecture: Architecture, layout: Layout) -> list[Sequence[int]]:
     """Return the layers of each pipeline stage, as the engine splits them; layers of all kinds count equally.
 
-    bytes_of: a copy of a weight, in any unit. A stage of an encoder-decoder has a slice of both, and the tables count
-    towards the decoder's. Raises ValueError for more stages than layers.
+    It counts elements, whatever the weights become on the ranks. A stage of an encoder-decoder has a slice of both, and
+    the tables count towards the decoder's. Raises ValueError for more stages than layers.
     """
     stages = layout.pp
     if stages > architecture.most_stages:
@@ -75,11 +84,11 @@ def stage_layers_of(
     for weight in architecture.weights:
         if weight.block:
             of_encoder = both and weight.stream == "source" and not weight.name.startswith("cross_")
-            blocks += 0.0 if of_encoder else weight.copies * bytes_of(weight)
-        elif weight.role == "embedding":
-            embedding += weight.copies * bytes_of(weight)
-        else:  # a tied head is a copy on the last stage
-            head += max(weight.copies, 1) * bytes_of(weight)
+            blocks += 0.0 if of_encoder else weight.copies * weight.size
+        elif weight.name == "embedding":  # of words: `engine.models.stages` counts no other table, and no norm
+            embedding += weight.copies * weight.size
+        elif weight.role == "head":  # a tied one is a copy on the last stage
+            head += max(weight.copies, 1) * weight.size
     first = embedding if layout.stage_balance == "memory" else 0.0
     layers = architecture.layers - encoder
     main = balanced_stages(layers, stages, blocks / max(layers, 1), first, head)
@@ -102,8 +111,24 @@ def slowest_stage(setup: InferenceSetup) -> float:
 
 
 def feed_forward_width(architecture: Architecture) -> int:
-    """Return elements a token in the widest feed-forward: a dense one's, or of all routed experts."""
-    dense = [weight for weight in architecture.weights if "mlp" in weight.name and weight.split == 0]
-    routed = max((weight.shape[0] for weight in dense if weight.share < 1), default=0) * architecture.experts_per_token
-    plain = max((weight.shape[0] for weight in dense if weight.share == 1), default=0)
-    return max(routed, plain) or architecture.feed_forward
+    """Return elements a token in the widest feed-forward: a dense one's, of all routed experts, or of all shared ones.
+
+    Shared experts are computed before or after the routed ones.
+    """
+    return max(_feed_forward_widths(architecture)) or architecture.feed_forward
+
+
+def activated_width(architecture: Architecture) -> int:
+    """Return elements a token that the widest feed-forward activates: routed and shared experts together, or dense."""
+    dense, routed, shared = _feed_forward_widths(architecture)
+    return max(dense, routed + shared) or architecture.feed_forward
+
+
+def _feed_forward_widths(architecture: Architecture) -> tuple[int, int, int]:
+    """Return elements a token of a dense feed-forward, of its routed experts and of its shared ones; 0: it has none."""
+    first = [weight for weight in architecture.weights if "mlp" in weight.name and weight.split == 0]
+    routed = max((weight.shape[0] for weight in first if weight.share < 1), default=0) * architecture.experts_per_token
+    whole = [weight for weight in first if weight.share == 1]
+    shared = max((weight.shape[0] for weight in whole if weight.name.startswith("shared_")), default=0)
+    dense = max((weight.shape[0] for weight in whole if not weight.name.startswith("shared_")), default=0)
+    return dense, routed, shared

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine.planner.architecture import Architecture, Weight
 from engine.planner.flops import attention_pairs, recomputed_share
-from engine.planner.memory.stored import feed_forward_width
+from engine.planner.memory.stored import activated_width
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.constants import DeviceConstants
 
@@ -205,7 +205,7 @@ def _elementwise(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     tokens = setup.micro_batch * setup.sequence_length
     residual = 6 if setup.compiled else 10
     active = (3 if setup.compiled else 5) if architecture.gated else 2
-    elements = residual * architecture.hidden + active * feed_forward_width(architecture) / tp
+    elements = residual * architecture.hidden + active * activated_width(architecture) / tp
     # Under autocast norms and residual sums are in float32, the rest in bfloat16: three bytes on average.
     element = {"float32": 4, "bfloat16_autocast": 3}.get(setup.precision, 2)
     kernels = (4 if setup.compiled else 8) * device.kernel_seconds

@@ -17,7 +17,7 @@ from engine.planner.architecture import Architecture, Weight
 from engine.planner.memory.stored import (
     BYTES,
     QUANTISED,
-    feed_forward_width,
+    activated_width,
     is_quantised,
     shard_elements,
     slowest_stage,
@@ -287,5 +287,5 @@ def _touched_elements(architecture: Architecture, tp: int) -> float:
 
     Residual stream: eight at two norms and two sums. Feed-forward: its gate, its other half and their product.
     """
-    wide = (3 if architecture.gated else 2) * feed_forward_width(architecture) / tp
+    wide = (3 if architecture.gated else 2) * activated_width(architecture) / tp
     return architecture.layers * (8 * architecture.hidden + wide)

@@ -49,6 +49,11 @@ def plan_service(request: PlanRequest) -> int:
     if best.point.batch == max(wish.batches) and request.serve:
         assumed.append(f"at most {best.point.batch} sequences at once a replica, the most of any measured row")
     assumed.append(f"weights in {wish.weights}")
+    if any(one.point.tp * one.point.pp > wish.machine.joined_ranks for one in front):
+        assumed.append(
+            f"replicas of more than {wish.machine.joined_ranks} devices span machines, and what their stages send each "
+            "other takes no time"
+        )
     measurement, left = best_measurement(wish, calibrated, best)
     if request.as_json:
         answer = {

@@ -14,7 +14,15 @@ from openai.types import Completion
 
 from configs.common.files.project_files import ROOT
 from configs.serving.settings import ServingLimits
-from engine.answering.app import AnsweringServer, EmbeddingRequest, Figures, SourceRequest, _complete, _embed
+from engine.answering.app import (
+    AnsweringServer,
+    EmbeddingRequest,
+    Figures,
+    SourceRequest,
+    _complete,
+    _embed,
+    answering_app,
+)
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
 from engine.serving.http.schema import ChatRequest, CompletionRequest, read_request
@@ -88,6 +96,48 @@ def test_openais_client_gets_embeddings_without_naming_a_form() -> None:
         found = client.embeddings.create(model="m", input=[[1, 2], [3]], **given)  # type: ignore[call-overload]
         assert [one.embedding for one in found.data] == [pytest.approx(vector) for vector in vectors]
         assert found.usage.prompt_tokens == found.usage.total_tokens == 3
+
+
+@pytest.mark.parametrize(("leaves", "batches"), [(True, 1), (False, 2)])
+def test_a_request_is_given_up_when_its_client_goes_or_its_time_is_over(leaves: bool, batches: int) -> None:
+    """Every batch of it was computed, and each had the time of a whole request."""
+    asked: list[int] = []
+    begun = asyncio.Event()
+
+    async def ask(tokens: list[list[int]], new_tokens: int) -> dict[str, Any]:
+        asked.append(len(tokens))
+        begun.set()
+        await asyncio.sleep(600 if leaves or len(asked) == 2 else 0.01)
+        return {"vectors": [[1.0]] * len(tokens)}
+
+    limits = ServingLimits(request_seconds=600 if leaves else 1.0)
+    settings: Any = SimpleNamespace(name="m", limits=limits, max_length=16, max_sequences=4)
+    model: Any = SimpleNamespace(name="m", check_tokens=lambda ids: None)
+    computing: Any = SimpleNamespace(ask=ask, ready=True)
+    figures = Figures("m")
+    app = answering_app(AnsweringServer(settings, model, computing, figures, None, encodes=True))
+    body = json.dumps({"model": "m", "input": [[1]] * 12}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "query_string": b""}
+    sent: list[Any] = []
+
+    async def scenario() -> None:
+        messages = [{"type": "http.request", "body": body}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await begun.wait()
+            await asyncio.sleep(0 if leaves else 600)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await asyncio.wait_for(app(scope, receive, send), 60)
+
+    asyncio.run(scenario())
+    assert (sent[0]["status"], asked) == (499 if leaves else 504, [4] * batches)
+    assert b'vllm:request_success_total{model_name="m"} 0.0' in figures.write(0)
 
 
 def test_the_fields_of_requests_are_in_the_page_on_serving() -> None:

@@ -132,3 +132,34 @@ def test_the_batch_that_is_computed_does_not_wait(tmp_path: Path) -> None:
         assert await asyncio.gather(*asked) == [{}, {}]
 
     asyncio.run(scenario())
+
+
+def test_who_is_cancelled_leaves_the_queue_and_a_hung_process_is_ended_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(SCRIPT)
+    program.chmod(0o755)
+    monkeypatch.setattr(computing, "sys", SimpleNamespace(executable=str(program)))
+
+    async def scenario() -> dict[str, object]:
+        made = Computing(tmp_path / "settings.json", tmp_path / "rank.log", max_waiting=4, limit_seconds=1.0)
+        await made.start()
+        try:
+            await ready(made)
+            hung = made._process
+            assert hung is not None
+            asked = [asyncio.create_task(made.ask([[1]], 0)) for _ in range(3)]
+            await asyncio.sleep(0.01)
+            for one in reversed(asked):
+                one.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            assert made.waiting == 0 and made._number == 1, "those that waited were never computed"
+            await asyncio.wait_for(hung.wait(), 300)
+            await ready(made)
+            made._limit_seconds = 60.0
+            return await made.ask([[1]], 0)
+        finally:
+            await made.stop()
+
+    assert asyncio.run(scenario())["vectors"] == [[1.0]]

@@ -10,18 +10,19 @@ from benchmarks.planner.cells import made_up_calibration
 from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
 from configs.hardware.catalog import accelerator, instance
-from configs.hardware.hardware import Machine
+from configs.hardware.hardware import Link, Machine
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.catalog import find_model
-from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, interval, predict_cell
+from engine.planner.cells import RANDOM_PROMPT_TOKENS, Learned, inference_setup, interval, predict_cell
 from engine.planner.families import read_architecture
 from engine.planner.local import with_cores
 from engine.planner.memory.inference import inference_memory
 from engine.planner.setup import InferenceSetup, TrainingSetup
 from engine.planner.timing.cpu import measured_generation_time, measured_step_time, seconds_at
+from engine.planner.timing.inference import generation_time
 from engine.planner.trained_cells import EAGER_LAYER_SECONDS
 
 SMALL = read_architecture(ARCHITECTURES["llama-1m"], "llama-1m")
@@ -59,6 +60,20 @@ def test_a_decode_step_by_hand() -> None:
     cached = 2 * LARGE.layers * LARGE.kv_heads * LARGE.head_dim * 4 * (16 + 4)
     expected += rates.recorded_step_seconds + cached / rates.context_bytes_per_second["float32"]
     assert measured_generation_time(setup).token_seconds == pytest.approx(expected)
+
+
+def test_stages_of_a_calibrated_machine_work_at_once_on_micro_batches() -> None:
+    """Every micro-batch had the prediction of the whole batch, computed by one stage after another."""
+    link = Link(name="memory", latency_seconds=1e-4, bytes_per_second=1e9)
+    there = made_up_calibration().to_machine(2).model_copy(update={"inside": link})
+    rates = {}
+    for size in (8, 4, 1):
+        cell = generate(Layout(pp=2), prompt_tokens=64, batch_size=8, num_prompts=8, micro_batch_size=size)
+        setup = inference_setup(cell, LARGE, there, 64, 8)
+        rates[size] = predict_cell(cell, LARGE, there).tokens_per_second
+        assert rates[size] == pytest.approx(generation_time(setup).tokens_per_second)
+    assert rates[1] and rates[8] and rates[1] < 0.9 * rates[8], "each stage reads its weights eight times"
+    assert rates[4] != rates[8]
 
 
 def test_a_pass_is_over_when_the_rank_with_most_prompts_is() -> None:

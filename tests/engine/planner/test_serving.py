@@ -55,6 +55,24 @@ def test_a_cache_that_does_not_fit_beside_others_is_refused(monkeypatch: pytest.
         server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
 
 
+def test_compressed_weights_leave_room_for_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server in int8 was refused on a GPU that its weights leave half of: they were counted in 16 bits."""
+    monkeypatch.setattr(serving, "local_devices", lambda _: (H100,))
+    monkeypatch.setattr(serving, "free_memory_bytes", lambda _: 14 * GIB)
+    architecture = read_architecture(CONFIG, "llama-7b")
+    with pytest.raises(ValueError, match="room for 0 tokens"):
+        server_sizes(AskedSizes(), architecture, "llama-7b", tmp_path)
+    one = block_bytes(architecture, Layout(), "bfloat16")
+    caches = [
+        one * server_sizes(AskedSizes(compression=passes), architecture, "llama-7b", tmp_path).blocks
+        for passes in (("prune_50", "int8"), ("int4",))
+    ]
+    assert caches[0] == pytest.approx((0.9 * 14 - 7) * GIB, rel=0.1)
+    assert caches[1] - caches[0] == pytest.approx(32 * (4 * 4096**2 + 3 * 4096 * 11008) * 3 / 8, rel=0.05)
+    with pytest.raises(ValueError, match="room for 0 tokens"):  # what a level becomes is known on the machine alone
+        server_sizes(AskedSizes(compression=("aggressive",)), architecture, "llama-7b", tmp_path)
+
+
 @pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 3080", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", "AMD GPU"])
 def test_a_gpu_that_the_catalog_does_not_have_can_serve(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str

@@ -1,5 +1,6 @@
 """A front over real servers: tokens, refusals passed on, a backend that dies, a configuration that changes."""
 
+import gzip
 import json
 import socket
 import threading
@@ -19,11 +20,11 @@ from tests.support.run_folders.studies import wait_until
 
 
 class Upstream:
-    """A server that answers with its name; `status`, `cut` and `dies` say how else."""
+    """A server that answers with its name; `status`, `cut`, `dies`, `packs` and `pauses` say how else."""
 
     def __init__(self, name: str) -> None:
         self.name, self.status, self.cut, self.dies, self.keys = name, 200, False, False, list[str | None]()
-        self.away, self.gets = False, list[dict[str, str]]()
+        self.away, self.packs, self.pauses, self.gets = False, False, False, list[dict[str, str]]()
         self.asked, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
         upstream = self
@@ -46,7 +47,12 @@ class Upstream:
                 upstream.keys.append(self.headers.get("Authorization"))
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 upstream.asked.set()
+                if upstream.pauses:
+                    self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nbegun")
+                    self.close_connection = True
                 upstream.go_on.wait(600)  # longer than any limit of a test
+                if upstream.pauses:
+                    return
                 if upstream.dies:
                     self.close_connection = True
                     return
@@ -58,6 +64,9 @@ class Upstream:
 
             def _send(self, status: int, data: bytes) -> None:
                 self.send_response(status)
+                if upstream.packs:
+                    data = gzip.compress(data)
+                    self.send_header("Content-Encoding", "gzip")
                 self.send_header("Content-Length", str(len(data)))
                 self.send_header("Set-Cookie", f"session=of-{upstream.name}; Path=/")
                 self.end_headers()
@@ -124,6 +133,16 @@ def test_refused_and_unreachable_backends_are_passed_over(tmp_path: Path) -> Non
         assert {post(url).json()["name"] for _ in range(4)} == {"b"}
         two.status = 429
         assert post(url).status_code in (429, 503)
+
+
+@pytest.mark.parametrize("status", [200, 429])
+def test_a_compressed_answer_stays_as_it_came(tmp_path: Path, status: int) -> None:
+    """A refusal was unpacked and sent with the header of a packed one, which no client could read."""
+    with upstreams("a") as (one,), running_front(tmp_path, config(one.backend)) as url:
+        one.status, one.packs = status, True
+        answer = post(url)
+        assert (answer.status_code, answer.json()) == (status, {"name": "a"})
+        assert answer.headers["content-encoding"] == "gzip"
 
 
 def test_an_answer_that_breaks_is_not_repeated(tmp_path: Path) -> None:
@@ -214,9 +233,14 @@ def test_a_request_waits_for_a_backend_and_then_says_so(tmp_path: Path) -> None:
         assert answer.status_code == 503 and "no server of this address is ready" in answer.text
 
 
-def test_a_client_that_hangs_up_before_its_answer_frees_its_place(tmp_path: Path) -> None:
-    """The server behind is told so by its closed connection, and stops computing."""
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_client_that_hangs_up_before_its_answer_frees_its_place(tmp_path: Path, begun: bool) -> None:
+    """The server behind is told so by its closed connection, and stops computing.
+
+    A stream has begun before its first token: while that was waited for, nobody noticed.
+    """
     with upstreams("a") as [one], running_front(tmp_path, config(one.backend)) as url:
+        one.pauses = begun
         one.go_on.clear()
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url + "/v1/completions", json={}, headers={"Authorization": "Bearer front-key"},

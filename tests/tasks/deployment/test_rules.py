@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from configs.common.execution import Layout
+from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import POOLING, read_model_manifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
@@ -186,6 +187,12 @@ def test_a_server_takes_no_longer_texts_than_the_model(config: dict[str, Any], s
     """A limit that config.json leaves to its family was taken for 2048."""
     manifest: Any = SimpleNamespace(config={"vocab_size": 128, **config}, identity="model")
     assert served_length(manifest, None) == served
+
+
+@pytest.mark.parametrize(("wanted", "served"), [(None, 512), (900, 900)])
+def test_a_model_whose_positions_are_distances_is_served_longer_texts(wanted: int | None, served: int) -> None:
+    manifest: Any = SimpleNamespace(config=ARCHITECTURES["t5-1m"], identity="t5")
+    assert served_length(manifest, wanted) == served
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_a_cache_fits_beside_the_weights(
     assert 2 * GIB < settings.blocks * one < 0.9 * room - WEIGHTS
 
 
+def test_a_cache_takes_what_compressed_weights_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU of 16 GiB a deployment in int8 had the blocks of a single sequence."""
+    monkeypatch.setattr(servers, "load_manifest", lambda _: SimpleNamespace(config=CONFIG, identity="llama-8b"))
+    spec, small = ServerSpec("folder", "key", 4e9), place(64 * GIB, 16 * GIB)
+    assert settings_of(small, BUNDLE, spec, "manifest.json").blocks == 128
+    compressed = BUNDLE.model_copy(update={"compression": ("int8",)})
+    assert settings_of(small, compressed, spec, "manifest.json").blocks > 16 * 128
+
+
 def test_a_rank_has_a_gpu_to_itself() -> None:
     assert _memory_of_rank(place(512 * GIB, 24 * GIB), None, 4) == 24 * GIB
     assert _memory_of_rank(place(512 * GIB, 24 * GIB), "cpu", 4) == 128 * GIB

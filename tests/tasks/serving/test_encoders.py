@@ -42,6 +42,15 @@ def test_a_model_without_a_cache_is_served(
         assert refused.status_code == 404 and refused.json()["error"]["type"] == "not_found_error"
 
 
+@pytest.mark.parametrize(("said", "length"), [(None, 512), (900, 900)])
+def test_a_model_whose_positions_are_distances_takes_longer_texts(
+    tmp_path: Path, said: int | None, length: int
+) -> None:
+    """T5 was made for 512 tokens and takes more; `--max-length 900` was refused, as if it had a table of positions."""
+    wanted = asked("synthetic:t5-1m@0", max_length=said)
+    assert make_settings(wanted, tmp_path, tmp_path / "cache", tmp_path).max_length == length
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -77,6 +77,16 @@ def test_tensor_parallelism_leaves_the_node_only_where_nothing_else_fits() -> No
     assert best.fits
 
 
+def test_replicas_on_nodes_without_a_known_network_are_found() -> None:
+    """The first layout that spanned two nodes refused all of them, `or use at most 8 ranks`."""
+    alone = NODE.model_copy(update={"between": None})
+    found = ranked(InferenceSetup(LLAMA_70B, alone), 16, 4)
+    assert found[0].fits and all(each.setup.layout.dp > 1 for each in found)
+    for base, batch in ((InferenceSetup(LLAMA_70B, alone), 1), (OPT.replace(machine=alone), 16)):
+        with pytest.raises(ValueError, match="no link between nodes is known"):
+            ranked(base, 16, batch)
+
+
 def test_ranks_without_a_layout_are_told_the_next_number_that_has_one() -> None:
     of_three = InferenceSetup(find_model("gpt2"), instance("aws/p5.48xlarge"))  # 12 heads, 12 layers
     with pytest.raises(ValueError, match=r"use a batch that is a multiple of 13, or 12 ranks$"):

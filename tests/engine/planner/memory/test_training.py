@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from benchmarks.planner.memory import SHAPES, campaign, cells
 from configs.common.execution import Layout, Strategy
 from configs.hardware.hardware import Accelerator, Machine
 from engine.planner.architecture import Architecture
+from engine.planner.catalog import find_model
 from engine.planner.families import read_architecture
 from engine.planner.memory.activations import parts_of
 from engine.planner.memory.framework import Framework
@@ -111,6 +113,20 @@ def test_eager_attention_keeps_the_probabilities() -> None:
     tokens, heads = 128, 8
     # Probabilities instead of the output that fused attention keeps twice over (o_proj's input stays) and its rows.
     assert eager - fused == 4 * (heads * tokens * tokens) - 4 * heads * tokens
+
+
+@pytest.mark.parametrize(("name", "width"), [("llama-4-scout", 8192 + 8192), ("deepseek-v2-lite", 6 * 1408 + 2 * 1408)])
+def test_what_shared_experts_activate_is_kept_too(name: str, width: int) -> None:
+    """Llama 4 Scout lacked half of its feed-forwards: 12 of 47 GB of 4,096 tokens."""
+    model, tokens = find_model(name), 4096
+    attention = tuple(weight for weight in model.weights if "mlp" not in weight.name)
+    alone = replace(model, weights=attention, feed_forward=1, experts=1, experts_per_token=1)
+    wide, narrow = (
+        parts_of(setup(each, sequence_length=tokens, precision="bfloat16_mixed"), Framework()).block.saved
+        for each in (model, alone)
+    )
+    # In 16 bits: gate, the activated gate, its other half and their product.
+    assert wide - narrow == pytest.approx(4 * 2 * width * tokens, rel=1e-3)
 
 
 def test_autocast_keeps_a_copy_of_each_weight_and_of_each_product_s_input() -> None:

@@ -11,8 +11,10 @@ from configs.common.execution import Layout
 from configs.hardware.catalog import accelerator
 from configs.hardware.hardware import Accelerator, Link, Machine
 from engine.planner.architecture import Architecture
+from engine.planner.catalog import find_model
 from engine.planner.families import read_architecture
 from engine.planner.flops import model_flops, training_flops
+from engine.planner.memory.stored import activated_width
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import block_seconds, offload_seconds, optimizer_seconds
 from engine.planner.timing.constants import DeviceConstants, constants_for, prior_for
@@ -315,6 +317,14 @@ def test_experts_are_as_wide_as_the_config_says_of_them_and_not_as_a_dense_layer
     # Every layer has experts, so that the width of a dense one is nobody's.
     narrow, wide = (seconds(setup(config | {"intermediate_size": width}, slow)) for width in (1024, 8192))
     assert narrow == wide
+
+
+def test_shared_experts_are_activated_beside_the_routed_ones() -> None:
+    assert activated_width(find_model("llama-4-scout")) == 8192 + 8192
+    assert activated_width(find_model("deepseek-v2-lite")) == (6 + 2) * 1408
+    assert activated_width(find_model("deepseek-v3")) == 18432 == 8 * 2048 + 2048
+    assert activated_width(find_model("mixtral-8x7b")) == 2 * 14336
+    assert activated_width(find_model("llama-2-7b")) == 11008
 
 
 def test_hybrid_shards_are_those_of_a_node() -> None:

@@ -93,3 +93,11 @@ def test_lengths_that_the_model_has_no_positions_for_are_said() -> None:
     longer = CliRunner().invoke(app, [*words, "llama-2-7b", "--sequence-length", "8000"]).stdout
     assert "Assumed: sequences of 8,000 tokens, although llama-2-7b was made for 4,096" in longer
     assert "although" not in CliRunner().invoke(app, [*words, "llama-2-7b", "--sequence-length", "3000"]).stdout
+
+
+def test_replicas_over_several_machines_say_that_their_network_is_not_counted() -> None:
+    words = ("plan", "--serve", "--model", "llama-3.1-70b", "--accelerator", "rtx4090", "--json", "--gpus")
+    spanning, inside = (json.loads(CliRunner().invoke(app, [*words, gpus]).stdout) for gpus in ("16", "8"))
+    assert any(one["tp"] * one["pp"] > 8 for one in spanning["pareto_front"])
+    said = "replicas of more than 8 devices span machines, and what their stages send each other takes no time"
+    assert said in spanning["assumptions"] and said not in inside["assumptions"]
