@@ -6,20 +6,23 @@ check_requirements(plan, cache)          # StudyError; before anything is starte
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from configs.common.files.reading import brief
+from configs.families.positions import trained_positions
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, PlannedModel
-from configs.spec.cell import Cell
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
-from configs.workloads import descriptor_of
-from configs.workloads.prompted import PromptedWorkload
+from configs.workloads import AnyWorkload, descriptor_of
+from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
+from configs.workloads.serve import ServeWorkload
+from configs.workloads.train import TrainWorkload
 from engine.planner.families import read_architecture
 
 _RUN_ON = ("cuda", "rocm", "cpu")
@@ -104,38 +107,61 @@ def _live_without_training(plan: Plan) -> Iterator[str]:
 
 
 def _beyond_context(plan: Plan) -> Iterator[str]:
-    """Prompts and new tokens that exceed the positions of a model, where its configuration is at hand."""
+    """Sequences that exceed the positions of a model, where its configuration is at hand."""
     models = {model.identity: model for model in plan.models if model.manifest}
-    limits: dict[str, int | None] = {}
+    limits: dict[str, _Limits] = {}
     for cell in plan.cells.values():
         model = models.get(cell.model or "")
-        if model is None or cell.engine != "rankwise" or not isinstance(cell.workload, PromptedWorkload):
+        if model is None or cell.engine != "rankwise":
             continue
         if model.identity not in limits:
-            limits[model.identity] = _max_positions(model)
-        limit = limits[model.identity]
-        if limit is not None:
-            yield from _too_long(cell, cell.workload, model.name, limit)
+            limits[model.identity] = _limits(model)
+        problem = _too_long(cell.workload, limits[model.identity])
+        if problem is not None:
+            most, told = problem
+            yield f"{told}, but model {brief(model.name)[1:-1]} has {most}"
 
 
-def _too_long(cell: Cell, workload: PromptedWorkload, name: str, limit: int) -> Iterator[str]:
-    prompt = workload.prompt_tokens or 1
-    positions = workload.positions(prompt)
-    if positions <= limit:
-        return
-    field = "new_tokens" if workload.decoded_tokens >= prompt else "prompt_tokens"
-    yield (
-        f"workload.{field}: {prompt} prompt tokens with {workload.decoded_tokens} new ones take {positions} positions, "
-        f"but model {brief(name)[1:-1]} has {limit}"
-    )
+class _Limits(NamedTuple):
+    """Tokens of a sequence of a model by what is done with it; None: unlimited, or unknown."""
+
+    prompted: int | None = None
+    served: int | None = None
+    trained: int | None = None
 
 
-def _max_positions(model: PlannedModel) -> int | None:
-    """Positions of a decoder or encoder; None where nothing limits them, or the planner does not know the family."""
+def _too_long(work: AnyWorkload, limits: _Limits) -> tuple[int, str] | None:
+    """Return the limit that a workload exceeds, and which field does; None for one within all."""
+    if isinstance(work, PromptedWorkload) and limits.prompted is not None:
+        # The length of a file's prompts is known only to the tokenizer.
+        prompt = work.prompt_tokens or (RANDOM_PROMPT_TOKENS if work.prompts is None else 1)
+        positions, new = work.positions(prompt), work.decoded_tokens
+        if positions > limits.prompted:
+            field = "new_tokens" if new >= prompt else "prompt_tokens"
+            told = f"{prompt} prompt tokens with {new} new ones take {positions} positions"
+            return limits.prompted, f"workload.{field}: {told}"
+    if isinstance(work, ServeWorkload) and limits.served is not None and (work.server_tokens or 0) > limits.served:
+        field = "new_tokens" if work.max_length is None else "max_length"
+        return limits.served, f"workload.{field}: a sequence takes up to {work.server_tokens} positions"
+    if not isinstance(work, TrainWorkload) or work.task == "image_classification" or limits.trained is None:
+        return None
+    if work.sequence_length > limits.trained:
+        return limits.trained, f"workload.sequence_length: a sequence takes {work.sequence_length} positions"
+    return None
+
+
+def _limits(model: PlannedModel) -> _Limits:
+    """Read the limits of a model; those of inference where the planner knows the family."""
     try:
-        architecture = read_architecture(read_model_manifest(Path(model.manifest)).config, model.name)
+        config = read_model_manifest(Path(model.manifest)).config
+        trained = trained_positions(config)
     except (OSError, ValueError):
-        return None
+        return _Limits()
+    try:
+        architecture = read_architecture(config, model.name)
+    except ValueError:
+        return _Limits(trained=trained)
+    prompted = architecture.max_positions or architecture.positions or None
     if architecture.kind == "encoder_decoder":
-        return None
-    return architecture.max_positions or architecture.positions or None
+        prompted = None
+    return _Limits(prompted, architecture.max_positions, trained)

@@ -19,6 +19,7 @@ STUDY: dict[str, Any] = {
     "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "num_prompts": 4},
     "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
 }
+TRAINED = {"batch": {"kind": "sweep", "over": {"global_batch_size": [4, 8]}}}
 
 
 def checked(tmp_path: Path, **changes: Any) -> Plan:
@@ -75,6 +76,35 @@ def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_pa
     ]
     [problem] = problems(tmp_path, workload=work | {"prompt_tokens": 2 * limit})
     assert problem.startswith("workload.prompt_tokens: ")
+
+
+def test_random_prompts_without_a_length_count_with_their_default(tmp_path: Path) -> None:
+    """They counted as one token: a study was valid, and each of its measurements failed."""
+    limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
+    work = {"kind": "generate", "num_prompts": 4}
+    assert checked(tmp_path, workload=work | {"new_tokens": limit - 32}).cells
+    assert problems(tmp_path, workload=work | {"new_tokens": limit - 31}) == [
+        f"workload.new_tokens: 32 prompt tokens with {limit - 31} new ones take {limit + 1} positions, "
+        f"but model m has {limit}"
+    ]
+
+
+def test_sequences_of_a_server_and_of_training_beyond_the_models_positions_are_refused(tmp_path: Path) -> None:
+    limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
+    serve = {"kind": "serve", "prompt_tokens": 8}
+    load: dict[str, Any] = {"experiments": {"load": {"kind": "load", "rate": 1}}}
+    assert checked(tmp_path, workload=serve | {"new_tokens": limit - 8}, **load).cells
+    assert problems(tmp_path, workload=serve | {"new_tokens": limit - 7}, **load) == [
+        f"workload.new_tokens: a sequence takes up to {limit + 1} positions, but model m has {limit}"
+    ]
+    [problem] = problems(tmp_path, workload=serve | {"new_tokens": 8, "max_length": 2 * limit}, **load)
+    assert problem.startswith("workload.max_length: ")
+    assert checked(tmp_path, workload=serve | {"new_tokens": limit - 7}, engine="vllm", **load).cells
+    train = {"kind": "train", "steps": 3}
+    assert checked(tmp_path, workload=train | {"sequence_length": limit}, experiments=TRAINED).cells
+    assert problems(tmp_path, workload=train | {"sequence_length": limit + 1}, experiments=TRAINED) == [
+        f"workload.sequence_length: a sequence takes {limit + 1} positions, but model m has {limit}"
+    ]
 
 
 def test_live_streams_need_a_cell_that_trains(tmp_path: Path) -> None:
