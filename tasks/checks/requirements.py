@@ -41,7 +41,7 @@ def check_requirements(plan: Plan, cache: Path) -> None:
 def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
     found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_live_without_training(plan)]
-    return list(dict.fromkeys([*found, *_beyond_context(plan)]))
+    return list(dict.fromkeys([*found, *_cold_without_files(plan), *_beyond_context(plan)]))
 
 
 def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
@@ -104,6 +104,17 @@ def _missing_libraries(plan: Plan) -> Iterator[str]:
 def _live_without_training(plan: Plan) -> Iterator[str]:
     if plan.measuring.live and not any(descriptor_of(cell.workload).trains for cell in plan.cells.values()):
         yield "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
+
+
+def _cold_without_files(plan: Plan) -> Iterator[str]:
+    """Our engine makes a synthetic model in memory: a cold load of one would be the same as any other."""
+    synthetic = {model.identity: model.name for model in plan.models if model.synthetic}
+    for cell in plan.cells.values():
+        if cell.page_cache == "cold" and cell.engine == "rankwise" and cell.model in synthetic:
+            yield (
+                f"page_cache: cold has no effect on model {brief(synthetic[cell.model])[1:-1]}, which is synthetic: "
+                "engine rankwise reads it from no file. Leave it out, or use a model in files"
+            )
 
 
 def _beyond_context(plan: Plan) -> Iterator[str]:

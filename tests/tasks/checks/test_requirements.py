@@ -107,6 +107,20 @@ def test_sequences_of_a_server_and_of_training_beyond_the_models_positions_are_r
     ]
 
 
+def test_a_cold_load_of_a_synthetic_model_is_refused(tmp_path: Path) -> None:
+    """Its points were measured like warm ones, and compared with them as if they differed."""
+
+    def over(**values: list[str]) -> dict[str, Any]:
+        return {"experiments": {"load": {"kind": "sweep", "over": values}}}
+
+    assert problems(tmp_path, **over(page_cache=["cold", "warm"])) == [
+        "page_cache: cold has no effect on model m, which is synthetic: engine rankwise reads it from no file. "
+        "Leave it out, or use a model in files"
+    ]
+    assert checked(tmp_path, **over(page_cache=["warm"])).cells
+    assert checked(tmp_path, **over(page_cache=["cold"], engine=["transformers"])).cells, "it reads a written copy"
+
+
 def test_live_streams_need_a_cell_that_trains(tmp_path: Path) -> None:
     assert problems(tmp_path, measuring={"live": ["tensorboard"]}) == [
         "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
