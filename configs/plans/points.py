@@ -22,6 +22,7 @@ from configs.spec.study import StudySpec, type_problem
 from configs.targets.target import EndpointTarget, Target
 from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
+from configs.workloads.serve import ServeWorkload
 
 _INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for field in known.input_fields))
 _NODES: TypeAdapter[int] = TypeAdapter(PositiveInt)
@@ -29,6 +30,14 @@ _DTYPE: TypeAdapter[Dtype] = TypeAdapter(Dtype)
 
 CountPrompts = Callable[[PromptedWorkload], int]
 """How many prompts a workload selects, its inputs already replaced."""
+
+
+def _without_effect(cell: Cell) -> dict[str, str]:
+    """Fields of a cell's workload that are set and do nothing -> what they would need."""
+    work = cell.workload
+    if isinstance(work, ServeWorkload) and cell.engine == "endpoint":
+        return {**work.without_effect, **work.server_only}
+    return work.without_effect
 
 
 @dataclass
@@ -64,18 +73,23 @@ class PointBuilder:
 
     def note_without_effect(self) -> None:
         """Note a problem for each value of a workload that is set and does nothing in any cell of its kind."""
-        works = [(cell.workload, cell.workload.without_effect) for cell in self.cells.values()]
-        idle = {(work.kind, name, getattr(work, name)): what for work, found in works for name, what in found.items()}
+        written = {name: path for path, name in self.inputs.items()}
+        works = [(cell.workload, _without_effect(cell)) for cell in self.cells.values()]
+        # Values as they are shown: a mapping has no hash.
+        idle = {
+            (work.kind, name, f"{getattr(work, name)}"): what for work, found in works for name, what in found.items()
+        }
         names = {(kind, name) for kind, name, _ in idle}
         used = {
-            (kind, name, getattr(work, name))
+            (kind, name, f"{getattr(work, name)}")
             for work, found in works
             for kind, name in names
             if work.kind == kind and name not in found
         }
         for kind, name, value in [place for place in idle if place not in used]:
             what = idle[kind, name, value]
-            self._problem(f"workload.{name}: {value} has no effect without {what}. Leave it out, or set that")
+            shown = written.get(value, value)
+            self._problem(f"workload.{name}: {shown} has no effect without {what}. Leave it out, or set that")
 
     def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
         return {

@@ -5,6 +5,7 @@ workload: {kind: serve, users: 8, prompts: prompts.jsonl}
 workload: {kind: serve, find: max_rate, objectives: {ttft_seconds: 0.5, tpot_seconds: 0.05}}
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -142,6 +143,19 @@ class ServeWorkload(BaseWorkload):
         return MAX_START_SECONDS + runs * (1.5 * self.duration_seconds + 10) + 30 * self.judged_requests
 
     @property
+    def server_only(self) -> dict[str, str]:
+        """Fields that are set and do nothing where a server is there already -> what they would need."""
+        names = (
+            "max_length", "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options"
+        )  # fmt: skip
+        what = "a server that the study starts, which a target of kind endpoint is not"
+        return dict.fromkeys(self._set_among(names), what)
+
+    def _set_among(self, names: Iterable[str]) -> list[str]:
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
+    @property
     def without_effect(self) -> dict[str, str]:
         is_open = self.users is None and self.trace is None
         needed = {
@@ -154,12 +168,7 @@ class ServeWorkload(BaseWorkload):
             "tolerance": (self.find is not None, "find: max_rate"),
             "max_runs": (self.find is not None, "find: max_rate"),
         }
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        return {
-            name: what
-            for name, (is_used, what) in needed.items()
-            if not is_used and getattr(self, name) != defaults[name]
-        }
+        return {name: needed[name][1] for name in self._set_among(needed) if not needed[name][0]}
 
     def scaled(self, factor: int) -> Self:
         """Traffic is not a rank's work: it stays."""

@@ -156,6 +156,9 @@ class TrainWorkload(BaseWorkload):
             "evaluate_every": (evaluates, "validation_data or heldout_share"),
             "checkpoints_kept": (self.keeps_checkpoints, "checkpoint_every"),
             "checkpoint_mode": (self.keeps_checkpoints, "checkpoint_every"),
+            "sequence_length": (self.task != "image_classification", "a task of texts"),
+            # An exported model and its checkpoints have it beside them.
+            "tokenizer": (self.data is not None or self.export or self.keeps_checkpoints, "data"),
         }
         return {
             name: what
