@@ -144,7 +144,7 @@ class _Builder(PointBuilder):
         except StudyError as error:
             self.problems |= dict.fromkeys(error.problems)
         except ValidationError as error:
-            self._invalid(f"experiments.{name}", error)
+            self._invalid(f"experiments.{name}", error, {})
         except ValueError as error:
             self._problem(f"experiments.{name}: {error}")
         return [], []
@@ -230,7 +230,7 @@ class _Builder(PointBuilder):
             try:
                 count = grown_over_nodes(draft, degree, self._target(draft["target"]))
             except ValidationError as error:
-                self._invalid(where, error)
+                self._invalid(where, error, draft)
                 return None
             except ValueError as error:
                 self._problem(f"{where}.{error}")

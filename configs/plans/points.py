@@ -14,11 +14,12 @@ from configs.common.booleans import boolean_problems
 from configs.common.execution import Dtype, Layout
 from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
 from configs.plans.refusals import refusal
+from configs.spec.alternatives import model_at, without_alternatives
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft, override
 from configs.spec.experiments import Overrides
 from configs.spec.placement import placed
-from configs.spec.study import StudySpec, type_problem
+from configs.spec.study import StudySpec, field_problem
 from configs.targets.target import EndpointTarget, Target
 from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
@@ -142,20 +143,22 @@ class PointBuilder:
             cell.workload.check_warmup(self.study.measuring.warmup)
             return placed(cell, self._target(cell.target), cell.nodes if draft.get("nodes") is not None else None)
         except ValidationError as error:
-            self._invalid(where, error)
+            self._invalid(where, error, draft)
         except ValueError as error:
             self._problem(f"{where}: {error}")
         return None
 
-    def _invalid(self, where: str, error: ValidationError) -> None:
-        for detail in error.errors(include_url=False):
+    def _invalid(self, where: str, error: ValidationError, draft: Draft) -> None:
+        for detail in without_alternatives(error.errors(include_url=False), draft):
             # The union's tag stands second in the location of a workload's field.
+            kind = next((str(item) for item in detail["loc"] if item in STUDIED), None)
             location = [str(item) for item in detail["loc"] if item not in STUDIED]
             if error.title == Layout.__name__:
                 location.insert(0, "layout")
-            unknown = detail["type"] == "extra_forbidden"
-            text = "unknown key" if unknown else str(detail.get("ctx", {}).get("error", detail["msg"]))
-            text = type_problem(dict(detail)) or text
+            model = Layout if location[:1] == ["layout"] else STUDIED[kind].model if kind is not None else Cell
+            name = next((item for item in reversed(location) if not item.isdecimal()), "")
+            path = location[1:] if location[:1] in (["layout"], ["workload"]) else location
+            text = field_problem(detail, name, model_at(model, path, detail["alternative"]))
             field = ".".join(location)
             named = not field or text.startswith(f"{field}.")  # a workload's own checks name its field
             self._problem(f"{where}: {text}" if named else f"{where}: {field}: {text}")
