@@ -15,11 +15,12 @@ from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, PlannedModel
+from configs.spec.objectives import has_figure
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
-from configs.workloads import AnyWorkload, descriptor_of
+from configs.workloads import STUDIED, AnyWorkload, descriptor_of
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from configs.workloads.serve import ServeWorkload
 from configs.workloads.train import TrainWorkload
@@ -41,6 +42,7 @@ def check_requirements(plan: Plan, cache: Path) -> None:
 def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
     found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_live_without_training(plan)]
+    found += _objectives_of_nothing(plan)
     return list(dict.fromkeys([*found, *_cold_without_files(plan), *_beyond_context(plan)]))
 
 
@@ -104,6 +106,26 @@ def _missing_libraries(plan: Plan) -> Iterator[str]:
 def _live_without_training(plan: Plan) -> Iterator[str]:
     if plan.measuring.live and not any(descriptor_of(cell.workload).trains for cell in plan.cells.values()):
         yield "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
+
+
+def _objectives_of_nothing(plan: Plan) -> Iterator[str]:
+    """Objectives whose figure no cell has: the report would have no row of them."""
+    given = plan.objectives.model_dump(exclude_none=True)
+    compared = [cell.workload for cell in plan.cells.values() if not cell.workload.keeps_answers]
+    scaled = any(each.kind in ("strong", "weak") and len(each.points) > 1 for each in plan.experiments)
+    if plan.unusable:
+        return  # whose cells may have the figure
+    for field in given:
+        if field != "speedup" and not any(has_figure(field, descriptor_of(work)) for work in compared):
+            have = ", ".join(kind for kind, known in STUDIED.items() if has_figure(field, known))
+            kinds = ", ".join(dict.fromkeys(work.kind for work in compared))
+            beside = ". Bounds on the requests of a server are `workload.objectives`" if "serve" in kinds else ""
+            yield (
+                f"objectives.{field}: no cell of the study ({kinds or 'none is timed'}) has this figure, only those of "
+                f"{have}. Leave it out{beside}"
+            )
+    if "speedup" in given and not scaled:
+        yield "objectives.speedup: no experiment is of kind strong or weak with several points. Leave it out"
 
 
 def _cold_without_files(plan: Plan) -> Iterator[str]:

@@ -121,6 +121,24 @@ def test_a_cold_load_of_a_synthetic_model_is_refused(tmp_path: Path) -> None:
     assert checked(tmp_path, **over(page_cache=["cold"], engine=["transformers"])).cells, "it reads a written copy"
 
 
+def test_objectives_whose_figure_no_cell_has_are_refused(tmp_path: Path) -> None:
+    """They were left out of the report, whose decision did not heed them."""
+    load = {"workload": {"kind": "serve"}, "experiments": {"load": {"kind": "load", "rate": 1}}}
+    assert problems(tmp_path, **load, objectives={"p99_ttft_seconds": 0.5}) == [
+        "objectives.p99_ttft_seconds: no cell of the study (serve) has this figure, only those of generate, seq2seq. "
+        "Leave it out. Bounds on the requests of a server are `workload.objectives`"
+    ]
+    train = {"workload": {"kind": "train", "steps": 3}, "experiments": TRAINED}
+    wrong = {"embeddings_per_second": 10, "p99_itl_seconds": 1, "speedup": 2}
+    found = problems(tmp_path, **train, objectives=wrong | {"p99_latency_seconds": 1})
+    assert [problem.partition(":")[0] for problem in found] == [
+        "objectives.p99_itl_seconds", "objectives.embeddings_per_second", "objectives.speedup",
+    ]  # fmt: skip
+    assert found[1].endswith("only those of encode. Leave it out")
+    own = {"speedup": 2, "p99_ttft_seconds": 1, "usd_per_million_tokens": 1, "exposed_communication_share": 0.5}
+    assert checked(tmp_path, objectives=own, experiments={"strong": {"kind": "strong", "grow": "tp", "to": 2}}).cells
+
+
 def test_live_streams_need_a_cell_that_trains(tmp_path: Path) -> None:
     assert problems(tmp_path, measuring={"live": ["tensorboard"]}) == [
         "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
