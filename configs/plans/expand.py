@@ -140,6 +140,7 @@ class _Builder(PointBuilder):
         try:
             points, candidates = self.points(name, experiment, model, target)
             self.note_same_cells(f"experiments.{name}", points)
+            self.note_without_figures(f"experiments.{name}", experiment.kind, points)
             return points, candidates
         except StudyError as error:
             self.problems |= dict.fromkeys(error.problems)
@@ -358,7 +359,8 @@ class _Builder(PointBuilder):
         known = STUDIED[work["kind"]]
         if not known.needs_model or known.unpredicted:
             self._problem(
-                f"{where}: layouts requires predictions, which a {work['kind']} workload does not have. Use strong"
+                f"{where}: layouts requires predictions, which a {work['kind']} workload does not have. "
+                f"Use {known.shown_by or 'strong'}"
             )
             return [], []
         if not self._settled(where, draft):

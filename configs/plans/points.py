@@ -23,11 +23,13 @@ from configs.spec.study import StudySpec, field_problem
 from configs.targets.target import EndpointTarget, Target
 from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
-from configs.workloads.serve import ServeWorkload
 
 _INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for field in known.input_fields))
 _NODES: TypeAdapter[int] = TypeAdapter(PositiveInt)
 _DTYPE: TypeAdapter[Dtype] = TypeAdapter(Dtype)
+
+_COMPARING = ("strong", "weak", "sweep", "optimization")
+"""Kinds of experiments that compare the throughput of cells."""
 
 CountPrompts = Callable[[PromptedWorkload], int]
 """How many prompts a workload selects, its inputs already replaced."""
@@ -36,9 +38,7 @@ CountPrompts = Callable[[PromptedWorkload], int]
 def _without_effect(cell: Cell) -> dict[str, str]:
     """Fields of a cell's workload that are set and do nothing -> what they would need."""
     work = cell.workload
-    if isinstance(work, ServeWorkload) and cell.engine == "endpoint":
-        return {**work.without_effect, **work.server_only}
-    return work.without_effect
+    return {**work.without_effect, **(work.server_only if cell.engine == "endpoint" else {})}
 
 
 @dataclass
@@ -71,6 +71,15 @@ class PointBuilder:
             first = labels[point.cell]
             what = "is given twice" if first == point.label else f"is the same cell as {first}"
             self._problem(f"{where}: {point.label} {what}. Leave one of the two out")
+
+    def note_without_figures(self, where: str, kind: str, points: list[CellPoint]) -> None:
+        """Note an experiment that compares the throughput of cells which have none."""
+        shown_by = [STUDIED[self.cells[point.cell].workload.kind].shown_by for point in points]
+        if kind in _COMPARING and points and all(shown_by):
+            work = self.cells[points[0].cell].workload.kind
+            self._problem(
+                f"{where}.kind: got {kind}, which shows no figure of a {work} workload. Use `kind: {shown_by[0]}`"
+            )
 
     def note_without_effect(self) -> None:
         """Note a problem for each value of a workload that is set and does nothing in any cell of its kind."""

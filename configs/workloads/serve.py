@@ -125,6 +125,12 @@ class ServeWorkload(BaseWorkload):
         return self.shared_prefix_tokens + one * self.turns
 
     @property
+    def longest_sequence(self) -> tuple[str, int, str] | None:
+        tokens = self.server_tokens
+        field = "new_tokens" if self.max_length is None else "max_length"
+        return None if tokens is None else (field, tokens, f"a sequence takes up to {tokens} positions")
+
+    @property
     def process_state(self) -> dict[str, Any]:
         """What the server is started with."""
         names = ("max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options")
@@ -144,7 +150,6 @@ class ServeWorkload(BaseWorkload):
 
     @property
     def server_only(self) -> dict[str, str]:
-        """Fields that are set and do nothing where a server is there already -> what they would need."""
         names = (
             "max_length", "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options"
         )  # fmt: skip
@@ -255,6 +260,7 @@ DESCRIPTOR = Descriptor(
     input_fields=("prompts", "trace"),
     starts_server=True,
     compared=False,
+    shown_by="load",
     unpredicted="load on a server is not predicted",
     verb="Serve",
 )

@@ -167,6 +167,12 @@ class TrainWorkload(BaseWorkload):
         }
 
     @property
+    def longest_sequence(self) -> tuple[str, int, str] | None:
+        if self.task == "image_classification":
+            return None
+        return "sequence_length", self.sequence_length, f"a sequence takes {self.sequence_length} positions"
+
+    @property
     def process_state(self) -> dict[str, Any]:
         return {"prepared": self.prepared}
 

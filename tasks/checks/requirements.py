@@ -20,10 +20,7 @@ from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
-from configs.workloads import STUDIED, AnyWorkload, descriptor_of
-from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
-from configs.workloads.serve import ServeWorkload
-from configs.workloads.train import TrainWorkload
+from configs.workloads import STUDIED, descriptor_of
 from engine.planner.families import read_architecture
 
 _RUN_ON = ("cuda", "rocm", "cpu")
@@ -119,7 +116,8 @@ def _objectives_of_nothing(plan: Plan) -> Iterator[str]:
         if field != "speedup" and not any(has_figure(field, descriptor_of(work)) for work in compared):
             have = ", ".join(kind for kind, known in STUDIED.items() if has_figure(field, known))
             kinds = ", ".join(dict.fromkeys(work.kind for work in compared))
-            beside = ". Bounds on the requests of a server are `workload.objectives`" if "serve" in kinds else ""
+            served = any(descriptor_of(work).starts_server for work in compared)
+            beside = ". Bounds on the requests of a server are `workload.objectives`" if served else ""
             yield (
                 f"objectives.{field}: no cell of the study ({kinds or 'none is timed'}) has this figure, only those of "
                 f"{have}. Leave it out{beside}"
@@ -144,47 +142,27 @@ def _beyond_context(plan: Plan) -> Iterator[str]:
     models = {model.identity: model for model in plan.models if model.manifest}
     limits: dict[str, _Limits] = {}
     for cell in plan.cells.values():
-        model = models.get(cell.model or "")
-        if model is None or cell.engine != "rankwise":
+        model, longest = models.get(cell.model or ""), cell.workload.longest_sequence
+        if model is None or cell.engine != "rankwise" or longest is None:
             continue
         if model.identity not in limits:
             limits[model.identity] = _limits(model)
-        problem = _too_long(cell.workload, limits[model.identity])
-        if problem is not None:
-            most, told = problem
-            yield f"{told}, but model {brief(model.name)[1:-1]} has {most}"
+        known = limits[model.identity]
+        limit = known.trained if descriptor_of(cell.workload).trains else known.inferred
+        field, positions, told = longest
+        if limit is not None and positions > limit:
+            yield f"workload.{field}: {told}, but model {brief(model.name)[1:-1]} has {limit}"
 
 
 class _Limits(NamedTuple):
-    """Tokens of a sequence of a model by what is done with it; None: unlimited, or unknown."""
+    """Positions of a sequence of a model by what is done with it; None: unlimited, or unknown."""
 
-    prompted: int | None = None
-    served: int | None = None
+    inferred: int | None = None
     trained: int | None = None
 
 
-def _too_long(work: AnyWorkload, limits: _Limits) -> tuple[int, str] | None:
-    """Return the limit that a workload exceeds, and which field does; None for one within all."""
-    if isinstance(work, PromptedWorkload) and limits.prompted is not None:
-        # The length of a file's prompts is known only to the tokenizer.
-        prompt = work.prompt_tokens or (RANDOM_PROMPT_TOKENS if work.prompts is None else 1)
-        positions, new = work.positions(prompt), work.decoded_tokens
-        if positions > limits.prompted:
-            field = "new_tokens" if new >= prompt else "prompt_tokens"
-            told = f"{prompt} prompt tokens with {new} new ones take {positions} positions"
-            return limits.prompted, f"workload.{field}: {told}"
-    if isinstance(work, ServeWorkload) and limits.served is not None and (work.server_tokens or 0) > limits.served:
-        field = "new_tokens" if work.max_length is None else "max_length"
-        return limits.served, f"workload.{field}: a sequence takes up to {work.server_tokens} positions"
-    if not isinstance(work, TrainWorkload) or work.task == "image_classification" or limits.trained is None:
-        return None
-    if work.sequence_length > limits.trained:
-        return limits.trained, f"workload.sequence_length: a sequence takes {work.sequence_length} positions"
-    return None
-
-
 def _limits(model: PlannedModel) -> _Limits:
-    """Read the limits of a model; those of inference where the planner knows the family."""
+    """Read the limits of a model; that of inference where the planner knows the family and there is one stack."""
     try:
         config = read_model_manifest(Path(model.manifest)).config
         trained = trained_positions(config)
@@ -194,7 +172,6 @@ def _limits(model: PlannedModel) -> _Limits:
         architecture = read_architecture(config, model.name)
     except ValueError:
         return _Limits(trained=trained)
-    prompted = architecture.max_positions or architecture.positions or None
     if architecture.kind == "encoder_decoder":
-        prompted = None
-    return _Limits(prompted, architecture.max_positions, trained)
+        return _Limits(trained=trained)
+    return _Limits(architecture.max_positions or architecture.positions or None, trained)
