@@ -14,13 +14,15 @@ from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import read_model_manifest
+from configs.plans.passes import is_profiled
 from configs.plans.plan import Plan, PlannedModel
+from configs.spec.measuring import Measuring
 from configs.spec.objectives import has_figure
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
-from configs.workloads import STUDIED, descriptor_of
+from configs.workloads import STUDIED, descriptor_of, kinds_with
 from engine.planner.families import read_architecture
 
 _RUN_ON = ("cuda", "rocm", "cpu")
@@ -38,7 +40,7 @@ def check_requirements(plan: Plan, cache: Path) -> None:
 
 def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
-    found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_live_without_training(plan)]
+    found = [*_unknown_machines(plan, known), *_missing_libraries(plan), *_rules_of_nothing(plan)]
     found += _objectives_of_nothing(plan)
     return list(dict.fromkeys([*found, *_cold_without_files(plan), *_beyond_context(plan)]))
 
@@ -100,9 +102,25 @@ def _missing_libraries(plan: Plan) -> Iterator[str]:
             yield f"{where} requires {', '.join(missing)}, not installed here: pip install {' '.join(missing)}"
 
 
-def _live_without_training(plan: Plan) -> Iterator[str]:
-    if plan.measuring.live and not any(descriptor_of(cell.workload).trains for cell in plan.cells.values()):
+def _rules_of_nothing(plan: Plan) -> Iterator[str]:
+    """Measuring rules that no cell heeds: the run would be as without them, and nobody told."""
+    rules, kinds = plan.measuring, [descriptor_of(cell.workload) for cell in plan.cells.values()]
+    if rules.live and not any(known.trains for known in kinds):
         yield "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
+    if rules.prometheus_port != Measuring().prometheus_port and "prometheus" not in rules.live:
+        yield "measuring.prometheus_port: has no effect without `live: [prometheus]`. Leave it out, or set that"
+    if plan.unusable:
+        return  # whose cells may heed them
+    if not any(is_profiled(cell) for cell in plan.cells.values()):
+        marked = ", ".join(kinds_with("marks_work"))
+        for name in ("profile", "profiler"):
+            if getattr(rules, name):
+                yield f"measuring.{name}: only workloads of kind {marked} are profiled. Leave {name} out"
+    if rules.target_interval is not None and not any(known.compared for known in kinds):
+        yield (
+            "measuring.target_interval: no cell has a throughput whose interval could reach it. Leave it out, and set "
+            "repeats"
+        )
 
 
 def _objectives_of_nothing(plan: Plan) -> Iterator[str]:

@@ -149,6 +149,32 @@ def test_live_streams_need_a_cell_that_trains(tmp_path: Path) -> None:
     assert checked(tmp_path, **changes).cells
 
 
+@pytest.mark.parametrize("rule", [{"profile": True}, {"profiler": "perf"}])
+def test_a_profile_of_what_is_never_profiled_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any]
+) -> None:
+    """A study of a script with `profile: true` had no profile, and did not say so."""
+    monkeypatch.setattr("tasks.checks.machine.why_not", lambda _: None)
+    (tmp_path / "train.py").write_text("print('step 1')")
+    script = {"kind": "script", "command": ["train.py"], "inputs": ["train.py"], "measure": "wall", "items_per_step": 1,
+              "unit": "run"}  # fmt: skip
+    repeats = {"repeats": {"kind": "sweep", "over": {"cores_per_rank": [1]}}}
+    [name] = rule
+    assert problems(tmp_path, models=[], workload=script, experiments=repeats, measuring=rule) == [
+        f"measuring.{name}: only workloads of kind generate, seq2seq, encode, train are profiled. Leave {name} out"
+    ]
+    assert checked(tmp_path, measuring=rule).cells
+
+
+def test_a_target_interval_and_a_port_that_nothing_heeds_are_refused(tmp_path: Path) -> None:
+    load = {"workload": {"kind": "serve"}, "experiments": {"load": {"kind": "load", "rate": 1}}}
+    [problem] = problems(tmp_path, **load, measuring={"target_interval": 0.05})
+    assert problem.startswith("measuring.target_interval: no cell has a throughput")
+    assert checked(tmp_path, measuring={"target_interval": 0.05}).cells
+    [problem] = problems(tmp_path, measuring={"prometheus_port": 9500})
+    assert problem.startswith("measuring.prometheus_port: has no effect without `live: [prometheus]`")
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
