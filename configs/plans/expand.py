@@ -8,6 +8,7 @@ Cells that two experiments share appear once. Raises StudyError with every probl
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -258,6 +259,11 @@ class _Builder(PointBuilder):
 
     def _sweep(self, where: str, experiment: Sweep | ServerLoad, draft: Draft) -> list[CellPoint]:
         points: list[CellPoint] = []
+        # One stage has no balance: a grid of degrees and balances measures it once.
+        balances = len(experiment.over) > 1 and not {"stage_balance", "layout.stage_balance"}.isdisjoint(
+            experiment.over
+        )
+        first: dict[str, dict[str, Any]] = {}
         for values in itertools.product(*experiment.over.values()):
             chosen = dict(zip(experiment.over, values, strict=True))
             cell_draft = copied(draft)
@@ -265,7 +271,8 @@ class _Builder(PointBuilder):
                 return []
             label = ", ".join(f"{name.removeprefix('workload.')} {value}" for name, value in chosen.items())
             spot, refusable = f"{where} at {label}", not CHOICES.isdisjoint(chosen)
-            points.extend(self._point(spot, cell_draft, chosen, label, not points, refusable))
+            made = self._point(spot, cell_draft, chosen, label, not points, refusable)
+            points += [point for point in made if not balances or first.setdefault(point.cell, chosen) == chosen]
         return points
 
     def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[CellPoint]:
