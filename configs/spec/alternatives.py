@@ -35,12 +35,12 @@ def without_alternatives(details: Iterable[Mapping[str, Any]], data: Any) -> lis
             kept.append(detail)
         elif _is_likelier(detail, chosen.get(location)):
             chosen[location] = detail
+    around = {location[:length] for location in chosen for length in range(len(location))}
     for location, detail in chosen.items():
-        inside = any(other[: len(location)] == location for other in chosen if other != location)
-        if not (inside and _OF_SCALARS.match(detail["type"])):
+        if not (location in around and _OF_SCALARS.match(detail["type"])):
             kept.append(detail)
-    order = [location for location, _ in found]
-    return sorted(kept, key=lambda detail: order.index(detail["loc"]))
+    order = {location: -number for number, (location, _) in enumerate(reversed(found))}
+    return sorted(kept, key=lambda detail: order[detail["loc"]])
 
 
 def model_at(model: type[BaseModel], path: Sequence[Any], alternative: str | None = None) -> type[BaseModel]:
