@@ -1,6 +1,7 @@
-"""Rows of a model's table of positions that no token has. No torch.
+"""Rows of a model's table of positions that no token has, and the longest sequence that it trains on. No torch.
 
     unused_positions({"model_type": "roberta", "pad_token_id": 1})      # 2: a table of 514 rows holds 512 tokens
+    trained_positions({"max_position_embeddings": 2048})                # 2048
 
 RoBERTa and its relatives count positions from the row after the padding token's (transformers'
 `create_position_ids_from_input_ids`).
@@ -17,6 +18,7 @@ _AFTER_PADDING = frozenset(
         "xlm-roberta", "xlm-roberta-xl", "xmod",
     }
 )  # fmt: skip
+_NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
 _PADDING = 1
 """The padding token where a config.json names none, and always MPNet's."""
 
@@ -29,3 +31,13 @@ def unused_positions(config: Mapping[str, Any]) -> int:
     if padding is None or kind == "mpnet":
         return _PADDING + 1
     return size_of(padding, "pad_token_id", MAX_SIZE, smallest=0) + 1
+
+
+def trained_positions(config: Mapping[str, Any]) -> int | None:
+    """Return the most tokens of a sequence in training; None where the configuration names no limit, as of relative
+    positions. Raises ValueError for one that is no number.
+    """
+    if "relative_attention_num_buckets" in config:
+        return None
+    named = next((name for name in _NAMES_OF_POSITIONS if config.get(name)), None)
+    return None if named is None else size_of(config[named], named, MAX_SIZE) - unused_positions(config)

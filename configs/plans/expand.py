@@ -8,6 +8,7 @@ Cells that two experiments share appear once. Raises StudyError with every probl
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -140,11 +141,12 @@ class _Builder(PointBuilder):
         try:
             points, candidates = self.points(name, experiment, model, target)
             self.note_same_cells(f"experiments.{name}", points)
+            self.note_without_figures(f"experiments.{name}", experiment.kind, points)
             return points, candidates
         except StudyError as error:
             self.problems |= dict.fromkeys(error.problems)
         except ValidationError as error:
-            self._invalid(f"experiments.{name}", error)
+            self._invalid(f"experiments.{name}", error, {})
         except ValueError as error:
             self._problem(f"experiments.{name}: {error}")
         return [], []
@@ -230,7 +232,7 @@ class _Builder(PointBuilder):
             try:
                 count = grown_over_nodes(draft, degree, self._target(draft["target"]))
             except ValidationError as error:
-                self._invalid(where, error)
+                self._invalid(where, error, draft)
                 return None
             except ValueError as error:
                 self._problem(f"{where}.{error}")
@@ -257,6 +259,11 @@ class _Builder(PointBuilder):
 
     def _sweep(self, where: str, experiment: Sweep | ServerLoad, draft: Draft) -> list[CellPoint]:
         points: list[CellPoint] = []
+        # One stage has no balance: a grid of degrees and balances measures it once.
+        balances = len(experiment.over) > 1 and not {"stage_balance", "layout.stage_balance"}.isdisjoint(
+            experiment.over
+        )
+        first: dict[str, dict[str, Any]] = {}
         for values in itertools.product(*experiment.over.values()):
             chosen = dict(zip(experiment.over, values, strict=True))
             cell_draft = copied(draft)
@@ -264,7 +271,8 @@ class _Builder(PointBuilder):
                 return []
             label = ", ".join(f"{name.removeprefix('workload.')} {value}" for name, value in chosen.items())
             spot, refusable = f"{where} at {label}", not CHOICES.isdisjoint(chosen)
-            points.extend(self._point(spot, cell_draft, chosen, label, not points, refusable))
+            made = self._point(spot, cell_draft, chosen, label, not points, refusable)
+            points += [point for point in made if not balances or first.setdefault(point.cell, chosen) == chosen]
         return points
 
     def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[CellPoint]:
@@ -358,7 +366,8 @@ class _Builder(PointBuilder):
         known = STUDIED[work["kind"]]
         if not known.needs_model or known.unpredicted:
             self._problem(
-                f"{where}: layouts requires predictions, which a {work['kind']} workload does not have. Use strong"
+                f"{where}: layouts requires predictions, which a {work['kind']} workload does not have. "
+                f"Use {known.shown_by or 'strong'}"
             )
             return [], []
         if not self._settled(where, draft):

@@ -14,11 +14,12 @@ from configs.common.booleans import boolean_problems
 from configs.common.execution import Dtype, Layout
 from configs.plans.plan import CellPoint, PlannedModel, RefusedPoint
 from configs.plans.refusals import refusal
+from configs.spec.alternatives import model_at, without_alternatives
 from configs.spec.cell import Cell
 from configs.spec.drafts import Draft, override
 from configs.spec.experiments import Overrides
 from configs.spec.placement import placed
-from configs.spec.study import StudySpec, type_problem
+from configs.spec.study import StudySpec, field_problem
 from configs.targets.target import EndpointTarget, Target
 from configs.workloads import STUDIED
 from configs.workloads.prompted import PromptedWorkload
@@ -27,8 +28,17 @@ _INPUT_FIELDS = tuple(dict.fromkeys(field for known in STUDIED.values() for fiel
 _NODES: TypeAdapter[int] = TypeAdapter(PositiveInt)
 _DTYPE: TypeAdapter[Dtype] = TypeAdapter(Dtype)
 
+_COMPARING = ("strong", "weak", "sweep", "optimization")
+"""Kinds of experiments that compare the throughput of cells."""
+
 CountPrompts = Callable[[PromptedWorkload], int]
 """How many prompts a workload selects, its inputs already replaced."""
+
+
+def _without_effect(cell: Cell) -> dict[str, str]:
+    """Fields of a cell's workload that are set and do nothing -> what they would need."""
+    work = cell.workload
+    return {**work.without_effect, **(work.server_only if cell.engine == "endpoint" else {})}
 
 
 @dataclass
@@ -62,20 +72,34 @@ class PointBuilder:
             what = "is given twice" if first == point.label else f"is the same cell as {first}"
             self._problem(f"{where}: {point.label} {what}. Leave one of the two out")
 
+    def note_without_figures(self, where: str, kind: str, points: list[CellPoint]) -> None:
+        """Note an experiment that compares the throughput of cells which have none."""
+        shown_by = [STUDIED[self.cells[point.cell].workload.kind].shown_by for point in points]
+        if kind in _COMPARING and points and all(shown_by):
+            work = self.cells[points[0].cell].workload.kind
+            self._problem(
+                f"{where}.kind: got {kind}, which shows no figure of a {work} workload. Use `kind: {shown_by[0]}`"
+            )
+
     def note_without_effect(self) -> None:
         """Note a problem for each value of a workload that is set and does nothing in any cell of its kind."""
-        works = [(cell.workload, cell.workload.without_effect) for cell in self.cells.values()]
-        idle = {(work.kind, name, getattr(work, name)): what for work, found in works for name, what in found.items()}
+        written = {name: path for path, name in self.inputs.items()}
+        works = [(cell.workload, _without_effect(cell)) for cell in self.cells.values()]
+        # Values as they are shown: a mapping has no hash.
+        idle = {
+            (work.kind, name, f"{getattr(work, name)}"): what for work, found in works for name, what in found.items()
+        }
         names = {(kind, name) for kind, name, _ in idle}
         used = {
-            (kind, name, getattr(work, name))
+            (kind, name, f"{getattr(work, name)}")
             for work, found in works
             for kind, name in names
             if work.kind == kind and name not in found
         }
         for kind, name, value in [place for place in idle if place not in used]:
             what = idle[kind, name, value]
-            self._problem(f"workload.{name}: {value} has no effect without {what}. Leave it out, or set that")
+            shown = written.get(value, value)
+            self._problem(f"workload.{name}: {shown} has no effect without {what}. Leave it out, or set that")
 
     def _draft(self, model: PlannedModel | None, target: Target) -> Draft:
         return {
@@ -128,20 +152,22 @@ class PointBuilder:
             cell.workload.check_warmup(self.study.measuring.warmup)
             return placed(cell, self._target(cell.target), cell.nodes if draft.get("nodes") is not None else None)
         except ValidationError as error:
-            self._invalid(where, error)
+            self._invalid(where, error, draft)
         except ValueError as error:
             self._problem(f"{where}: {error}")
         return None
 
-    def _invalid(self, where: str, error: ValidationError) -> None:
-        for detail in error.errors(include_url=False):
+    def _invalid(self, where: str, error: ValidationError, draft: Draft) -> None:
+        for detail in without_alternatives(error.errors(include_url=False), draft):
             # The union's tag stands second in the location of a workload's field.
+            kind = next((str(item) for item in detail["loc"] if item in STUDIED), None)
             location = [str(item) for item in detail["loc"] if item not in STUDIED]
             if error.title == Layout.__name__:
                 location.insert(0, "layout")
-            unknown = detail["type"] == "extra_forbidden"
-            text = "unknown key" if unknown else str(detail.get("ctx", {}).get("error", detail["msg"]))
-            text = type_problem(dict(detail)) or text
+            model = Layout if location[:1] == ["layout"] else STUDIED[kind].model if kind is not None else Cell
+            name = next((item for item in reversed(location) if not item.isdecimal()), "")
+            path = location[1:] if location[:1] in (["layout"], ["workload"]) else location
+            text = field_problem(detail, name, model_at(model, path, detail["alternative"]))
             field = ".".join(location)
             named = not field or text.startswith(f"{field}.")  # a workload's own checks name its field
             self._problem(f"{where}: {text}" if named else f"{where}: {field}: {text}")

@@ -10,6 +10,8 @@ from configs.common.files.yaml_text import YamlError, parse_yaml
 
 _MAX_NAMES = 20
 """Of a dotted key; the deepest field of a study has 6."""
+_LISTS = ("models", "targets")
+"""Sections that are lists: an index makes none where there is none."""
 
 
 def set_dotted(data: dict[str, Any], assignment: str) -> None:
@@ -24,6 +26,8 @@ def set_dotted(data: dict[str, Any], assignment: str) -> None:
     except YamlError as error:
         raise ValueError(f"{where}: value is not valid YAML: {error}") from error
     place: Any = data
+    if names[0] in _LISTS and data.get(names[0]) is None and len(names) > 1:
+        raise ValueError(f"{where}: the study has no {names[0]}, so none to change. Set all: {names[0]}=[...]")
     for name in parents:
         place = _step_into(place, name, where)
     if isinstance(place, list):

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat
 
 from configs.common.base import Frozen
+from configs.workloads.descriptor import Descriptor
 
 Purpose = Literal["batch", "serving", "hybrid"]
 """Intended use of the models: batch jobs, interactive serving, or both."""
@@ -22,3 +23,19 @@ class Objectives(Frozen):
     exposed_communication_share: float | None = Field(None, gt=0, lt=1, description="of the time of a pass or step")
     usd_per_million_tokens: PositiveFloat | None = None
     usd_per_million_embeddings: PositiveFloat | None = None
+
+
+P99_LATENCIES = {"p99_ttft_seconds": "ttft", "p99_itl_seconds": "token"}
+"""Objective -> the latency whose P99 it bounds; `p99_latency_seconds` is of what the kind's users wait for."""
+
+
+def has_figure(field: str, known: Descriptor) -> bool:
+    """Return whether cells of a kind have the figure that an objective bounds; `speedup` is one of experiments."""
+    if field in P99_LATENCIES:
+        return P99_LATENCIES[field] in known.latencies
+    if field == "p99_latency_seconds":
+        return known.latency is not None
+    if field == "exposed_communication_share":
+        return known.marks_work
+    counted = "embeddings_per_second" if "embeddings" in field else "tokens_per_second"
+    return field != "speedup" and known.compared and known.throughput == counted

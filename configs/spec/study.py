@@ -6,10 +6,9 @@ Raises StudyError with every problem found, each with the dotted field and the a
 """
 
 import difflib
-import re
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -29,6 +28,7 @@ from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.secrets import redacted, secret_fields
 from configs.load.lengths import DISTRIBUTIONS
+from configs.spec.alternatives import model_at, without_alternatives
 from configs.spec.assignments import set_dotted
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.experiments import (
@@ -252,7 +252,8 @@ def parse_study(data: dict[str, Any]) -> StudySpec:
     try:
         study = StudySpec.model_validate(data)
     except ValidationError as error:
-        raise StudyError([_problem(data, dict(detail)) for detail in error.errors(include_url=False)]) from error
+        details = without_alternatives(error.errors(include_url=False), data)
+        raise StudyError([_problem(detail) for detail in details]) from error
     problems = boolean_problems(data, study)
     problems += size_problems(study.experiments, len(study.models), len(study.targets), study.measuring.repeats)
     if problems:
@@ -294,13 +295,9 @@ _PLAIN: dict[str, type[BaseModel]] = {
 }
 
 
-_ALTERNATIVE = re.compile(r"constrained-|tagged-union\[|function-")
-"""How pydantic names an alternative of a union in a location."""
-
-
-def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
+def _problem(detail: dict[str, Any]) -> str:
     """Format a validation error of pydantic as `dotted.field: what is wrong`, without the tags of unions."""
-    location = [item for item in detail["loc"] if not _ALTERNATIVE.match(str(item))]
+    location = list(detail["loc"])
     tag_at = {"workload": 1, "experiments": 2, "targets": 2}.get(str(location[0]) if location else "", len(location))
     if len(location) > tag_at and location[tag_at] in KINDS[str(location[0])]:
         tag = str(location.pop(tag_at))
@@ -309,26 +306,20 @@ def _problem(data: dict[str, Any], detail: dict[str, Any]) -> str:
     dotted = ""
     for item in location:
         dotted += f"[{item}]" if isinstance(item, int) else f"{'.' if dotted else ''}{item}"
-    model = _model_at(location, tag)
-    message = _message(detail, str(location[-1]) if location else "", model)
+    model = _model_at(location, tag, detail["alternative"])
+    message = field_problem(detail, str(location[-1]) if location else "", model)
     if tag and len(location) == tag_at and message.partition(": ")[0] in model.model_fields:
         return f"{dotted}.{message}"  # a validator of several fields names the wrong one
     is_named = not dotted or message.startswith((f"{dotted}.", f"{dotted}: "))  # by a check of several fields
     return message if is_named else f"{dotted}: {message}"
 
 
-def _model_at(location: list[Any], tag: str) -> type[BaseModel]:
+def _model_at(location: list[Any], tag: str, alternative: str | None) -> type[BaseModel]:
     """Return the model that has the last item of a location as a field."""
     top = str(location[0]) if location else ""
     if not tag:
         return _PLAIN.get(top, StudySpec) if len(location) > 1 else StudySpec
-    model = KINDS[top][tag]
-    for item in location[1:-1]:
-        field = model.model_fields.get(str(item))
-        annotation = field.annotation if field is not None else None
-        inner = [part for part in (annotation, *get_args(annotation)) if isinstance(part, type)]
-        model = next((part for part in inner if issubclass(part, BaseModel)), model)
-    return model
+    return model_at(KINDS[top][tag], location[1:], alternative)
 
 
 def type_problem(detail: dict[str, Any]) -> str | None:
@@ -340,6 +331,9 @@ def type_problem(detail: dict[str, Any]) -> str | None:
         return f"expected text, got {str(given).lower()}: {YAML_BOOLEANS}. Use quotes"
     if kind == "string_type" and isinstance(given, int | float | date):
         return f"expected text, got {'a date' if isinstance(given, date) else brief(given)}. Use quotes"
+    if isinstance(given, dict | list) and kind in ("string_type", "int_type", "float_type", "bool_type"):
+        expected = {"string": "text", "bool": "true or false"}.get(kind.removesuffix("_type"), "a number")
+        return f"expected {expected}, got {'a list' if isinstance(given, list) else 'a mapping'}"
     if kind in ("dict_type", "model_type", "model_attributes_type"):
         return f"expected a mapping of keys to values, got {'a list' if isinstance(given, list) else brief(given)}"
     if kind in ("list_type", "tuple_type"):
@@ -347,7 +341,8 @@ def type_problem(detail: dict[str, Any]) -> str | None:
     return None
 
 
-def _message(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
+def field_problem(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
+    """What is wrong with a field of a model, an error of pydantic: got what, expected what."""
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
     if (typed := type_problem(detail)) is not None:
         return typed

@@ -58,5 +58,6 @@ DESCRIPTOR = Descriptor(
     own_groups=True,
     repeats_passes=True,
     compared=False,
+    shown_by="communication",
     unpredicted="single operations are what predictions are made from",
 )

@@ -138,6 +138,18 @@ class BaseWorkload(Frozen):
         """Fields that are set and do nothing -> what they would need."""
         return {}
 
+    @property
+    def server_only(self) -> dict[str, str]:
+        """Fields that are set and do nothing on an endpoint, a server that is there already -> what they would need."""
+        return {}
+
+    @property
+    def longest_sequence(self) -> tuple[str, int, str] | None:
+        """(field, positions, words for them) of the longest sequence that the fields ask for; None where there is none,
+        or a file decides.
+        """
+        return None
+
     def check(self, layout: Layout) -> None:
         """Refuse a layout that these fields cannot run in. Raises ValueError naming the field."""
 
@@ -234,6 +246,8 @@ class Descriptor:
     in_studies: bool = True
     compared: bool = True
     """Whether the speeds of its cells are compared."""
+    shown_by: str = ""
+    """The kind of experiment that alone shows its figures; empty: all that compare speeds."""
     unpredicted: str = ""
     """Why the planner says nothing of it; empty: it does."""
     usd_per_units: int = 1_000_000

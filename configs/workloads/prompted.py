@@ -116,6 +116,14 @@ class PromptedWorkload(BaseWorkload):
         """Positions that a prompt of so many tokens takes in one stack of the model."""
         return prompt_tokens + self.decoded_tokens
 
+    @property
+    def longest_sequence(self) -> tuple[str, int, str] | None:
+        # The length of a file's prompts is known only to the tokenizer.
+        prompt = self.prompt_tokens or (RANDOM_PROMPT_TOKENS if self.prompts is None else 1)
+        new, positions = self.decoded_tokens, self.positions(prompt)
+        field = "new_tokens" if new >= prompt else "prompt_tokens"
+        return field, positions, f"{prompt} prompt tokens with {new} new ones take {positions} positions"
+
     def most_replicas(self) -> tuple[int, str] | None:
         prompts = self.num_prompts or 1
         full = max(1, prompts // self.batch_size)

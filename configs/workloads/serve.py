@@ -5,6 +5,7 @@ workload: {kind: serve, users: 8, prompts: prompts.jsonl}
 workload: {kind: serve, find: max_rate, objectives: {ttft_seconds: 0.5, tpot_seconds: 0.05}}
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -130,6 +131,12 @@ class ServeWorkload(BaseWorkload):
         return self.shared_prefix_tokens + one * self.turns
 
     @property
+    def longest_sequence(self) -> tuple[str, int, str] | None:
+        tokens = self.server_tokens
+        field = "new_tokens" if self.max_length is None else "max_length"
+        return None if tokens is None else (field, tokens, f"a sequence takes up to {tokens} positions")
+
+    @property
     def process_state(self) -> dict[str, Any]:
         """What the server is started with."""
         names = ("max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options")
@@ -148,6 +155,18 @@ class ServeWorkload(BaseWorkload):
         return MAX_START_SECONDS + runs * (1.5 * self.duration_seconds + 10) + 30 * self.judged_requests
 
     @property
+    def server_only(self) -> dict[str, str]:
+        names = (
+            "max_length", "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options"
+        )  # fmt: skip
+        what = "a server that the study starts, which a target of kind endpoint is not"
+        return dict.fromkeys(self._set_among(names), what)
+
+    def _set_among(self, names: Iterable[str]) -> list[str]:
+        fields = type(self).model_fields
+        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+
+    @property
     def without_effect(self) -> dict[str, str]:
         is_open = self.users is None and self.trace is None
         needed = {
@@ -160,12 +179,7 @@ class ServeWorkload(BaseWorkload):
             "tolerance": (self.find is not None, "find: max_rate"),
             "max_runs": (self.find is not None, "find: max_rate"),
         }
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        return {
-            name: what
-            for name, (is_used, what) in needed.items()
-            if not is_used and getattr(self, name) != defaults[name]
-        }
+        return {name: needed[name][1] for name in self._set_among(needed) if not needed[name][0]}
 
     def scaled(self, factor: int) -> Self:
         """Traffic is not a rank's work: it stays."""
@@ -252,6 +266,7 @@ DESCRIPTOR = Descriptor(
     input_fields=("prompts", "trace"),
     starts_server=True,
     compared=False,
+    shown_by="load",
     unpredicted="load on a server is not predicted",
     verb="Serve",
 )

@@ -156,12 +156,21 @@ class TrainWorkload(BaseWorkload):
             "evaluate_every": (evaluates, "validation_data or heldout_share"),
             "checkpoints_kept": (self.keeps_checkpoints, "checkpoint_every"),
             "checkpoint_mode": (self.keeps_checkpoints, "checkpoint_every"),
+            "sequence_length": (self.task != "image_classification", "a task of texts"),
+            # An exported model and its checkpoints have it beside them.
+            "tokenizer": (self.data is not None or self.export or self.keeps_checkpoints, "data"),
         }
         return {
             name: what
             for name, (is_used, what) in needed.items()
             if not is_used and getattr(self, name) != type(self).model_fields[name].default
         }
+
+    @property
+    def longest_sequence(self) -> tuple[str, int, str] | None:
+        if self.task == "image_classification":
+            return None
+        return "sequence_length", self.sequence_length, f"a sequence takes {self.sequence_length} positions"
 
     @property
     def process_state(self) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from configs.plans.plan import PlannedExperiment
-from configs.workloads import STUDIED, kinds_with
-from configs.workloads.descriptor import RateFigure
+from configs.spec.objectives import P99_LATENCIES, has_figure
+from configs.workloads import STUDIED
 from reports.decisions.cost import cell_cost, price_of
 from reports.decisions.nodes import batch_of, without_batch
 from reports.numbers.statistics import LEAST_REPEATS, Bounds, Estimate, paired_ratio
@@ -41,38 +41,22 @@ class Objective:
     kinds: tuple[str, ...]
 
 
-_P99 = {"p99_ttft_seconds": "ttft", "p99_itl_seconds": "token"}
-"""Objective -> the latency whose P99 it bounds; `p99_latency_seconds` is of what the kind's users wait for."""
-
-
-def _with_latency(name: str) -> tuple[str, ...]:
-    return tuple(kind for kind, known in STUDIED.items() if name in known.latencies)
-
-
-def _counting(figure: RateFigure) -> tuple[str, ...]:
-    """Kinds that are judged by this rate."""
-    return tuple(kind for kind, known in STUDIED.items() if known.compared and known.throughput == figure)
+def _kinds(field: str) -> tuple[str, ...]:
+    return tuple(kind for kind, known in STUDIED.items() if has_figure(field, known))
 
 
 OBJECTIVES = {
-    objective.field: objective
-    for objective in (
-        Objective("p99_latency_seconds", "P99 latency", "ms", 1000, True, kinds_with("latency")),
-        Objective("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True, _with_latency("ttft")),
-        Objective("p99_itl_seconds", "P99 time between tokens", "ms", 1000, True, _with_latency("token")),
-        Objective("tokens_per_second", "throughput", "tokens/s", 1, False, _counting("tokens_per_second")),
-        Objective("embeddings_per_second", "throughput", "embeddings/s", 1, False, _counting("embeddings_per_second")),
-        Objective("speedup", "speed-up", "times", 1, False, ()),
-        Objective("exposed_communication_share", "exposed communication", "%", 100, True, kinds_with("marks_work")),
-        Objective("usd_per_million_tokens", "cost per million tokens", "USD", 1, True, _counting("tokens_per_second")),
-        Objective(
-            "usd_per_million_embeddings",
-            "cost per million embeddings",
-            "USD",
-            1,
-            True,
-            _counting("embeddings_per_second"),
-        ),
+    field: Objective(field, title, unit, scale, at_most, _kinds(field))
+    for field, title, unit, scale, at_most in (
+        ("p99_latency_seconds", "P99 latency", "ms", 1000, True),
+        ("p99_ttft_seconds", "P99 time to first token", "ms", 1000, True),
+        ("p99_itl_seconds", "P99 time between tokens", "ms", 1000, True),
+        ("tokens_per_second", "throughput", "tokens/s", 1, False),
+        ("embeddings_per_second", "throughput", "embeddings/s", 1, False),
+        ("speedup", "speed-up", "times", 1, False),
+        ("exposed_communication_share", "exposed communication", "%", 100, True),
+        ("usd_per_million_tokens", "cost per million tokens", "USD", 1, True),
+        ("usd_per_million_embeddings", "cost per million embeddings", "USD", 1, True),
     )
 }
 
@@ -135,7 +119,7 @@ def _figure(study: StudyResult, result: CellResult, field: str) -> _Known:
     if field.startswith("p99_"):
         latency = result.kind.latency
         assert latency is not None, "objectives name the kinds that they bound"
-        return _percentile(result, _P99.get(field, latency.waited_for))
+        return _percentile(result, P99_LATENCIES.get(field, latency.waited_for))
     if field.startswith("usd_per_million"):
         price = price_of(study, result)
         if price is None:

@@ -26,6 +26,7 @@ from configs.common.system.cores import quota_cores, usable_cores
 from configs.common.system.memory import host_memory_available
 from configs.hardware.catalog import accelerator, instance
 from configs.hardware.hardware import Accelerator
+from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
@@ -187,9 +188,14 @@ def _held_by(target: LocalTarget, cell: Cell) -> str:
 def _price_problems(plan: Plan) -> list[str]:
     if plan.measuring.budget_usd is None or plan.usd_per_hour is not None:
         return []
+    free = [target for target in plan.targets if plan.prices.get(target.name, TargetPrices()).price is None]
+    names = ", ".join(target.name for target in free)
+    # The catalog has a price for each region.
+    regions = any(target.machine is not None and target.region is None for target in free)
+    remedy = "a region in targets[].machine (provider/instance/region), " if regions else ""
     return [
-        "measuring.budget_usd: requires a price for every target. "
-        "Set targets[].price_usd_per_hour or a file in `prices`"
+        f"measuring.budget_usd: requires a price for every target, and {names} has none. "
+        f"Set {remedy}targets[].price_usd_per_hour or a file in `prices`"
     ]
 
 

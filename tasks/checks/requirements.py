@@ -6,21 +6,24 @@ check_requirements(plan, cache)          # StudyError; before anything is starte
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from configs.common.files.reading import brief
 from configs.common.printable import plural
+from configs.families.positions import trained_positions
 from configs.hardware.catalog import HardwareCatalog, catalog
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.model_manifest import read_model_manifest
+from configs.plans.passes import is_profiled
 from configs.plans.plan import Plan, PlannedModel
-from configs.spec.cell import Cell
+from configs.spec.measuring import Measuring
+from configs.spec.objectives import has_figure
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import LocalTarget
-from configs.workloads import descriptor_of
-from configs.workloads.prompted import PromptedWorkload
+from configs.workloads import STUDIED, descriptor_of, kinds_with
 from engine.planner.families import read_architecture
 
 _RUN_ON = ("cuda", "rocm", "cpu")
@@ -39,8 +42,8 @@ def check_requirements(plan: Plan, cache: Path) -> None:
 def requirement_problems(plan: Plan, known: HardwareCatalog) -> list[str]:
     """Return what a plan lacks, each as `field: what is wrong`."""
     found = [*_unknown_machines(plan, known), *_small_disks(plan), *_missing_libraries(plan)]
-    found += _live_without_training(plan)
-    return list(dict.fromkeys([*found, *_beyond_context(plan)]))
+    found += [*_rules_of_nothing(plan), *_objectives_of_nothing(plan)]
+    return list(dict.fromkeys([*found, *_cold_without_files(plan), *_beyond_context(plan)]))
 
 
 def _unknown_machines(plan: Plan, known: HardwareCatalog) -> Iterator[str]:
@@ -138,44 +141,94 @@ def _missing_libraries(plan: Plan) -> Iterator[str]:
             yield f"{where} requires {', '.join(missing)}, not installed here: pip install {' '.join(missing)}"
 
 
-def _live_without_training(plan: Plan) -> Iterator[str]:
-    if plan.measuring.live and not any(descriptor_of(cell.workload).trains for cell in plan.cells.values()):
+def _rules_of_nothing(plan: Plan) -> Iterator[str]:
+    """Measuring rules that no cell heeds: the run would be as without them, and nobody told."""
+    rules, kinds = plan.measuring, [descriptor_of(cell.workload) for cell in plan.cells.values()]
+    if rules.live and not any(known.trains for known in kinds):
         yield "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
+    if rules.prometheus_port != Measuring().prometheus_port and "prometheus" not in rules.live:
+        yield "measuring.prometheus_port: has no effect without `live: [prometheus]`. Leave it out, or set that"
+    if plan.unusable:
+        return  # whose cells may heed them
+    if not any(is_profiled(cell) for cell in plan.cells.values()):
+        marked = ", ".join(kinds_with("marks_work"))
+        for name in ("profile", "profiler"):
+            if getattr(rules, name):
+                yield f"measuring.{name}: only workloads of kind {marked} are profiled. Leave {name} out"
+    if rules.target_interval is not None and not any(known.compared for known in kinds):
+        yield (
+            "measuring.target_interval: no cell has a throughput whose interval could reach it. Leave it out, and set "
+            "repeats"
+        )
+
+
+def _objectives_of_nothing(plan: Plan) -> Iterator[str]:
+    """Objectives whose figure no cell has: the report would have no row of them."""
+    given = plan.objectives.model_dump(exclude_none=True)
+    compared = [cell.workload for cell in plan.cells.values() if not cell.workload.keeps_answers]
+    scaled = any(each.kind in ("strong", "weak") and len(each.points) > 1 for each in plan.experiments)
+    if plan.unusable:
+        return  # whose cells may have the figure
+    for field in given:
+        if field != "speedup" and not any(has_figure(field, descriptor_of(work)) for work in compared):
+            have = ", ".join(kind for kind, known in STUDIED.items() if has_figure(field, known))
+            kinds = ", ".join(dict.fromkeys(work.kind for work in compared))
+            served = any(descriptor_of(work).starts_server for work in compared)
+            beside = ". Bounds on the requests of a server are `workload.objectives`" if served else ""
+            yield (
+                f"objectives.{field}: no cell of the study ({kinds or 'none is timed'}) has this figure, only those of "
+                f"{have}. Leave it out{beside}"
+            )
+    if "speedup" in given and not scaled:
+        yield "objectives.speedup: no experiment is of kind strong or weak with several points. Leave it out"
+
+
+def _cold_without_files(plan: Plan) -> Iterator[str]:
+    """Our engine makes a synthetic model in memory: a cold load of one would be the same as any other."""
+    synthetic = {model.identity: model.name for model in plan.models if model.synthetic}
+    for cell in plan.cells.values():
+        if cell.page_cache == "cold" and cell.engine == "rankwise" and cell.model in synthetic:
+            yield (
+                f"page_cache: cold has no effect on model {brief(synthetic[cell.model])[1:-1]}, which is synthetic: "
+                "engine rankwise reads it from no file. Leave it out, or use a model in files"
+            )
 
 
 def _beyond_context(plan: Plan) -> Iterator[str]:
-    """Prompts and new tokens that exceed the positions of a model, where its configuration is at hand."""
+    """Sequences that exceed the positions of a model, where its configuration is at hand."""
     models = {model.identity: model for model in plan.models if model.manifest}
-    limits: dict[str, int | None] = {}
+    limits: dict[str, _Limits] = {}
     for cell in plan.cells.values():
-        model = models.get(cell.model or "")
-        if model is None or cell.engine != "rankwise" or not isinstance(cell.workload, PromptedWorkload):
+        model, longest = models.get(cell.model or ""), cell.workload.longest_sequence
+        if model is None or cell.engine != "rankwise" or longest is None:
             continue
         if model.identity not in limits:
-            limits[model.identity] = _max_positions(model)
-        limit = limits[model.identity]
-        if limit is not None:
-            yield from _too_long(cell, cell.workload, model.name, limit)
+            limits[model.identity] = _limits(model)
+        known = limits[model.identity]
+        limit = known.trained if descriptor_of(cell.workload).trains else known.inferred
+        field, positions, told = longest
+        if limit is not None and positions > limit:
+            yield f"workload.{field}: {told}, but model {brief(model.name)[1:-1]} has {limit}"
 
 
-def _too_long(cell: Cell, workload: PromptedWorkload, name: str, limit: int) -> Iterator[str]:
-    prompt = workload.prompt_tokens or 1
-    positions = workload.positions(prompt)
-    if positions <= limit:
-        return
-    field = "new_tokens" if workload.decoded_tokens >= prompt else "prompt_tokens"
-    yield (
-        f"workload.{field}: {prompt} prompt tokens with {workload.decoded_tokens} new ones take {positions} positions, "
-        f"but model {brief(name)[1:-1]} has {limit}"
-    )
+class _Limits(NamedTuple):
+    """Positions of a sequence of a model by what is done with it; None: unlimited, or unknown."""
+
+    inferred: int | None = None
+    trained: int | None = None
 
 
-def _max_positions(model: PlannedModel) -> int | None:
-    """Positions of a decoder or encoder; None where nothing limits them, or the planner does not know the family."""
+def _limits(model: PlannedModel) -> _Limits:
+    """Read the limits of a model; that of inference where the planner knows the family and there is one stack."""
     try:
-        architecture = read_architecture(read_model_manifest(Path(model.manifest)).config, model.name)
+        config = read_model_manifest(Path(model.manifest)).config
+        trained = trained_positions(config)
     except (OSError, ValueError):
-        return None
+        return _Limits()
+    try:
+        architecture = read_architecture(config, model.name)
+    except ValueError:
+        return _Limits(trained=trained)
     if architecture.kind == "encoder_decoder":
-        return None
-    return architecture.max_positions or architecture.positions or None
+        return _Limits(trained=trained)
+    return _Limits(architecture.max_positions or architecture.positions or None, trained)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from configs.families.numbers import MAX_SIZE, size_of
-from configs.families.positions import unused_positions
+from configs.families.positions import trained_positions
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
@@ -25,7 +25,6 @@ from engine.models.pretrained import check_files, check_loaded, is_head
 from engine.models.weights import TRAINED, build_model, loaded_once, required_manifest, weight_files
 from engine.rank.failures import one_line
 
-_NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
 _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 """Classes whose head belongs to the pretrained model, not to the task."""
 
@@ -163,12 +162,7 @@ def repeated_layers(model: nn.Module) -> list[nn.Module]:
 
 def check_length(workload: TrainWorkload, context: Context) -> None:
     """Raise ValueError for sequences longer than the model's maximum; relative positions have none."""
-    config = required_manifest(context).config
-    if "relative_attention_num_buckets" in config:
-        return
-    named = next((name for name in _NAMES_OF_POSITIONS if config.get(name)), None)
-    rows = None if named is None else size_of(config[named], named, MAX_SIZE)
-    most = None if rows is None else rows - unused_positions(config)
+    most = trained_positions(required_manifest(context).config)
     if most is not None and workload.sequence_length > most:
         raise ValueError(
             f"workload.sequence_length: {workload.sequence_length} is more than the model's {most} "

@@ -143,7 +143,7 @@ def benchmark(
             "models": [{"id": model}],
             "workload": {
                 "kind": "train", "task": _TASKS[measured.kind], "global_batch_size": request.batch_size * most,
-                "sequence_length": length,
+                **({} if measured.kind == "vision" else {"sequence_length": length}),
             },
             **({"targets": targets or [{"kind": "local", "device": "cpu"}]} if targets or on_cores else {}),
             "experiments": experiments,

@@ -51,3 +51,17 @@ def test_two_experiments_may_share_a_cell() -> None:
     study = parse_study(BASE | {"experiments": {"first": swept, "second": swept}})
     plan = expand(study, [MODEL], {}, lambda _: 5)
     assert len(plan.cells) == 2 and [len(each.points) for each in plan.experiments] == [2, 2]
+
+
+def test_a_grid_of_stages_and_balances_measures_one_stage_once() -> None:
+    """It was refused, with the advice to leave out a point that a grid cannot leave out."""
+    plan = plan_of({"kind": "sweep", "over": {"pp": [1, 2], "stage_balance": ["memory", "speed"]}})
+    assert [point.values for point in plan.experiments[0].points] == [
+        {"pp": 1, "stage_balance": "memory"},
+        {"pp": 2, "stage_balance": "memory"},
+        {"pp": 2, "stage_balance": "speed"},
+    ]
+    with pytest.raises(StudyError, match="Leave one of the two out"):
+        plan_of({"kind": "sweep", "over": {"stage_balance": ["memory", "speed"]}})
+    with pytest.raises(StudyError, match="pp 2, stage_balance speed is given twice"):
+        plan_of({"kind": "sweep", "over": {"pp": [2, 2], "stage_balance": ["speed"]}})

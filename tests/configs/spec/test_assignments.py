@@ -15,6 +15,10 @@ BAD = {
     "digit that is no number": ("models.²=1", "--set models.²: ² is not an index of a list of 1"),
     "index beyond": ("models.1.id=x", "--set models.1.id: 1 is not an index of a list of 1"),
     "thousands of digits": ("models." + "9" * 5000 + ".id=x", "is not an index of a list of 1"),
+    "index of no list": (
+        "targets.0.nodes=2",
+        "--set targets.0.nodes: the study has no targets, so none to change. Set all: targets=[...]",
+    ),
     "field of a number": ("study.name=x", "--set study.name: study is a single value without fields"),
 }
 

@@ -65,6 +65,8 @@ def test_a_choice_among_prompts_needs_prompts(field: dict[str, Any]) -> None:
         ({"evaluate_every": 100}, {"heldout_share": 0.1}, "validation_data or heldout_share"),
         ({"checkpoints_kept": 5}, {"checkpoint_every": 10}, "checkpoint_every"),
         ({"checkpoint_mode": "sync"}, {"checkpoint_every": 10}, "checkpoint_every"),
+        ({"tokenizer": "tokenizer.json"}, {"data": "text.txt"}, "data"),
+        ({"tokenizer": "tokenizer.json"}, {"export": True}, "data"),
     ],
 )
 def test_what_training_would_not_do_is_refused(field: dict[str, Any], needed: dict[str, Any], what: str) -> None:
@@ -74,6 +76,50 @@ def test_what_training_would_not_do_is_refused(field: dict[str, Any], needed: di
         plan_of({"kind": "train"} | field, swept)
     plan_of({"kind": "train"} | field, swept, swept | {"base": needed})
     plan_of({"kind": "train"} | field | needed, swept)
+
+
+def test_images_have_no_sequence_length() -> None:
+    swept = {"kind": "sweep", "over": {"global_batch_size": [4, 8]}}
+    images = {"kind": "train", "task": "image_classification"}
+    with pytest.raises(StudyError, match=r"workload\.sequence_length: 64 has no effect without a task of texts"):
+        plan_of(images | {"sequence_length": 64}, swept)
+    plan_of(images, swept)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"max_length": 512},
+        {"max_sequences": 8},
+        {"kv_cache_gib": 2.0},
+        {"prefix_caching": False},
+        {"batch_invariant": True},
+        {"engine_options": {"max_num_batched_tokens": 2048}},
+    ],
+)
+def test_what_only_a_server_of_the_study_can_be_given_is_refused_of_an_endpoint(field: dict[str, Any]) -> None:
+    """A sweep over it sent the same traffic to the same server, and compared the two."""
+    [name] = field
+    there = {"kind": "endpoint", "url": "http://10.0.0.5:8000", "model": "m"}
+    study = {"study": "s", "models": [{"id": "synthetic:llama-1m@0", "name": "m"}], "workload": {"kind": "serve"}}
+    swept = {"kind": "load", "over": {name: [field[name]]}}
+
+    def plan(experiment: dict[str, Any], *targets: dict[str, Any]) -> Plan:
+        given = study | {"experiments": {"e": experiment}, "targets": list(targets)}
+        return expand(parse_study(given), [MODEL], {}, lambda _: 5)
+
+    with pytest.raises(StudyError, match=f"workload.{name}: .* has no effect without a server that the study starts"):
+        plan(swept, there)
+    plan(swept, there, {"kind": "local"})
+    plan({"kind": "load", "over": {"rate": [1, 2]}}, there)
+
+
+def test_a_file_is_named_as_the_study_writes_it() -> None:
+    swept = {"kind": "sweep", "over": {"global_batch_size": [4, 8]}}
+    work = {"kind": "train", "tokenizer": "own/tokenizer.json"}
+    study = {"study": "s", "models": [{"id": "synthetic:llama-1m@0", "name": "m"}], "workload": work}
+    with pytest.raises(StudyError, match=r"workload\.tokenizer: own/tokenizer\.json has no effect"):
+        expand(parse_study(study | {"experiments": {"e": swept}}), [MODEL], {"own/tokenizer.json": "ab12"}, lambda _: 5)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,6 @@ ALLOWED = {
     "tasks/deployment/level_checks.py": (1, "a bundle's levels are checked by cells of generation or encoding"),
     "tasks/models/saved_reference.py": (4, "`rankwise verify` is for the kinds that take prompts"),
     "tasks/checks/resumed.py": (2, "random prompts are drawn with the seed; a script may cut its own warm-up"),
-    "tasks/checks/requirements.py": (2, "prompts and new tokens must fit into the context"),
     "tasks/checks/verification.py": (10, "`rankwise verify` is for the kinds that take prompts"),
 }
 """Module -> how many places in it name a kind, and why they may; a new kind touches none of them but engine.worker."""

@@ -274,8 +274,14 @@ def test_what_is_left_to_pay_follows_from_what_was_paid_for(tmp_path: Path) -> N
 
 
 def test_a_budget_of_money_needs_a_price(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"measuring.budget_usd: requires a price for every target"):
-        check_resources(plan_of({}, 10, budget_usd=1.0), tmp_path)
+    plan = plan_of({}, 10, budget_usd=1.0)
+    told = "measuring.budget_usd: requires a price for every target, and local has none. Set "
+    with pytest.raises(StudyError, match=f"^{told}targets"):
+        check_resources(plan, tmp_path)
+    [here] = plan.targets
+    somewhere = plan.model_copy(update={"targets": (here.model_copy(update={"machine": "aws/p4d.24xlarge"}),)})
+    with pytest.raises(StudyError, match=f"^{told}a region in "):
+        check_resources(somewhere, tmp_path)
 
 
 def test_answers_are_asked_for_once() -> None:

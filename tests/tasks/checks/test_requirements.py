@@ -20,6 +20,7 @@ STUDY: dict[str, Any] = {
     "workload": {"kind": "generate", "prompt_tokens": 8, "new_tokens": 4, "num_prompts": 4},
     "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
 }
+TRAINED = {"batch": {"kind": "sweep", "over": {"global_batch_size": [4, 8]}}}
 
 
 def checked(tmp_path: Path, **changes: Any) -> Plan:
@@ -122,6 +123,67 @@ def test_tokens_beyond_the_models_positions_are_refused_with_both_numbers(tmp_pa
     assert problem.startswith("workload.prompt_tokens: ")
 
 
+def test_random_prompts_without_a_length_count_with_their_default(tmp_path: Path) -> None:
+    """They counted as one token: a study was valid, and each of its measurements failed."""
+    limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
+    work = {"kind": "generate", "num_prompts": 4}
+    assert checked(tmp_path, workload=work | {"new_tokens": limit - 32}).cells
+    assert problems(tmp_path, workload=work | {"new_tokens": limit - 31}) == [
+        f"workload.new_tokens: 32 prompt tokens with {limit - 31} new ones take {limit + 1} positions, "
+        f"but model m has {limit}"
+    ]
+
+
+def test_sequences_of_a_server_and_of_training_beyond_the_models_positions_are_refused(tmp_path: Path) -> None:
+    limit = int(ARCHITECTURES["llama-1m"]["max_position_embeddings"])
+    serve = {"kind": "serve", "prompt_tokens": 8}
+    load: dict[str, Any] = {"experiments": {"load": {"kind": "load", "rate": 1}}}
+    assert checked(tmp_path, workload=serve | {"new_tokens": limit - 8}, **load).cells
+    assert problems(tmp_path, workload=serve | {"new_tokens": limit - 7}, **load) == [
+        f"workload.new_tokens: a sequence takes up to {limit + 1} positions, but model m has {limit}"
+    ]
+    [problem] = problems(tmp_path, workload=serve | {"new_tokens": 8, "max_length": 2 * limit}, **load)
+    assert problem.startswith("workload.max_length: ")
+    assert checked(tmp_path, workload=serve | {"new_tokens": limit - 7}, engine="vllm", **load).cells
+    train = {"kind": "train", "steps": 3}
+    assert checked(tmp_path, workload=train | {"sequence_length": limit}, experiments=TRAINED).cells
+    assert problems(tmp_path, workload=train | {"sequence_length": limit + 1}, experiments=TRAINED) == [
+        f"workload.sequence_length: a sequence takes {limit + 1} positions, but model m has {limit}"
+    ]
+
+
+def test_a_cold_load_of_a_synthetic_model_is_refused(tmp_path: Path) -> None:
+    """Its points were measured like warm ones, and compared with them as if they differed."""
+
+    def over(**values: list[str]) -> dict[str, Any]:
+        return {"experiments": {"load": {"kind": "sweep", "over": values}}}
+
+    assert problems(tmp_path, **over(page_cache=["cold", "warm"])) == [
+        "page_cache: cold has no effect on model m, which is synthetic: engine rankwise reads it from no file. "
+        "Leave it out, or use a model in files"
+    ]
+    assert checked(tmp_path, **over(page_cache=["warm"])).cells
+    assert checked(tmp_path, **over(page_cache=["cold"], engine=["transformers"])).cells, "it reads a written copy"
+
+
+def test_objectives_whose_figure_no_cell_has_are_refused(tmp_path: Path) -> None:
+    """They were left out of the report, whose decision did not heed them."""
+    load = {"workload": {"kind": "serve"}, "experiments": {"load": {"kind": "load", "rate": 1}}}
+    assert problems(tmp_path, **load, objectives={"p99_ttft_seconds": 0.5}) == [
+        "objectives.p99_ttft_seconds: no cell of the study (serve) has this figure, only those of generate, seq2seq. "
+        "Leave it out. Bounds on the requests of a server are `workload.objectives`"
+    ]
+    train = {"workload": {"kind": "train", "steps": 3}, "experiments": TRAINED}
+    wrong = {"embeddings_per_second": 10, "p99_itl_seconds": 1, "speedup": 2}
+    found = problems(tmp_path, **train, objectives=wrong | {"p99_latency_seconds": 1})
+    assert [problem.partition(":")[0] for problem in found] == [
+        "objectives.p99_itl_seconds", "objectives.embeddings_per_second", "objectives.speedup",
+    ]  # fmt: skip
+    assert found[1].endswith("only those of encode. Leave it out")
+    own = {"speedup": 2, "p99_ttft_seconds": 1, "usd_per_million_tokens": 1, "exposed_communication_share": 0.5}
+    assert checked(tmp_path, objectives=own, experiments={"strong": {"kind": "strong", "grow": "tp", "to": 2}}).cells
+
+
 def test_live_streams_need_a_cell_that_trains(tmp_path: Path) -> None:
     assert problems(tmp_path, measuring={"live": ["tensorboard"]}) == [
         "measuring.live: only training measurements are streamed, and no cell trains. Leave live out"
@@ -130,6 +192,32 @@ def test_live_streams_need_a_cell_that_trains(tmp_path: Path) -> None:
     experiments = {"batch": {"kind": "sweep", "over": {"global_batch_size": [4, 8]}}}
     changes = {"workload": training, "experiments": experiments, "measuring": {"live": ["tensorboard"]}}
     assert checked(tmp_path, **changes).cells
+
+
+@pytest.mark.parametrize("rule", [{"profile": True}, {"profiler": "perf"}])
+def test_a_profile_of_what_is_never_profiled_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: dict[str, Any]
+) -> None:
+    """A study of a script with `profile: true` had no profile, and did not say so."""
+    monkeypatch.setattr("tasks.checks.machine.why_not", lambda _: None)
+    (tmp_path / "train.py").write_text("print('step 1')")
+    script = {"kind": "script", "command": ["train.py"], "inputs": ["train.py"], "measure": "wall", "items_per_step": 1,
+              "unit": "run"}  # fmt: skip
+    repeats = {"repeats": {"kind": "sweep", "over": {"cores_per_rank": [1]}}}
+    [name] = rule
+    assert problems(tmp_path, models=[], workload=script, experiments=repeats, measuring=rule) == [
+        f"measuring.{name}: only workloads of kind generate, seq2seq, encode, train are profiled. Leave {name} out"
+    ]
+    assert checked(tmp_path, measuring=rule).cells
+
+
+def test_a_target_interval_and_a_port_that_nothing_heeds_are_refused(tmp_path: Path) -> None:
+    load = {"workload": {"kind": "serve"}, "experiments": {"load": {"kind": "load", "rate": 1}}}
+    [problem] = problems(tmp_path, **load, measuring={"target_interval": 0.05})
+    assert problem.startswith("measuring.target_interval: no cell has a throughput")
+    assert checked(tmp_path, measuring={"target_interval": 0.05}).cells
+    [problem] = problems(tmp_path, measuring={"prometheus_port": 9500})
+    assert problem.startswith("measuring.prometheus_port: has no effect without `live: [prometheus]`")
 
 
 @pytest.mark.parametrize(
