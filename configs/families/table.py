@@ -214,6 +214,8 @@ FAMILIES: dict[str, Family] = {
             "initializer_range": Key("init_std", 0.02),
         },
         computed={"do_layer_norm_before": (True,), "layer_norm_elementwise_affine": (True,), "is_causal": (True,)},
+        # Galactica's; transformers always has a table of positions.
+        harmless=("learned_embeddings",),
         equal={"word_embed_proj_dim": "hidden"},
         prefix="model.decoder.",
         prefixes=("decoder.", ""),
