@@ -250,6 +250,8 @@ FAMILIES: dict[str, Family] = {
         computed={"is_causal": (True,)},
         theta_key="rotary_emb_base",
         share_key="rotary_pct",
+        # transformers 4.4x and 4.5x save copies of both under the common names.
+        rope_keys=("rope_theta", "partial_rotary_factor"),
         rotary_share=0.25,
         prefix="gpt_neox.",
         head="lm_head",

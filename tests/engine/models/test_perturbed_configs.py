@@ -89,6 +89,27 @@ def test_a_key_of_who_published_a_model_changes_nothing(kind: str, keys: list[st
     assert {one.field for one in tried} == set(keys) and {one.fate for one in tried} == {"harmless"}
 
 
+def test_copies_of_rotary_keys_are_those_that_are_used(tmp_path: Path) -> None:
+    """transformers 4.48 to 4.57 save a GPT-NeoX's keys under the common names too, and 5 reads its own ones alone."""
+    config = tiny_config("gpt_neox") | {"rotary_pct": 0.5, "rotary_emb_base": 500}
+    del config["rope_parameters"]
+    copied = config | {"rope_theta": 500, "partial_rotary_factor": 0.5}
+    save_with_head(copied, tmp_path / "model", differing=True)
+    expected = reference_logits(copied, tmp_path / "model")
+    for found in our_logits(copied, tmp_path / "model"):
+        assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
+    assert ModelConfig.parse(copied) == ModelConfig.parse(config)
+    bare = {name: value for name, value in config.items() if not name.startswith("rotary")}
+    for base, key, value in (
+        (config, "rope_theta", 10000),
+        (config, "partial_rotary_factor", 0.25),
+        (bare, "rope_theta", 500),
+        (bare, "partial_rotary_factor", 0.5),
+    ):
+        with pytest.raises(ValueError, match=rf"{key} [\d.]+ is not implemented; use rotary_"):
+            ModelConfig.parse(base | {key: value})
+
+
 def test_a_key_that_is_dropped_from_the_table_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: without its list of computed values, GPT-2's scaled scores differ in silence."""
     family = FAMILIES["gpt2"]
