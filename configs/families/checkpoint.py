@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from configs.common.printable import printable
 from configs.families.config import ModelConfig
-from configs.families.table import FAMILIES
-from configs.families.tensors import is_unused, names_in_file
+from configs.families.tensors import embedding_name, head_names, is_unused, names_in_file
 
 WORKLOAD_OF = {"decoder": "generate", "encoder": "encode", "encoder_decoder": "seq2seq"}
 """The workload of each kind of model."""
@@ -61,16 +60,14 @@ def check_workload(config: ModelConfig, workload: str, name: str) -> None:
 
 
 def with_stored_head(config: ModelConfig, names: Iterable[str]) -> ModelConfig:
-    """Return the configuration of the head that is computed: a head in the files is used, even where config.json says
-    that it is tied to the embedding, as transformers does.
+    """Return the configuration of the head that is computed: a head in the files beside the embedding is used, even
+    where config.json says that it is tied, as transformers does.
     """
-    return replace(config, tied=False) if config.tied and head_names(config) & set(names) else config
-
-
-def head_names(config: ModelConfig) -> set[str]:
-    """Return the names that a head's tensor may have in a file; none for an encoder."""
-    family = FAMILIES[config.family]
-    return set() if config.kind == "encoder" else {f"{one}.weight" for one in (family.head, *family.heads)}
+    stored = set(names)
+    heads = head_names(config) & stored
+    if not config.tied or not heads or names_in_file(config, stored)[embedding_name(config)] in heads:
+        return config
+    return replace(config, tied=False)
 
 
 def check_tensors(config: ModelConfig, stored: Mapping[str, TensorHeader]) -> int:

@@ -360,6 +360,7 @@ FAMILIES: dict[str, Family] = {
         },
         prefix="",
         tables={"embedding": "shared"},
+        embeddings=("decoder.embed_tokens", "encoder.embed_tokens"),
         head_in_embedding=True,
         stacks={
             "encoder": _t5_stack("encoder", _T5_SELF, last=1),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from configs.families.config import ModelConfig
 from configs.families.keys import read_keys
@@ -141,6 +142,35 @@ def test_the_head_in_the_file_is_the_one_that_transformers_uses(kind: str, diffe
     loaded = AutoModelForCausalLM if kind != "t5" else AutoModelForSeq2SeqLM
     assert parameters == sum(one.numel() for one in loaded.from_pretrained(folder).parameters())
     for found in our_logits(manifest.config, folder):
+        assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        ("llama", "lm_head.weight"),
+        ("gpt2", "lm_head.weight"),
+        ("gpt_neox", "embed_out.weight"),
+        ("opt", "lm_head.weight"),
+        ("t5", "decoder.embed_tokens.weight"),
+    ],
+)
+def test_a_tied_embedding_may_be_stored_under_another_name(kind: str, kept: str, tmp_path: Path) -> None:
+    """`safetensors.torch.save_model` keeps one name of weights that share memory; transformers loads such files."""
+    config, folder = tiny_config(kind) | {"tie_word_embeddings": True}, tmp_path / "model"
+    save_with_head(config, folder, differing=False)
+    expected = reference_logits(config, folder)
+    tensors = load_file(folder / "model.safetensors")
+    own = {"gpt2": "transformer.wte", "gpt_neox": "gpt_neox.embed_in", "opt": "model.decoder.embed_tokens"}
+    tensors[kept] = tensors.pop(f"{own.get(kind, 'shared' if kind == 't5' else 'model.embed_tokens')}.weight")
+    if kept != "lm_head.weight":
+        del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if kind != "gpt_neox":  # its head has another name in transformers 5
+        assert torch.equal(reference_logits(config, folder), expected)
+    manifest = resolve_model("model", None, tmp_path / "cache", tmp_path)
+    assert manifest.config == config
+    for found in our_logits(config, folder):
         assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 
