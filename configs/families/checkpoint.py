@@ -15,8 +15,8 @@ from configs.common.printable import printable
 from configs.families.config import ModelConfig
 from configs.families.tensors import embedding_name, head_names, is_unused, names_in_file
 
-WORKLOAD_OF = {"decoder": "generate", "encoder": "encode", "encoder_decoder": "seq2seq"}
-"""The workload of each kind of model."""
+WORKLOADS_OF = {"decoder": ("generate", "serve"), "encoder": ("encode",), "encoder_decoder": ("seq2seq",)}
+"""The workloads of each kind of model, the one that measures it first."""
 
 
 class TensorHeader(Protocol):
@@ -50,12 +50,12 @@ def check_model(data: Mapping[str, Any], stored: Mapping[str, TensorHeader], wor
 
 def check_workload(config: ModelConfig, workload: str, name: str) -> None:
     """Raise ValueError where a model of this kind has another workload."""
-    right = WORKLOAD_OF[config.kind]
-    if right != workload:
+    right = WORKLOADS_OF[config.kind]
+    if workload not in right:
         article = "a" if config.kind == "decoder" else "an"
         raise ValueError(
             f"workload.kind: {name} is {article} {config.kind.replace('_', '-')} ({config.family}), "
-            f"which {workload} cannot measure; use {right}"
+            f"which {workload} cannot measure; use {right[0]}"
         )
 
 

@@ -6,9 +6,11 @@ unusable_in(plan)         # (UnusableModel(name="mine", reason="config.json: qua
 from pathlib import Path
 
 from configs.common.files.safetensors_header import header_tensors
-from configs.families.checkpoint import WORKLOAD_OF, check_model
+from configs.families.checkpoint import WORKLOADS_OF, check_model
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, UnusableModel
+
+_JUDGED = {kind for kinds in WORKLOADS_OF.values() for kind in kinds}
 
 
 def unusable_in(plan: Plan) -> tuple[UnusableModel, ...]:
@@ -19,7 +21,7 @@ def unusable_in(plan: Plan) -> tuple[UnusableModel, ...]:
     """
     kinds: dict[str, set[str]] = {}
     for cell in plan.cells.values():
-        if cell.engine == "rankwise" and cell.workload.kind in WORKLOAD_OF.values() and cell.model is not None:
+        if cell.engine == "rankwise" and cell.workload.kind in _JUDGED and cell.model is not None:
             kinds.setdefault(cell.model, set()).add(cell.workload.kind)
     found = []
     for model in plan.models:

@@ -105,6 +105,24 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
         check(folder)
 
 
+def test_a_model_that_our_server_cannot_load_is_refused(tmp_path: Path) -> None:
+    """It was found when the server did not start, on a machine that may be rented."""
+
+    def check_served(folder: Path, engine: str = "rankwise") -> None:
+        study = {"study": "s", "models": [{"id": "mine", "name": "mine"}], "workload": {"kind": "serve", "rate": 2.0},
+                 "engine": engine, "experiments": {"load": {"kind": "load"}}}  # fmt: skip
+        check_study(parse_study(study), folder.parent, folder.parent / "cache", folder.parent / "run")
+
+    folder = written(tmp_path / "llama")
+    check_served(folder)
+    change_config(folder, attn_logit_softcapping=50.0)
+    with pytest.raises(ValueError, match=r"models\[0\]\.id: mine: .*attn_logit_softcapping 50\.0 is not implemented"):
+        check_served(folder)
+    check_served(folder, engine="vllm")
+    with pytest.raises(ValueError, match=r"mine is an encoder \(bert\), which serve cannot measure; use encode"):
+        check_served(written(tmp_path / "bert", "bert-1m"))
+
+
 def test_other_engines_take_what_they_can_load(tmp_path: Path) -> None:
     """Their own rules say what that is; a key that ours does not read is no reason to refuse theirs."""
     folder = written(tmp_path)
