@@ -5,7 +5,8 @@ unusable_in(plan)         # (UnusableModel(name="mine", reason="config.json: qua
 
 from pathlib import Path
 
-from configs.common.files.safetensors_header import header_tensors
+from configs.common.files.safetensors_header import StoredTensor, header_tensors
+from configs.common.printable import printable
 from configs.families.checkpoint import WORKLOADS_OF, check_model
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, UnusableModel
@@ -36,10 +37,18 @@ def unusable_in(plan: Plan) -> tuple[UnusableModel, ...]:
     return tuple(found)
 
 
-def judge_manifest(path: Path, workload: str, name: str) -> None:
-    """Raise ValueError for a model that our engine cannot run under a workload, OSError for files that are gone."""
+def judge_manifest(path: Path, workload: str, model: str) -> None:
+    """Raise ValueError for a model that our engine cannot run under a workload, or that has a tensor in two files,
+    OSError for files that are gone.
+    """
     manifest = read_model_manifest(path)
     folder = Path(manifest.folder)
     weights = [folder / file for file in manifest.files if file.endswith(".safetensors")]
-    stored = {tensor: header for file in weights for tensor, header in header_tensors(file).items()}
-    check_model(manifest.config, stored, workload, name)
+    stored: dict[str, StoredTensor] = {}
+    for file in weights:
+        for tensor, header in header_tensors(file).items():
+            if tensor in stored:
+                name, other = printable(tensor, 100), stored[tensor].file
+                raise ValueError(f"{file}: tensor {name} is also in {other}; keep one of the two files")
+            stored[tensor] = header
+    check_model(manifest.config, stored, workload, model)

@@ -1,6 +1,7 @@
 """What our engine cannot measure is said when a study is checked, by its config.json and the headers of its files."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_missing_misshapen_and_narrow_tensors_are_refused(tmp_path: Path) -> Non
         check(folder)
     change_tensors(folder, **{"model.norm.weight": torch.ones(128), "model.layers.0.qweight": torch.ones(3)})
     with pytest.raises(StudyError, match=r"tensor model.layers.0.qweight is not part of the model"):
+        check(folder)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    """Files without an index are all read; the engine refused them when it loaded."""
+    folder = written(tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-bf16.safetensors")
+    check(folder)
+    shutil.copy(folder / "model-bf16.safetensors", folder / "model-fp32.safetensors")
+    with pytest.raises(
+        StudyError, match=r"model-fp32.safetensors: tensor .* is also in .*/model-bf16.safetensors; keep"
+    ):
         check(folder)
 
 
