@@ -17,6 +17,8 @@ from configs.families.tensors import embedding_name, head_names, is_unused, name
 
 WORKLOADS_OF = {"decoder": ("generate", "serve"), "encoder": ("encode",), "encoder_decoder": ("seq2seq",)}
 """The workloads of each kind of model, the one that measures it first."""
+TRAINED = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that `engine.models.llama.Llama` implements, and that can be trained; all others are for inference only."""
 
 
 class TensorHeader(Protocol):
@@ -57,6 +59,11 @@ def check_workload(config: ModelConfig, workload: str, name: str) -> None:
             f"workload.kind: {name} is {article} {config.kind.replace('_', '-')} ({config.family}), "
             f"which {workload} cannot measure; use {right[0]}"
         )
+
+
+def is_trained_here(data: Mapping[str, Any]) -> bool:
+    """Return whether our own model is trained of a config.json; else transformers' is."""
+    return data.get("model_type") in TRAINED and data.get("hidden_act", "silu") == "silu"
 
 
 def with_stored_head(config: ModelConfig, names: Iterable[str]) -> ModelConfig:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from configs.common.files.safetensors_header import StoredTensor, header_tensors
 from configs.common.printable import printable
-from configs.families.checkpoint import WORKLOADS_OF, check_model
+from configs.families.checkpoint import WORKLOADS_OF, check_model, is_trained_here
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.plan import Plan, UnusableModel
+from configs.workloads.train import TrainWorkload
 
 _JUDGED = {kind for kinds in WORKLOADS_OF.values() for kind in kinds}
 
@@ -17,12 +18,13 @@ _JUDGED = {kind for kinds in WORKLOADS_OF.values() for kind in kinds}
 def unusable_in(plan: Plan) -> tuple[UnusableModel, ...]:
     """Return the models of a plan that our engine cannot measure, each with the reason.
 
-    Models that are not fetched yet are left out, and so are cells of other engines and of training, whose own rules
-    say what they can load.
+    Models that are not fetched yet are left out, and so are cells of other engines and of training with transformers'
+    models, whose own rules say what they can load.
     """
     kinds: dict[str, set[str]] = {}
     for cell in plan.cells.values():
-        if cell.engine == "rankwise" and cell.workload.kind in _JUDGED and cell.model is not None:
+        trained = isinstance(cell.workload, TrainWorkload) and cell.workload.task == "causal_lm"
+        if cell.engine == "rankwise" and cell.model is not None and (trained or cell.workload.kind in _JUDGED):
             kinds.setdefault(cell.model, set()).add(cell.workload.kind)
     found = []
     for model in plan.models:
@@ -42,6 +44,10 @@ def judge_manifest(path: Path, workload: str, model: str) -> None:
     OSError for files that are gone.
     """
     manifest = read_model_manifest(path)
+    if workload == "train":
+        if not is_trained_here(manifest.config):
+            return
+        workload = WORKLOADS_OF["decoder"][0]
     folder = Path(manifest.folder)
     weights = [folder / file for file in manifest.files if file.endswith(".safetensors")]
     stored: dict[str, StoredTensor] = {}

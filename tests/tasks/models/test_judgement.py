@@ -136,6 +136,23 @@ def test_a_model_that_our_server_cannot_load_is_refused(tmp_path: Path) -> None:
         check_served(written(tmp_path / "bert", "bert-1m"))
 
 
+def test_a_model_that_our_trainer_cannot_load_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+
+    def check_trained(task: str = "causal_lm") -> None:
+        study = {"study": "s", "models": [{"id": "mine", "name": "mine"}], "workload": {"kind": "train", "task": task},
+                 "experiments": {"batch": {"kind": "sweep", "over": {"global_batch_size": [8, 16]}}}}  # fmt: skip
+        check_study(parse_study(study), folder.parent, folder.parent / "cache", folder.parent / "run")
+
+    check_trained()
+    change_config(folder, rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(ValueError, match=r"models\[0\]\.id: mine: .*rope_scaling.rope_type 'yarn' is not implemented"):
+        check_trained()
+    check_trained("text_classification")  # of transformers' model
+    change_config(folder, hidden_act="gelu")
+    check_trained()
+
+
 def test_other_engines_take_what_they_can_load(tmp_path: Path) -> None:
     """Their own rules say what that is; a key that ours does not read is no reason to refuse theirs."""
     folder = written(tmp_path)
