@@ -8,7 +8,7 @@ from pathlib import Path
 from configs.common.files.safetensors_header import StoredTensor, header_tensors
 from configs.common.printable import printable
 from configs.families.checkpoint import WORKLOADS_OF, check_model, is_trained_here
-from configs.plans.model_manifest import read_model_manifest
+from configs.plans.model_manifest import ModelManifest, read_model_manifest
 from configs.plans.plan import Plan, UnusableModel
 from configs.workloads.train import TrainWorkload
 
@@ -40,10 +40,14 @@ def unusable_in(plan: Plan) -> tuple[UnusableModel, ...]:
 
 
 def judge_manifest(path: Path, workload: str, model: str) -> None:
+    """As `judge_model`, by the path of a manifest. Raises OSError for files that are gone."""
+    judge_model(read_model_manifest(path), workload, model)
+
+
+def judge_model(manifest: ModelManifest, workload: str, model: str) -> None:
     """Raise ValueError for a model that our engine cannot run under a workload, or that has a tensor in two files,
     OSError for files that are gone.
     """
-    manifest = read_model_manifest(path)
     if workload == "train":
         if not is_trained_here(manifest.config):
             return
