@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from configs.common.printable import printable
 from configs.families.config import ModelConfig
-from configs.families.table import FAMILIES
-from configs.families.tensors import is_unused, names_in_file
+from configs.families.tensors import embedding_name, head_names, is_unused, names_in_file
 
-WORKLOAD_OF = {"decoder": "generate", "encoder": "encode", "encoder_decoder": "seq2seq"}
-"""The workload of each kind of model."""
+WORKLOADS_OF = {"decoder": ("generate", "serve"), "encoder": ("encode",), "encoder_decoder": ("seq2seq",)}
+"""The workloads of each kind of model, the one that measures it first."""
+TRAINED = ("llama", "mistral", "qwen2", "qwen3")
+"""Families that `engine.models.llama.Llama` implements, and that can be trained; all others are for inference only."""
 
 
 class TensorHeader(Protocol):
@@ -51,26 +52,29 @@ def check_model(data: Mapping[str, Any], stored: Mapping[str, TensorHeader], wor
 
 def check_workload(config: ModelConfig, workload: str, name: str) -> None:
     """Raise ValueError where a model of this kind has another workload."""
-    right = WORKLOAD_OF[config.kind]
-    if right != workload:
+    right = WORKLOADS_OF[config.kind]
+    if workload not in right:
         article = "a" if config.kind == "decoder" else "an"
         raise ValueError(
             f"workload.kind: {name} is {article} {config.kind.replace('_', '-')} ({config.family}), "
-            f"which {workload} cannot measure; use {right}"
+            f"which {workload} cannot measure; use {right[0]}"
         )
 
 
+def is_trained_here(data: Mapping[str, Any]) -> bool:
+    """Return whether our own model is trained of a config.json; else transformers' is."""
+    return data.get("model_type") in TRAINED and data.get("hidden_act", "silu") == "silu"
+
+
 def with_stored_head(config: ModelConfig, names: Iterable[str]) -> ModelConfig:
-    """Return the configuration of the head that is computed: a head in the files is used, even where config.json says
-    that it is tied to the embedding, as transformers does.
+    """Return the configuration of the head that is computed: a head in the files beside the embedding is used, even
+    where config.json says that it is tied, as transformers does.
     """
-    return replace(config, tied=False) if config.tied and head_names(config) & set(names) else config
-
-
-def head_names(config: ModelConfig) -> set[str]:
-    """Return the names that a head's tensor may have in a file; none for an encoder."""
-    family = FAMILIES[config.family]
-    return set() if config.kind == "encoder" else {f"{one}.weight" for one in (family.head, *family.heads)}
+    stored = set(names)
+    heads = head_names(config) & stored
+    if not config.tied or not heads or names_in_file(config, stored)[embedding_name(config)] in heads:
+        return config
+    return replace(config, tied=False)
 
 
 def check_tensors(config: ModelConfig, stored: Mapping[str, TensorHeader]) -> int:

@@ -52,8 +52,9 @@ class Family:
     `configs.families.keys.HARMLESS`. prefix: prefix of all names except the head's; a file may use one of `prefixes`
     instead. tables: slot of an embedding or its norm -> tensor. head: the head's name, which has no prefix; heads:
     alternative names. transposed: layer weights are stored [in, out]. by_head: fused tensors whose rows are ordered by
-    head. head_in_embedding: without a head tensor the embedding is used, regardless of the configuration. renamed:
-    suffixes of names in old files -> current names. unused: patterns of tensors that are ignored.
+    head. embeddings: copies of the embedding, one of which may stand in a file in its place. head_in_embedding: without
+    a head tensor the embedding is used, regardless of the configuration. renamed: suffixes of names in old files ->
+    current names. unused: patterns of tensors that are ignored.
     """
 
     options: Mapping[str, Any]
@@ -77,6 +78,7 @@ class Family:
     max_window_layers: int = 28
     transposed: bool = False
     by_head: tuple[str, ...] = ()
+    embeddings: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     head_in_embedding: bool = False
     unused: tuple[str, ...] = field(default=("*rotary_emb.inv_freq",))

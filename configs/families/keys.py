@@ -19,6 +19,8 @@ HARMLESS = (
     "_name_or_path", "name_or_path", "_commit_hash", "architectures", "transformers_version", "dtype", "torch_dtype",
     "tokenizer_class", "transformers.js_config", "unsloth_*", "_diffusers_version", "model_max_length", "auto_map",
     "is_llama_config", "directionality",  # of nanotron (SmolLM) and of Google's BERTs (multilingual, Chinese)
+    "max_sequence_length", "custom_pipelines",  # of conversions of LLaMA (Vicuna), and of pipelines (Dolly, h2oGPT)
+    "sentence_transformers", "language", "name",  # of cross-encoders, and of FARM (deepset's BERTs)
     # How transformers computes, not what.
     "use_cache", "attn_implementation", "_attn_implementation*", "_experts_implementation*", "_flash_attn_2_enabled",
     "gradient_checkpointing", "torchscript", "chunk_size_feed_forward", "pretraining_tp", "use_bfloat16",

@@ -48,7 +48,8 @@ def parse_rope(
     rotated share too.
 
     max_positions: of the model. share_key: "" for a family whose heads are rotated completely; share: the family's
-    default. Raises ValueError naming the key of an unsupported option.
+    default. Where a family has keys of its own, copies of them under the common names must be equal. Raises ValueError
+    naming the key of an unsupported option.
     """
     name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
     rope: dict[str, Any] = data.get(name) or {}
@@ -65,17 +66,27 @@ def parse_rope(
     if unknown:
         shown = printable(unknown[0], 80)
         raise ValueError(f"config.json: {name}.{shown} is not implemented; use one of: {', '.join(_KEYS)}")
-    found = rope.get("partial_rotary_factor", data.get(share_key, data.get("partial_rotary_factor")))
+    found = rope.get("partial_rotary_factor", data.get(share_key or "partial_rotary_factor"))
     share = share if found is None else real_number(found, share_key or "partial_rotary_factor")
     if not share_key and share != 1.0:
         raise ValueError(f"config.json: {name}.partial_rotary_factor is not implemented; use 1.0")
     if not 0.0 < share <= 1.0:
         raise ValueError(f"config.json: {share_key} {share} is not a share of a head; use more than 0 and at most 1")
-    theta = rope.get("rope_theta", data.get(theta_key, data.get("rope_theta")))
+    theta = rope.get("rope_theta", data.get(theta_key))
     base = 10000.0 if theta is None else real_number(theta, "rope_theta" if "rope_theta" in rope else theta_key)
     if base <= 0:
         raise ValueError(f"config.json: {theta_key} {base} is not implemented; use a positive number")
+    _check_copy(data, "rope_theta", theta_key, base)
+    _check_copy(data, "partial_rotary_factor", share_key, share)
     return _scaled(data, rope, name, kind, base, max_positions), share
+
+
+def _check_copy(data: dict[str, Any], common: str, own: str, used: float) -> None:
+    """Raise ValueError where a common key differs from the family's own key, which transformers reads instead of it."""
+    copied = data.get(common)
+    if own in ("", common) or copied is None or real_number(copied, common) == used:
+        return
+    raise ValueError(f"config.json: {common} {short_value(copied)} is not implemented; use {own}, {short_value(used)}")
 
 
 def _scaled(

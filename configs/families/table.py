@@ -214,6 +214,8 @@ FAMILIES: dict[str, Family] = {
             "initializer_range": Key("init_std", 0.02),
         },
         computed={"do_layer_norm_before": (True,), "layer_norm_elementwise_affine": (True,), "is_causal": (True,)},
+        # Galactica's; transformers always has a table of positions.
+        harmless=("learned_embeddings",),
         equal={"word_embed_proj_dim": "hidden"},
         prefix="model.decoder.",
         prefixes=("decoder.", ""),
@@ -248,6 +250,8 @@ FAMILIES: dict[str, Family] = {
         computed={"is_causal": (True,)},
         theta_key="rotary_emb_base",
         share_key="rotary_pct",
+        # transformers 4.4x and 4.5x save copies of both under the common names.
+        rope_keys=("rope_theta", "partial_rotary_factor"),
         rotary_share=0.25,
         prefix="gpt_neox.",
         head="lm_head",
@@ -356,6 +360,7 @@ FAMILIES: dict[str, Family] = {
         },
         prefix="",
         tables={"embedding": "shared"},
+        embeddings=("decoder.embed_tokens", "encoder.embed_tokens"),
         head_in_embedding=True,
         stacks={
             "encoder": _t5_stack("encoder", _T5_SELF, last=1),

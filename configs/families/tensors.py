@@ -150,19 +150,33 @@ def layer_weights(config: ModelSizes, stack: StackName, layer: int) -> Iterator[
 def names_in_file(config: ModelSizes, stored: Iterable[str]) -> dict[str, str]:
     """The file's own name for each of our tensors that it holds, by our name.
 
-    A file's names carry the prefix of the class that saved it: "bert.encoder..." or "encoder...".
+    A file's names carry the prefix of the class that saved it: "bert.encoder..." or "encoder...". A tied embedding may
+    have the head's name alone.
     """
-    family = FAMILIES[config.family]
+    family, names = FAMILIES[config.family], list(stored)
     expected = tensor_shapes(config)
     found = {}
-    for name in stored:
+    for name in names:
         ours = next((one for one in _our_names(family, name) if one in expected), None)
         if ours is not None:
             found[ours] = name
     head, table = f"{family.head}.weight", embedding_name(config)
+    if table not in found:
+        # Of tensors that share memory, `safetensors.torch.save_model` keeps the first by name.
+        others = [f"{family.prefix}{one}.weight" for one in family.embeddings]
+        others += sorted(head_names(config)) if config.tied else []
+        kept = next((name for name in others if name in names), None)
+        if kept is not None:
+            found[table] = kept
     if family.head_in_embedding and head in expected and head not in found and table in found:
         found[head] = found[table]
     return found
+
+
+def head_names(config: ModelSizes) -> set[str]:
+    """Return the names that a head's tensor may have in a file; none for an encoder."""
+    family = FAMILIES[config.family]
+    return set() if config.kind == "encoder" else {f"{one}.weight" for one in (family.head, *family.heads)}
 
 
 def embedding_name(config: ModelSizes) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from configs.common.base import write_atomically
 from configs.common.files.flushing import flush_file
 from configs.common.files.reading import PLAN_BYTES, read_json
-from configs.families.checkpoint import check_tensors, check_workload, with_stored_head
+from configs.families.checkpoint import TRAINED, check_tensors, check_workload, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.tensors import embedding_name, names_in_file
 from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
@@ -35,8 +35,6 @@ from engine.models.llama import Llama
 from engine.rank.host_usage import take_peak
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TRAINED = ("llama", "mistral", "qwen2", "qwen3")
-"""Families that `engine.models.llama.Llama` implements, and that can be trained; all others are for inference only."""
 _KEPT = "model"
 _HEAD = "lm_head.weight"
 

@@ -8,12 +8,14 @@ Training data is in `engine.training.data.examples`.
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from configs.common.files.reading import brief, read_json_object
+from configs.families.numbers import MAX_SIZE
 from configs.inputs.prompts import PromptLine, numbered_prompts
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
@@ -202,15 +204,24 @@ def longest_text(context: Context, config: TextModel) -> int | None:
 
     None: there is no limit.
     """
-    path = Path(required_manifest(context).folder) / "sentence_bert_config.json"
-    try:
-        given = read_json_object(path).get("max_seq_length") if path.is_file() else None
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}") from error
+    folder = Path(required_manifest(context).folder)
+    path = folder / "sentence_bert_config.json"
+    given = _object(path).get("max_seq_length")
     if given is not None and (type(given) is not int or given < 1):
         raise ValueError(f"{path}: max_seq_length: got {brief(given)}, expected a whole number of tokens")
+    if given is None:  # since its version 6 it writes its limit where that of the tokenizer is
+        told = _object(folder / "tokenizer_config.json").get("model_max_length")
+        given = told if type(told) is int and 0 < told < MAX_SIZE else None  # 10^30: none
     limits = [given, None if config.positions == "relative" else config.max_positions]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the contents of a JSON file of the model; of one that is not there, none."""
+    try:
+        return read_json_object(path, bounded=False) if path.is_file() else {}
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
 
 
 def _my_share(count: int, context: Context) -> range:

@@ -19,6 +19,7 @@ from configs.common.base import write_atomically
 from configs.common.files.reading import parse_model
 from configs.common.secrets import excerpt
 from configs.common.system.ports import check_port
+from configs.families.checkpoint import WORKLOADS_OF
 from configs.hardware.prices import listed_offers
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
@@ -42,6 +43,7 @@ from tasks.deployment.servers import READY_SECONDS, ServerNotReady, wait_until_r
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.deployment.targets import ParsedTarget
+from tasks.models.judgement import judge_model
 from tasks.providers.attempts import attempts_of
 from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
 from tasks.providers.giving_back import LeftBehind, Say, Teardown
@@ -157,7 +159,7 @@ class Deploying:
             )
 
     def _fit(self, manifest_path: str) -> str:
-        """Refuse what does not fit before anything is rented."""
+        """Refuse what the server cannot load, or what does not fit, before anything is rented."""
         from engine.planner.families import read_architecture
         from tasks.deployment.fit import check_fit, memory_of_rank
         from tasks.models.sources import load_manifest
@@ -166,6 +168,7 @@ class Deploying:
         architecture = read_architecture(manifest.config, manifest.identity)
         if architecture.kind != "decoder" and wanted.bundle.group_timeout_seconds != GROUP_TIMEOUT_SECONDS:
             raise only_of_decoders("--group-timeout-seconds", wanted.bundle.model, architecture)
+        judge_model(manifest, WORKLOADS_OF.get(architecture.kind, WORKLOADS_OF["decoder"])[0], wanted.bundle.model)
         layout, length = wanted.bundle.layout, served_length(manifest, wanted.bundle.max_length)
         if wanted.bundle.max_length is not None and length < wanted.bundle.max_length:
             raise ValueError(f"--max-length {wanted.bundle.max_length}: {wanted.bundle.model} has {length} positions")

@@ -19,10 +19,9 @@ from configs.common.base import sha256_of_file, write_atomically
 from configs.common.files.reading import MIB, brief, check_regular, open_regular, read_json, read_json_object
 from configs.common.files.safetensors_header import StoredTensor, header_tensors
 from configs.common.printable import printable
-from configs.families.checkpoint import head_names
 from configs.families.config import ModelConfig
 from configs.families.numbers import MAX_LAYERS, check_finite
-from configs.families.tensors import embedding_name, names_in_file
+from configs.families.tensors import embedding_name, head_names, names_in_file
 from configs.plans.model_manifest import POOLING, WEIGHT_INDEX
 
 CONFIG = "config.json"
@@ -244,6 +243,8 @@ def with_stored_head(config: dict[str, Any], stored: Mapping[str, StoredTensor])
 
 
 def _same_values(one: StoredTensor, other: StoredTensor) -> bool:
+    if one == other:
+        return True
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     with open_regular(one.file) as first, open_regular(other.file) as second:

@@ -30,7 +30,8 @@ from engine.training.trainer import Task, TrainingBatch
 Call = Callable[[nn.Module, Inputs], Tensor]
 
 EXPORTED = torch.bfloat16
-_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
+"""Of a tokenizer: also how a conversation is written, and which tokens end an answer."""
 _MAX_CLASSES = 1 << 20
 """Each is a row of the model's head. A larger label is a mistake, such as an identifier in its place."""
 
@@ -85,12 +86,12 @@ def write_tokenizer(source: Path | None, folder: Path) -> None:
     if source is None or not source.is_file():
         return
     shutil.copyfile(source, folder / "tokenizer.json")
-    for name in _TOKENIZER_FILES:
+    for name in _COMPANIONS:
         if (source.parent / name).is_file():
             shutil.copyfile(source.parent / name, folder / name)
-    if not (folder / _TOKENIZER_FILES[0]).is_file():
+    if not (folder / _COMPANIONS[0]).is_file():
         # Otherwise transformers uses the architecture's class, which replaces parts of tokenizer.json.
-        write_atomically(folder / _TOKENIZER_FILES[0], json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+        write_atomically(folder / _COMPANIONS[0], json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
 def numbered_names(highest: int, field: str) -> tuple[str, ...]:

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from configs.families.checkpoint import is_trained_here
 from configs.families.numbers import MAX_SIZE, size_of
 from configs.families.positions import trained_positions
 from configs.plans.model_manifest import ModelManifest
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.pretrained import check_files, check_loaded, is_head
-from engine.models.weights import TRAINED, build_model, loaded_once, required_manifest, weight_files
+from engine.models.weights import build_model, loaded_once, required_manifest, weight_files
 from engine.rank.failures import one_line
 
 _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
@@ -47,8 +48,7 @@ def fresh_model(
 
 def own_model(context: Context) -> bool:
     """Return whether `engine.models.llama` implements the model."""
-    config = required_manifest(context).config
-    return config.get("model_type") in TRAINED and config.get("hidden_act", "silu") == "silu"
+    return is_trained_here(required_manifest(context).config)
 
 
 def llama(context: Context, device: torch.device) -> tuple[nn.Module, int | None]:

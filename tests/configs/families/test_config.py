@@ -81,7 +81,7 @@ def test_a_message_is_bounded_whatever_the_file_holds() -> None:
 
 def test_keys_that_change_nothing_and_unset_ones_are_accepted() -> None:
     ignored = {"_name_or_path": "x", "eos_token_id": [1, 2], "temperature": 0.5, "attention_dropout": 0.1}
-    ignored |= {"is_llama_config": True, "directionality": "bidi"}
+    ignored |= {"is_llama_config": True, "directionality": "bidi", "max_sequence_length": 2048, "language": "english"}
     unset: dict[str, Any] = {"logit_scale": None, "use_mrope": False, "layer_types": []}
     assert ModelConfig.parse(LLAMA | ignored | unset) == ModelConfig.parse(LLAMA)
 

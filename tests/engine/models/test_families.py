@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.families.checkpoint import check_tensors, head_names, with_stored_head
+from configs.families.checkpoint import check_tensors, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.plans import STYLES, splits_of
 from configs.families.table import FAMILIES, families
-from configs.families.tensors import is_unused, layer_stacks, names_in_file
+from configs.families.tensors import head_names, is_unused, layer_stacks, names_in_file
 from configs.hardware.architectures import ARCHITECTURES, one_of_each_family
 from configs.plans.model_manifest import ModelManifest
 from engine.api.checkpoint_loader import DistributedCheckpointLoader

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from configs.families.config import ModelConfig
 from configs.families.keys import read_keys
@@ -74,10 +75,40 @@ def test_each_field_of_a_further_form_is_followed_or_refused(kind: str, tmp_path
     _judge(tiny_config(kind, **VARIANTS[kind]), tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "key"), [("llama", "is_llama_config"), ("bert", "directionality")])
-def test_a_key_of_who_published_a_model_changes_nothing(kind: str, key: str, tmp_path: Path) -> None:
-    """SmolLM2 and Google's multilingual BERTs have keys that transformers never reads, and were refused for them."""
-    assert {one.fate for one in perturb(tiny_config(kind), tmp_path, [key])} == {"harmless"}
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("llama", ["is_llama_config", "max_sequence_length"]),
+        ("gpt_neox", ["custom_pipelines"]),
+        ("bert", ["directionality", "sentence_transformers", "language", "name"]),
+        ("opt", ["learned_embeddings"]),
+    ],
+)
+def test_a_key_of_who_published_a_model_changes_nothing(kind: str, keys: list[str], tmp_path: Path) -> None:
+    """Published models have keys that transformers never reads: SmolLM2, Vicuna, Dolly, BERTs, Galactica."""
+    tried = list(perturb(tiny_config(kind), tmp_path, keys))
+    assert {one.field for one in tried} == set(keys) and {one.fate for one in tried} == {"harmless"}
+
+
+def test_copies_of_rotary_keys_are_those_that_are_used(tmp_path: Path) -> None:
+    """transformers 4.48 to 4.57 save a GPT-NeoX's keys under the common names too, and 5 reads its own ones alone."""
+    config = tiny_config("gpt_neox") | {"rotary_pct": 0.5, "rotary_emb_base": 500}
+    del config["rope_parameters"]
+    copied = config | {"rope_theta": 500, "partial_rotary_factor": 0.5}
+    save_with_head(copied, tmp_path / "model", differing=True)
+    expected = reference_logits(copied, tmp_path / "model")
+    for found in our_logits(copied, tmp_path / "model"):
+        assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
+    assert ModelConfig.parse(copied) == ModelConfig.parse(config)
+    bare = {name: value for name, value in config.items() if not name.startswith("rotary")}
+    for base, key, value in (
+        (config, "rope_theta", 10000),
+        (config, "partial_rotary_factor", 0.25),
+        (bare, "rope_theta", 500),
+        (bare, "partial_rotary_factor", 0.5),
+    ):
+        with pytest.raises(ValueError, match=rf"{key} [\d.]+ is not implemented; use rotary_"):
+            ModelConfig.parse(base | {key: value})
 
 
 def test_a_key_that_is_dropped_from_the_table_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +142,35 @@ def test_the_head_in_the_file_is_the_one_that_transformers_uses(kind: str, diffe
     loaded = AutoModelForCausalLM if kind != "t5" else AutoModelForSeq2SeqLM
     assert parameters == sum(one.numel() for one in loaded.from_pretrained(folder).parameters())
     for found in our_logits(manifest.config, folder):
+        assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        ("llama", "lm_head.weight"),
+        ("gpt2", "lm_head.weight"),
+        ("gpt_neox", "embed_out.weight"),
+        ("opt", "lm_head.weight"),
+        ("t5", "decoder.embed_tokens.weight"),
+    ],
+)
+def test_a_tied_embedding_may_be_stored_under_another_name(kind: str, kept: str, tmp_path: Path) -> None:
+    """`safetensors.torch.save_model` keeps one name of weights that share memory; transformers loads such files."""
+    config, folder = tiny_config(kind) | {"tie_word_embeddings": True}, tmp_path / "model"
+    save_with_head(config, folder, differing=False)
+    expected = reference_logits(config, folder)
+    tensors = load_file(folder / "model.safetensors")
+    own = {"gpt2": "transformer.wte", "gpt_neox": "gpt_neox.embed_in", "opt": "model.decoder.embed_tokens"}
+    tensors[kept] = tensors.pop(f"{own.get(kind, 'shared' if kind == 't5' else 'model.embed_tokens')}.weight")
+    if kept != "lm_head.weight":
+        del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if kind != "gpt_neox":  # its head has another name in transformers 5
+        assert torch.equal(reference_logits(config, folder), expected)
+    manifest = resolve_model("model", None, tmp_path / "cache", tmp_path)
+    assert manifest.config == config
+    for found in our_logits(config, folder):
         assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
 
 

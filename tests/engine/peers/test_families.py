@@ -60,9 +60,16 @@ def test_texts_for_an_encoder_without_a_known_limit_are_cut_where_the_author_say
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     (tmp_path / "p.jsonl").write_text('{"prompt": "a b a b a"}\n')
     work = EncodeWorkload(prompts="p", num_prompts=1)
-    for limit, figures in ((None, (5, 0)), (3, (3, 1))):
-        if limit is not None:
-            (tmp_path / "model" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": limit}))
+    told, of_tokenizer = tmp_path / "model" / "sentence_bert_config.json", tmp_path / "model" / "tokenizer_config.json"
+    for limit, longest, figures in (
+        (None, None, (5, 0)),
+        (3, None, (3, 1)),
+        (3, 2, (3, 1)),
+        (None, 2, (2, 1)),  # as sentence-transformers 6 saves a model
+        (None, 10**30, (5, 0)),  # transformers' word for none
+    ):
+        told.write_text(json.dumps({"max_seq_length": limit} if limit else {"module_output_name": "token_embeddings"}))
+        of_tokenizer.write_text(json.dumps({"model_max_length": longest} if longest else {}))
         found = outcome_of(tmp_path, manifest, work).figures
         assert (found["max_prompt_tokens"], found["truncated_prompts"]) == figures
 

@@ -356,8 +356,13 @@ def test_a_tokenizer_that_did_not_come_along_is_told(tmp_path: Path, capfd: pyte
     assert f"{tokenizer}: not on this machine; {tmp_path / 'first'} gets no tokenizer" in capfd.readouterr().err
     tokenizer.parent.mkdir()
     tokenizer.write_text("{}")
+    # Those of a conversation: its form, and the ends of its turns.
+    companions = {"chat_template.jinja": "{{ messages }}", "generation_config.json": '{"eos_token_id": [1, 107]}'}
+    for name, text in companions.items():
+        (tokenizer.parent / name).write_text(text)
     export(tmp_path / "made", tmp_path / "second")
     assert "tokenizer" not in capfd.readouterr().err and (tmp_path / "second" / "tokenizer.json").is_file()
+    assert {name: (tmp_path / "second" / name).read_text() for name in companions} == companions
 
 
 # Saves without end; the step of each begun checkpoint is in its folder's name.

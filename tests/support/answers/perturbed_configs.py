@@ -21,11 +21,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from configs.families.checkpoint import TRAINED
 from configs.families.config import ModelConfig
 from configs.families.table import family_of
 from configs.plans.model_manifest import ModelManifest
 from engine.inference.weights import read_shard
-from engine.models.weights import TRAINED, build_model
+from engine.models.weights import build_model
 from engine.parallel.communicator import Communicator
 from engine.parallel.grid import Grid
 from tests.support.answers.encoder_runs import random_weights

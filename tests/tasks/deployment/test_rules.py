@@ -215,7 +215,8 @@ def test_what_is_served_is_what_must_fit(
         lengths.append(length)
         return "fits"
 
-    manifest = SimpleNamespace(config={**LLAMA, "max_position_embeddings": 8192}, identity="llama")
+    config = {**LLAMA, "max_position_embeddings": 8192}
+    manifest = SimpleNamespace(config=config, identity="llama", folder="", files={})
     monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
     monkeypatch.setattr("tasks.deployment.fit.check_fit", check)
     store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
@@ -274,6 +275,27 @@ def test_an_encoder_has_no_ranks_that_wait(monkeypatch: pytest.MonkeyPatch, tmp_
     bundle = WantedBundle(model="./bert", group_timeout_seconds=90.0)
     made = Deploying(store, WantedDeployment("one", parse_target("local:cpu"), bundle), print, None)
     with pytest.raises(ValueError, match=r"--group-timeout-seconds: \./bert is one of the encoders"):
+        made._fit("manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 is not implemented for llama models"),
+        ({"model_type": "gemma2"}, "model_type 'gemma2' is not implemented; use one of: llama,"),
+    ],
+)
+def test_a_model_that_no_server_here_loads_is_refused_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    """It was found on the rented node, to which its weights had been brought."""
+    manifest = SimpleNamespace(config=LLAMA | changes, identity="llama", folder="", files={})
+    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
+    made = Deploying(
+        store, WantedDeployment("one", parse_target("local:cpu"), WantedBundle(model="./llama")), print, None
+    )
+    with pytest.raises(ValueError, match=message):
         made._fit("manifest.json")
 
 

@@ -1,6 +1,7 @@
 """What our engine cannot measure is said when a study is checked, by its config.json and the headers of its files."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,57 @@ def test_missing_misshapen_and_narrow_tensors_are_refused(tmp_path: Path) -> Non
         check(folder)
 
 
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    """Files without an index are all read; the engine refused them when it loaded."""
+    folder = written(tmp_path)
+    (folder / "model.safetensors").rename(folder / "model-bf16.safetensors")
+    check(folder)
+    shutil.copy(folder / "model-bf16.safetensors", folder / "model-fp32.safetensors")
+    with pytest.raises(
+        StudyError, match=r"model-fp32.safetensors: tensor .* is also in .*/model-bf16.safetensors; keep"
+    ):
+        check(folder)
+
+
 def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path, "bert-1m")
     with pytest.raises(StudyError, match=r"workload.kind: mine is an encoder \(bert\), which generate cannot measure"):
         check(folder)
+
+
+def test_a_model_that_our_server_cannot_load_is_refused(tmp_path: Path) -> None:
+    """It was found when the server did not start, on a machine that may be rented."""
+
+    def check_served(folder: Path, engine: str = "rankwise") -> None:
+        study = {"study": "s", "models": [{"id": "mine", "name": "mine"}], "workload": {"kind": "serve", "rate": 2.0},
+                 "engine": engine, "experiments": {"load": {"kind": "load"}}}  # fmt: skip
+        check_study(parse_study(study), folder.parent, folder.parent / "cache", folder.parent / "run")
+
+    folder = written(tmp_path / "llama")
+    check_served(folder)
+    change_config(folder, attn_logit_softcapping=50.0)
+    with pytest.raises(ValueError, match=r"models\[0\]\.id: mine: .*attn_logit_softcapping 50\.0 is not implemented"):
+        check_served(folder)
+    check_served(folder, engine="vllm")
+    with pytest.raises(ValueError, match=r"mine is an encoder \(bert\), which serve cannot measure; use encode"):
+        check_served(written(tmp_path / "bert", "bert-1m"))
+
+
+def test_a_model_that_our_trainer_cannot_load_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+
+    def check_trained(task: str = "causal_lm") -> None:
+        study = {"study": "s", "models": [{"id": "mine", "name": "mine"}], "workload": {"kind": "train", "task": task},
+                 "experiments": {"batch": {"kind": "sweep", "over": {"global_batch_size": [8, 16]}}}}  # fmt: skip
+        check_study(parse_study(study), folder.parent, folder.parent / "cache", folder.parent / "run")
+
+    check_trained()
+    change_config(folder, rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(ValueError, match=r"models\[0\]\.id: mine: .*rope_scaling.rope_type 'yarn' is not implemented"):
+        check_trained()
+    check_trained("text_classification")  # of transformers' model
+    change_config(folder, hidden_act="gelu")
+    check_trained()
 
 
 def test_other_engines_take_what_they_can_load(tmp_path: Path) -> None:
