@@ -50,6 +50,9 @@ class ServingSettings(Frozen):
     dtype: Dtype = "bfloat16"
     compression: tuple[Compression, ...] = ()
     device: str | None = Field(None, pattern="^cpu$")
+    first_device: int | None = Field(
+        None, ge=0, description="place of its first GPU among the machine's, which other servers share; none: all"
+    )
     cores_per_rank: PositiveInt = 1
     max_length: PositiveInt = Field(description="tokens of a sequence, prompt and answer")
     max_sequences: PositiveInt = Field(32, description="sequences that are computed at once, in each replica")

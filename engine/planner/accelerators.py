@@ -2,6 +2,7 @@
 
     found = local_accelerators()            # those that a process with this environment would see
     free_memory_bytes(found)                # what other processes leave of the fullest of them
+    variables_for(4, 2)                     # of a process that is to see two of them alone, from the fifth on
     unusable_reason(found, torch_version)   # None, or why this build of torch cannot compute on them
 
 NVIDIA's are asked of NVML (nvidia-ml-py), or listed under /proc/driver/nvidia where the library is missing; AMD's are
@@ -58,6 +59,25 @@ def local_accelerators(
     if found is None:
         found = tuple(_from_proc(root))
     return _visible(found or tuple(_from_kfd(root)), variables)
+
+
+def variables_for(first: int, count: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables with which a process sees `count` of the visible devices alone, from place `first` on.
+
+    None at all where there are fewer: such a process says itself what it lacks. environment: None: the own one.
+    """
+    variables = os.environ if environment is None else environment
+    devices = local_accelerators(variables)
+    own = devices[first : first + count]
+    if len(own) < count:
+        return {}
+    names = _VISIBLE[own[0].kind]
+    uuids = [device.uuid for device in own if device.uuid is not None]
+    if own[0].kind == "cuda" and len(uuids) == count:  # slices have no indices
+        return {names[0]: ",".join(uuids)}
+    listed = next((variables[name] for name in names if name in variables), None)
+    items = [str(place) for place in range(len(devices))] if listed is None else listed.split(",")
+    return DEVICE_ORDER | {names[0]: ",".join(item.strip() for item in items[first : first + count])}
 
 
 def free_memory_bytes(devices: Sequence[LocalAccelerator], root: Path = Path("/")) -> int | None:
@@ -256,4 +276,5 @@ def _named(devices: Sequence[LocalAccelerator], item: str) -> LocalAccelerator |
     if re.fullmatch(r"[0-9]{1,4}", item):
         return devices[int(item)] if int(item) < len(devices) else None
     alike = [device for device in devices if device.uuid is not None and item and device.uuid.startswith(item)]
-    return alike[0] if len(alike) == 1 else None
+    same = [device for device in alike if device.uuid == item]
+    return (same or alike)[0] if len(same or alike) == 1 else None

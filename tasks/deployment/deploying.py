@@ -39,7 +39,7 @@ from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.level_checks import LEAST_LENGTH
 from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, stop
 from tasks.deployment.placing import Placer, stage_on_hosts
-from tasks.deployment.servers import READY_SECONDS, ServerNotReady, wait_until_ready
+from tasks.deployment.servers import READY_SECONDS, ServerNotReady, device_groups, wait_until_ready
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.deployment.targets import ParsedTarget
@@ -161,7 +161,7 @@ class Deploying:
     def _fit(self, manifest_path: str) -> str:
         """Refuse what the server cannot load, or what does not fit, before anything is rented."""
         from engine.planner.families import read_architecture
-        from tasks.deployment.fit import check_fit, memory_of_rank
+        from tasks.deployment.fit import check_fit, devices_of, memory_of_rank
         from tasks.models.sources import load_manifest
 
         manifest, wanted = load_manifest(Path(manifest_path)), self.wanted
@@ -180,21 +180,28 @@ class Deploying:
                 f"{LEAST_LENGTH}"
             )
         provider = name = None
+        devices = 0
         if wanted.rented is not None:
             name = f"{wanted.rented.kind}/{wanted.rented.instance}"
             provider = wanted.rented.kind
             available = memory_of_rank(name, -(-ranks // wanted.rented.nodes))
+            devices = devices_of(wanted.target)
         elif wanted.ssh is not None:
-            available = _memory_of_rank(SshPlace(wanted.ssh, 0, ""), None, ranks, len(wanted.ssh.hosts))
+            host = SshPlace(wanted.ssh, 0, "")
+            available, devices = _memory_of_rank(host, None, ranks, len(wanted.ssh.hosts)), host.gpu_count()
         elif wanted.partition is not None:
             place = partition_place(wanted.partition, self._folder, 0.0, self.say)
             available = _memory_of_rank(place, None, ranks)
         else:
             here = LocalPlace(self._folder, self.store.cache)
             available = _memory_of_rank(here, wanted.target.device, ranks)
+            devices = 0 if wanted.target.device == "cpu" else here.gpu_count()
+        servers = _servers_of_a_machine(wanted)
+        if not wanted.sharded:
+            servers = ceil(servers / device_groups(devices, ranks))  # others have GPUs of their own
         return check_fit(
             architecture, layout, wanted.bundle.dtype, length, available, wanted.target.text, self.store.cache,
-            provider, name, _servers_of_a_machine(wanted),
+            provider, name, servers,
         )  # fmt: skip
 
     def _deploy(self, model: Any, fit_text: str, ledger: RentalLedger) -> tuple[Deployment, Timing]:

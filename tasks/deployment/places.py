@@ -68,13 +68,20 @@ class Place(Protocol):
         """Return the memory that services may take."""
         ...
 
-    def gpu_memory_bytes(self) -> int | None:
-        """Return what is free on the GPU that has least; None: there is none, or it is not known."""
+    def gpu_memory_bytes(self, first: int = 0, count: int | None = None) -> int | None:
+        """Return what is free on the GPU that has least, of `count` from place `first` on or of all.
+
+        None: there is none, or it is not known.
+        """
         ...
 
     def gpu_count(self) -> int:
         """Return how many GPUs ranks may have; 0: there are none, or it is not known."""
         ...
+
+
+def _from(first: int, count: int | None) -> slice:
+    return slice(first, None if count is None else first + count)
 
 
 class LocalPlace:
@@ -105,11 +112,11 @@ class LocalPlace:
 
         return host_memory_available()
 
-    def gpu_memory_bytes(self) -> int | None:
+    def gpu_memory_bytes(self, first: int = 0, count: int | None = None) -> int | None:
         """Return what is free now on the GPU that has least; None: there is none, or it is not known."""
         from engine.planner.accelerators import free_memory_bytes, local_accelerators
 
-        return free_memory_bytes(local_accelerators())
+        return free_memory_bytes(local_accelerators()[_from(first, count)])
 
     def gpu_count(self) -> int:
         """Return how many GPUs this process may use."""
@@ -145,9 +152,9 @@ class SshPlace:
         data = self._facts.data
         return min(int(data["memory_bytes"]), int(data.get("available_bytes") or data["memory_bytes"]))
 
-    def gpu_memory_bytes(self) -> int | None:
+    def gpu_memory_bytes(self, first: int = 0, count: int | None = None) -> int | None:
         """Return what was free on the GPU that has least; None: there is none, or it is not known."""
-        free = self._facts.data["gpus"].get("free_bytes", ())
+        free = self._facts.data["gpus"].get("free_bytes", ())[_from(first, count)]
         return min((int(one) for one in free if one is not None), default=None)
 
     def gpu_count(self) -> int:

@@ -153,7 +153,7 @@ class Placer:
         tunnel = None if local else f"{self.here.root}/tunnels/{generation}"
         spec = ServerSpec(
             folder, self._key, self._expires_at, device=self._device, share=self._sharing(generation, together),
-            rendezvous=meetings[0], own_address=self._address(0) if peers else None,
+            rendezvous=meetings[0], own_address=self._address(0) if peers else None, beside=self._beside(generation),
         )  # fmt: skip
         self._say(f"placing server {generation} on {place.name}: {_described(bundle)}")
         try:
@@ -195,6 +195,15 @@ class Placer:
         if self.partition is not None:
             return 1
         return sum(self._node_of(other) == self._node_of(number) for other in together)
+
+    def _beside(self, number: int) -> tuple[str, ...]:
+        """Return the folders of the servers that were placed on the same machine before, those that have ended too."""
+        if self.partition is not None or self.sharded:
+            return ()
+        node = self._node_of(number)
+        return tuple(
+            f"{self.place_of(node).root}/servers/{other}" for other in range(1, number) if self._node_of(other) == node
+        )
 
     def _reached(self, place: Place, node: int, folder: str, seconds: float) -> tuple[SshTarget | None, SshHost | None]:
         """Return how a server's machine is reached by SSH; None: it is this one. Waits for a job to run."""

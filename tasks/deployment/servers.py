@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import httpx
 
+from configs.common.files.reading import parse_model
 from configs.common.printable import printable
 from configs.serving.deployment import ServiceState, ServingBundle, SupervisedProcess
 from configs.serving.settings import BLOCK_POSITIONS, ServerRendezvous, ServingSettings
@@ -31,7 +32,7 @@ AWAY_SECONDS = 60.0
 _CACHE_SHARE = 0.5
 _FAILED_STARTS = 3
 _STEP_TOKENS = {"cpu": 128, "gpu": 2048}
-_LOG_BYTES = 4000
+_LOG_BYTES, _SETTINGS_BYTES = 4000, 1 << 20
 
 
 class ServerNotReady(OSError):
@@ -43,7 +44,7 @@ class ServerSpec:
     """Where one server is placed. folder: on the place. port: 0: a free one. device: cpu, or whatever is there.
 
     rendezvous: of a server whose ranks are on several nodes; None: all are on this one. own_address: this node's, as
-    the others reach it.
+    the others reach it. share: how many servers have a part of the place. beside: folders of those that may be there.
     """
 
     folder: str
@@ -54,6 +55,7 @@ class ServerSpec:
     rendezvous: ServerRendezvous | None = None
     share: int = 1
     own_address: str | None = None
+    beside: tuple[str, ...] = ()
 
 
 def manifest_at(place: Place, bundle: ServingBundle, local: bool) -> str:
@@ -92,7 +94,8 @@ def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest:
     nodes = spec.rendezvous.nodes if spec.rendezvous else 1
     ranks = max(1, layout.dp * layout.tp * layout.pp // nodes)
     steps = max(bundle.max_sequences, _STEP_TOKENS["cpu"])
-    blocks = _blocks(place, bundle, spec, ranks, steps) if bundle.kind == "decoder" else 1
+    first_device = _first_device(place, spec, ranks)
+    blocks = _blocks(place, bundle, spec, ranks, steps, first_device) if bundle.kind == "decoder" else 1
     return ServingSettings(
         name=bundle.model,
         manifest=manifest,
@@ -102,6 +105,7 @@ def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest:
         dtype=bundle.dtype,
         compression=bundle.compression,
         device=spec.device,
+        first_device=first_device,
         cores_per_rank=max(1, place.cores() // (ranks * spec.share)),
         max_length=length,
         max_sequences=bundle.max_sequences,
@@ -112,15 +116,50 @@ def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest:
     )
 
 
-def _blocks(place: Place, bundle: ServingBundle, spec: ServerSpec, ranks: int, step_tokens: int) -> int:
+def device_groups(count: int, ranks: int) -> int:
+    """Return how many servers of so many ranks have GPUs of their own on a machine with `count`; at least one."""
+    return max(1, count // ranks)
+
+
+def _first_device(place: Place, spec: ServerSpec, ranks: int) -> int | None:
+    """Return the place of a server's first GPU: of the groups of as many GPUs, one that the fewest others have.
+
+    None: the ranks take the machine's first GPUs, because there is no choice.
+    """
+    groups = 1 if spec.device == "cpu" or spec.rendezvous else device_groups(place.gpu_count(), ranks)
+    if groups == 1:
+        return None
+    taken = [_device_of(place, folder) for folder in spec.beside]
+    used = [sum(one is not None and one // ranks == group for one in taken) for group in range(groups)]
+    return used.index(min(used)) * ranks
+
+
+def _device_of(place: Place, folder: str) -> int | None:
+    """Return where a server's GPUs begin; None: no server lives in that folder."""
+    data = read(place, f"{folder}/settings.json", _SETTINGS_BYTES)
+    if data is None or not is_supervised(place, folder):
+        return None
+    return parse_model(data, ServingSettings, f"{place.name}: {folder}/settings.json").first_device or 0
+
+
+def _blocks(
+    place: Place, bundle: ServingBundle, spec: ServerSpec, ranks: int, step_tokens: int, first_device: int | None
+) -> int:
     """Return the blocks of a server's cache: for all sequences, or what fits into half of a rank's memory.
 
     A rank has a GPU's memory to itself, where it computes on one; weights and a step's tokens need their part.
     """
     manifest = load_manifest(Path(bundle.manifest))
     architecture = read_architecture(manifest.config, manifest.identity)
-    gpu = None if spec.device == "cpu" else place.gpu_memory_bytes()
-    memory = (place.memory_bytes() / ranks if gpu is None else gpu) / spec.share
+    if first_device is None:
+        gpu = None if spec.device == "cpu" else place.gpu_memory_bytes()
+        share = spec.share
+    else:
+        gpu, share = (
+            place.gpu_memory_bytes(first_device, ranks),
+            ceil(spec.share / device_groups(place.gpu_count(), ranks)),
+        )
+    memory = place.memory_bytes() / ranks / spec.share if gpu is None else gpu / share
     machine = estimated_machine(this_fingerprint())
     left = cache_room(architecture, machine, bundle.layout, bundle.dtype, step_tokens, memory, bundle.compression)
     room = min(_CACHE_SHARE * memory, left)

@@ -155,7 +155,7 @@ class SlurmPlace:
             )
         return min(known) * _MIB
 
-    def gpu_memory_bytes(self) -> None:
+    def gpu_memory_bytes(self, first: int = 0, count: int | None = None) -> None:
         """Return None: a job gets no GPU."""
 
     def gpu_count(self) -> int:

@@ -167,17 +167,26 @@ class ReplicaRanks:
         ranks = world // meeting.nodes if meeting else world
         address, port = (meeting.address, meeting.port) if meeting else ("127.0.0.1", free_port())
         command = [sys.executable, "-m", RANK_PROGRAM, str(self._settings_path), str(self._socket)]
+        devices: dict[str, str] = {}
+        if settings.first_device is not None:
+            from engine.planner.accelerators import variables_for
+
+            devices = variables_for(settings.first_device, layout.dp * ranks)
         self._processes, self._given_up = [], False
         with self.log.open("ab") as log:
             for rank in range(ranks):
-                environment = os.environ | {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(world),
-                    "LOCAL_RANK": str(self.index * ranks + rank),
-                    "LOCAL_WORLD_SIZE": str(layout.dp * ranks),
-                    "MASTER_ADDR": address,
-                    "MASTER_PORT": str(port),
-                }
+                environment = (
+                    os.environ
+                    | devices
+                    | {
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(world),
+                        "LOCAL_RANK": str(self.index * ranks + rank),
+                        "LOCAL_WORLD_SIZE": str(layout.dp * ranks),
+                        "MASTER_ADDR": address,
+                        "MASTER_PORT": str(port),
+                    }
+                )
                 environment.pop(LAUNCHER_VARIABLE, None)
                 environment.pop("RANKWISE_API_KEY", None)
                 if settings.device == "cpu":

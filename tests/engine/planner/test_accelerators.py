@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.targets.target import LocalTarget
+from engine.planner import accelerators
 from engine.planner.accelerators import (
     LocalAccelerator,
     cores_of,
@@ -14,6 +15,7 @@ from engine.planner.accelerators import (
     local_accelerators,
     numa_node,
     unusable_reason,
+    variables_for,
 )
 from engine.planner.local import local_machine, local_ranks, machine_of_devices
 from tests.support.nvml import build_driver, python_with_gpus
@@ -75,6 +77,25 @@ def test_a_process_sees_what_the_variable_leaves(driver: Path, visible: str, uui
     assert [device[2] for device in listed(driver, STUB_GPUS="3", CUDA_VISIBLE_DEVICES=visible)] == uuids
 
 
+@pytest.mark.parametrize(
+    ("stub", "first", "expected"),
+    [
+        ({"STUB_GPUS": "4"}, 2, {"CUDA_VISIBLE_DEVICES": "GPU-stub2,GPU-stub3"}),
+        ({"STUB_GPUS": "4", "CUDA_VISIBLE_DEVICES": "3,0,1"}, 1, {"CUDA_VISIBLE_DEVICES": "GPU-stub,GPU-stub1"}),
+        ({"STUB_GPUS": "4"}, 3, {}),  # one alone is left
+    ],
+)
+def test_a_process_can_be_left_some_of_the_visible_devices(
+    driver: Path, stub: dict[str, str], first: int, expected: dict[str, str]
+) -> None:
+    code = "import json; from engine.planner.accelerators import variables_for\n"
+    code += f"print(json.dumps(variables_for({first}, 2)))"
+    found = json.loads(python_with_gpus(driver, code, **stub))
+    assert found == expected
+    seen = [device[2] for device in listed(driver, **(stub | found))]
+    assert not expected or seen == expected["CUDA_VISIBLE_DEVICES"].split(",")
+
+
 def test_slices_of_a_divided_gpu_are_devices(driver: Path) -> None:
     """MIG: each slice has a UUID, which CUDA_VISIBLE_DEVICES takes, a name and memory of its own."""
     found = listed(driver, STUB_GPUS="2", STUB_SLICES="3", STUB_MEMORY="85899345920")
@@ -124,6 +145,13 @@ def test_amd_gpus_are_nodes_of_the_kernels_topology(tmp_path: Path) -> None:
         (device / f"mem_info_vram_{name}").write_text(f"{size}\n")
     assert free_memory_bytes([found], tmp_path) == 200_000_000_000
     assert local_accelerators({"HIP_VISIBLE_DEVICES": ""}, tmp_path) == ()
+
+
+def test_amd_gpus_are_left_to_a_process_by_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [LocalAccelerator("MI300X", kind="rocm", pci=str(number)) for number in range(8)]
+    monkeypatch.setattr(accelerators, "_from_nvml", lambda: gpus)
+    for given, expected in (({}, "2,3"), ({"HIP_VISIBLE_DEVICES": "4, 5,6 ,7"}, "6,7")):
+        assert variables_for(2, 2, given)["HIP_VISIBLE_DEVICES"] == expected
 
 
 def test_a_job_has_the_amd_gpus_that_its_scheduler_leaves_it(tmp_path: Path) -> None:

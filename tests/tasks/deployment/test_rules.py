@@ -236,6 +236,8 @@ def test_what_is_served_is_what_must_fit(
         ("aws:g5.xlarge", 2, 2, False, 1),
         ("aws:g5.xlarge", 2, 3, False, 2),
         ("aws:g5.xlarge", 2, 2, True, 2),
+        ("aws:g5.12xlarge", 1, 4, False, 1),  # a GPU for each
+        ("aws:g5.12xlarge", 1, 5, False, 2),
         ("local:cpu", 1, 3, False, 3),
     ],
 )
@@ -243,10 +245,11 @@ def test_servers_of_one_machine_must_fit_together(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, target: str, nodes: int, replicas: int, sharded: bool, servers: int
 ) -> None:
     """Each was held against the whole memory: the node was rented, and the second server did not start."""
-    manifest = SimpleNamespace(config={**LLAMA, "max_position_embeddings": 8192}, identity="llama")
+    config = {**LLAMA, "max_position_embeddings": 8192}
+    manifest = SimpleNamespace(config=config, identity="llama", folder="", files={})
     monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
     store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
-    rented = {"kind": "aws", "instance": "g5.xlarge", "regions": ["us-east-1"], "nodes": nodes}
+    rented = {"kind": "aws", "instance": target.removeprefix("aws:"), "regions": ["us-east-1"], "nodes": nodes}
     wanted = WantedDeployment(
         "one", parse_target(target), WantedBundle(model="./llama"), replicas=replicas, sharded=sharded,
         rented=None if target == "local:cpu" else RentedTarget.model_validate(rented),

@@ -9,6 +9,7 @@ import pytest
 
 from configs.common.execution import Layout
 from configs.serving.deployment import ServingBundle
+from configs.serving.settings import ServingSettings
 from engine.planner.families import read_architecture
 from engine.planner.serving import block_bytes
 from slurm.ssh.node_program import hello
@@ -30,7 +31,13 @@ BUNDLE = ServingBundle(
 
 
 def place(memory: int, gpu: int | None) -> Any:
-    return SimpleNamespace(memory_bytes=lambda: memory, gpu_memory_bytes=lambda: gpu, cores=lambda: 16)
+    def gpu_memory_bytes(first: int = 0, count: int | None = None) -> int | None:
+        return gpu
+
+    return SimpleNamespace(
+        memory_bytes=lambda: memory, gpu_memory_bytes=gpu_memory_bytes, gpu_count=lambda: int(gpu is not None),
+        cores=lambda: 16,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -114,3 +121,55 @@ def test_a_host_whose_clock_is_wrong_serves_for_as_long(tmp_path: Path, monkeypa
     ahead.clock_seconds = 9 * 3600.0
     place_server(ahead, BUNDLE, ServerSpec(str(tmp_path / "server"), "key", 1e9, device="cpu"), local=True)
     assert json.loads((tmp_path / "server" / "service.json").read_text())["expires_at"] == 1e9 + 9 * 3600
+
+
+class MachineWithGpus(LocalPlace):
+    """This machine, as if it had GPUs of which some memory is free; what lives in its folders is told."""
+
+    def __init__(self, root: Path, free: list[int], living: dict[str, int | None]) -> None:
+        super().__init__(root, root)
+        self.free, self.living = free, living
+        for folder, first in living.items():
+            (root / folder).mkdir(parents=True)
+            settings = ServingSettings(
+                name="m", manifest="m", folder=folder, blocks=1, max_length=8, first_device=first
+            )
+            (root / folder / "settings.json").write_text(settings.model_dump_json())
+
+    def gpu_memory_bytes(self, first: int = 0, count: int | None = None) -> int | None:
+        return min(self.free[first : None if count is None else first + count])
+
+    def gpu_count(self) -> int:
+        return len(self.free)
+
+
+@pytest.mark.parametrize(
+    ("tp", "living", "gone", "first"),
+    [
+        (1, {}, [], 0),
+        (1, {"1": 0}, [], 1),
+        (1, {"1": 0, "2": 1, "3": 2}, [], 3),
+        (1, {"1": 0, "2": 1, "3": 2}, ["2"], 1),  # that one has ended
+        (1, {"1": 0, "2": 1, "3": 2, "4": 3}, [], 0),  # as while another bundle takes their place
+        (2, {"1": 0}, [], 2),
+        (4, {"1": None}, [], None),
+    ],
+)
+def test_servers_that_share_a_machine_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tp: int, living: dict[str, int | None], gone: list[str],
+    first: int | None,
+) -> None:  # fmt: skip
+    """All computed on the first ones, while the others cost money; each had a part of the first one's memory."""
+    monkeypatch.setattr(servers, "load_manifest", lambda _: SimpleNamespace(config=CONFIG, identity="llama-8b"))
+    machine = MachineWithGpus(tmp_path, [80 * GIB] * 4, living)
+    folders = {str(tmp_path / folder): folder for folder in living}
+    monkeypatch.setattr(servers, "is_supervised", lambda _, folder: folders[folder] not in gone)
+    for own in (living[folder] for folder in living if folder not in gone):
+        machine.free[own or 0] = 8 * GIB  # what a server leaves
+    bundle = BUNDLE.model_copy(update={"layout": Layout(tp=tp), "max_sequences": 4096})
+    spec = ServerSpec("folder", "key", 4e9, share=4 // tp, beside=tuple(folders))
+    settings = settings_of(machine, bundle, spec, "manifest.json")
+    assert settings.first_device == first
+    if first is not None and len(living) - len(gone) < 4 // tp:
+        one = block_bytes(read_architecture(CONFIG, "llama-8b"), Layout(tp=tp), "bfloat16")
+        assert settings.blocks * one > 35 * GIB, "of a GPU of its own"

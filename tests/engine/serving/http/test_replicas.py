@@ -13,6 +13,8 @@ import pytest
 from configs.common.execution import Layout
 from configs.common.files import logs
 from configs.serving.settings import ServerRendezvous, ServingSettings
+from engine.planner import accelerators
+from engine.planner.accelerators import LocalAccelerator
 from engine.serving.http.answers import TokenQueue
 from engine.serving.http.errors import ApiError
 from engine.serving.http.metrics import ServerMetrics
@@ -229,3 +231,24 @@ def test_ranks_that_are_loading_are_not_waited_for(tmp_path: Path) -> None:
         return process.asked
 
     assert asyncio.run(scenario()) == ["kill", "wait"]
+
+
+def test_ranks_of_a_server_that_shares_a_machine_see_their_own_gpus_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServingSettings(
+        name="m", manifest="", folder=str(tmp_path), max_length=8, blocks=8, layout=Layout(tp=2), first_device=2
+    )
+    replica = ReplicaRanks(0, settings, tmp_path / "settings.json", ServerMetrics("m"), lambda lost: None)
+    started: list[dict[str, str]] = []
+
+    async def start(*command: str, env: dict[str, str], **options: object) -> None:
+        started.append(env)
+
+    gpus = tuple(LocalAccelerator("A10G", uuid=f"GPU-{number}") for number in range(4))
+    monkeypatch.setattr(accelerators, "local_accelerators", lambda environment: gpus)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    asyncio.run(replica._spawn())
+    assert [(env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) for env in started] == [
+        (rank, "GPU-2,GPU-3") for rank in ("0", "1")
+    ]
