@@ -28,7 +28,9 @@ from tests.support.training.training_tasks import (
     CONFIGS,
     CPU,
     CPU_ATTENTION,
+    LEFT_OUT,
     MOBILENET,
+    left_out_on_rank,
     made_context,
     running_means,
     train,
@@ -91,6 +93,17 @@ def test_two_ranks_follow_one_and_the_loss_falls(case: str, folder: Path, pool: 
         assert np.allclose(norms[0], alone[:, 1], rtol=1e-3), strategy
     # Whatever the task's first loss (that of the other classes, or words), a dozen steps learn much of these data.
     assert alone[-3:, 0].mean() < 0.85 * alone[0, 0]
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_ddp_trains_models_with_weights_that_the_task_leaves_out(kind: str, folder: Path, pool: RankPool) -> None:
+    """torch refuses the second step, and exchanges not all gradients of the first, unless it looks for them."""
+    case, config = LEFT_OUT[kind]
+    _, task, alone = train(made_context(folder, case, config=config), 3)
+    shares = np.stack(pool.run(left_out_on_rank, str(folder), kind, 3))
+    assert np.allclose(shares[:, :, 0].sum(axis=0), alone[:, 0], rtol=1e-5)
+    assert np.allclose(shares[:, :, 1], alone[:, 1], rtol=1e-4)
+    assert not task.leaves_weights_out, "a single rank does not ask"
 
 
 @pytest.mark.parametrize("case", CASES)

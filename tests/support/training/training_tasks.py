@@ -162,6 +162,24 @@ def train_on_rank(rank: int, folder: str, case: str, strategy: Strategy, steps: 
     return found
 
 
+_TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "dinov2": ("vit", _TINY | {"model_type": "dinov2", "image_size": 8, "patch_size": 4}),
+    "esm": ("bert", _TINY | _SMALL | {"model_type": "esm", "mask_token_id": 4, "pad_token_id": 1}),
+}
+"""Models with weights that the task (of the case) does not use: a token for masked patches, a head for contacts."""
+
+
+def left_out_on_rank(rank: int, folder: str, kind: str, steps: int) -> np.ndarray:
+    """As `train_on_rank`, of a model with weights that its task does not use."""
+    case, config = LEFT_OUT[kind]
+    trainer, _, found = train(
+        made_context(Path(folder), case, 2, rank, config=config, strategy="ddp", micro_batch_size=2), steps
+    )
+    trainer.close()
+    return found
+
+
 MOBILENET: dict[str, Any] = {
     "model_type": "mobilenet_v2", "image_size": 8, "depth_multiplier": 0.35, "finegrained_output": False,
 }  # fmt: skip
