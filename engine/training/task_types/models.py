@@ -33,7 +33,7 @@ _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 def fresh_model(
     context: Context, build: Callable[[torch.device], tuple[nn.Module, int | None]], variant: Any = None
 ) -> nn.Module:
-    """Return a model with its initial weights, in float32, with gradients, on its device.
+    """Return a model with its initial weights, in float32, with gradients but for what `build` freezes, on its device.
 
     Each measurement of a launch gets a new copy, because a strategy may shard or wrap it in place. The original is kept
     on the CPU; a launch of a single measurement (such as the memory pass) keeps none. variant: the modified form of the
@@ -43,7 +43,7 @@ def fresh_model(
     model = loaded_once(context, lambda: build(context.device if alone else torch.device("cpu")), variant)
     if not alone:
         model = copy.deepcopy(model).to(context.device)
-    return model.train().requires_grad_(True)
+    return model.train()
 
 
 def own_model(context: Context) -> bool:
@@ -54,7 +54,8 @@ def own_model(context: Context) -> bool:
 
 def llama(context: Context, device: torch.device) -> tuple[nn.Module, int | None]:
     """Return our model and the bytes of its files."""
-    return build_model(required_manifest(context), torch.float32, device)
+    model, file_bytes = build_model(required_manifest(context), torch.float32, device)
+    return model.requires_grad_(True), file_bytes
 
 
 def transformers_model(
@@ -64,9 +65,9 @@ def transformers_model(
     synthetic).
 
     Weights without a file (all of a synthetic model, the head of a task) are initialised by transformers with the
-    model's seed or the study's: the same on every rank. changes: to the configuration. Only local files are read, and
-    no code of a repository is run. Raises ValueError for a model without this class, and for one whose files lack
-    other weights than those.
+    model's seed or the study's: the same on every rank. Those that the class freezes stay so (Marian's positions).
+    changes: to the configuration. Only local files are read, and no code of a repository is run. Raises ValueError for
+    a model without this class, and for one whose files lack other weights than those.
     """
     import transformers
 

@@ -29,12 +29,14 @@ from tests.support.training.training_tasks import (
     CPU,
     CPU_ATTENTION,
     LEFT_OUT,
+    MARIAN,
     MOBILENET,
     left_out_on_rank,
     made_context,
     running_means,
     train,
     train_on_rank,
+    weights_after_decay,
     workload_of,
     write_inputs,
 )
@@ -104,6 +106,19 @@ def test_ddp_trains_models_with_weights_that_the_task_leaves_out(kind: str, fold
     assert np.allclose(shares[:, :, 0].sum(axis=0), alone[:, 0], rtol=1e-5)
     assert np.allclose(shares[:, :, 1], alone[:, 1], rtol=1e-4)
     assert not task.leaves_weights_out, "a single rank does not ask"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero3"])
+def test_what_a_model_freezes_is_not_trained(strategy: str, folder: Path, pool: RankPool) -> None:
+    """ZeRO lets weights decay that have no gradient: Marian's table of sines became smaller with each step."""
+    frozen = "model.encoder.embed_positions.weight"
+    context = made_context(folder, "t5", config=MARIAN, weight_decay=10.0)
+    before = dict(make_task(workload_of(context), context).model.named_parameters())[frozen].detach().numpy().copy()
+    _, task, _ = train(context, 3)
+    [whole, _] = pool.run(weights_after_decay, str(folder), strategy)
+    assert np.array_equal(whole[frozen], before)
+    for name, tensor in task.model.state_dict().items():
+        assert np.allclose(whole[name], tensor.numpy(), atol=1e-5), name
 
 
 @pytest.mark.parametrize("case", CASES)

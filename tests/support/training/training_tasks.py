@@ -168,6 +168,12 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "esm": ("bert", _TINY | _SMALL | {"model_type": "esm", "mask_token_id": 4, "pad_token_id": 1}),
 }
 """Models with weights that the task (of the case) does not use: a token for masked patches, a head for contacts."""
+MARIAN: dict[str, Any] = {
+    "model_type": "marian", "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0, "decoder_start_token_id": 0,
+}  # fmt: skip
+"""Of a source and a target, with frozen tables of positions."""
 
 
 def left_out_on_rank(rank: int, folder: str, kind: str, steps: int) -> np.ndarray:
@@ -178,6 +184,15 @@ def left_out_on_rank(rank: int, folder: str, kind: str, steps: int) -> np.ndarra
     )
     trainer.close()
     return found
+
+
+def weights_after_decay(rank: int, folder: str, strategy: Strategy) -> dict[str, np.ndarray]:
+    """Of Marian, after three steps that let all trained weights decay by a tenth; {} on the second rank."""
+    context = made_context(Path(folder), "t5", 2, rank, config=MARIAN, strategy=strategy, weight_decay=10.0)
+    trainer, _, _ = train(context, 3)
+    whole = {name: tensor.numpy().copy() for name, tensor in trainer.whole_model().items()}
+    trainer.close()
+    return whole
 
 
 MOBILENET: dict[str, Any] = {
