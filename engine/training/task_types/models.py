@@ -26,6 +26,8 @@ from engine.models.weights import TRAINED, build_model, loaded_once, required_ma
 from engine.rank.failures import one_line
 
 _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
+_NOISE = ("drop", "jitter_noise", "jitter_eps")
+"""In names of rates in transformers' configurations: what is drawn anew in each step."""
 _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 """Classes whose head belongs to the pretrained model, not to the task."""
 
@@ -107,19 +109,32 @@ def transformers_model(
 
 
 def _config(manifest: ModelManifest, changes: dict[str, Any] | None) -> Any:
-    """Return transformers' configuration of a model, with dropout off."""
+    """Return transformers' configuration of a model, with dropout and the noise of routers off."""
     from transformers import AutoConfig
 
     said = {name: value for name, value in manifest.config.items() if name not in ("dtype", "torch_dtype")}
     if "model_type" not in said:
         raise ValueError("its config.json has no model_type")
     config = AutoConfig.for_model(**said | (changes or {}))
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(config, name, 0.0)
+    _make_deterministic(config)
     if getattr(config, "use_cache", False):
         config.use_cache = False
     return config
+
+
+def _make_deterministic(config: Any) -> None:
+    """Set dropout rates and routers' jitter to zero, those of each stage (CvT) and of parts (an encoder) too."""
+    from transformers import PretrainedConfig
+
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _make_deterministic(value)
+        elif not any(part in name for part in _NOISE):
+            continue
+        elif isinstance(value, list | tuple) and all(isinstance(rate, int | float) for rate in value):
+            setattr(config, name, type(value)(type(rate)(0) for rate in value))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, type(value)(0))  # a field of whole numbers takes no other
 
 
 @contextmanager

@@ -263,6 +263,36 @@ def test_dropout_is_off_and_every_weight_learns(case: str, folder: Path) -> None
     assert len(task.blocks) == (4 if case == "t5" else 2)
 
 
+_NOISY_BERT = CONFIGS["bert"] | {"hidden_dropout_prob": 0.5, "architectures": None}
+_NOISY_DECODER = _NOISY_BERT | {"is_decoder": True, "add_cross_attention": True}
+NOISY: dict[str, tuple[str, dict[str, Any]]] = {
+    # Rates of each stage, in a list.
+    "cvt": ("vit", {"embed_dim": [8, 8, 8], "num_heads": [1, 1, 1], "depth": [1, 2, 3], "drop_path_rate": [0.5] * 3}),
+    # A whole number, which takes no 0.0.
+    "levit": ("vit", {"image_size": 32, "hidden_sizes": [16, 16, 16], "num_attention_heads": [1, 1, 1],
+                      "depths": [1, 1, 1], "key_dim": [8, 8, 8]}),
+    # Of parts.
+    "encoder-decoder": ("t5", {"encoder": _NOISY_BERT, "decoder": _NOISY_DECODER, "pad_token_id": 0,
+                               "decoder_start_token_id": 1}),
+    # Noise of a router.
+    "switch_transformers": ("t5", CONFIGS["t5"] | {"num_experts": 4, "router_jitter_noise": 0.9,
+                                                   "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_nothing_is_drawn_in_a_step(kind: str, folder: Path) -> None:
+    case, config = NOISY[kind]
+    told = {"image_size": 32, "vocab_size": 320} | config | {"model_type": kind}
+    context = made_context(folder, case, config=told, **({"data": None} if case == "vit" else {}))
+    task = make_task(workload_of(context), context)
+    batch = make_feed(workload_of(context), TrainerOptions.of(context.job.cell), context, task).step(0)[0]
+    assert task.model.training
+    assert len({task.loss(task.model, batch).item() for _ in range(3)}) == 1
+    # Whoever trains the exported model on has the noise again.
+    assert task.config | told | {"architectures": None} == task.config | {"architectures": None}
+
+
 def test_classes_of_the_data_become_those_of_the_model(folder: Path, tmp_path: Path) -> None:
     """From a folder, as a model is fine-tuned: its weights stay, only the head is new."""
     context = made_context(folder, "bert")
