@@ -293,6 +293,13 @@ def test_nothing_is_drawn_in_a_step(kind: str, folder: Path) -> None:
     assert task.config | told | {"architectures": None} == task.config | {"architectures": None}
 
 
+def test_an_encoder_decoder_classifies_random_rows(folder: Path) -> None:
+    """It judges a row by its end token, of which random rows have none or several."""
+    context = made_context(folder, "bert classes", config=CONFIGS["t5"], data=None)
+    _, _, found = train(context, 2)
+    assert np.isfinite(found).all()
+
+
 def test_classes_of_the_data_become_those_of_the_model(folder: Path, tmp_path: Path) -> None:
     """From a folder, as a model is fine-tuned: its weights stay, only the head is new."""
     context = made_context(folder, "bert")
