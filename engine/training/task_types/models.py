@@ -117,6 +117,8 @@ def _config(manifest: ModelManifest, changes: dict[str, Any] | None) -> Any:
         raise ValueError("its config.json has no model_type")
     config = AutoConfig.for_model(**said | (changes or {}))
     _make_deterministic(config)
+    if config.architectures is None:
+        config.architectures = []  # searched where a model has several classes of a kind (DeiT)
     if getattr(config, "use_cache", False):
         config.use_cache = False
     return config

@@ -293,6 +293,12 @@ def test_nothing_is_drawn_in_a_step(kind: str, folder: Path) -> None:
     assert task.config | told | {"architectures": None} == task.config | {"architectures": None}
 
 
+def test_deit_needs_no_class_in_its_config(folder: Path) -> None:
+    config = {name: value for name, value in CONFIGS["vit"].items() if name != "architectures"}
+    context = made_context(folder, "vit", config=config | {"model_type": "deit", "patch_size": 4})
+    assert type(make_task(workload_of(context), context).model).__name__ == "DeiTForImageClassification"
+
+
 def test_an_encoder_decoder_classifies_random_rows(folder: Path) -> None:
     """It judges a row by its end token, of which random rows have none or several."""
     context = made_context(folder, "bert classes", config=CONFIGS["t5"], data=None)
