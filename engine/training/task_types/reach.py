@@ -41,7 +41,8 @@ def _not_called(_: Any) -> Tensor:
 def _leaves(result: Tensor) -> set[int]:
     """Return the ids of the tensors that the gradient of a result would reach."""
     found: set[int] = set()
-    waiting, seen = [result.grad_fn], set()
+    waiting: list[Any] = [result.grad_fn]
+    seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
