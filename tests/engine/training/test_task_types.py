@@ -408,11 +408,21 @@ def test_mistakes_are_named_by_field(case: str, work: dict[str, Any], message: s
         make_task(workload_of(context), context)
 
 
-def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(folder: Path) -> None:
-    config = CONFIGS["bert"] | {"model_type": "roberta", "pad_token_id": 1}
-    context = made_context(folder, "bert", config=config, sequence_length=63)
+@pytest.mark.parametrize(("case", "kind"), [("bert", "roberta"), ("bert", "esm"), ("bert classes", "markuplm")])
+def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(case: str, kind: str, folder: Path) -> None:
+    config = CONFIGS["bert"] | {"model_type": kind, "pad_token_id": 1, "mask_token_id": 4}
+    context = made_context(folder, case, config=config, sequence_length=63)
     with pytest.raises(ValueError, match=r"workload.sequence_length: 63 is more than the model's 62"):
         make_task(workload_of(context), context)
+    _, _, found = train(made_context(folder, case, config=config, sequence_length=62), 1)
+    assert np.isfinite(found).all()
+
+
+def test_rotated_positions_have_no_table_that_begins_after_the_padding(folder: Path) -> None:
+    config = CONFIGS["bert"] | {"model_type": "esm", "pad_token_id": 1, "mask_token_id": 4}
+    context = made_context(folder, "bert", config=config | {"position_embedding_type": "rotary"}, sequence_length=64)
+    _, _, found = train(context, 1)
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize(
