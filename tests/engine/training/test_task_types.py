@@ -31,8 +31,11 @@ from tests.support.training.training_tasks import (
     LEFT_OUT,
     MARIAN,
     MOBILENET,
+    SWIN,
+    images_in_16_bits,
     left_out_on_rank,
     made_context,
+    refused_in_16_bits,
     running_means,
     train,
     train_on_rank,
@@ -119,6 +122,23 @@ def test_what_a_model_freezes_is_not_trained(strategy: str, folder: Path, pool: 
     assert np.array_equal(whole[frozen], before)
     for name, tensor in task.model.state_dict().items():
         assert np.allclose(whole[name], tensor.numpy(), atol=1e-5), name
+
+
+@pytest.mark.parametrize(("config", "strategies"), [(SWIN, ["fsdp", "zero2", "zero3"]), (MOBILENET, ["fsdp"])])
+def test_images_are_learnt_in_16_bits(
+    config: dict[str, Any], strategies: list[Strategy], folder: Path, pool: RankPool
+) -> None:
+    """Pixels have the type of the working weights where the model does not see to it; batch norms stay in float32."""
+    answers = pool.run(images_in_16_bits, str(folder), config, ["ddp", *strategies])
+    losses = {name: sum(answer[name][0][0, 0] for answer in answers) for name in ["ddp", *strategies]}
+    for name in strategies:
+        assert losses[name] == pytest.approx(losses["ddp"], rel=1e-2)
+        assert all(np.isfinite(answer[name][0]).all() and np.isfinite(answer[name][1]) for answer in answers)
+
+
+def test_batch_norms_in_16_bits_are_refused_with_zero(folder: Path, pool: RankPool) -> None:
+    for said in pool.run(refused_in_16_bits, str(folder), MOBILENET, "zero1"):
+        assert said.startswith("dtype: bfloat16 with DeepSpeed gives batch norms 16-bit weights")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from configs.common.execution import Layout, Strategy
+from configs.common.execution import Dtype, Layout, Strategy
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -18,7 +18,8 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.training.shares import make_feed
+from engine.training.data.validation import evaluate
+from engine.training.shares import make_feed, make_validation
 from engine.training.task_types import make_task
 from engine.training.trainer import Trainer, TrainerOptions
 from engine.training.trainers import STRATEGIES
@@ -106,12 +107,13 @@ def made_context(
     config: dict[str, Any] | None = None,
     seed: int = 0,
     strategy: Strategy = "none",
+    dtype: Dtype = "float32",
     **work: Any,
 ) -> Context:
     """A launch that measurements one cell of a case; its inputs lie in `folder`/inputs."""
     defaults = {"tokenizer": "words", "global_batch_size": 8, "sequence_length": 16, "learning_rate": 3e-3}
     layout = Layout(dp=world_size, strategy=strategy)
-    cell = Cell(model="m", workload=TrainWorkload(**defaults | CASES[case] | work), layout=layout)
+    cell = Cell(model="m", workload=TrainWorkload(**defaults | CASES[case] | work), layout=layout, dtype=dtype)
     job = Job(
         name="job",
         study="s",
@@ -199,6 +201,39 @@ MOBILENET: dict[str, Any] = {
     "model_type": "mobilenet_v2", "image_size": 8, "depth_multiplier": 0.35, "finegrained_output": False,
 }  # fmt: skip
 """A classifier of images with batch norms."""
+
+
+SWIN: dict[str, Any] = {
+    "model_type": "swin", "image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2],
+    "window_size": 2,
+}  # fmt: skip
+"""A classifier of images that does not cast them to the type of its weights."""
+
+
+def images_in_16_bits(
+    rank: int, folder: str, config: dict[str, Any], strategies: list[Strategy]
+) -> dict[str, tuple[np.ndarray, float]]:
+    """By strategy, in bfloat16: as `train_on_rank` of two steps; and the loss of the last rows without gradients."""
+    found = {}
+    for strategy in strategies:
+        context = made_context(
+            Path(folder), "vit", 2, rank, config=config, strategy=strategy, dtype="bfloat16", heldout_share=0.2
+        )
+        trainer, task, curve = train(context, 2)
+        work, options = workload_of(context), TrainerOptions.of(context.job.cell)
+        sums = evaluate(trainer, task, make_validation(work, options, context, task), context, options)
+        trainer.close()
+        found[strategy] = curve, sums["loss"]
+    return found
+
+
+def refused_in_16_bits(rank: int, folder: str, config: dict[str, Any], strategy: Strategy) -> str:
+    """What is said of a strategy, on each rank."""
+    try:
+        images_in_16_bits(rank, folder, config, [strategy])
+    except NotImplementedError as error:
+        return str(error)
+    return ""
 
 
 def running_means(rank: int, folder: str, strategy: Strategy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
