@@ -14,8 +14,8 @@ from configs.families.numbers import MAX_SIZE, size_of
 
 _AFTER_PADDING = frozenset(
     {
-        "camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm",
-        "xlm-roberta", "xlm-roberta-xl", "xmod",
+        "camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
+        "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
     }
 )  # fmt: skip
 _NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions")
@@ -27,6 +27,8 @@ def unused_positions(config: Mapping[str, Any]) -> int:
     """Return the rows before the first token's. Raises ValueError for a padding token that is no number."""
     kind, padding = config.get("model_type"), config.get("pad_token_id")
     if not isinstance(kind, str) or kind not in _AFTER_PADDING:
+        return 0
+    if config.get("position_embedding_type") == "rotary":  # of ESM: there is no table
         return 0
     if padding is None or kind == "mpnet":
         return _PADDING + 1

@@ -56,6 +56,8 @@ class Task:
     `metrics(module, batch)`: for evaluation, sums by name (`loss`, `targets`, and `correct` where a class is
     predicted). `config`: of the exported Hugging Face folder; `export(state, folder)` writes it from a whole state.
     `make_optimizer`: for the wrapped model, instead of the options'; supported by torch's strategies only.
+    `leaves_weights_out`: whether the loss does not depend on every trained weight, as on a token that only pretraining
+    uses; computed where the strategy has to know it (ddp).
     """
 
     model: nn.Module
@@ -65,6 +67,7 @@ class Task:
     config: dict[str, Any]
     export: Callable[[dict[str, Tensor], Any], None]
     make_optimizer: Callable[[nn.Module], Optimizer] | None = None
+    leaves_weights_out: bool = False
 
 
 @dataclass(frozen=True)

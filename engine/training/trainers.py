@@ -26,7 +26,10 @@ def _none(task: Task, options: TrainerOptions, context: Context) -> Trainer:
 
 
 def _ddp(task: Task, options: TrainerOptions, context: Context) -> Trainer:
-    """DistributedDataParallel; of buffers only running means are trained, on which ranks agree before they are used."""
+    """DistributedDataParallel; of buffers only running means are trained, on which ranks agree before they are used.
+
+    It waits for the gradient of every weight, so that it must look for those without one where there are any.
+    """
     if options.dp == 1:
         return _none(task, options, context)
     _prepare(task, options, context)
@@ -37,7 +40,11 @@ def _ddp(task: Task, options: TrainerOptions, context: Context) -> Trainer:
         return TorchTrainer(task, task.model, options, context, exposed, replicas.set_requires_gradient_sync)
     devices = [context.device] if context.device.type == "cuda" else None
     module = DistributedDataParallel(
-        task.model, device_ids=devices, gradient_as_bucket_view=True, forward_sync_buffers=False
+        task.model,
+        device_ids=devices,
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        find_unused_parameters=task.leaves_weights_out,
     )
     hook = BucketHook(exposed, module.process_group)
     module.register_comm_hook(None, hook.hand_over)

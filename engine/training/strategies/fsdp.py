@@ -4,8 +4,8 @@
 
 The model stays the same object; its parameters become DTensors. Blocks first, then the rest (embedding, last norm,
 head), which stays gathered from the forward to the backward pass. Weights are kept in float32; for 16-bit cells, they
-are gathered in 16 bits and gradients are reduced in float32. Gradients are summed, not averaged: losses are weighted by
-their shares of the step.
+are gathered in 16 bits (those of batch norms in float32) and gradients are reduced in float32. Gradients are summed,
+not averaged: losses are weighted by their shares of the step.
 """
 
 import warnings
@@ -14,6 +14,7 @@ import torch
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine.context import Context
 from engine.models.weights import DTYPES
@@ -26,6 +27,11 @@ def shard(task: Task, options: TrainerOptions, mesh: DeviceMesh, pinned: bool) -
     half = None if options.dtype == "float32" else DTYPES[options.dtype]
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=pinned) if options.offload == "cpu" else OffloadPolicy()
+    if half is not None:
+        # Their weights must have the type of their running means, which stay in float32.
+        whole = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for norm in [module for module in task.model.modules() if isinstance(module, _BatchNorm)]:
+            fully_shard(norm, mesh=mesh, mp_policy=whole, offload_policy=offload)
     for module in (*task.blocks, task.model):
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return _summing(task)
@@ -44,8 +50,7 @@ def replicate_parts(task: Task, mesh: DeviceMesh) -> FSDPModule:
 def _summing(task: Task) -> FSDPModule:
     # A warning about logits that are a view; our losses do not write to them.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    for module in (*task.blocks, task.model):
-        assert isinstance(module, FSDPModule)
+    for module in [one for one in task.model.modules() if isinstance(one, FSDPModule)]:
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
     assert isinstance(task.model, FSDPModule)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
+from engine.models.llama import Llama
 from engine.rank.agreement import raise_on_all_ranks
 from engine.training.data.examples import ExampleParts, Examples
 from engine.training.task_types import causal, classify, masked, seq2seq
+from engine.training.task_types.reach import leaves_weights_out
 from engine.training.trainer import Task
 
 __all__ = ["TASKS", "TaskKind", "load_examples", "make_task", "preprocess_seconds"]
@@ -44,8 +46,16 @@ _KEPT = "training_examples"
 
 def make_task(workload: TrainWorkload, context: Context) -> Task:
     """Return the task of a measurement. All ranks call it; if one cannot use model or data, all raise ValueError."""
-    kind = TASKS[workload.task]
-    return raise_on_all_ranks(lambda: kind.make(workload, context, load_examples(workload, context)[0]), context)
+    kind, layout = TASKS[workload.task], context.job.cell.layout
+
+    def make() -> Task:
+        rows, _ = load_examples(workload, context)
+        task = kind.make(workload, context, rows)
+        if layout.strategy == "ddp" and layout.dp > 1 and not isinstance(task.model, Llama):  # which uses all of its
+            task.leaves_weights_out = leaves_weights_out(task, rows, context.device)
+        return task
+
+    return raise_on_all_ranks(make, context)
 
 
 def load_examples(workload: TrainWorkload, context: Context) -> ExampleParts:

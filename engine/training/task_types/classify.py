@@ -26,7 +26,7 @@ from engine.training.data.examples import (
     read_rows,
     rows_fingerprint,
 )
-from engine.training.data.text import the_tokenizer
+from engine.training.data.text import end_token, the_tokenizer
 from engine.training.task_types.common import exported_config, filled_rows, numbered_names, seen, tensors, the_task
 from engine.training.task_types.images import RANDOM_CLASSES, image_examples
 from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
@@ -81,10 +81,15 @@ def text_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
     if workload.data is None:
         draw = np.random.default_rng(seed)
         count = RANDOM_STEPS * workload.global_batch_size
-        ids = draw.integers(0, vocabulary_of(context), (count, workload.sequence_length)).tolist()
+        ids = draw.integers(0, vocabulary_of(context), (count, workload.sequence_length))
         labels = draw.integers(0, RANDOM_CLASSES, count)
         names = tuple(str(number) for number in range(RANDOM_CLASSES))
-        return parted(_texts(ids, labels, names, workload, context), None, workload, seed)
+        end = end_token(context)
+        if end is not None and required_manifest(context).config.get("is_encoder_decoder"):
+            # T5 and BART judge a row by its end token, of which all rows must have equally many.
+            ids[ids == end] = 0 if end else 1
+            ids[:, -1] = end
+        return parted(_texts(ids.tolist(), labels, names, workload, context), None, workload, seed)
     texts, said = _read(workload.data, "data", workload, context)
     names = label_names(said)
     everything = _texts(texts, numbered(said, names, "data"), names, workload, context)

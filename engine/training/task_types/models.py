@@ -26,6 +26,8 @@ from engine.models.pretrained import check_files, check_loaded, is_head
 from engine.models.weights import build_model, loaded_once, required_manifest, weight_files
 from engine.rank.failures import one_line
 
+_NOISE = ("drop", "jitter_noise", "jitter_eps")
+"""In names of rates in transformers' configurations: what is drawn anew in each step."""
 _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 """Classes whose head belongs to the pretrained model, not to the task."""
 
@@ -33,7 +35,7 @@ _LANGUAGE_MODELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 def fresh_model(
     context: Context, build: Callable[[torch.device], tuple[nn.Module, int | None]], variant: Any = None
 ) -> nn.Module:
-    """Return a model with its initial weights, in float32, with gradients, on its device.
+    """Return a model with its initial weights, in float32, with gradients but for what `build` freezes, on its device.
 
     Each measurement of a launch gets a new copy, because a strategy may shard or wrap it in place. The original is kept
     on the CPU; a launch of a single measurement (such as the memory pass) keeps none. variant: the modified form of the
@@ -43,7 +45,7 @@ def fresh_model(
     model = loaded_once(context, lambda: build(context.device if alone else torch.device("cpu")), variant)
     if not alone:
         model = copy.deepcopy(model).to(context.device)
-    return model.train().requires_grad_(True)
+    return model.train()
 
 
 def own_model(context: Context) -> bool:
@@ -53,7 +55,8 @@ def own_model(context: Context) -> bool:
 
 def llama(context: Context, device: torch.device) -> tuple[nn.Module, int | None]:
     """Return our model and the bytes of its files."""
-    return build_model(required_manifest(context), torch.float32, device)
+    model, file_bytes = build_model(required_manifest(context), torch.float32, device)
+    return model.requires_grad_(True), file_bytes
 
 
 def transformers_model(
@@ -63,9 +66,9 @@ def transformers_model(
     synthetic).
 
     Weights without a file (all of a synthetic model, the head of a task) are initialised by transformers with the
-    model's seed or the study's: the same on every rank. changes: to the configuration. Only local files are read, and
-    no code of a repository is run. Raises ValueError for a model without this class, and for one whose files lack
-    other weights than those.
+    model's seed or the study's: the same on every rank. Those that the class freezes stay so (Marian's positions).
+    changes: to the configuration. Only local files are read, and no code of a repository is run. Raises ValueError for
+    a model without this class, and for one whose files lack other weights than those.
     """
     import transformers
 
@@ -105,19 +108,34 @@ def transformers_model(
 
 
 def _config(manifest: ModelManifest, changes: dict[str, Any] | None) -> Any:
-    """Return transformers' configuration of a model, with dropout off."""
+    """Return transformers' configuration of a model, with dropout and the noise of routers off."""
     from transformers import AutoConfig
 
     said = {name: value for name, value in manifest.config.items() if name not in ("dtype", "torch_dtype")}
     if "model_type" not in said:
         raise ValueError("its config.json has no model_type")
     config = AutoConfig.for_model(**said | (changes or {}))
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
-            setattr(config, name, 0.0)
+    _make_deterministic(config)
+    if config.architectures is None:
+        config.architectures = []  # searched where a model has several classes of a kind (DeiT)
     if getattr(config, "use_cache", False):
         config.use_cache = False
     return config
+
+
+def _make_deterministic(config: Any) -> None:
+    """Set dropout rates and routers' jitter to zero, those of each stage (CvT) and of parts (an encoder) too."""
+    from transformers import PretrainedConfig
+
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _make_deterministic(value)
+        elif not any(part in name for part in _NOISE):
+            continue
+        elif isinstance(value, list | tuple) and all(isinstance(rate, int | float) for rate in value):
+            setattr(config, name, type(value)(type(rate)(0) for rate in value))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(config, name, type(value)(0))  # a field of whole numbers takes no other
 
 
 @contextmanager

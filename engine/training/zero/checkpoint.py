@@ -94,8 +94,6 @@ def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
 
     All ranks call it.
     """
-    from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[import-untyped]
-
     found: dict[str, Tensor] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -103,12 +101,24 @@ def whole_model(model: nn.Module, tp: int, keep: bool) -> dict[str, Tensor]:
         if first is not None and first != name:  # tied: already gathered under its first name
             whole = found.get(first)
         else:
-            whole = tensor if first is None else _joined(name, safe_get_full_fp32_param(tensor), tp)
+            whole = tensor if first is None else _joined(name, _gathered(tensor), tp)
         if keep:
             assert whole is not None
             dtype = torch.float32 if whole.is_floating_point() else whole.dtype  # a buffer may count
             found[name] = whole.detach().to("cpu", dtype, copy=True)
     return found
+
+
+def _gathered(parameter: Tensor) -> Tensor:
+    """Return a weight gathered from the data-parallel ranks: its master, or itself where it is frozen and has none."""
+    import deepspeed  # type: ignore[import-untyped]
+    from deepspeed.utils import safe_get_full_fp32_param  # type: ignore[import-untyped]
+
+    if parameter.requires_grad:
+        master: Tensor = safe_get_full_fp32_param(parameter)
+        return master
+    with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+        return parameter.detach().clone()
 
 
 def _joined(name: str, part: Tensor, tp: int) -> Tensor:

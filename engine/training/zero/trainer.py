@@ -20,8 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from engine.context import Context
+from engine.models.weights import DTYPES
 from engine.rank.agreement import raise_on_all_ranks
 from engine.training.strategies.exposed import time_stream_waits
 from engine.training.strategies.fsdp import data_mesh, tensor_mesh
@@ -45,6 +48,11 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
     """
     deepspeed = start_deepspeed(context)
     need_supported(options, context)
+    if options.dtype != "float32" and any(isinstance(module, _BatchNorm) for module in task.model.modules()):
+        raise NotImplementedError(
+            f"dtype: {options.dtype} with DeepSpeed gives batch norms 16-bit weights beside running means in float32, "
+            "which torch does not compute; use ddp or fsdp, or float32"
+        )
     if options.tp > 1:
         check_split(task, options.tp, vocabulary=False)
         tensor, data = (mesh(options, context).get_group() for mesh in (tensor_mesh, data_mesh))
@@ -64,10 +72,12 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
         optimizer=task.make_optimizer(task.model) if task.make_optimizer else make_optimizer(task.model, options),
         config=zero_config(options, elements, swap.path if swap else None),
     )
+    casting = _cast_inputs(task.model, DTYPES[options.dtype])
     exposed = Exposed.of(options, context.device)
     stop_watching, stop_timing = record_waits(deepspeed, exposed), time_stream_waits(exposed)
 
     def undo() -> None:
+        casting.remove()
         stop_watching()
         stop_timing()
         functional.linear = linear
@@ -75,6 +85,20 @@ def make_zero(task: Task, options: TrainerOptions, context: Context) -> "ZeroTra
             swap.close()
 
     return ZeroTrainer(engine, task, options, context, exposed, undo)
+
+
+def _cast_inputs(model: nn.Module, dtype: torch.dtype) -> RemovableHandle:
+    """Cast a model's floating-point inputs to the type of its working weights, as FSDP2 does: not all models of images
+    do it themselves.
+    """
+
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def before(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(cast, given)), {name: cast(value) for name, value in named.items()}
+
+    return model.register_forward_pre_hook(before, with_kwargs=True)
 
 
 class ZeroTrainer:

@@ -28,11 +28,18 @@ from tests.support.training.training_tasks import (
     CONFIGS,
     CPU,
     CPU_ATTENTION,
+    LEFT_OUT,
+    MARIAN,
     MOBILENET,
+    SWIN,
+    images_in_16_bits,
+    left_out_on_rank,
     made_context,
+    refused_in_16_bits,
     running_means,
     train,
     train_on_rank,
+    weights_after_decay,
     workload_of,
     write_inputs,
 )
@@ -91,6 +98,47 @@ def test_two_ranks_follow_one_and_the_loss_falls(case: str, folder: Path, pool: 
         assert np.allclose(norms[0], alone[:, 1], rtol=1e-3), strategy
     # Whatever the task's first loss (that of the other classes, or words), a dozen steps learn much of these data.
     assert alone[-3:, 0].mean() < 0.85 * alone[0, 0]
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_ddp_trains_models_with_weights_that_the_task_leaves_out(kind: str, folder: Path, pool: RankPool) -> None:
+    """torch refuses the second step, and exchanges not all gradients of the first, unless it looks for them."""
+    case, config = LEFT_OUT[kind]
+    _, task, alone = train(made_context(folder, case, config=config), 3)
+    shares = np.stack(pool.run(left_out_on_rank, str(folder), kind, 3))
+    assert np.allclose(shares[:, :, 0].sum(axis=0), alone[:, 0], rtol=1e-5)
+    assert np.allclose(shares[:, :, 1], alone[:, 1], rtol=1e-4)
+    assert not task.leaves_weights_out, "a single rank does not ask"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero3"])
+def test_what_a_model_freezes_is_not_trained(strategy: str, folder: Path, pool: RankPool) -> None:
+    """ZeRO lets weights decay that have no gradient: Marian's table of sines became smaller with each step."""
+    frozen = "model.encoder.embed_positions.weight"
+    context = made_context(folder, "t5", config=MARIAN, weight_decay=10.0)
+    before = dict(make_task(workload_of(context), context).model.named_parameters())[frozen].detach().numpy().copy()
+    _, task, _ = train(context, 3)
+    [whole, _] = pool.run(weights_after_decay, str(folder), strategy)
+    assert np.array_equal(whole[frozen], before)
+    for name, tensor in task.model.state_dict().items():
+        assert np.allclose(whole[name], tensor.numpy(), atol=1e-5), name
+
+
+@pytest.mark.parametrize(("config", "strategies"), [(SWIN, ["fsdp", "zero2", "zero3"]), (MOBILENET, ["fsdp"])])
+def test_images_are_learnt_in_16_bits(
+    config: dict[str, Any], strategies: list[Strategy], folder: Path, pool: RankPool
+) -> None:
+    """Pixels have the type of the working weights where the model does not see to it; batch norms stay in float32."""
+    answers = pool.run(images_in_16_bits, str(folder), config, ["ddp", *strategies])
+    losses = {name: sum(answer[name][0][0, 0] for answer in answers) for name in ["ddp", *strategies]}
+    for name in strategies:
+        assert losses[name] == pytest.approx(losses["ddp"], rel=1e-2)
+        assert all(np.isfinite(answer[name][0]).all() and np.isfinite(answer[name][1]) for answer in answers)
+
+
+def test_batch_norms_in_16_bits_are_refused_with_zero(folder: Path, pool: RankPool) -> None:
+    for said in pool.run(refused_in_16_bits, str(folder), MOBILENET, "zero1"):
+        assert said.startswith("dtype: bfloat16 with DeepSpeed gives batch norms 16-bit weights")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -235,6 +283,49 @@ def test_dropout_is_off_and_every_weight_learns(case: str, folder: Path) -> None
     assert len(task.blocks) == (4 if case == "t5" else 2)
 
 
+_NOISY_BERT = CONFIGS["bert"] | {"hidden_dropout_prob": 0.5, "architectures": None}
+_NOISY_DECODER = _NOISY_BERT | {"is_decoder": True, "add_cross_attention": True}
+NOISY: dict[str, tuple[str, dict[str, Any]]] = {
+    # Rates of each stage, in a list.
+    "cvt": ("vit", {"embed_dim": [8, 8, 8], "num_heads": [1, 1, 1], "depth": [1, 2, 3], "drop_path_rate": [0.5] * 3}),
+    # A whole number, which takes no 0.0.
+    "levit": ("vit", {"image_size": 32, "hidden_sizes": [16, 16, 16], "num_attention_heads": [1, 1, 1],
+                      "depths": [1, 1, 1], "key_dim": [8, 8, 8]}),
+    # Of parts.
+    "encoder-decoder": ("t5", {"encoder": _NOISY_BERT, "decoder": _NOISY_DECODER, "pad_token_id": 0,
+                               "decoder_start_token_id": 1}),
+    # Noise of a router.
+    "switch_transformers": ("t5", CONFIGS["t5"] | {"num_experts": 4, "router_jitter_noise": 0.9,
+                                                   "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOISY)
+def test_nothing_is_drawn_in_a_step(kind: str, folder: Path) -> None:
+    case, config = NOISY[kind]
+    told = {"image_size": 32, "vocab_size": 320} | config | {"model_type": kind}
+    context = made_context(folder, case, config=told, **({"data": None} if case == "vit" else {}))
+    task = make_task(workload_of(context), context)
+    batch = make_feed(workload_of(context), TrainerOptions.of(context.job.cell), context, task).step(0)[0]
+    assert task.model.training
+    assert len({task.loss(task.model, batch).item() for _ in range(3)}) == 1
+    # Whoever trains the exported model on has the noise again.
+    assert task.config | told | {"architectures": None} == task.config | {"architectures": None}
+
+
+def test_deit_needs_no_class_in_its_config(folder: Path) -> None:
+    config = {name: value for name, value in CONFIGS["vit"].items() if name != "architectures"}
+    context = made_context(folder, "vit", config=config | {"model_type": "deit", "patch_size": 4})
+    assert type(make_task(workload_of(context), context).model).__name__ == "DeiTForImageClassification"
+
+
+def test_an_encoder_decoder_classifies_random_rows(folder: Path) -> None:
+    """It judges a row by its end token, of which random rows have none or several."""
+    context = made_context(folder, "bert classes", config=CONFIGS["t5"], data=None)
+    _, _, found = train(context, 2)
+    assert np.isfinite(found).all()
+
+
 def test_classes_of_the_data_become_those_of_the_model(folder: Path, tmp_path: Path) -> None:
     """From a folder, as a model is fine-tuned: its weights stay, only the head is new."""
     context = made_context(folder, "bert")
@@ -337,11 +428,21 @@ def test_mistakes_are_named_by_field(case: str, work: dict[str, Any], message: s
         make_task(workload_of(context), context)
 
 
-def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(folder: Path) -> None:
-    config = CONFIGS["bert"] | {"model_type": "roberta", "pad_token_id": 1}
-    context = made_context(folder, "bert", config=config, sequence_length=63)
+@pytest.mark.parametrize(("case", "kind"), [("bert", "roberta"), ("bert", "esm"), ("bert classes", "markuplm")])
+def test_a_roberta_takes_fewer_tokens_than_its_table_of_positions_has_rows(case: str, kind: str, folder: Path) -> None:
+    config = CONFIGS["bert"] | {"model_type": kind, "pad_token_id": 1, "mask_token_id": 4}
+    context = made_context(folder, case, config=config, sequence_length=63)
     with pytest.raises(ValueError, match=r"workload.sequence_length: 63 is more than the model's 62"):
         make_task(workload_of(context), context)
+    _, _, found = train(made_context(folder, case, config=config, sequence_length=62), 1)
+    assert np.isfinite(found).all()
+
+
+def test_rotated_positions_have_no_table_that_begins_after_the_padding(folder: Path) -> None:
+    config = CONFIGS["bert"] | {"model_type": "esm", "pad_token_id": 1, "mask_token_id": 4}
+    context = made_context(folder, "bert", config=config | {"position_embedding_type": "rotary"}, sequence_length=64)
+    _, _, found = train(context, 1)
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize(

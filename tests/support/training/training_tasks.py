@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from configs.common.execution import Layout, Strategy
+from configs.common.execution import Dtype, Layout, Strategy
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelManifest
@@ -18,7 +18,8 @@ from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
-from engine.training.shares import make_feed
+from engine.training.data.validation import evaluate
+from engine.training.shares import make_feed, make_validation
 from engine.training.task_types import make_task
 from engine.training.trainer import Trainer, TrainerOptions
 from engine.training.trainers import STRATEGIES
@@ -106,12 +107,13 @@ def made_context(
     config: dict[str, Any] | None = None,
     seed: int = 0,
     strategy: Strategy = "none",
+    dtype: Dtype = "float32",
     **work: Any,
 ) -> Context:
     """A launch that measurements one cell of a case; its inputs lie in `folder`/inputs."""
     defaults = {"tokenizer": "words", "global_batch_size": 8, "sequence_length": 16, "learning_rate": 3e-3}
     layout = Layout(dp=world_size, strategy=strategy)
-    cell = Cell(model="m", workload=TrainWorkload(**defaults | CASES[case] | work), layout=layout)
+    cell = Cell(model="m", workload=TrainWorkload(**defaults | CASES[case] | work), layout=layout, dtype=dtype)
     job = Job(
         name="job",
         study="s",
@@ -162,10 +164,76 @@ def train_on_rank(rank: int, folder: str, case: str, strategy: Strategy, steps: 
     return found
 
 
+_TINY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "dinov2": ("vit", _TINY | {"model_type": "dinov2", "image_size": 8, "patch_size": 4}),
+    "esm": ("bert", _TINY | _SMALL | {"model_type": "esm", "mask_token_id": 4, "pad_token_id": 1}),
+}
+"""Models with weights that the task (of the case) does not use: a token for masked patches, a head for contacts."""
+MARIAN: dict[str, Any] = {
+    "model_type": "marian", "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0, "decoder_start_token_id": 0,
+}  # fmt: skip
+"""Of a source and a target, with frozen tables of positions."""
+
+
+def left_out_on_rank(rank: int, folder: str, kind: str, steps: int) -> np.ndarray:
+    """As `train_on_rank`, of a model with weights that its task does not use."""
+    case, config = LEFT_OUT[kind]
+    trainer, _, found = train(
+        made_context(Path(folder), case, 2, rank, config=config, strategy="ddp", micro_batch_size=2), steps
+    )
+    trainer.close()
+    return found
+
+
+def weights_after_decay(rank: int, folder: str, strategy: Strategy) -> dict[str, np.ndarray]:
+    """Of Marian, after three steps that let all trained weights decay by a tenth; {} on the second rank."""
+    context = made_context(Path(folder), "t5", 2, rank, config=MARIAN, strategy=strategy, weight_decay=10.0)
+    trainer, _, _ = train(context, 3)
+    whole = {name: tensor.numpy().copy() for name, tensor in trainer.whole_model().items()}
+    trainer.close()
+    return whole
+
+
 MOBILENET: dict[str, Any] = {
     "model_type": "mobilenet_v2", "image_size": 8, "depth_multiplier": 0.35, "finegrained_output": False,
 }  # fmt: skip
 """A classifier of images with batch norms."""
+
+
+SWIN: dict[str, Any] = {
+    "model_type": "swin", "image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2],
+    "window_size": 2,
+}  # fmt: skip
+"""A classifier of images that does not cast them to the type of its weights."""
+
+
+def images_in_16_bits(
+    rank: int, folder: str, config: dict[str, Any], strategies: list[Strategy]
+) -> dict[str, tuple[np.ndarray, float]]:
+    """By strategy, in bfloat16: as `train_on_rank` of two steps; and the loss of the last rows without gradients."""
+    found = {}
+    for strategy in strategies:
+        context = made_context(
+            Path(folder), "vit", 2, rank, config=config, strategy=strategy, dtype="bfloat16", heldout_share=0.2
+        )
+        trainer, task, curve = train(context, 2)
+        work, options = workload_of(context), TrainerOptions.of(context.job.cell)
+        sums = evaluate(trainer, task, make_validation(work, options, context, task), context, options)
+        trainer.close()
+        found[strategy] = curve, sums["loss"]
+    return found
+
+
+def refused_in_16_bits(rank: int, folder: str, config: dict[str, Any], strategy: Strategy) -> str:
+    """What is said of a strategy, on each rank."""
+    try:
+        images_in_16_bits(rank, folder, config, [strategy])
+    except NotImplementedError as error:
+        return str(error)
+    return ""
 
 
 def running_means(rank: int, folder: str, strategy: Strategy) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
