@@ -93,10 +93,16 @@ class WithLocalApi(Flow[_P, _R]):
 
 
 def _with_heartbeats(call: Any) -> Callable[..., Any]:
-    """The call with heartbeats as often as the automation for lost flow runs wants them, whatever the API is."""
+    """The call with heartbeats as often as the automation for lost flow runs wants them, whatever the API is.
+
+    With the local server as its API, too, where settings of the caller alone hide the environment from Prefect.
+    """
 
     def beating(*args: Any, **kwargs: Any) -> Any:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS}):
+        wanted: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS}
+        if ApiLease.held.get() and (url := os.environ.get(LOCAL_API_VARIABLE)):
+            wanted[PREFECT_API_URL] = url
+        with temporary_settings(wanted):
             return call(*args, **kwargs)
 
     return beating

@@ -188,3 +188,20 @@ def test_the_environment_is_put_back_when_the_last_of_several_studies_has_ended(
     assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:2/api" == PREFECT_API_URL.value()
     second.__exit__(None, None, None)
     assert dict(os.environ) == before
+
+
+def test_settings_of_the_caller_alone_do_not_hide_the_local_server(
+    doubled: WithLocalApi[[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect started an ephemeral server beside it, whose records were lost with the script."""
+    seen: list[str | None] = []
+
+    def call(flow: Any, number: int, return_state: bool = False) -> int:
+        seen.append(PREFECT_API_URL.value())
+        return number
+
+    monkeypatch.setattr(Flow, "__call__", call)
+    monkeypatch.setattr(flows.with_local_api, "prefect_api", lambda: local_api(tmp_path))
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        doubled(2)
+    assert seen == [LOCAL_URL]
