@@ -60,6 +60,12 @@ class WithLocalApi(Flow[_P, _R]):
 
         super().__init__(noted, **options)
 
+    def with_options(self, **options: Any) -> "WithLocalApi[_P, _R]":
+        """As of a flow of Prefect, whose copy of itself would be a flow without a local server."""
+        changed: Any = super().with_options(**options)
+        changed.__class__ = type(self)  # it has no more attributes than any flow
+        return cast("WithLocalApi[_P, _R]", changed)
+
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the flow. Where the local server fails it is called as a plain function, unless a state is wanted."""
         call = _with_heartbeats(super().__call__)

@@ -100,6 +100,17 @@ def test_an_error_of_the_flow_itself_is_raised_and_not_tried_again(
     assert calls == [-1]
 
 
+def test_a_flow_with_other_options_uses_the_local_server_too(
+    doubled: WithLocalApi[[int], int], calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's copy of a flow was one that started an ephemeral server, with a history of its own."""
+    monkeypatch.setattr(Flow, "__call__", fail_before)
+    tried_again = doubled.with_options(retries=2, name="again")
+    with pytest.warns(RuntimeWarning, match="measuring without Prefect: Failed to reach API"):
+        assert tried_again(2) == 4
+    assert calls == [2] and (tried_again.retries, tried_again.name, doubled.retries) == (2, "again", 0)
+
+
 @pytest.mark.parametrize("api_named", [True, False])
 def test_heartbeats_are_as_many_as_the_automation_for_lost_runs_wants(
     doubled: WithLocalApi[[int], int], monkeypatch: pytest.MonkeyPatch, api_named: bool
