@@ -60,7 +60,9 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
         file.truncate(0)
         pid = os.getpid()
         holder = {"pid": pid, "pid_started": start_ticks(pid), "host": platform.node(), "since": utc_now()}
-        file.write(json.dumps(holder | ({"flow_run": str(flow_run)} if flow_run else {})))
+        # One without Prefect leaves to the next to say of the flow run before it that it is lost.
+        told = flow_run or before
+        file.write(json.dumps(holder | ({"flow_run": str(told)} if told else {})))
         file.flush()
         yield before if before != flow_run else None
 

@@ -19,7 +19,7 @@ from tasks.campaign.run_lock import FolderInUse, held_since, is_locked, run_lock
 
 def test_a_flow_run_that_is_tried_again_is_not_the_lost_one_before_it(tmp_path: Path) -> None:
     run, first, other = RunPaths(tmp_path), uuid4(), uuid4()
-    for holder, before in ((first, None), (first, None), (other, first), (None, other), (first, None)):
+    for holder, before in ((first, None), (first, None), (other, first), (None, other), (None, other), (first, other)):
         with run_lock(run, holder) as held_before:
             assert held_before == before, (holder, before)
 
