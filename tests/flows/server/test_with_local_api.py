@@ -169,8 +169,8 @@ def test_flows_of_the_script_go_to_its_own_api_afterwards(
     doubled: WithLocalApi[[int], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """They were refused: the environment went on to name the local server, which had ended with the study."""
+    monkeypatch.delenv("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", raising=False)
     before, api = dict(os.environ), PREFECT_API_URL.value()
-    console = [(handler, handler.level) for handler in logging.getLogger().handlers]
     seen: list[str | None] = []
 
     def call(flow: Any, number: int, return_state: bool = False) -> int:
@@ -182,7 +182,7 @@ def test_flows_of_the_script_go_to_its_own_api_afterwards(
     monkeypatch.setattr(flows.with_local_api, "prefect_api", lambda: local_api(tmp_path, fails))
     doubled(2)
     assert dict(os.environ) == before and PREFECT_API_URL.value() == api
-    assert [(handler, handler.level) for handler in logging.getLogger().handlers] == console
+    assert {handler.level for handler in logging.getLogger().handlers if "Console" in type(handler).__name__} <= {0}
     if not fails:
         doubled(2, return_state=True)
         assert dict(os.environ) == before and seen == [LOCAL_URL, LOCAL_URL]
