@@ -12,7 +12,6 @@ that are lost when the script ends.
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
@@ -24,7 +23,13 @@ from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
 from flows.server.local import ApiLease, prefect_api
-from flows.server.settings import HEARTBEAT_SECONDS, LOCAL_API_VARIABLE, apply_environment, environment_without_api
+from flows.server.settings import (
+    HEARTBEAT_SECONDS,
+    LOCAL_API_VARIABLE,
+    apply_environment,
+    environment_kept,
+    environment_without_api,
+)
 from tasks.prefect_api.api import api_error_text
 
 _P = ParamSpec("_P")
@@ -55,12 +60,24 @@ class WithLocalApi(Flow[_P, _R]):
 
         super().__init__(noted, **options)
 
+    def with_options(self, **options: Any) -> "WithLocalApi[_P, _R]":
+        """As of a flow of Prefect, whose copy of itself would be a flow without a local server."""
+        changed: Any = super().with_options(**options)
+        changed.__class__ = type(self)  # it has no more attributes than any flow
+        return cast("WithLocalApi[_P, _R]", changed)
+
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run the flow. Where the local server fails it is called as a plain function, unless a state is wanted."""
         call = _with_heartbeats(super().__call__)
-        if return_state or not _lacks_api():
-            with prefect_api() if _lacks_api() else nullcontext():
-                return call(*args, return_state=return_state, **kwargs)
+        if not _lacks_api():
+            return call(*args, return_state=return_state, **kwargs)
+        with environment_kept():
+            if not return_state:
+                return self._call_or_without(call, *args, **kwargs)
+            with prefect_api():
+                return call(*args, return_state=True, **kwargs)
+
+    def _call_or_without(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         outcome = _Outcome()
         token = _OUTCOME.set(outcome)
         try:
@@ -74,18 +91,24 @@ class WithLocalApi(Flow[_P, _R]):
             _OUTCOME.reset(token)
         # No log line: Prefect's settings for the local server silence its console.
         if outcome.began:
-            warnings.warn(f"the end of the run is not in Prefect: {why}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"the end of the run is not in Prefect: {why}", RuntimeWarning, stacklevel=3)
             return outcome.result
-        warnings.warn(f"measuring without Prefect: {why}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"measuring without Prefect: {why}", RuntimeWarning, stacklevel=3)
         apply_environment(environment_without_api())
         return self.fn(*args, **kwargs)
 
 
 def _with_heartbeats(call: Any) -> Callable[..., Any]:
-    """The call with heartbeats as often as the automation for lost flow runs wants them, whatever the API is."""
+    """The call with heartbeats as often as the automation for lost flow runs wants them, whatever the API is.
+
+    With the local server as its API, too, where settings of the caller alone hide the environment from Prefect.
+    """
 
     def beating(*args: Any, **kwargs: Any) -> Any:
-        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS}):
+        wanted: dict[Any, Any] = {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: HEARTBEAT_SECONDS}
+        if ApiLease.held.get() and (url := os.environ.get(LOCAL_API_VARIABLE)):
+            wanted[PREFECT_API_URL] = url
+        with temporary_settings(wanted):
             return call(*args, **kwargs)
 
     return beating

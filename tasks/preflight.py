@@ -15,6 +15,7 @@ from configs.plans.preflight import Preflight, TargetPreflight
 from configs.targets.resources import ClusterTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
+from tasks.campaign.launches.leftovers import copied_from
 from tasks.campaign.ledger import planned_repeats, set_aside_damaged
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import Observer, check_nodes, settings_of
@@ -101,7 +102,8 @@ def _end_earlier(run: RunPaths) -> None:
         paths = run.job(folder.name)
         if paths.job.exists() and not paths.end.exists():
             job = read_model(paths.job, Job, PLAN_BYTES)
-            adapter_for(job.target.adapter).cancel(folder)
+            if copied_from(run, folder.name, job) is None:
+                adapter_for(job.target.adapter).cancel(folder)
 
 
 def _say(session: Session, target: ClusterTarget, waits: str = "") -> None:

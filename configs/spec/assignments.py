@@ -17,6 +17,7 @@ _LISTS = ("models", "targets")
 def set_dotted(data: dict[str, Any], assignment: str) -> None:
     """Set a dotted key of plain data. Raises ValueError naming the key."""
     dotted, equals, value = assignment.partition("=")
+    dotted = dotted.strip()  # in a form `measuring.repeats = 3` is written as often as not
     *parents, last = names = dotted.split(".")
     if not equals or not all(names) or len(names) > _MAX_NAMES:
         raise ValueError(f"--set {brief(assignment)}: expected dotted.key=value, such as measuring.repeats=3")

@@ -22,7 +22,7 @@ from prefect.client.schemas.actions import DeploymentUpdate, WorkPoolCreate
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, get_current_settings
 
 from configs.common.files.project_files import project_file
 from configs.common.secrets import redacted, shown_url
@@ -102,7 +102,9 @@ def _ensure_work_pool(client: SyncPrefectClient) -> str:
 def _prefect_deploy(folder: Path, prefect_file: Path) -> None:
     """`prefect deploy` of all deployments; `$PWD` in the file is the folder in which flow runs will work."""
     command = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(prefect_file)]
-    environment = os.environ | {
+    # Of the folder where the user stands, as the client of this process has them: `.env` may hold the key of the API.
+    settings = get_current_settings().to_environment_variables(exclude_unset=True, include_secrets=True)
+    own = {
         "PWD": str(folder.absolute()),
         "RANKWISE_VERSION": importlib.metadata.version("rankwise"),
         "PREFECT_CLI_COLORS": "false",
@@ -112,7 +114,7 @@ def _prefect_deploy(folder: Path, prefect_file: Path) -> None:
         command,
         # Prefect reads `.env` and `prefect.toml` of where it is started.
         cwd=folder,
-        env=environment,
+        env=settings | os.environ | own,
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,

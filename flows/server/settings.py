@@ -10,12 +10,15 @@ Without one, Rankwise runs a server of its own (`flows.server.local`) whose sett
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import queue
 import re
 import sys
+import threading
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +33,7 @@ LOCAL_API_VARIABLE = "RANKWISE_LOCAL_API"
 LOOPBACK = "127.0.0.1"
 DATABASE = "prefect.db"
 """In a server's folder."""
+_CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
 _IN_DOTENV = re.compile(r"^[ \t]*(?:export[ \t]+)?PREFECT_API_URL[ \t]*=[ \t]*[\"']?([^\"'\s#]*)", re.MULTILINE)
 """Of several the last counts, and an empty one is none."""
 HEARTBEAT_SECONDS = 30
@@ -122,7 +126,7 @@ def prefect_environment(url: str, home: Path | None = None) -> dict[str, str]:
         **_no_telemetry(),
         # The command line has a display of its own; the API gets the log.
         "PREFECT_LOGGING_LEVEL": "INFO",
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        _CONSOLE_LEVEL: "CRITICAL",
         # Where the API goes away: a line of some thousand characters for each event that it does not take.
         "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_TO_API_ENABLED": "true",
@@ -142,7 +146,7 @@ def environment_without_api() -> dict[str, str]:
     return {
         "PREFECT_SERVER_EPHEMERAL_ENABLED": "false",
         **_no_telemetry(),
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        _CONSOLE_LEVEL: "CRITICAL",
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
     }
 
@@ -231,7 +235,59 @@ def _no_proxy(*servers: str) -> dict[str, str]:
 
 def apply_environment(environment: dict[str, str]) -> None:
     """Set the variables in this process, and have Prefect read them again if it is already imported."""
-    os.environ.update(environment)
+    with _CHANGING:
+        if _keepers:
+            for name in environment:
+                _before.setdefault(name, os.environ.get(name))
+        os.environ.update(environment)
+    _have_prefect_read()
+
+
+_CHANGING = threading.Lock()
+_keepers = 0
+_before: dict[str, str | None] = {}
+"""What variables were before they were changed in a block of `environment_kept`; None: not set."""
+
+
+@contextlib.contextmanager
+def environment_kept() -> Iterator[None]:
+    """Undo at the end of the block what `apply_environment` does in it; of blocks of several threads, when all ended.
+
+    For callers from Python: a script's own flows would go on to ask a local server that has ended with its last run.
+    """
+    global _keepers
+    with _CHANGING:
+        _keepers += 1
+    try:
+        yield
+    finally:
+        with _CHANGING:
+            _keepers -= 1
+            changed = {} if _keepers else dict(_before)
+            for name, value in changed.items():
+                del _before[name]
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+        if changed:
+            if _CONSOLE_LEVEL in changed:
+                _let_console_speak()
+            _have_prefect_read()
+
+
+def _let_console_speak() -> None:
+    """Let Prefect's console print lines of every level, until Prefect reads another level of it.
+
+    Its default, 0, is none that Prefect sets again: `dictConfig` leaves out such levels where it is incremental.
+    """
+    for handler in logging.getLogger().handlers:
+        if type(handler).__name__ == "PrefectConsoleHandler":
+            handler.setLevel(logging.NOTSET)
+
+
+def _have_prefect_read() -> None:
+    """Have Prefect read the environment again, if it is imported."""
     if "prefect" in sys.modules:
         from prefect.context import refresh_global_settings_context
         from prefect.logging.configuration import setup_logging

@@ -75,8 +75,11 @@ _INSTALL_LIMIT_SECONDS = 3600.0  # gigabytes over a slow network
 
 
 def run_digest(run_folder: Path) -> str:
-    """8 hexadecimal digits that tell a run folder from others of the same name on one cluster."""
-    return hashlib.sha256(os.fsencode(run_folder.absolute())).hexdigest()[:8]
+    """8 hexadecimal digits that tell a run folder from others of the same name on one cluster; of links what they are.
+
+    A run that is resumed through a link looks for its launches where they are.
+    """
+    return hashlib.sha256(os.fsencode(os.path.realpath(run_folder))).hexdigest()[:8]
 
 
 def run_root(shared: Path, run_folder: Path) -> Path:

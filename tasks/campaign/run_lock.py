@@ -7,13 +7,14 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from uuid import UUID
 
 from configs.common.base import utc_now
 from configs.common.files.reading import check_regular, open_regular, parse_json
 from configs.common.printable import printable
+from configs.common.system.proc import is_alive, start_ticks
 from configs.plans.paths import RunPaths
 
 _MAX_CHARACTERS = 10_000
@@ -57,17 +58,27 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
         file.seek(0)
         before = _flow_run(file.read(_MAX_CHARACTERS))
         file.truncate(0)
-        holder = {"pid": os.getpid(), "host": platform.node(), "since": utc_now()}
-        file.write(json.dumps(holder | ({"flow_run": str(flow_run)} if flow_run else {})))
+        pid = os.getpid()
+        holder = {"pid": pid, "pid_started": start_ticks(pid), "host": platform.node(), "since": utc_now()}
+        # One without Prefect leaves to the next to say of the flow run before it that it is lost.
+        told = flow_run or before
+        file.write(json.dumps(holder | ({"flow_run": str(told)} if told else {})))
         file.flush()
         yield before if before != flow_run else None
 
 
 def _flow_run(text: str) -> UUID | None:
+    """The flow run that held the folder; None where its process lives: this is a copy of the folder that it holds."""
     try:
-        return UUID(parse_json(text.encode(), "run.lock")["flow_run"])
+        holder = parse_json(text.encode(), "run.lock")
+        flow_run = UUID(holder["flow_run"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    with suppress(ValueError, KeyError, TypeError):
+        pid, here = int(holder["pid"]), holder["host"] == platform.node()
+        if here and pid != os.getpid() and is_alive(pid, int(holder["pid_started"])):
+            return None
+    return flow_run
 
 
 def _holder(text: str) -> str:

@@ -9,6 +9,7 @@ import json
 import logging
 import threading
 import time
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any
 from uuid import UUID
@@ -45,7 +46,8 @@ class ApiWatcher:
         self._cancelled = threading.Event()
         self._suspended: State[Any] | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="api-watcher", daemon=True)
+        # In the caller's context, which has the settings of its API: a profile that it chose, for one.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._watch,), name="api-watcher", daemon=True)
 
     def __enter__(self) -> "ApiWatcher":
         if self._flow_run_id is not None:

@@ -11,6 +11,8 @@ environment variables, hold during a run; what the process has already wins. The
 import contextlib
 import json
 import os
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,15 +39,26 @@ def api_environment() -> Iterator[None]:
     except httpx.HTTPError as error:
         get_run_logger().warning("settings and credentials of the Prefect API not read: %s", api_error_text(error))
         found = {}
-    added = {name: value for name, value in found.items() if name not in os.environ}
-    os.environ.update(added)
-    if added:
-        get_run_logger().info("set from the Prefect API: %s", ", ".join(sorted(added)))
+    with _CHANGING:
+        added = {name: value for name, value in found.items() if name not in os.environ}
+        os.environ.update(added)
+        held = [name for name in found if name in added or _holders[name]]
+        _holders.update(held)
     try:
+        if added:
+            get_run_logger().info("set from the Prefect API: %s", ", ".join(sorted(added)))
         yield
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        with _CHANGING:
+            _holders.subtract(held)
+            for name in held:
+                if not _holders[name]:
+                    os.environ.pop(name, None)
+
+
+_CHANGING = threading.Lock()
+_holders: Counter[str] = Counter()
+"""How many blocks hold a variable of the API: studies that a script runs in threads share the environment."""
 
 
 def _variable(client: SyncPrefectClient) -> dict[str, str]:

@@ -8,6 +8,7 @@ The rental is named after run folder and target, so a run that goes on finds wha
 """
 
 import hashlib
+import os
 import socket
 import threading
 import time
@@ -101,8 +102,9 @@ def offer_of(target: RentedTarget, listed: Sequence[Offer] | None = None) -> Ren
 
 
 def rental_name(study: str, run: Path, target: str) -> str:
-    """Return the name of a rental: the same for every run in this folder of this machine."""
-    digest = hashlib.sha256(f"{socket.gethostname()}\n{run}\n{target}".encode()).hexdigest()[:8]
+    """Return the name of a rental: the same for every run in this folder of this machine, through links too."""
+    place = f"{socket.gethostname()}\n{os.path.realpath(run)}\n{target}"
+    digest = hashlib.sha256(os.fsencode(place)).hexdigest()[:8]
     parts = [label(study)[:24], digest]
     with suppress(ValueError):  # a target's name may have no letter that clouds take in a tag
         parts.insert(1, label(target)[:12])

@@ -7,6 +7,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
+from configs.targets.resources import ClusterTarget
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.launches.staging import bring_home
 from tasks.campaign.ledger import planned_repeats
@@ -37,6 +38,8 @@ def resolve_leftovers(session: Session) -> Leftovers:
             found.notes += collected.set_aside
             _record_failed_start(run, name, collected)
             mark_collected(run, name)
+        elif (original := copied_from(run, name, job)) is not None:
+            found.notes.append(f"left {name} alone: it runs in {original}, which this folder is a copy of")
         elif mine:
             found.running.append(name)
             found.notes.append(f"adopted {name}, started by an earlier run")
@@ -49,6 +52,22 @@ def resolve_leftovers(session: Session) -> Leftovers:
             found.notes += collect_job(run, name).set_aside
             mark_collected(run, name)
     return found
+
+
+def copied_from(run: RunPaths, name: str, job: Job) -> Path | None:
+    """The run folder that a job was written for, if that is another one and has the job still: this one is its copy.
+
+    Its processes write there, and are that run's to end. None for jobs whose paths are not of a run folder: those in a
+    cluster's shared folder, and those that hosts get carried.
+    """
+    original = RunPaths(Path(job.inputs).parent)
+    if not original.folder.is_absolute() or (isinstance(job.target, ClusterTarget) and job.target.shared is not None):
+        return None
+    try:
+        is_ours = original.job(name).job.samefile(run.job(name).job)
+    except OSError:
+        return None  # it was moved
+    return None if is_ours else original.folder
 
 
 def _record_failed_start(run: RunPaths, name: str, collected: Collected) -> None:

@@ -47,3 +47,11 @@ def test_a_section_without_fields_gets_its_first() -> None:
     found = data() | {"measuring": None}
     set_dotted(found, "measuring.repeats=3")
     assert found["measuring"] == {"repeats": 3}
+
+
+def test_spaces_around_a_key_are_not_of_it() -> None:
+    """`measuring.repeats = 3` in a form was refused: unknown key (did you mean repeats?), use one of: repeats."""
+    found = data()
+    for one in (" measuring.repeats = 3", "study = other "):
+        set_dotted(found, one)
+    assert found == data() | {"measuring": {"repeats": 3}, "study": "other"}

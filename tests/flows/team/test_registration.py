@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -13,6 +14,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import BlockDocument, BlockSchema
 from prefect.events.actions import DoNothing, SendNotification
 from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from configs.common.files.project_files import project_file
 from flows.registration import deployments
@@ -129,3 +131,20 @@ def test_a_server_that_is_locked_for_long_is_asked_more_often_than_prefect_asks(
             deployments._prefect_deploy(tmp_path, project_file("prefect.yaml"))
         server.shutdown()
     assert asked and max(asked.values()) == 9, asked
+
+
+def test_credentials_that_a_file_of_the_working_folder_holds_go_to_prefect_deploy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts in the folder of the flow runs, and was refused there: the `.env` lay where the user stood."""
+    given: dict[str, str] = {}
+
+    def run(command: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
+        given.update(env)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(deployments.subprocess, "run", run)
+    with temporary_settings({PREFECT_API_URL: "https://lab.example.org/api", PREFECT_API_AUTH_STRING: "team:word"}):
+        deployments._prefect_deploy(tmp_path, project_file("prefect.yaml"))
+    assert given["PREFECT_API_URL"] == "https://lab.example.org/api"
+    assert given["PREFECT_API_AUTH_STRING"] == "team:word" and given["PWD"] == str(tmp_path)

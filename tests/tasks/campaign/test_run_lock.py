@@ -2,22 +2,42 @@
 
 import errno
 import fcntl
+import json
 import os
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from configs.common.system.proc import start_ticks
 from configs.plans.paths import RunPaths
 from tasks.campaign.run_lock import FolderInUse, held_since, is_locked, run_lock
 
 
 def test_a_flow_run_that_is_tried_again_is_not_the_lost_one_before_it(tmp_path: Path) -> None:
     run, first, other = RunPaths(tmp_path), uuid4(), uuid4()
-    for holder, before in ((first, None), (first, None), (other, first), (None, other), (first, None)):
+    for holder, before in ((first, None), (first, None), (other, first), (None, other), (None, other), (first, other)):
         with run_lock(run, holder) as held_before:
             assert held_before == before, (holder, before)
+
+
+def test_a_run_whose_process_lives_is_not_lost_because_its_folder_was_copied(tmp_path: Path) -> None:
+    """The run of the copy marked it as crashed, and an automation told people that the study had failed."""
+    run, copy, holder = RunPaths(tmp_path / "s"), RunPaths(tmp_path / "copy"), uuid4()
+    with run_lock(run, holder):
+        pass
+    with subprocess.Popen(["sleep", "100"]) as other:
+        lives = {"pid": other.pid, "pid_started": start_ticks(other.pid)}
+        run.lock.write_text(json.dumps(json.loads(run.lock.read_text()) | lives))
+        shutil.copytree(run.folder, copy.folder)
+        with run_lock(copy, uuid4()) as before:
+            assert before is None
+        other.kill()
+    with run_lock(run, uuid4()) as before:
+        assert before == holder
 
 
 def test_who_only_looks_keeps_no_run_from_its_folder(tmp_path: Path) -> None:

@@ -48,3 +48,15 @@ def test_what_is_right_holds_during_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     with api_environment():
         assert (os.environ["RANKWISE_TEST_FINE"], os.environ["RANKWISE_TEST_SECRET"]) == ("1", VALUE)
     assert not {"RANKWISE_TEST_FINE", "RANKWISE_TEST_SECRET"} & os.environ.keys()
+
+
+def test_a_study_that_ends_first_takes_nothing_from_one_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In threads of one script. The second lost the credentials of its cloud, and could not give back its nodes."""
+    stored(monkeypatch, {"RANKWISE_TEST_FINE": "1", "PATH": "no"}, json.dumps({"RANKWISE_TEST_SECRET": VALUE}))
+    path, first, second = os.environ["PATH"], api_environment(), api_environment()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert (os.environ["RANKWISE_TEST_FINE"], os.environ["RANKWISE_TEST_SECRET"]) == ("1", VALUE)
+    second.__exit__(None, None, None)
+    assert not {"RANKWISE_TEST_FINE", "RANKWISE_TEST_SECRET"} & os.environ.keys() and os.environ["PATH"] == path

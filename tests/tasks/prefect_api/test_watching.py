@@ -1,5 +1,6 @@
-"""What the artifacts of a run show when it has ended."""
+"""Which API the watcher of a run asks, and what the artifacts of the run show when it has ended."""
 
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Running
 
 from tasks.campaign.progress import ProgressRow, RunProgress
@@ -50,3 +52,23 @@ def test_the_last_word_of_the_progress_is_how_the_run_ended(
 
 def test_a_progress_that_has_just_begun_is_a_whole_sentence() -> None:
     assert RunProgress("s").description == "Study s: starting"
+
+
+def test_the_api_of_the_callers_settings_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the process: the run was never told that it was cancelled, and Prefect started another server."""
+    asked: list[str | None] = []
+    looked = threading.Event()
+
+    @contextmanager
+    def noted(**_: object) -> Iterator[SimpleNamespace]:
+        asked.append(PREFECT_API_URL.value())
+        looked.set()
+        yield SimpleNamespace()
+
+    monkeypatch.setattr(cancellation, "quick_client", noted)
+    with (
+        temporary_settings({PREFECT_API_URL: "http://lab.example.org/api"}),
+        ApiWatcher(uuid.uuid4(), RunProgress("s"), None),
+    ):
+        assert looked.wait(10)
+    assert set(asked) == {"http://lab.example.org/api"}

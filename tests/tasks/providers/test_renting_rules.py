@@ -19,6 +19,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
 
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
+from slurm.staging.packages import run_digest
 from tasks.providers import renting, study_nodes
 from tasks.providers.attempts import attempts_of
 from tasks.providers.aws.provider import Aws, _ask, _node
@@ -521,6 +522,14 @@ def test_a_target_may_be_named_without_a_letter_that_tags_take() -> None:
     """The study's own check takes such names, and renting for them ended with `name: got ...`."""
     names = {rental_name("study", Path("/a"), target) for target in ("模型", "узел", "--")}
     assert len(names) == 3 and all(label(name) == name and name.startswith("study-") for name in names)
+
+
+def test_a_run_folder_that_is_reached_through_a_link_has_the_same_rental(tmp_path: Path) -> None:
+    """Nodes that `keep` had left up stayed unused, and others were rented beside them."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to("disk")
+    assert rental_name("s", tmp_path / "home" / "s", "x") == rental_name("s", tmp_path / "disk" / "s", "x")
+    assert run_digest(tmp_path / "home" / "s") == run_digest(tmp_path / "disk" / "s") != run_digest(tmp_path / "s")
 
 
 def test_a_user_whom_no_file_names_is_told_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
