@@ -52,6 +52,7 @@ OWN = {
 """Beginnings of the paths of modules that belong to a kind, or to a family of them."""
 
 ALLOWED = {
+    "configs/families/checkpoint.py": (1, "the workloads of each kind of model"),
     "configs/plans/answered.py": (6, "how much of a workload with prompts is answered"),
     "configs/plans/expand.py": (3, "the experiment `communication`; what a saved reference answered"),
     "configs/plans/plan.py": (2, "the experiment `communication`"),
@@ -81,6 +82,7 @@ ALLOWED = {
     "tasks/planning/predictions.py": (1, "the training that a script is predicted as"),
     "tasks/planning/layouts.py": (1, "a cell of no work, for its machine"),
     "tasks/deployment/level_checks.py": (1, "a bundle's levels are checked by cells of generation or encoding"),
+    "tasks/models/judgement.py": (1, "our own model is trained for one task alone"),
     "tasks/models/saved_reference.py": (4, "`rankwise verify` is for the kinds that take prompts"),
     "tasks/checks/resumed.py": (2, "random prompts are drawn with the seed; a script may cut its own warm-up"),
     "tasks/checks/verification.py": (10, "`rankwise verify` is for the kinds that take prompts"),
