@@ -43,7 +43,12 @@ def environment_sentence(study: StudyResult) -> str | None:
     if not names:
         return None
     own = facts_set_by(study.plan, study.plan.cells.values())
-    foreign = [name for name in names if name not in own and name not in KERNEL_FACTS]
+    told = {name: {flat[name] for flat in known.values() if name in flat} for name in names}
+    foreign = [
+        name
+        for name in names
+        if name not in own and name not in KERNEL_FACTS and not (name.startswith(_OF_ENGINES) and len(told[name]) == 1)
+    ]
     if not foreign:
         chosen = any(name in KERNEL_FACTS for name in names)
         kernels = " and in the kernels that were chosen for a cell" if chosen else ""
@@ -68,6 +73,8 @@ SET_BY_THE_STUDY = (
     "variables.TORCH_FR_BUFFER_SIZE",
 )
 """Follow from the number of ranks and nodes, the target, and the pass that looks for peak memory."""
+_OF_ENGINES = ("servers.", "libraries.")
+"""Beginnings of facts that only cells of some engines have."""
 KERNEL_FACTS = {
     "attention_prefill": "attention of prompts",
     "attention_decode": "attention of decode steps",
@@ -81,7 +88,7 @@ def facts_set_by(plan: Plan, cells: Iterable[Cell]) -> set[str]:
     """Facts of the environment that the study itself sets; on clusters also which of its nodes a job gets."""
     found, clusters = list(cells), {target.name for target in plan.targets if not isinstance(target, LocalTarget)}
     names = {f"variables.{name}" for cell in found for name in cell.env} | set(SET_BY_THE_STUDY)
-    names |= {f"servers.{cell.engine}" for cell in found}
+    names.add("servers.endpoint")  # targets are different servers
     return names | ({"hostname"} if all(cell.target in clusters for cell in found) else set())
 
 

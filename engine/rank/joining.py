@@ -67,6 +67,12 @@ def _own_gpu(place: RankPlace, expected: bool | None, dtype: str) -> "torch.devi
     return device
 
 
+_LIBRARIES = {
+    "transformers": ("transformers",),
+    "deepspeed": ("deepspeed", "transformers"),
+    "onnxruntime": ("onnxruntime", "transformers"),
+}
+"""Distributions by the engine that they are, or that takes models from them."""
 _ON_THE_CPU = "or set `device: cpu` of the target to compute on its cores (in a script: CUDA_VISIBLE_DEVICES=)"
 _FEWER = f"Start one rank for each GPU, {_ON_THE_CPU}"
 _BFLOAT16_CAPABILITY = 8
@@ -185,7 +191,22 @@ def make_context(
         "cores_shared": place.cores_shared,
     }
     environment |= computing_environment(cell, device, _config_of(context), context.communicators.tensor.transport)
-    return context, environment | other_server(job)
+    return context, environment | engine_libraries(context) | other_server(job)
+
+
+def engine_libraries(context: "Context") -> "dict[str, Any]":
+    """Versions of the libraries whose code a cell measures beside torch's: `libraries.transformers`; none of ours."""
+    from configs.families.checkpoint import is_trained_here
+    from configs.workloads import descriptor_of
+    from engine.rank.host_usage import version_of
+
+    cell, manifest = context.job.cell, context.manifest
+    names = set(_LIBRARIES.get(cell.engine, ()))
+    if cell.layout.strategy.startswith("zero"):
+        names.add("deepspeed")
+    if descriptor_of(cell.workload).trains and manifest is not None and not is_trained_here(manifest.config):
+        names.add("transformers")
+    return {"libraries": {name: version_of(name) for name in sorted(names)}} if names else {}
 
 
 def other_server(job: "Job") -> "dict[str, Any]":

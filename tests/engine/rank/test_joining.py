@@ -7,17 +7,21 @@ from typing import Any
 import pytest
 import torch
 
+from configs.common.execution import Layout
 from configs.plans.job import Job, Measurement
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment
 from configs.spec.measuring import Measuring
 from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget, Target
+from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.serve import ServeWorkload
+from configs.workloads.train import TrainWorkload
 from engine.planner import accelerators
 from engine.planner.accelerators import LocalAccelerator
 from engine.rank.devices import claim_device
-from engine.rank.joining import DeviceError, choose_device, choose_job_device, other_server
+from engine.rank.host_usage import version_of
+from engine.rank.joining import DeviceError, choose_device, choose_job_device, engine_libraries, other_server
 from engine.rank.processes import RankPlace
 
 A10G = LocalAccelerator(name="NVIDIA A10G")
@@ -127,3 +131,25 @@ def test_a_record_says_which_server_of_others_was_measured(tmp_path: Path) -> No
     there = EndpointTarget(url="http://10.0.0.5:8000", model="llama-8b")
     said = {"servers": {"endpoint": "llama-8b at http://10.0.0.5:8000"}}
     assert other_server(serving(there, "endpoint")) == said
+
+
+@pytest.mark.parametrize(
+    ("engine", "workload", "layout", "config", "expected"),
+    [
+        ("transformers", GenerateWorkload(), Layout(), {}, {"transformers"}),
+        ("deepspeed", GenerateWorkload(), Layout(tp=2), {}, {"deepspeed", "transformers"}),
+        ("onnxruntime", GenerateWorkload(), Layout(), {}, {"onnxruntime", "transformers"}),
+        ("rankwise", GenerateWorkload(), Layout(tp=2), {}, set()),
+        ("rankwise", TrainWorkload(), Layout(dp=2, strategy="ddp"), {"model_type": "llama"}, set()),
+        ("rankwise", TrainWorkload(), Layout(dp=2, strategy="zero2"), {"model_type": "llama"}, {"deepspeed"}),
+        ("rankwise", TrainWorkload(), Layout(), {"model_type": "gpt2"}, {"transformers"}),
+    ],
+)
+def test_a_record_says_the_versions_of_the_libraries_that_were_measured(
+    engine: Any, workload: Any, layout: Layout, config: dict[str, Any], expected: set[str]
+) -> None:
+    """After an upgrade of transformers `rankwise compare` said of its cells that the environment was the same."""
+    cell = Cell(model="m", workload=workload, engine=engine, layout=layout)
+    context: Any = SimpleNamespace(job=SimpleNamespace(cell=cell), manifest=SimpleNamespace(config=config))
+    libraries = engine_libraries(context).get("libraries", {})
+    assert libraries == {name: version_of(name) for name in expected} and None not in libraries.values()

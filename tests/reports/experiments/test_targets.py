@@ -285,6 +285,26 @@ experiments: {{scaling: {{kind: weak, grow: {grow}, to: 4}}}}
     )
 
 
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_libraries_of_one_engine_alone_are_no_change_but_two_versions_are(tmp_path: Path, upgraded: bool) -> None:
+    text = """
+workload: {kind: generate, new_tokens: 4}
+experiments: {engines: {kind: sweep, over: {engine: [rankwise, transformers], batch_size: [1, 2]}}}
+"""
+    plan = planned(text)
+    run = write_plan(tmp_path, plan)
+    for place, version in enumerate(("5.23.0", "5.24.0" if upgraded else "5.23.0")):
+        facts = {"torch": "2.13.0", "libraries": {"transformers": version}}
+        run.environment(f"peer{place}").write_text(json.dumps(facts))
+    run.environment("own").write_text(json.dumps({"torch": "2.13.0"}))
+    peers = iter(("peer0", "peer1"))
+    for cell in plan.cells.values():
+        name = "own" if cell.engine == "rankwise" else next(peers)
+        write_measurements(run, cell, 1.0, environment=name)
+    said = environment_sentence(load_run(run))
+    assert said is not None and ("differ in libraries.transformers" in said) is upgraded
+
+
 @pytest.mark.parametrize("kind", ["weak", "one target"])
 def test_what_cannot_be_compared_is_left_out(tmp_path: Path, kind: str) -> None:
     text = (
