@@ -87,6 +87,7 @@ def test_the_installed_code_reads_its_own_files(installed: Path, tmp_path: Path)
     assert (commit, dirty) == ("RANKWISE_COMMIT", "RANKWISE_DIRTY")
 
 
+@pytest.mark.slow
 def test_an_example_is_copied_and_planned_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     assert "quickstart" in rankwise(installed, tmp_path, "examples")
     rankwise(installed, tmp_path, "examples", "quickstart")

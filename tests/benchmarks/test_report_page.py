@@ -19,6 +19,7 @@ def test_what_misses_the_bars() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
 def test_a_page_is_opened(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")

@@ -313,6 +313,7 @@ def profiled_training(
     return measurement, figures, [dict(np.load(folder / f"{rank}.npz")) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_two_ranks_that_train(tmp_path: Path) -> None:
     late = 3.0  # on a busy machine the other rank is late too, by tenths of a second
     measurement, figures, samples = profiled_training(tmp_path / "job", late)

@@ -113,6 +113,7 @@ def test_one_rank_goes_on_after_a_failure(tmp_path: Path) -> None:
     assert_nothing_left(paths.folder)
 
 
+@pytest.mark.slow
 def test_memory_of_a_cell_does_not_depend_on_what_ran_before(tmp_path: Path) -> None:
     large = noop_measurement("large", ranks=2, allocate_bytes=300 * MIB)
     small = noop_measurement("small", ranks=2, allocate_bytes=40 * MIB)

@@ -89,6 +89,7 @@ def test_both_nodes_take_part(hosts: TwoHosts, tmp_path: Path) -> None:
     assert leftovers(paths.folder) == []
 
 
+@pytest.mark.slow
 def test_ranks_are_numbered_by_node(hosts: TwoHosts, tmp_path: Path) -> None:
     measurements = [noop_measurement("four", ranks=4)]
     paths = write_spread_job(tmp_path, measurements)

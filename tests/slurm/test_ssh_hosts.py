@@ -377,6 +377,7 @@ def test_each_byte_of_a_model_leaves_this_machine_once(hosts: SshTestHosts, mode
     assert weights(hosts, model) == [original] * 3
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_reach_the_one_before_gets_it_from_here(hosts: SshTestHosts, model: Path) -> None:
     given = hosts.target()["hosts"]
     given[0]["address"] = "10.255.255.1"  # nobody's
@@ -489,6 +490,7 @@ def test_hosts_of_other_platforms_install_by_themselves(
     ]
 
 
+@pytest.mark.slow
 def test_libraries_that_cannot_be_handed_on_are_installed_by_each_host(
     hosts: SshTestHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

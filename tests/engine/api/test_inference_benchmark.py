@@ -73,6 +73,7 @@ def test_what_cannot_be_measured_is_refused(config: BenchmarkConfig, message: st
         DistributedInferenceBenchmark(config)
 
 
+@pytest.mark.slow
 def test_a_launch_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.api.inference_benchmark._check", lambda config: None)
     benchmark = DistributedInferenceBenchmark(changed(world_size=1, num_attention_heads=3))

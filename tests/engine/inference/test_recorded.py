@@ -207,6 +207,7 @@ def test_which_numbers_of_tokens_are_recorded(monkeypatch: pytest.MonkeyPatch) -
     assert scaled_counts(shard, cache) == {}
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_is_missed_in_a_recorded_step() -> None:
     with RankPool(2) as pool:
         for pipe in pool._pipes:

@@ -25,6 +25,7 @@ MIB = 2**20
 SIZES: dict[str, Any] = {"intermediate_size": 96, "max_position_embeddings": 128, "num_hidden_layers": 4}
 
 
+@pytest.mark.slow
 def test_the_answers_and_the_noise_are_the_same_when_layers_are_read_from_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,7 @@ def test_compiled_decoding_gives_the_same_tokens(
     assert list((tmp_path / "cache" / "inductor").iterdir()), "nothing was compiled"
 
 
+@pytest.mark.slow
 def test_two_ranks_of_transformers_give_the_same_tokens(
     tmp_path: Path, manifest: ModelManifest, expected: np.ndarray
 ) -> None:

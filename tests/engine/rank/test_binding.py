@@ -112,6 +112,7 @@ def test_threads_are_those_of_the_environment_or_one_per_core() -> None:
             threads({"OMP_NUM_THREADS": wrong}, 4)
 
 
+@pytest.mark.slow
 def test_a_launch_that_cannot_use_the_gpus_leaves_records_that_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

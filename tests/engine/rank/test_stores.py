@@ -65,6 +65,7 @@ barrier()
 """
 
 
+@pytest.mark.slow
 def test_ranks_without_a_launcher_meet_at_their_address_only() -> None:
     """As those of a server."""
     with socket.create_server(("127.0.0.1", 0)) as probe:

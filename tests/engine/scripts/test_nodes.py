@@ -152,6 +152,7 @@ while os.getppid() == parent: time.sleep(0.05)
 """
 
 
+@pytest.mark.slow
 def test_a_program_below_a_shell_that_is_stopped_has_its_own_memory_and_time(tmp_path: Path) -> None:
     """They were those of the shell: a few MB, and all of the program's work was that of other processes."""
     wrapped = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {WORKS!r}])"

@@ -385,6 +385,7 @@ def test_presets_read_the_lines_of_their_programs() -> None:
     assert deepspeed.series.own_figures() == {"samples_per_second": pytest.approx(5064.74565)}
 
 
+@pytest.mark.slow
 def test_event_files_of_torchs_own_writer(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     code = """

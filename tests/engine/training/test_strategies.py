@@ -102,6 +102,7 @@ def test_a_wrong_weight_of_the_gradients_would_be_found(two: RankPool, alone: di
     assert worst(found["norms"], alone["float32"]["norms"]) > 0.5
 
 
+@pytest.mark.slow
 def test_clipping_is_off_when_told(two: RankPool) -> None:
     free = Training(work={"gradient_clipping": None, "optimizer": "sgd"}, rate=0.1)
     expected, clipped = train(0, free), train(0, free.replace(work={"gradient_clipping": 0.3}))

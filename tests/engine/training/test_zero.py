@@ -144,6 +144,7 @@ def test_offload_to_a_disk_follows_one_process(tmp_path: Path) -> None:
         follows_one_process(ranks, Case("zero3", offload="nvme", folder=str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_resume_bit_for_bit(pool: RankPool, tmp_path: Path) -> None:
     """And others than those that wrote the checkpoint are refused."""
     case = Case("zero2", accumulation=2, dp=1, tp=2, folder=str(tmp_path))

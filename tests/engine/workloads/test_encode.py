@@ -175,6 +175,7 @@ def test_wrong_kinds_are_refused_by_name(folder: Path) -> None:
         measurement_alone(folder, TINY, random_work(prompt_tokens=513))
 
 
+@pytest.mark.slow
 def test_real_weights_against_sentence_transformers(pool: RankPool, folder: Path, minilm: Path) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     model = sentence_transformers.SentenceTransformer(str(minilm), device="cpu", local_files_only=True)

@@ -174,6 +174,7 @@ def test_what_was_cancelled_did_not_fail(tmp_path: Path) -> None:
     assert progress(run, "v").text.startswith("2 of 20 measurements, 1 failed, 0 running, 1 cancelled")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
 def test_a_browser_sees_cells_fill_in(tmp_path: Path) -> None:
     plan = planned(STUDY)

@@ -189,6 +189,7 @@ def test_a_table_is_sorted_by_sizes_and_not_by_their_digits(tmp_path: Path) -> N
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
 def test_axe_finds_no_fault(run: RunPaths, tmp_path: Path) -> None:
     """Light and dark, wide and narrow, everything unfolded, and with a cell opened."""

@@ -138,6 +138,7 @@ def test_an_addition_that_fails_leaves_nothing(tmp_path: Path) -> None:
         assert history.runs() == []
 
 
+@pytest.mark.slow
 def test_writers_wait_for_each_other(tmp_path: Path) -> None:
     """Four processes make the file and add five runs each; all twenty are there."""
     code = (

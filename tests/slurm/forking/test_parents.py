@@ -233,6 +233,7 @@ def test_nothing_outlives_a_killed_launcher_that_was_forked(tmp_path: Path) -> N
     assert read_end(paths).status is Status.LOST
 
 
+@pytest.mark.slow
 def test_ranks_end_with_torchruns_agent(tmp_path: Path) -> None:
     measurement = noop_measurement("hangs", ranks=2, fault="hang")
     paths = submit(tmp_path, "a", measurement)

@@ -75,6 +75,7 @@ def test_job_outlives_its_submitter_and_is_adopted(tmp_path: Path) -> None:
     assert_nothing_left(paths.folder)
 
 
+@pytest.mark.slow
 def test_cancel_from_another_process_leaves_nothing(tmp_path: Path) -> None:
     measurements = [noop_measurement("fine", ranks=2), noop_measurement("hangs", ranks=2, fault="hang")]
     paths = write_job(tmp_path, measurements)

@@ -216,6 +216,7 @@ def test_a_launch_that_ended_without_a_word_is_judged_by_the_accounts(
     assert collected.missing == 2  # the cell that was begun, and the other
 
 
+@pytest.mark.slow
 def test_a_model_travels_with_the_folder(tmp_path: Path) -> None:
     run = manifest(
         tmp_path,

@@ -63,6 +63,7 @@ def test_a_cap_ends_the_search(tmp_path: Path, url: str) -> None:
     assert found.estimate is None and "70 tokens asked for" in found.reason
 
 
+@pytest.mark.slow
 def test_runs_of_a_search_have_seeds_of_their_own(tmp_path: Path, script: Script, url: str) -> None:
     script.first_seconds = 1.0
     search_max_rate(job(url), OBJECTIVES, SearchGoal(0.5, 25.0, max_runs=2), tmp_path)

@@ -110,6 +110,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path, served: Path,
     assert list((tmp_path / "cache").rglob("manifest.json")) == []
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_cannot_be_converted_leaves_the_model(
     tmp_path: Path, served: Path, hub: HubServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -325,6 +325,7 @@ def test_layouts_answer_alike(
             assert all(float(line.rsplit(" ", 1)[1]) > 0 for line in used if "_total" in line) and len(used) >= 2
 
 
+@pytest.mark.slow
 def test_a_small_cache_preempts_and_answers_the_same(tmp_path: Path, server: RunningServer) -> None:
     """Room for one sequence at its longest, and eight that want it."""
     prompts = [f"{word} = " for word in ("a", "bb", "c3", "dd", "e", "f0", "g", "h")]

@@ -78,6 +78,7 @@ def test_sequence_lengths_that_no_row_has_are_predicted(rows: list[PublishedRow]
     assert errors.median <= 0.02 and errors.p90 <= 0.06
 
 
+@pytest.mark.slow
 def test_no_measured_column_of_the_rows_is_read(rows: list[PublishedRow]) -> None:
     fit, asked = rows[::2], rows[1::2]
     expected = predict(asked, fit)

@@ -280,6 +280,7 @@ def test_more_work_never_needs_less(
 # Against real steps
 
 
+@pytest.mark.slow
 def test_the_counter_sees_every_byte_on_every_thread() -> None:
     """Known sizes, a kernel's own temporary tensors, and what is released on another thread."""
     code = f"""

@@ -63,6 +63,7 @@ def test_a_folder_in_the_working_directory_is_named(tmp_path: Path) -> None:
     assert "imports" not in checks and "import flows" not in checks
 
 
+@pytest.mark.slow
 def test_another_distribution_that_precedes_ours_is_named_and_the_doctor_fails(tmp_path: Path) -> None:
     distribution(tmp_path / "site", "taskmaster", "reports", "tasks")
     (tmp_path / "work").mkdir()

@@ -28,6 +28,7 @@ def put(root: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_all_are_part_of_the_diagnosis_and_none_is_without_remedy(tmp_path: Path) -> None:
     found = {check.name: check for check in diagnose(None, tmp_path, tmp_path)}
     wanted = {"deepspeed", "CPU kernels", "onnx", "rocm", "infiniband", "socket buffers", "NCCL_BUFFSIZE"}

@@ -59,6 +59,7 @@ def test_a_run_prints_one_table_and_keeps_its_samples(tmp_path: Path) -> None:
     assert (out / "samples.npz").is_file() and (out / "run.json").is_file()
 
 
+@pytest.mark.slow
 def test_answers_are_greedy_unless_a_temperature_is_given(tmp_path: Path, script: Script, url: str) -> None:
     for given in ((), ("--temperature", "0.7", "--field", "top_p=0.9")):
         assert load(url, "--rate", "20", "--requests", "2", *SHORT, *given, "--out", str(tmp_path / str(given))).output
@@ -175,6 +176,7 @@ def test_an_address_with_a_password_is_refused_without_it() -> None:
     assert done.exit_code == 2 and "hunter22" not in done.output
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_where_its_samples_are(tmp_path: Path, script: Script, url: str) -> None:
     """It spoke of launches and measurements, of which there are none."""
     out = tmp_path / "out"

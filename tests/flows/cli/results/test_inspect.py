@@ -87,6 +87,7 @@ def content(folder: Path, *left_out: str) -> dict[str, str]:
 REPORT = ("report.md", "appendix.md", "plots/", "cells.csv", "records.parquet")
 
 
+@pytest.mark.slow
 def test_commands_that_look_change_nothing(run: RunPaths) -> None:
     """One record is cut short: each command says so, none moves it, and looking twice gives the same answer."""
     damaged = run.record(CELLS[0].key, "timed", 0, 1)

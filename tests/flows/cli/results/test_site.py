@@ -120,6 +120,7 @@ def test_compare_and_history_as_pages(site: Path, tmp_path: Path, capsys: pytest
     assert not (tmp_path / "no.html").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_chromium() is None, reason="no Chromium")
 def test_a_browser_searches_and_compares(site: Path) -> None:
     with chromium() as browser:
