@@ -12,6 +12,8 @@ WEIGHT_INDEX = "model.safetensors.index.json"
 """The file that names the file of each tensor, where a model has several."""
 POOLING = "1_Pooling/config.json"
 """The file in which a model of sentence-transformers says how token states become one vector."""
+PROMPTS, TEXT_RULES = "config_sentence_transformers.json", "sentence_bert_config.json"
+"""The files in which it says what a text becomes before it is tokenised, and how long it may be."""
 MODULES = "modules.json"
 """The file in which it names its parts, in the order in which they are computed."""
 

@@ -1,16 +1,19 @@
-"""The pooling of a sentence-transformers model, by its configuration.
+"""The pooling of a sentence-transformers model, and what it does to texts, by its configuration.
 
     pooling_of(manifest)                    # "first"; None: the folder names none
+    text_rules(folder).applied(text)        # "query: how tall is it"
 
-Such a model was trained with one pooling mode; vectors pooled otherwise are useless without looking wrong.
+Such a model was trained with one pooling mode, and with texts of one form; other vectors are useless without looking
+wrong.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.common.files.reading import read_json, read_json_object
 from configs.common.printable import printable
-from configs.plans.model_manifest import MODULES, POOLING, ModelManifest
+from configs.plans.model_manifest import MODULES, POOLING, PROMPTS, TEXT_RULES, ModelManifest
 from configs.workloads.encode import Pooling
 
 _COMPUTED = ("Transformer", "Pooling", "Normalize", "Dropout")
@@ -40,6 +43,41 @@ def pooling_of(manifest: ModelManifest) -> Pooling | None:
         f"workload.pooling: {manifest.identity} wants {printable(' + '.join(wanted), 200) or 'none that is named'} "
         f"({POOLING}), which is not computed; use a model that pools by mean or first"
     )
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """What sentence-transformers does to a text before it is tokenised. prompt: put before it, if none is named."""
+
+    prompt: str = ""
+    lower: bool = False
+
+    def applied(self, text: str) -> str:
+        """Return the text that is tokenised."""
+        text = self.prompt + text
+        return text.lower() if self.lower else text
+
+
+def text_rules(folder: Path) -> TextRules:
+    """Return the rules that a model's folder names. Raises ValueError for such as are not supported."""
+    prompts = _object(folder / PROMPTS)
+    name, known = prompts.get("default_prompt_name"), prompts.get("prompts")
+    prompt = known.get(name) if isinstance(known, dict) and isinstance(name, str) else None
+    if prompt is not None and not isinstance(prompt, str):
+        raise ValueError(f"{folder / PROMPTS}: prompts.{printable(str(name), 100)}: expected a text")
+    if prompt and _object(folder / POOLING).get("include_prompt") is False:
+        raise ValueError(
+            f"{folder / POOLING}: include_prompt: false leaves the prompt {printable(prompt, 100)} of {PROMPTS} out of "
+            "the mean, which is not computed; use a model that includes it, or none by default"
+        )
+    return TextRules(prompt or "", _object(folder / TEXT_RULES).get("do_lower_case") is True)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path, bounded=False) if path.is_file() else {}
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
 
 
 def _check_modules(path: Path, identity: str) -> None:

@@ -11,7 +11,7 @@ import secrets
 import struct
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request, Response
@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import Field
 
+from configs.plans.pooling import TextRules
 from configs.serving.settings import ServingSettings
 from engine.answering.computing import Computing
 from engine.serving.http.admission import application, authorise, read_body
@@ -83,7 +84,7 @@ class Figures:
 class AnsweringServer:
     """A running server. encodes: it answers with vectors; draining: it takes no more.
 
-    in_progress: see `application`.
+    in_progress: see `application`. rules: what is done to texts to be encoded.
     """
 
     settings: ServingSettings
@@ -94,6 +95,7 @@ class AnsweringServer:
     encodes: bool
     draining: bool = False
     in_progress: int = 0
+    rules: TextRules = field(default_factory=TextRules)
 
 
 def answering_app(service: AnsweringServer) -> FastAPI:
@@ -205,7 +207,10 @@ def _tokenised(model: str, given: Prompts, service: AnsweringServer, field: str,
     each: list[Any] = [given] if one else list(given)
     if not 1 <= len(each) <= service.settings.limits.max_queue:
         raise ApiError(400, f"{field}: expected 1 to {service.settings.limits.max_queue} prompts", field)
-    found = [service.model.encode(prompt, field=field) if isinstance(prompt, str) else list(prompt) for prompt in each]
+    found = [
+        service.model.encode(service.rules.applied(prompt), field=field) if isinstance(prompt, str) else list(prompt)
+        for prompt in each
+    ]
     limit, code = service.settings.max_length, "context_length_exceeded"
     if new_tokens >= limit:
         raise ApiError(400, f"max_tokens: {new_tokens} new tokens; at most {limit - 1}", "max_tokens", code)

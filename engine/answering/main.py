@@ -21,6 +21,7 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.system.proc import end_with_parent
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import read_model_manifest
+from configs.plans.pooling import TextRules, text_rules
 from configs.serving.settings import ServingSettings
 from engine.answering.app import AnsweringServer, Figures, answering_app
 from engine.answering.computing import Computing
@@ -35,12 +36,14 @@ _LOOK_SECONDS, _MAX_FAILED_STARTS = 0.1, 3
 async def serve(settings: ServingSettings, path: Path) -> int:
     """Serve until a signal ends it. Returns the exit code: 1 where the model cannot be loaded."""
     listener = listen(settings.host, settings.port)
-    config = ModelConfig.parse(read_model_manifest(Path(settings.manifest)).config)
+    manifest = read_model_manifest(Path(settings.manifest))
+    config = ModelConfig.parse(manifest.config)
     limits = settings.limits
     computing = Computing(path, Path(settings.folder) / "rank.log", limits.max_queue, limits.request_seconds)
     key = os.environ.get("RANKWISE_API_KEY", "").strip() or None
     model, figures = ServedModel.read(settings), Figures(settings.name)
-    service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config))
+    rules = text_rules(Path(manifest.folder)) if encodes(config) and manifest.folder else TextRules()
+    service = AnsweringServer(settings, model, computing, figures, key, encodes=encodes(config), rules=rules)
     http = uvicorn.Server(
         uvicorn.Config(
             answering_app(service),

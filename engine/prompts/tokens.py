@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from configs.common.files.reading import brief, read_json_object
 from configs.families.numbers import MAX_SIZE
 from configs.inputs.prompts import PromptLine, numbered_prompts
+from configs.plans.model_manifest import TEXT_RULES
+from configs.plans.pooling import TextRules, text_rules
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.prompted import RANDOM_PROMPT_TOKENS, PromptedWorkload
 from engine.context import Context
@@ -147,12 +149,13 @@ def prompts_of_rank(workload: PromptedWorkload, context: Context, config: TextMo
     if workload.answers and mine.stop == count < len(lines):
         chosen[-1] = max(lines, key=_extent)  # answers are compared at every length that the file has
     tokenizer = None if all(prompt.tokens for prompt in chosen) else _tokenizer(workload, context, config)
+    rules = _text_rules(workload, context)
     known: dict[int, list[int]] = {}
     cut: set[int] = set()
     for prompt in chosen:
         if prompt.line not in known:
             where = f"workload.prompts: line {prompt.line}"
-            ids, known_cut = _ids(prompt, tokenizer, where)
+            ids, known_cut = _ids(prompt, tokenizer, rules, where)
             known[prompt.line] = _checked(ids, workload, config, where)
             cut |= {prompt.line} if known_cut else set()
     truncated = sum(prompt.line in cut for prompt in chosen)
@@ -182,12 +185,20 @@ def _tokenizer(workload: PromptedWorkload, context: Context, config: TextModel) 
     return tokenizer
 
 
-def _ids(prompt: PromptLine, tokenizer: Tokenizer | None, where: str) -> tuple[list[int], bool]:
+def _text_rules(workload: PromptedWorkload, context: Context) -> TextRules:
+    """Return what is done to texts before they are tokenised: nothing but for an encoder's."""
+    manifest = required_manifest(context)
+    if not isinstance(workload, EncodeWorkload) or not manifest.folder:
+        return TextRules()
+    return text_rules(Path(manifest.folder))
+
+
+def _ids(prompt: PromptLine, tokenizer: Tokenizer | None, rules: TextRules, where: str) -> tuple[list[int], bool]:
     """Return the token ids of a prompt, and whether it was cut."""
     if prompt.tokens is not None:
         return list(prompt.tokens), False
     assert tokenizer is not None
-    found = encoded(tokenizer, prompt.text, where)
+    found = encoded(tokenizer, rules.applied(prompt.text), where)
     return found.ids, bool(found.overflowing)
 
 
@@ -205,7 +216,7 @@ def longest_text(context: Context, config: TextModel) -> int | None:
     None: there is no limit.
     """
     folder = Path(required_manifest(context).folder)
-    path = folder / "sentence_bert_config.json"
+    path = folder / TEXT_RULES
     given = _object(path).get("max_seq_length")
     if given is not None and (type(given) is not int or given < 1):
         raise ValueError(f"{path}: max_seq_length: got {brief(given)}, expected a whole number of tokens")

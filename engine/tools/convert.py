@@ -25,7 +25,7 @@ from configs.common.base import write_atomically
 from configs.common.files.flushing import flush_file
 from configs.common.files.reading import PLAN_BYTES, brief, read_json_object
 from configs.common.printable import printable
-from configs.plans.model_manifest import MODULES, POOLING
+from configs.plans.model_manifest import MODULES, POOLING, PROMPTS, TEXT_RULES
 
 COPIED = (
     "config.json",
@@ -41,7 +41,8 @@ COPIED = (
     "chat_template.jinja",
     "vocab.txt",
     "sentencepiece.bpe.model",
-    "sentence_bert_config.json",
+    TEXT_RULES,
+    PROMPTS,
     MODULES,
     POOLING,
 )

@@ -7,6 +7,7 @@ ranks.
 """
 
 import numpy as np
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from configs.workloads.train import TrainWorkload
@@ -63,7 +64,7 @@ def _mask_token(workload: TrainWorkload, context: Context, vocabulary: int) -> i
     if workload.data is None:
         return vocabulary - 1
     tokenizer = load_tokenizer(the_tokenizer(workload, context))
-    known = (tokenizer.token_to_id(name) for name in _MASKS)
+    known = (tokenizer.token_to_id(name) for name in (*_MASKS, *_named_masks(tokenizer)))
     found = next((token for token in known if token is not None), None)
     if found is not None and found >= vocabulary:
         raise ValueError(
@@ -78,6 +79,12 @@ def _mask_token(workload: TrainWorkload, context: Context, vocabulary: int) -> i
         f"workload.tokenizer: it has no {' or '.join(_MASKS)}, and makes all {vocabulary} words of the model; use one "
         "with a mask, or one of fewer words"
     )
+
+
+def _named_masks(tokenizer: Tokenizer) -> list[str]:
+    """Return the special tokens whose text says that they are masks, such as `<|mask|>`."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in added if token.special and "mask" in token.content.lower()]
 
 
 def _windows(ids: np.ndarray, workload: TrainWorkload, context: Context, mask: int) -> Examples:

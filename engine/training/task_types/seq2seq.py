@@ -73,11 +73,12 @@ def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> 
     rows = read_rows(data, ["source", "target"], field, context)
     tokenizer, end = load_tokenizer(the_tokenizer(workload, context)), end_token(context)
     length, vocabulary, pairs = workload.sequence_length, vocabulary_of(context), []
+    tokenizer.enable_truncation(length)  # which keeps the special tokens at the end, as transformers' does
     for number, row in enumerate(rows, start=1):
         where = f"workload.{field}: row {number}"
         source, target = (encoded(tokenizer, str(row[name]), where).ids for name in ("source", "target"))
         if end is not None and target[-1:] != [end]:
-            target = [*target, end]
+            target = [*target[: length - 1], end]
         if not source or not target:
             raise ValueError(f"workload.{field}: row {number} becomes no token at all; leave it out")
         if max(*source, *target) >= vocabulary:
@@ -85,7 +86,7 @@ def _pairs(data: str, field: str, workload: TrainWorkload, context: Context) -> 
                 f"workload.tokenizer: row {number} of {field} becomes token {max(*source, *target)}, but the model has "
                 f"{vocabulary}; use a tokenizer of the model's vocabulary"
             )
-        pairs.append((source[:length], target[:length]))
+        pairs.append((source, target))
     return pairs
 
 

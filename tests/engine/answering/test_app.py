@@ -13,6 +13,7 @@ import pytest
 from openai.types import Completion
 
 from configs.common.files.project_files import ROOT
+from configs.plans.pooling import TextRules
 from configs.serving.settings import ServingLimits
 from engine.answering.app import (
     AnsweringServer,
@@ -21,6 +22,7 @@ from engine.answering.app import (
     SourceRequest,
     _complete,
     _embed,
+    _tokenised,
     answering_app,
 )
 from engine.serving.http.errors import ApiError
@@ -67,6 +69,7 @@ def test_long_texts_are_tokenised_in_another_thread(texts: list[str], elsewhere:
         settings=SimpleNamespace(limits=ServingLimits(), max_length=16, max_sequences=4),
         model=SimpleNamespace(name="m", check_tokens=lambda ids: None, encode=encode),
         computing=SimpleNamespace(ask=ask),
+        rules=TextRules(),
     )
     answer = asyncio.run(_embed(json.dumps({"model": "m", "input": texts}).encode(), service))
     assert len(answer["data"]) == len(texts)  # type: ignore[arg-type]
@@ -98,6 +101,21 @@ def test_openais_client_gets_embeddings_without_naming_a_form() -> None:
         assert found.usage.prompt_tokens == found.usage.total_tokens == 3
 
 
+def test_texts_are_encoded_by_the_models_own_rules() -> None:
+    asked: list[str] = []
+
+    def encode(text: str, field: str) -> list[int]:
+        asked.append(text)
+        return [1]
+
+    settings: Any = SimpleNamespace(name="m", limits=ServingLimits(), max_length=16, max_sequences=4)
+    model: Any = SimpleNamespace(name="m", check_tokens=lambda ids: None, encode=encode)
+    rules = TextRules(prompt="query: ", lower=True)
+    service = AnsweringServer(settings, model, None, Figures("m"), None, encodes=True, rules=rules)  # type: ignore[arg-type]
+    assert _tokenised("m", ["How", "B"], service, "input", 0) == [[1], [1]]
+    assert asked == ["query: how", "query: b"]
+
+
 @pytest.mark.parametrize(("leaves", "batches"), [(True, 1), (False, 2)])
 def test_a_request_is_given_up_when_its_client_goes_or_its_time_is_over(leaves: bool, batches: int) -> None:
     """Every batch of it was computed, and each had the time of a whole request."""
@@ -110,7 +128,7 @@ def test_a_request_is_given_up_when_its_client_goes_or_its_time_is_over(leaves: 
         await asyncio.sleep(600 if leaves or len(asked) == 2 else 0.01)
         return {"vectors": [[1.0]] * len(tokens)}
 
-    limits = ServingLimits(request_seconds=600 if leaves else 1.0)
+    limits = ServingLimits(request_seconds=600 if leaves else 3.0)
     settings: Any = SimpleNamespace(name="m", limits=limits, max_length=16, max_sequences=4)
     model: Any = SimpleNamespace(name="m", check_tokens=lambda ids: None)
     computing: Any = SimpleNamespace(ask=ask, ready=True)

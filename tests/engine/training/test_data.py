@@ -1,5 +1,6 @@
 """Which rows a step takes, on any number of ranks and after a stop; texts as windows, tokenised once."""
 
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from engine.training.data import text
 from engine.training.data.examples import IGNORED, Examples, Inputs, Numbers
@@ -201,10 +202,43 @@ def test_a_text_without_a_word_for_masks_takes_one_that_it_never_makes(folder: P
         load_examples(workload_of(context), context)
 
 
-def word_tokenizer(path: Path, words: dict[str, int]) -> None:
+def word_tokenizer(path: Path, words: dict[str, int], special: tuple[str, ...] = (), end: str | None = None) -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(list(special))
+    if end is not None:
+        tokenizer.post_processor = processors.TemplateProcessing(f"$A {end}", special_tokens=[(end, words[end])])
     tokenizer.save(str(path))
+
+
+def test_a_mask_may_have_any_name_that_says_so(folder: Path) -> None:
+    """EuroBERT's was not found, and a word of the vocabulary was learnt as the mask."""
+    (folder / "inputs" / "two_words.txt").write_text("a b " * 200)
+    word_tokenizer(folder / "inputs" / "named.json", {"a": 0, "[UNK]": 1, "b": 2, "<|mask|>": 3}, ("<|mask|>",))
+    context = made_context(folder, "bert", data="two_words", tokenizer="named")
+    numbers = np.arange(20)
+    tokens = load_examples(workload_of(context), context)[0].collate(numbers, numbers)["tokens"]
+    assert (tokens == 3).float().mean() > 0.05
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_long_pairs_are_cut_before_their_end(folder: Path, adds: bool) -> None:
+    """The end was cut off, so that a model learnt of long targets not to end; transformers' tokenizers keep it."""
+    (folder / "inputs" / "long.ndjson").write_text(
+        "".join(json.dumps({"source": "a b " * count, "target": "b " * count}) + "\n" for count in (2, 40) * 4)
+    )
+    end = 1  # T5's
+    words = {"a": 0, "</s>": end, "b": 2, "[UNK]": 3}
+    word_tokenizer(folder / "inputs" / "ends.json", words, end="</s>" if adds else None)
+    context = made_context(folder, "t5", data="long", tokenizer="ends", heldout_share=0.0)
+    rows = load_examples(workload_of(context), context)[0].collate(np.arange(8), np.arange(8))
+    lengths = (rows["targets"] != IGNORED).sum(1)
+    assert sorted(set(lengths.tolist())) == [3, 16]
+    for row, length in zip(rows["targets"], lengths, strict=True):
+        assert row[length - 1] == end and (row[: length - 1] == 2).all()
+    if adds:
+        sources = [row[seen == 1].tolist() for row, seen in zip(rows["tokens"], rows["seen"], strict=True)]
+        assert {len(row) for row in sources} == {5, 16} and all(row[-1] == end for row in sources)
 
 
 def test_a_mask_outside_the_model_s_vocabulary_is_refused(folder: Path) -> None:

@@ -1,6 +1,8 @@
 """The encode workload, whole: a tiny BERT with its tokenizer on one rank and two, and a real sentence encoder."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
-from configs.plans.pooling import pooling_of
+from configs.plans.pooling import pooling_of, text_rules
 from configs.workloads.encode import EncodeWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.seq2seq import Seq2SeqWorkload
@@ -204,6 +206,39 @@ def test_long_texts_are_cut_as_sentence_transformers_does(folder: Path, minilm: 
     model = sentence_transformers.SentenceTransformer(str(minilm), device="cpu", local_files_only=True)
     wanted = model.encode([long, "b"])
     np.testing.assert_allclose(vectors_of(outcome.samples), wanted, atol=1e-6)
+
+
+def test_texts_become_what_sentence_transformers_makes_of_them(folder: Path, minilm: Path) -> None:
+    """A prompt by default, and lower case: without them the vectors are others, and nothing tells."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    model = folder / "model"
+    shutil.copytree(minilm, model, copy_function=os.symlink)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False  # else the rule would change nothing
+    said = {"prompts": {"query": "Represent this: ", "document": ""}, "default_prompt_name": "query"}
+    limits = json.loads((model / "sentence_bert_config.json").read_text())
+    for name, content in (
+        ("tokenizer.json", tokenizer),
+        ("config_sentence_transformers.json", said),
+        ("sentence_bert_config.json", {**limits, "do_lower_case": True}),
+    ):
+        (model / name).unlink(missing_ok=True)
+        (model / name).write_text(json.dumps(content))
+    texts = ["How tall is the Tower", "b"]
+    (folder / "inputs" / "two.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    work = EncodeWorkload(prompts="two", batch_size=2, answers=True)
+    wanted = sentence_transformers.SentenceTransformer(str(model), device="cpu", local_files_only=True).encode(texts)
+    found = vectors_of(measurement_alone(folder, manifest_of(model), work).samples)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    plain = vectors_of(measurement_alone(folder, manifest_of(minilm), work).samples)
+    assert np.abs(plain - wanted).max() > 0.01
+    rules = text_rules(model)
+    assert rules.applied("Is It") == "represent this: is it"
+    pooling = json.loads((model / "1_Pooling" / "config.json").read_text())
+    (model / "1_Pooling" / "config.json").unlink()
+    (model / "1_Pooling" / "config.json").write_text(json.dumps({**pooling, "include_prompt": False}))
+    with pytest.raises(ValueError, match=r"include_prompt: false leaves the prompt Represent this: .* out of the mean"):
+        measurement_alone(folder, manifest_of(model), work)
 
 
 def test_a_pooling_that_the_model_was_not_trained_for_is_refused(folder: Path, minilm: Path) -> None:
