@@ -19,6 +19,7 @@ from tasks.providers.leases import (
     SETTLED_SECONDS,
     RentalLedger,
     is_dead,
+    known_end,
     last_used,
     note_abandoned,
     open_ledger,
@@ -285,10 +286,13 @@ def why_doomed(resource: Resource, rented: Path, everything: bool, now: float) -
     """Return why a resource is to be removed; None: it is not."""
     if not _RUN.fullmatch(resource.run):
         return None  # a tag of somebody else's: no name of ours, perhaps no folder below `rented`
-    if resource.expires_at is not None and resource.expires_at <= now:
-        return f"expired {int(now - resource.expires_at)} s ago"
     folder = rented / resource.run
-    if folder.is_dir() and is_dead(folder) and _is_of(resource, folder):
+    ours = folder.is_dir() and _is_of(resource, folder)
+    # Tags may keep an old end, where the nodes were told a later one and the cloud did not answer.
+    lives = ours and (known_end(folder) or 0.0) > now
+    if resource.expires_at is not None and resource.expires_at <= now and not lives:
+        return f"expired {int(now - resource.expires_at)} s ago"
+    if ours and is_dead(folder):
         return "its run has ended"
     return "--all" if everything else None
 

@@ -170,8 +170,18 @@ def is_over(ledger: RentalLedger) -> bool:
 
 
 def _has_expired(entries: list[dict[str, Any]]) -> bool:
+    end = _last_end(entries)
+    return end is not None and end <= time.time()
+
+
+def known_end(folder: Path) -> float | None:
+    """Return when the nodes of a rental end by its ledger, in seconds since 1970; None where it says nothing."""
+    return _last_end(read_entries(folder / "ledger.jsonl"))
+
+
+def _last_end(entries: list[dict[str, Any]]) -> float | None:
     ends = [entry["expires_at"] for entry in entries if "expires_at" in entry]
-    return bool(ends) and ends[-1] <= time.time()
+    return float(ends[-1]) if ends else None
 
 
 def is_dead(folder: Path) -> bool:

@@ -801,3 +801,22 @@ def test_what_a_killed_run_left_up_was_unused_until_it_ended(
     (attempt,) = attempts_of(read_entries(folder / "ledger.jsonl"), time.time())
     assert cloud.there == [] and attempt.seconds == pytest.approx(7040, abs=2)
     assert attempt.unused_seconds == pytest.approx(3540, abs=2)
+
+
+@pytest.mark.parametrize(("later", "everything", "doomed"), [(600, False, False), (600, True, True), (-5, False, True)])
+def test_nodes_whose_tags_keep_an_old_end_live_until_the_one_that_they_were_told(
+    tmp_path: Path, later: int, everything: bool, doomed: bool
+) -> None:
+    """`reap` removed the nodes of a run that was measuring on them, where the cloud had not taken their new end."""
+    now = time.time()
+    folder = tmp_path / "r"
+    rental(folder, int(now + later))
+    with open_ledger(folder) as ledger:
+        ledger.write("opened", attempt=1, expires_at=int(now - 60))
+        ledger.write("ready", nodes=[])
+        ledger.write("extended", expires_at=int(now + later))
+    tagged = resource("instance").model_copy(update={"expires_at": int(now - 60), "owner": "o"})
+    with study_nodes.in_use(folder):
+        assert (why_doomed(tagged, tmp_path, everything, now) is not None) is doomed
+    theirs = tagged.model_copy(update={"owner": "ada-laptop"})
+    assert why_doomed(theirs, tmp_path, everything, now) is not None, "of another machine's run the tags are all"
