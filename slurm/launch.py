@@ -46,6 +46,7 @@ from slurm.launcher.node import (
     under_slurm,
 )
 from slurm.launcher.node_registration import Rendezvous, call_roll, digest_of
+from slurm.launcher.peer_monitor import limits_of
 from slurm.launcher.ranks import RankSupervisor
 
 NOT_SEEN = 3
@@ -207,7 +208,9 @@ def _with_other_nodes(running: RankSupervisor, node: JobNode) -> JobVerdict:
     running.node = node
     digest = digest_of(running.paths.job)
     try:
-        running.meeting, running.peer_monitor = call_roll(node, job.name, digest, give_up=lambda: running.cancelled)
+        running.meeting, running.peer_monitor = call_roll(
+            node, job.name, digest, give_up=lambda: running.cancelled, limits=limits_of(job.target)
+        )
     except NotStartedError as error:
         raise (NotStartedError(running.cancellation()) if running.orphaned else error) from None
     running.began = time.monotonic()

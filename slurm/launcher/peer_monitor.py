@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from configs.common.failure_kinds import HEAD_LOST, NODE_LOST
 from configs.records.record import Status
+from configs.targets.resources import Resources
 from slurm.launcher.end_cause import JobVerdict, first_cause
 from slurm.launcher.node import JobNode, link_is_up
 
@@ -42,6 +43,13 @@ class PeerTimeLimits:
 
 
 LIMITS = PeerTimeLimits()
+CONTAINER_LIMITS = PeerTimeLimits(call_seconds=300.0)
+"""Each node brings the image of its container by itself, from a registry perhaps: one may be minutes behind another."""
+
+
+def limits_of(target: Resources) -> PeerTimeLimits:
+    """Return the time-outs between the nodes of a target."""
+    return LIMITS if getattr(target, "container", None) is None else CONTAINER_LIMITS
 
 
 @dataclass

@@ -29,13 +29,14 @@ from configs.targets.resources import ClusterTarget
 from configs.targets.target import SlurmTarget
 from slurm.launcher.containers import interpreter, srun_container, wrapped
 from slurm.launcher.exec_launch import exec_launch
+from slurm.launcher.peer_monitor import LIMITS, limits_of
 from slurm.launcher.setup_lines import prepared
 from slurm.launcher.starting import is_private
 from slurm.schedulers.commands.pending import is_submission_limit, limited_field, refusal_reason
 from slurm.schedulers.refusals import Limited, Refused, Unavailable
 
 AROUND_SECONDS = 120.0
-"""What a job may take beside its ranks: the wrapper's imports, the roll call, the way out."""
+"""What a job may take beside its ranks: the wrapper's imports, the roll call without containers, the way out."""
 
 _SBATCH_LIMIT_SECONDS = 60.0
 _OURS = (
@@ -133,7 +134,8 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
 
 def minutes_of(jobs: Sequence[Job], target: ClusterTarget) -> int:
     """The time limit to ask for: that of the longest job and what is around it, within the target's."""
-    minutes = math.ceil((max(job.timeout_seconds for job in jobs) + AROUND_SECONDS) / 60)
+    around = AROUND_SECONDS + limits_of(target).call_seconds - LIMITS.call_seconds
+    minutes = math.ceil((max(job.timeout_seconds for job in jobs) + around) / 60)
     return minutes if target.time_limit_minutes is None else min(minutes, target.time_limit_minutes)
 
 

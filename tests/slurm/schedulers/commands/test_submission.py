@@ -12,6 +12,7 @@ from configs.spec.measuring import Measuring
 from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.launcher.containers import srun_container, wrapped
+from slurm.launcher.peer_monitor import limits_of
 from slurm.schedulers.commands.calls import run_slurm
 from slurm.schedulers.commands.partitions import ClusterNode, _asked
 from slurm.schedulers.commands.submission import _run_sbatch, parameters, sbatch, submission_environment
@@ -52,6 +53,15 @@ def test_a_retry_leaves_out_nodes_beside_those_that_the_target_excludes() -> Non
     assert parameters([listed], "rw-1", "/runs/s", Path("/work"))["additional_parameters"]["nodelist"] == "n[7-8]"
     with pytest.raises(Refused, match=r"of gpus: jobs that list their nodes \(n\[7-8\]\) can leave none out \(n7\)"):
         parameters([listed.model_copy(update={"exclude": ("n7",)})], "rw-1", "/runs/s", Path("/work"))
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer"])
+def test_nodes_that_bring_an_image_are_waited_for_and_the_job_lives_as_long(runtime: str) -> None:
+    """Each node brings it by itself: one that was a minute behind the head was blamed, and left out of the retry."""
+    container = {"image": "docker://ghcr.io/rw/rw:1", "runtime": runtime}
+    assert limits_of(SlurmTarget()).call_seconds == 30 and asked()["time"] == 3
+    assert limits_of(SlurmTarget.model_validate({"container": container})).call_seconds == 300
+    assert asked(container=container)["time"] == 8, "60 s of ranks, 120 around, 270 more for the nodes"
 
 
 def test_options_of_srun_come_after_ours_where_the_last_one_counts() -> None:
