@@ -1,6 +1,7 @@
 """Arguments and options that several commands have, their help, and the refusal of those that would do nothing."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,8 @@ def write_output(file: Path, content: str | bytes) -> None:
 
     Raises OSError.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # no folder: writing says so
+        file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, content)
 
 

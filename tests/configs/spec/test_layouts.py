@@ -23,7 +23,7 @@ from engine.planner.choice.layouts import by_speed, ranked_layouts, valid_layout
 from tasks.planning.inputs import make_plan
 from tasks.planning.layouts import ranks_at_hand
 
-MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="unused")
+MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="")
 Ranked = Sequence[tuple[Layout, Prediction]]
 
 

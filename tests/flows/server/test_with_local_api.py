@@ -170,6 +170,7 @@ def test_flows_of_the_script_go_to_its_own_api_afterwards(
 ) -> None:
     """They were refused: the environment went on to name the local server, which had ended with the study."""
     monkeypatch.delenv("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", raising=False)
+    apply_environment({})  # an earlier test may have had Prefect read another
     before, api = dict(os.environ), PREFECT_API_URL.value()
     seen: list[str | None] = []
 
