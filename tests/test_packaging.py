@@ -99,6 +99,7 @@ def test_an_example_is_copied_and_planned_from_an_empty_folder(installed: Path, 
     ]
 
 
+@pytest.mark.slow
 def test_deployments_name_code_that_the_wheel_has(installed: Path, tmp_path: Path) -> None:
     code = (
         "import importlib, yaml\nfrom configs.common.files.project_files import project_file\n"

@@ -246,6 +246,7 @@ def test_the_table_of_an_empty_run_says_that_nothing_was_measured(
     assert all("not measured" in line for line in lines[2:])
 
 
+@pytest.mark.slow
 def test_the_model_is_written_in_files_with_an_index(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "engine.peers.checkpoint", "llama-1m", "0", str(tmp_path / "m"), "3"]
     subprocess.run(command, check=True)

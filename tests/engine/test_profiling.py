@@ -524,6 +524,7 @@ def test_throttling_has_its_reasons(driver: Path, reasons: str, throttled: bool,
     assert (figures["throttled"], figures["gpu_throttle_reasons"]) == (throttled, names)
 
 
+@pytest.mark.slow
 @needs_pynvml
 def test_what_a_gpu_does_not_say_is_unknown(driver: Path) -> None:
     figures = sampled(driver, {}, uuid="GPU-stub", seconds=0)

@@ -159,6 +159,7 @@ def test_settings_of_a_cluster_that_differ_are_told(tmp_path: Path) -> None:
     assert "measured by different rules: targets.gpu." in told
 
 
+@pytest.mark.slow
 def test_the_report_says_why_they_are_apart(tmp_path: Path) -> None:
     run, _ = run_in_environments(tmp_path, STRONG, [{"device": A10G}, {"device": A10G}, {"device": H100}])
     summary = render_report(run)

@@ -78,6 +78,7 @@ def test_prompts_of_tensor_parallel_ranks_count_once() -> None:
     assert figures["prompt_tokens"] == 40
 
 
+@pytest.mark.slow
 def test_a_report_of_embeddings(tmp_path: Path) -> None:
     run, text = rendered(tmp_path / "run", ENCODE)
     assert "embeddings/s, median (interval)" in text and "ms a request, median (interval)" in text
@@ -94,6 +95,7 @@ def test_a_report_of_embeddings(tmp_path: Path) -> None:
     assert "cost per million embeddings" in text and "missed" in text
 
 
+@pytest.mark.slow
 def test_a_report_of_sequences_has_first_tokens_and_tokens(tmp_path: Path) -> None:
     run, text = rendered(tmp_path / "run", SEQ2SEQ)
     assert "tokens/s, median (interval)" in text and "ms TTFT" in text and "ms TPOT" in text

@@ -306,6 +306,7 @@ def test_hanging_rank_is_ended_at_the_cells_limit_with_its_stack(tmp_path: Path)
     assert leftovers(paths.folder) == []
 
 
+@pytest.mark.slow
 def test_silent_peer_is_noticed_at_the_groups_limit(tmp_path: Path) -> None:
     measurements = [noop_measurement("hangs", ranks=2, fault="hang", fault_rank=1)]
     paths = write_job(tmp_path, measurements, group_timeout_seconds=2)
@@ -367,6 +368,7 @@ def test_a_clock_that_is_set_during_a_measurement_ends_nothing(tmp_path: Path, m
     assert verdict is not None and (verdict.kind, verdict.measurement) == ("CellTimeout", "m2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "pause", "limit"),
     [

@@ -128,6 +128,7 @@ def test_two_stages_of_transformers_answer_like_one(tmp_path: Path) -> None:
     same_answers(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "reason"), [("gpt2-1m", "has no `tp_plan`"), ("one KV head", "is invalid for input of size")]
 )

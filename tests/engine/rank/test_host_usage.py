@@ -104,6 +104,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_usage.version_of("no-such-distribution") is None
 
 
+@pytest.mark.slow
 def test_a_peak_that_was_taken_does_not_hide_the_next() -> None:
     code = (
         "import numpy as np, torch; from engine.rank.host_usage import peak_memory_bytes, take_peak;"

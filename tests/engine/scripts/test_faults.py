@@ -122,6 +122,7 @@ def test_faults_of_scripts_are_told_apart_and_leave_nothing(fault: str, tmp_path
 ABORTS = "import atexit, os\nif os.environ['RANK'] == '0': atexit.register(os.abort)\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [5, 3])
 def test_a_rank_that_is_ended_because_another_aborted_in_its_teardown_is_complete(steps: int, tmp_path: Path) -> None:
     """Gloo's threads may abort a process that has done its work; torchrun then ends its peers in theirs."""
@@ -161,6 +162,7 @@ builtins.library = Library()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [False, True])
 def test_an_abort_after_the_interpreter_ended_fails_no_script_that_prints_its_figures(
     early: bool, tmp_path: Path
@@ -202,6 +204,7 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["lines", "tensorboard"])
 def test_a_script_that_resumes_beside_event_files_of_its_first_run(measure: str, tmp_path: Path) -> None:
     """It was ended after its first step, whose number is high, or measured by the files that came with the inputs."""

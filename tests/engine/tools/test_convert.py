@@ -203,6 +203,7 @@ def test_one_checkpoint_of_a_folder_is_converted(source: Path, tmp_path: Path) -
         assert {name: tensor.tolist() for name, tensor in found.items()} == values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tensor", "kind"),
     [

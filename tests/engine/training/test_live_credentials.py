@@ -45,6 +45,7 @@ def nothing_holds(folder: Path, *secrets: str) -> None:
             assert not [secret for secret in secrets if secret.encode() in content], path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_address", [False, True])
 def test_mlflow_with_authentication(
     tmp_path: Path,

@@ -89,6 +89,7 @@ def test_follows_one_process(pool: RankPool, case: Case, tmp_path: Path) -> None
     follows_one_process(pool, replace(case, folder=str(tmp_path)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -176,6 +177,7 @@ def test_resumes_bit_for_bit(pool: RankPool, tmp_path: Path, strategy: str, dtyp
     assert all("no checkpoint of ZeRO" in said for said in pool.run(refused, case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero2", "zero3"])
 def test_the_studys_weight_decay_holds_after_resuming(pool: RankPool, tmp_path: Path, strategy: str) -> None:
     """As its learning rate does, and not the one that the checkpoint was made with."""

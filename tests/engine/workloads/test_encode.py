@@ -149,6 +149,7 @@ def test_two_ranks_agree_with_transformers(pool: RankPool, folder: Path, layout:
     assert all(one["figures"]["embedding_size"] == 128 for one in ranks)
 
 
+@pytest.mark.slow
 def test_ranks_that_are_launched_find_each_other(folder: Path) -> None:
     """Their groups are opened by the worker, for every kind of workload that has some."""
     work = random_work(answers=True, num_prompts=2)

@@ -17,6 +17,7 @@ def pool() -> Iterator[RankPool]:
         yield pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_every_rank_computes_and_every_pair_of_nodes_exchanges(pool: RankPool, nodes: int) -> None:
     answers = pool.run(trial, nodes)

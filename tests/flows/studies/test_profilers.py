@@ -82,6 +82,7 @@ def test_perf_counts_one_pass_of_each_rank(tmp_path: Path) -> None:
     assert not list(run.jobs.glob("*/parts/*")), "everything was merged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", [True, False])
 def test_nsys_runs_each_rank_and_its_reports_join_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool

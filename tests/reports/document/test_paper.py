@@ -17,6 +17,7 @@ experiments: {sizes: {kind: sweep, over: {batch_size: [1, 2]}}}
 HOSTILE = '#panic("x"); \\ "quoted" $a$ @b <c> `d` *e* = F'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [HOSTILE, "模型 🚀"])
 def test_a_paper_of_hostile_names(tmp_path: Path, name: str) -> None:
     """A name with a character that Typst's own fonts lack ended in an error, as PDF/A has no boxes in its place."""

@@ -161,6 +161,7 @@ def test_the_section_has_each_cell_with_the_spread_over_ranks(tmp_path: Path) ->
     assert "nothing is communicated" in profiled_sentence(found[:1])
 
 
+@pytest.mark.slow
 def test_the_report_shows_it_and_says_so_where_time_goes(tmp_path: Path) -> None:
     run, _ = profiled_run(tmp_path / "run")
     render_report(run)

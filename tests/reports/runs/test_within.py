@@ -212,6 +212,7 @@ def test_steps_of_a_coarse_clock_show_no_undisturbed_ones(environment: Path) -> 
         compare_runs(run.folder, None, within="gate", undisturbed=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "agrees"), [(0.0, "yes"), (0.5, "no")])
 def test_loss_curves_are_judged_by_the_noise_of_repeats(environment: Path, loss: float, agrees: str) -> None:
     strong = {"strong": {"kind": "strong", "grow": "dp", "to": 2}}

@@ -61,6 +61,7 @@ def staged(work: Awaitable[None]) -> None:
     asyncio.run(asyncio.wait_for(work, 300))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["code/configs/__init__.py", "code/slurm/launch.py", "files.txt"])
 def test_code_that_a_host_has_cleared_in_part_is_brought_again(tmp_path: Path, gone: str) -> None:
     said: list[str] = []

@@ -62,6 +62,7 @@ def schedule() -> Iterator[Schedule]:
             yield Schedule(client, str(lease.home / "prefect.db"))
 
 
+@pytest.mark.slow
 def test_the_newest_goes_on_and_stands_for_the_others(schedule: Schedule) -> None:
     oldest, older, newest = (schedule.run(minutes) for minutes in (30, 20, 10))
     schedule.put(oldest, Running())

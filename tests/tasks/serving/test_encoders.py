@@ -14,6 +14,7 @@ def asked(model: str, **options: object) -> ServerRequest:
     return ServerRequest(model=model, dtype="float32", device="cpu", cores_per_rank=1, port=0, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "path", "kernels", "body"),
     [

@@ -205,6 +205,7 @@ def test_own_hardware_and_single_figures(tmp_path: Path) -> None:
     assert "of 2.0" in said(*less, code=3)
 
 
+@pytest.mark.slow
 def test_one_market_prices_everything() -> None:
     words = ["--model", "opt-1.3b", "--gpus", "8", "--batch-size", "8"]
     found = as_json(*words, "--spot")

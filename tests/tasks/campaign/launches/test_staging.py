@@ -71,6 +71,7 @@ def test_without_a_shared_folder_all_stays_where_it_is(run: RunPaths) -> None:
         shutil.rmtree(run.jobs)
 
 
+@pytest.mark.slow
 def test_a_job_is_told_paths_that_its_nodes_see(run: RunPaths, shared: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     model = resolve_model(str(ROOT / "configs" / "models" / "tiny-stdlib"), None, cache, tmp_path)
