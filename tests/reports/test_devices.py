@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from configs.plans.paths import RunPaths
 from configs.targets.target import SlurmTarget
 from reports.decisions.recommendation import recommend
