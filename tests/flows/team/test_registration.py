@@ -143,6 +143,8 @@ def test_credentials_that_a_file_of_the_working_folder_holds_go_to_prefect_deplo
         given.update(env)
         return SimpleNamespace(returncode=0)
 
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):  # which an earlier test may have left, and which win
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(deployments.subprocess, "run", run)
     with temporary_settings({PREFECT_API_URL: "https://lab.example.org/api", PREFECT_API_AUTH_STRING: "team:word"}):
         deployments._prefect_deploy(tmp_path, project_file("prefect.yaml"))
