@@ -26,6 +26,8 @@ from engine.serving.messages import WantedAnswer
 from engine.serving.sampling import Sampling
 
 _RETRY_SECONDS = 5
+MOST_SCORED = 1 << 17
+"""Tokens of prompts that a request may have scored, over all its answers: each is a hundred bytes of the response."""
 
 
 class Generation:
@@ -50,6 +52,9 @@ class Generation:
         most = 16 if wanted.max_tokens is None else wanted.max_tokens
         if most == 0 and not wanted.echo:
             raise ApiError(400, "max_tokens: 0 new tokens need echo: true", "max_tokens")
+        scored = sum(map(len, prompts)) * (wanted.n or 1) if wanted.echo and wanted.logprobs is not None else 0
+        if scored > MOST_SCORED:
+            raise ApiError(400, f"prompt: {scored} tokens to be scored by one request; at most {MOST_SCORED}", "prompt")
         # A prompt is computed for the token behind it, which is left out where nobody wants it.
         answers = self._answers(wanted, prompts, max(1, most), wanted.logprobs)
         starts = [0 if wanted.logprobs is None else self._model.characters(one) for one in texts]

@@ -12,6 +12,7 @@ from jinja2 import Environment
 from tokenizers import Tokenizer, decoders, models
 
 from engine.prompts.tokenizer import load_tokenizer
+from engine.serving.http import endpoints
 from engine.serving.http.answers import ChoicePiece
 from engine.serving.http.endpoints import whole
 from engine.serving.http.errors import ApiError
@@ -338,6 +339,22 @@ def test_each_answer_begins_with_its_own_prompt_where_that_is_echoed(tmp_path: P
     answer = asyncio.run(scenario())
     assert [one["text"] for one in answer["choices"]] == [" 1 2 10 5", " 1 2 11 5", " 3 12 5", " 3 13 5"]
     assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_a_request_has_no_more_tokens_scored_than_a_response_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "MOST_SCORED", 8)
+    generation, router = service(tmp_path)
+    asked = {"prompt": [[1, 2, 3], [4]], "max_tokens": 1, "n": 2}
+    for more in ({"echo": True}, {"logprobs": 1}, {"echo": True, "logprobs": 1}):
+        _, choices = asyncio.run(generation.complete(completion(**asked | more)))
+        generation.end(choices)
+    with pytest.raises(ApiError, match="prompt: 9 tokens to be scored by one request; at most 8"):
+        asyncio.run(
+            generation.complete(completion(**asked | {"n": 3, "prompt": [1, 2, 3], "echo": True, "logprobs": 0}))
+        )
+    assert not router.replicas[0].answers
 
 
 @pytest.mark.parametrize("stream", [False, True])
