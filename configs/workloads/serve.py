@@ -156,9 +156,7 @@ class ServeWorkload(BaseWorkload):
 
     @property
     def server_only(self) -> dict[str, str]:
-        names = (
-            "max_length", "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options"
-        )  # fmt: skip
+        names = [name for name in type(self).model_fields if name in SERVER_FIELDS]
         what = "a server that the study starts, which a target of kind endpoint is not"
         return dict.fromkeys(self._set_among(names), what)
 

@@ -50,7 +50,7 @@ def next_token(logits: Logits, sampling: Sampling, prompt: Sequence[int], answer
     else:
         chance = uniform(sampling, len(answer))
         token = drawn_token(changed, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, chance)
-    return Chosen(token) if sampling.logprobs is None else Chosen(*scored(logits, token, sampling.logprobs))
+    return Chosen(token) if sampling.logprobs is None else Chosen(*_scored(logits, token, sampling.logprobs))
 
 
 def scored(logits: Logits, token: int, count: int) -> ScoredToken:
@@ -60,6 +60,10 @@ def scored(logits: Logits, token: int, count: int) -> ScoredToken:
     """
     if not np.isfinite(logits).all():
         raise FloatingPointError("the model's logits are not finite")
+    return _scored(logits, token, count)
+
+
+def _scored(logits: Logits, token: int, count: int) -> ScoredToken:
     log_total = float(logits.max()) + math.log(float(_weights(logits, 1.0).sum(dtype=np.float64)))
     best = _best(logits, count) if count else np.empty(0, dtype=np.int64)
     top = tuple((int(word), float(logits[word]) - log_total) for word in best)

@@ -135,8 +135,7 @@ class FirstRank:
             {} if found is None or found.logits is None else dict(zip(logit_rows, found.logits.numpy(), strict=True))
         )
         chosen = {} if found is None else self._chosen(batch, found.tokens.tolist(), logits)
-        unscored = self._score_prompts(batch, logits)
-        chosen |= dict.fromkeys(unscored)
+        chosen |= dict.fromkeys(self._score_prompts(batch, logits))
         cached = self._newly_started(batch)
         scores = {key: tuple(self._scores.pop(key)) for key in chosen if key in self._scores}
         failed = {key for key, one in chosen.items() if one is None}
