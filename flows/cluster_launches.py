@@ -22,7 +22,7 @@ from configs.targets.resources import ClusterTarget
 from flows.held_groups import HeldGroup, HeldGroups, asked_of
 from flows.outcomes import collect, give_up_job, leave_out, resolve_retries, row_of, several
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.commands.partitions import ClusterError
+from slurm.schedulers.commands.listing import ClusterError
 from slurm.schedulers.inventory import usable_nodes
 from slurm.schedulers.refusals import Unavailable
 from slurm.schedulers.waiting import note_waiting

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from slurm.launcher.node import host_names
 from slurm.schedulers.commands.accounting import SACCT_FIELDS, read_accounts
-from slurm.schedulers.commands.partitions import read_partitions
+from slurm.schedulers.commands.listing import read_partitions
 from slurm.schedulers.pbs.jobs import read_jobs
 from slurm.schedulers.pbs.vnodes import parse_answer, read_nodes
 from slurm.schedulers.queue import read_squeue

@@ -29,7 +29,7 @@ from slurm.launcher.job_files import measurement_under_way, reserve_end, write_e
 from slurm.schedulers.commands.accounting import SACCT_STEP_ARGUMENTS, read_step
 from slurm.schedulers.commands.allocation import Allocation, current_allocation, read_allocation
 from slurm.schedulers.commands.calls import run_slurm
-from slurm.schedulers.commands.partitions import ClusterError
+from slurm.schedulers.commands.listing import ClusterError
 from slurm.schedulers.commands.states import FinalState, composed, standing
 from slurm.schedulers.commands.step_command import last_words, step_command, step_environment, waiting_reason
 from slurm.schedulers.commands.submission import slurm_target

@@ -39,7 +39,8 @@ from configs.targets.target import EndpointTarget, LocalTarget, SshTarget, Targe
 from engine.planner.accelerators import LocalAccelerator, device_text, unusable_reason
 from engine.planner.local import cpu_model, local_devices, local_ranks
 from slurm.launcher.profilers import why_not
-from slurm.schedulers.commands.partitions import ClusterError, Need
+from slurm.schedulers.commands.listing import ClusterError
+from slurm.schedulers.commands.partitions import Need
 from slurm.schedulers.inventory import Inventory
 from slurm.ssh.host_checks import HostNeed, lacking
 from slurm.ssh.host_checks import hosts_identity as identity_of_hosts

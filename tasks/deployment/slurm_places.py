@@ -22,7 +22,8 @@ from configs.plans.plan import PlannedModel
 from configs.spec.study import StudyError
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SlurmTarget, SshTarget
-from slurm.schedulers.commands.partitions import ClusterError, read_cluster
+from slurm.schedulers.commands.listing import ClusterError
+from slurm.schedulers.commands.partitions import read_cluster
 from slurm.schedulers.commands.pending import field_to_correct, is_ordinary
 from slurm.schedulers.commands.service import end_service, service_job, slurm_node_address, submit_service
 from slurm.schedulers.refusals import Refused, Unavailable
@@ -169,6 +170,12 @@ class SlurmPlace:
         except ClusterError as error:
             raise PlaceError(None, f"{self.name}: {error}") from error
         found = cluster.partition_of(self._target)
+        if cluster.private or (found is not None and found.hidden_nodes is not None):
+            raise PlaceError(
+                None,
+                f"--target: {self.name}: the site hides its nodes from users (PrivateData=nodes), "
+                "so that nobody can tell what a server would have there",
+            )
         nodes = [] if found is None else [(node.cpus, node.memory_mb) for node in found.nodes if node.usable]
         if not nodes:
             known = ", ".join(sorted(cluster.partitions)) or "none"

@@ -17,7 +17,7 @@ from configs.common.system.memory import host_memory_total
 from flows.cli.options import write_output
 
 if TYPE_CHECKING:
-    from slurm.schedulers.commands.partitions import Partition
+    from slurm.schedulers.commands.listing import Partition
     from tasks.providers.rental import Resource
 
 
@@ -88,16 +88,19 @@ def _this_machine() -> ListedNode:
 
 def _partitions() -> list[ListedNode]:
     """Return the partitions of the Slurm cluster at hand; none where there is no Slurm."""
-    from slurm.schedulers.commands.partitions import ClusterError, read_cluster
+    from slurm.schedulers.commands.listing import ClusterError
+    from slurm.schedulers.commands.partitions import read_cluster
 
     if shutil.which("sinfo") is None:
         return []
     try:
-        partitions = read_cluster().partitions.values()
+        cluster = read_cluster()
     except ClusterError as error:
         typer.echo(str(error), err=True)
         return []
-    return [_partition(each) for each in partitions]
+    if cluster.private:
+        typer.echo(f"Slurm: cluster {cluster.name} shows its users no partitions (PrivateData)", err=True)
+    return [_partition(each) for each in cluster.partitions.values()]
 
 
 def _partition(found: "Partition") -> ListedNode:
@@ -107,7 +110,7 @@ def _partition(found: "Partition") -> ListedNode:
     return ListedNode(
         kind="slurm",
         name=found.name,
-        nodes=len(found.nodes),
+        nodes=found.node_count,
         vcpus=min((node.cpus for node in found.nodes), default=None),
         accelerator=(" or ".join(types) or "GPU") if with_gpus else None,
         accelerators=min((node.gpus_of(None) for node in with_gpus), default=0),

@@ -17,7 +17,8 @@ from configs.common.printable import plural
 from configs.targets.target import SlurmTarget
 from slurm.schedulers.commands.calls import SchedulerAnswer, run_slurm
 from slurm.schedulers.commands.details import JobDetails, details_command, read_details
-from slurm.schedulers.commands.partitions import ClusterError, Need, count_gpus
+from slurm.schedulers.commands.listing import ClusterError, count_gpus
+from slurm.schedulers.commands.partitions import Need
 from slurm.schedulers.commands.states import bare, standing
 
 _CALL_SECONDS = 10.0

@@ -4,16 +4,12 @@
     lacks(target, [Need(nodes=2, cores=1)], cluster)      # problems, each naming what would have worked
     partition_nodes(target)                           # names of nodes that can take a job
 
-Two commands are asked, `scontrol show config` for the cluster's name and `sinfo` for all nodes of all partitions, also
-of those with Hidden=YES, which take jobs like others (its --format is documented in sinfo(1): %R partition, %P the same
-with `*` for the default one, %N node, %c CPUs, %m MB of memory, %G generic resources, %l time limit as
-days-hours:minutes:seconds, %T state, %a availability, %f features).
-A node's state may end in a sign: `*` does not respond, `$` under maintenance, `~` powered down until a job needs it.
+What a site hides from its users (PrivateData of slurm.conf) is left to sbatch, which is asked before jobs are
+submitted.
 """
 
 import os
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,83 +17,25 @@ from functools import cached_property
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import SlurmTarget
 from slurm.launcher.node import host_names
-from slurm.schedulers.commands.calls import on_cluster, without_defaults
+from slurm.schedulers.commands.listing import (
+    ClusterNode,
+    Partition,
+    asked,
+    megabytes,
+    several,
+    shown_partitions,
+)
 
-_LIMIT_SECONDS = 30.0
-_FORMAT = "%R|%P|%N|%c|%m|%G|%l|%T|%a|%f"
-_UNUSABLE = ("down", "drain", "fail", "error", "unknown", "inval", "future", "not_responding", "perfctrs")
 _FEATURE = r"[\w.-]+"
-_UNSET_MB = 1  # RealMemory where slurm.conf does not set it
-_SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
-
-
-class ClusterError(ValueError):
-    """The scheduler cannot be asked; the message says so in one sentence."""
-
-
-@dataclass(frozen=True)
-class ClusterNode:
-    """One node as a partition shows it."""
-
-    name: str
-    cpus: int
-    memory_mb: int | None
-    """None: the cluster does not say (Slurm: RealMemory is not set, whose default is 1; slurm.conf(5))."""
-    state: str
-    features: tuple[str, ...]
-    resources: str = ""
-
-    def gpus_of(self, kind: str | None) -> int:
-        """GPUs of a type; of all types for None."""
-        return count_gpus(self.resources, kind)
-
-    @property
-    def gpu_types(self) -> tuple[str, ...]:
-        """Their types, as the cluster names them; none where it names none."""
-        return tuple(dict.fromkeys(each for each, _ in _gpus(self.resources) if each))
-
-    def holds(self, memory_mb: int) -> bool:
-        """Whether it has so much memory; true where that is unknown, and left to the scheduler."""
-        return self.memory_mb is None or self.memory_mb >= memory_mb
-
-    @property
-    def usable(self) -> bool:
-        """Whether it takes jobs, now or when others have ended."""
-        return not self.state.startswith(_UNUSABLE) and not self.state.endswith("*")
-
-    @property
-    def shape(self) -> str:
-        """What makes nodes alike: `2 CPUs, 1500 MB`."""
-        return self._with("memory unknown" if self.memory_mb is None else f"{self.memory_mb} MB")
-
-    @property
-    def kind(self) -> str:
-        """The same to the GiB: what a node reports of its memory varies a little."""
-        return self._with("memory unknown" if self.memory_mb is None else f"{self.memory_mb / 1024:.0f} GiB")
-
-    def _with(self, memory: str) -> str:
-        count = self.gpus_of(None)
-        gpus = f", {_several(count, 'GPU')}" if count else ""
-        return f"{_several(self.cpus, 'CPU')}, {memory}{gpus}"
-
-
-@dataclass(frozen=True)
-class Partition:
-    """A partition with its nodes. `time_limit_minutes` is None where there is no limit."""
-
-    name: str
-    default: bool
-    up: bool
-    time_limit_minutes: int | None
-    nodes: tuple[ClusterNode, ...]
 
 
 @dataclass(frozen=True)
 class Partitions:
-    """All partitions, by name."""
+    """All partitions, by name. `private` where the site shows its users none."""
 
     name: str
     partitions: dict[str, Partition]
+    private: bool = False
 
     @cached_property
     def default(self) -> Partition | None:
@@ -120,14 +58,15 @@ class Need:
 
     def __str__(self) -> str:
         memory = f" and {self.memory_mb} MB" if self.memory_mb else ""
-        return f"{_several(self.nodes, 'node')} with {_several(self.cores, 'core')}{memory}{' each' * (self.nodes > 1)}"
+        return f"{several(self.nodes, 'node')} with {several(self.cores, 'core')}{memory}{' each' * (self.nodes > 1)}"
 
 
 def read_cluster(cluster: str | None = None) -> Partitions:
     """Ask the scheduler of the cluster that SLURM_CONF names, or of another. Raises ClusterError."""
-    config = _asked(["scontrol", "show", "config"], cluster)
+    config = asked(["scontrol", "show", "config"], cluster)
     named = re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE)
-    return Partitions(named.group(1) if named else "unknown", read_partitions(_asked(_SINFO, cluster)))
+    shown = shown_partitions(cluster)
+    return Partitions(named.group(1) if named else "unknown", shown or {}, private=shown is None)
 
 
 class Clusters:
@@ -143,9 +82,6 @@ class Clusters:
         return self._known[target.cluster]
 
 
-_SINFO = ["sinfo", "--all", "--Node", "--exact", "--noheader", f"--format={_FORMAT}"]
-
-
 def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
     """Nodes of the target's partition that take its jobs, by name.
 
@@ -154,8 +90,7 @@ def partition_nodes(target: SlurmTarget) -> tuple[str, ...]:
     if target.extra.get("nodelist") or target.extra.get("nodefile"):
         return ()
     try:
-        partitions = read_partitions(_asked(_SINFO, target.cluster))
-        found = Partitions("", partitions).partition_of(target)
+        found = Partitions("", shown_partitions(target.cluster) or {}).partition_of(target)
         nodes = found.nodes if found is not None else ()
         usable = tuple(node.name for node in nodes if node.usable and _suits(node, target))
         if target.allocation is not None:
@@ -190,7 +125,7 @@ def _allowed(target: SlurmTarget, names: Sequence[str]) -> tuple[str, ...]:
     """
     reservation = _chosen(target, "reservation")
     if reservation is not None:
-        told = _asked(["scontrol", "--oneliner", "show", "reservation", reservation], target.cluster)
+        told = asked(["scontrol", "--oneliner", "show", "reservation", reservation], target.cluster)
         nodes = re.search(r" Nodes=(\S+)", told)
         reserved = host_names(nodes[1]) if nodes else ()
         names = [name for name in names if name in reserved]
@@ -213,7 +148,7 @@ def cluster_identity(target: SlurmTarget, cluster: Partitions) -> str:
     """What figures of a target are comparable by: `cluster lab, partition lab, nodes of 1 CPU, 9 GiB`."""
     partition = cluster.partition_of(target)
     if partition is None:
-        return f"cluster {cluster.name}, partition {_chosen(target, 'partition')}"
+        return f"cluster {cluster.name}, partition {_chosen(target, 'partition') or 'by default'}"
     shapes = " or ".join(sorted({node.kind for node in _wanted(target, partition)})) or "unknown"
     return f"cluster {cluster.name}, partition {partition.name}, nodes of {shapes}"
 
@@ -221,6 +156,8 @@ def cluster_identity(target: SlurmTarget, cluster: Partitions) -> str:
 def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> list[str]:
     """Return the requirements of a study that the target's partition does not meet, as `field: what is wrong`."""
     partition = cluster.partition_of(target)
+    if partition is None and cluster.private:
+        return []
     if partition is None:
         known = ", ".join(sorted(cluster.partitions)) or "none"
         named = _chosen(target, "partition")
@@ -229,9 +166,11 @@ def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> li
         source = "" if target.partition or target.extra.get("partition") else " (of SBATCH_PARTITION)"
         return [f"partition: unknown partition {named}{source} of cluster {cluster.name}\n  use one of: {known}"]
     problems = [] if partition.up else [f"partition: {partition.name} is not up and starts no jobs"]
-    limit, asked = partition.time_limit_minutes, target.time_limit_minutes
-    if limit is not None and asked is not None and asked > limit:
-        problems.append(f"time_limit_minutes: got {asked}, but partition {partition.name} allows {limit}")
+    limit, wanted = partition.time_limit_minutes, target.time_limit_minutes
+    if limit is not None and wanted is not None and wanted > limit:
+        problems.append(f"time_limit_minutes: got {wanted}, but partition {partition.name} allows {limit}")
+    if partition.hidden_nodes is not None:
+        return problems + _more_than_hidden(partition, needs)
     nodes = _wanted(target, partition)
     if partition.nodes and not nodes:
         feature = _chosen(target, "constraint")
@@ -243,6 +182,15 @@ def lacks(target: SlurmTarget, needs: Sequence[Need], cluster: Partitions) -> li
         if problem is not None:
             problems.append(f"partition: {partition.name} {problem}")
     return problems
+
+
+def _more_than_hidden(partition: Partition, needs: Sequence[Need]) -> list[str]:
+    """What asks for more nodes than there are, of a partition whose nodes the site does not show."""
+    most = max((need.nodes for need in needs), default=0)
+    if most <= partition.node_count:
+        return []
+    there = several(partition.node_count, "node")
+    return [f"partition: {partition.name} cannot give {several(most, 'node')}: it has {there}"]
 
 
 def too_few(
@@ -262,9 +210,9 @@ def too_few(
     ]
     wanted = f"{Need(need.nodes, need.cores, memory)}"
     kind = f"{target.gpu_type} GPU" if target.gpu_type else "GPU"
-    wanted += f", {_several(target.gpus_per_node, kind)} per node" if target.gpus_per_node else ""
+    wanted += f", {several(target.gpus_per_node, kind)} per node" if target.gpus_per_node else ""
     if len(large) < need.nodes:
-        there = "; ".join(f"{_several(count, 'node')} of {shape}" for shape, count in _shapes(nodes).items())
+        there = "; ".join(f"{several(count, 'node')} of {shape}" for shape, count in _shapes(nodes).items())
         return f"cannot give {wanted}: it has {there or 'no nodes'}"
     away = [node for node in large if not node.usable]
     if len(large) - len(away) < need.nodes:
@@ -298,85 +246,3 @@ def _chosen(target: SlurmTarget, option: str) -> str | None:
     if given is not None or target.allocation is not None:
         return None if given is None else str(given)
     return os.environ.get(f"SBATCH_{option.upper()}") or None
-
-
-def megabytes(written: str) -> int:
-    """Of a size as --mem takes it: `16G`, or megabytes without a unit."""
-    unit = written[-1] if written[-1] in _SIZES else "M"
-    return int(float(written.rstrip("KMGT")) * _SIZES[unit])
-
-
-def read_partitions(text: str) -> dict[str, Partition]:
-    """Of sinfo's lines, one for each node in each partition."""
-    found: dict[str, Partition] = {}
-    for line in text.splitlines():
-        fields = line.strip().split("|")
-        if len(fields) != _FORMAT.count("|") + 1:
-            continue
-        name, starred, node, cpus, memory, resources, limit, state, available, features = fields
-        known = found.get(name)
-        memory_mb = _whole(memory) if _whole(memory) > _UNSET_MB else None
-        there = ClusterNode(node, _whole(cpus), memory_mb, state.lower(), tuple(features.split(",")), resources)
-        found[name] = Partition(
-            name=name,
-            default=starred.endswith("*"),
-            up=available.lower() == "up",
-            time_limit_minutes=minutes_of(limit),
-            nodes=(*(known.nodes if known is not None else ()), *([there] if node not in ("", "(null)") else [])),
-        )
-    return found
-
-
-def _whole(text: str) -> int:
-    digits = re.match(r"[0-9]{1,15}", text)
-    return int(digits.group()) if digits else 0
-
-
-def count_gpus(resources: str, kind: str | None) -> int:
-    """Of `gpu:h100:4(S:0-1),gpu:a100:2,lustre:1`: 6, and of kind h100: 4."""
-    found = _gpus(resources)
-    return sum(int(count) for each, count in found if kind is None or each.lower() == kind.lower())
-
-
-def _gpus(resources: str) -> list[tuple[str, str]]:
-    """Type, empty where there is none, and count."""
-    return re.findall(r"(?:^|,)gpu(?::([^:,()]+))?:([0-9]{1,9})", resources)
-
-
-def minutes_of(limit: str) -> int | None:
-    """`1-02:00:00`, `02:00:00` or `30:00` in minutes, rounded down; None for `infinite` and `n/a`."""
-    matched = re.fullmatch(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})", limit.strip(), re.ASCII)
-    if matched is None:
-        return None
-    days, hours, minutes, _ = (int(part or 0) for part in matched.groups())
-    return (days * 24 + hours) * 60 + minutes
-
-
-def _asked(command: list[str], cluster: str | None = None) -> str:
-    """What a command of Slurm says. Raises ClusterError."""
-    where = f"SLURM_CONF={os.environ['SLURM_CONF']}" if "SLURM_CONF" in os.environ else "SLURM_CONF is not set"
-    where += f", cluster {cluster}" if cluster else ""
-    try:
-        done = subprocess.run(
-            on_cluster(command, cluster),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_SECONDS,
-            env=without_defaults(os.environ),
-        )
-    except FileNotFoundError as error:
-        raise ClusterError(
-            f"`{command[0]}`: not found on PATH. Submit from a machine of the cluster "
-            "(docs/how-to/clusters/lab.md: how to run a cluster on this machine)"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise ClusterError(f"Slurm: `{command[0]}` timed out after {_LIMIT_SECONDS:.0f} s ({where})") from error
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise ClusterError(f"Slurm: no response ({where}): {said}")
-    return done.stdout
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -16,7 +16,8 @@ from typing import Any
 
 from configs.targets.target import PbsTarget
 from slurm.schedulers.commands.accounting import duration_seconds
-from slurm.schedulers.commands.partitions import ClusterError, ClusterNode, Need, too_few
+from slurm.schedulers.commands.listing import ClusterError, ClusterNode
+from slurm.schedulers.commands.partitions import Need, too_few
 from slurm.schedulers.pbs.calls import run_pbs
 from slurm.schedulers.pbs.jobs import size_bytes
 

@@ -13,7 +13,8 @@ from configs.records.record import Status
 from slurm.schedulers import steps
 from slurm.schedulers.adapter import adapter_for
 from slurm.schedulers.commands.allocation import allocation_lacks, current_allocation
-from slurm.schedulers.commands.partitions import ClusterError, Need, partition_nodes
+from slurm.schedulers.commands.listing import ClusterError
+from slurm.schedulers.commands.partitions import Need, partition_nodes
 from slurm.schedulers.commands.submission import slurm_target
 from slurm.schedulers.refusals import REFUSED, Refused
 from tests.support.cluster.lab import Lab

@@ -15,7 +15,8 @@ from configs.records.record import Status
 from configs.targets.target import SlurmTarget
 from slurm.schedulers import cluster
 from slurm.schedulers.adapter import adapter_for
-from slurm.schedulers.commands.partitions import ClusterError, read_cluster
+from slurm.schedulers.commands.listing import ClusterError
+from slurm.schedulers.commands.partitions import read_cluster
 from slurm.schedulers.commands.states import NEVER_BEGAN, STANDINGS
 from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.queue import shared_queue

@@ -17,7 +17,8 @@ from configs.spec.study import StudyError, parse_study
 from configs.targets.rented import RentedTarget
 from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget, SshTarget
 from engine.planner.accelerators import LocalAccelerator
-from slurm.schedulers.commands.partitions import ClusterError, Need
+from slurm.schedulers.commands.listing import ClusterError
+from slurm.schedulers.commands.partitions import Need
 from tasks.checks.machine import (
     EnvironmentChanged,
     _needs,

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from configs.targets.target import SlurmTarget
-from slurm.schedulers.commands.partitions import Partitions, read_partitions
+from slurm.schedulers.commands.listing import read_partitions
+from slurm.schedulers.commands.partitions import Partitions
 from tasks.deployment import slurm_places
 from tasks.deployment.places import PlaceError
 from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace

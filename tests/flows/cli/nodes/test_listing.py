@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from flows.cli.main import app
 from flows.cli.nodes.listing import _partition, _rented_node
-from slurm.schedulers.commands.partitions import read_partitions
+from slurm.schedulers.commands.listing import read_partitions
 from tasks.providers.rental import Resource
 
 

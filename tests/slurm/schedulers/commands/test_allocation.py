@@ -16,7 +16,8 @@ from configs.targets.target import SlurmTarget
 from slurm.launcher.processes import of_job
 from slurm.schedulers import steps
 from slurm.schedulers.commands.allocation import Allocation, allocation_lacks, current_allocation, read_cores
-from slurm.schedulers.commands.partitions import ClusterError, Need
+from slurm.schedulers.commands.listing import ClusterError
+from slurm.schedulers.commands.partitions import Need
 from slurm.schedulers.commands.step_command import last_words, waiting_reason
 from tests.support.cluster.launches import read_end
 from tests.support.cluster.slurm_jobs import made

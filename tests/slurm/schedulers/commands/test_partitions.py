@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 
 from configs.targets.target import SlurmTarget
+from slurm.schedulers.commands.listing import ClusterError, Partition, megabytes, minutes_of, read_partitions
 from slurm.schedulers.commands.partitions import (
-    ClusterError,
     Need,
-    Partition,
     Partitions,
     cluster_identity,
     lacks,
-    megabytes,
-    minutes_of,
     partition_nodes,
     read_cluster,
-    read_partitions,
 )
 
 SINFO = """\
@@ -185,6 +181,47 @@ def test_a_scheduler_that_is_away_is_said_with_its_configuration(
     monkeypatch.setenv("SLURM_CONF", "/etc/lab.conf")
     with pytest.raises(ClusterError, match=r"no response \(SLURM_CONF=/etc/lab.conf\): slurm_load_ctl_conf"):
         read_cluster()
+
+
+_DENIED = "echo 'slurm_load_node: Access/permission denied' >&2; exit 1"
+_SHOWN = (
+    "PartitionName=lab AllowGroups=ALL Default=YES MaxTime=1-00:00:00 Nodes=c[1-2] State=UP TotalCPUs=8 TotalNodes=2\n"
+    "PartitionName=old AllowGroups=ALL Default=NO MaxTime=UNLIMITED Nodes=(null) State=DOWN TotalCPUs=0 TotalNodes=0"
+)
+
+
+def private_site(folder: Path, monkeypatch: pytest.MonkeyPatch, partitions: str) -> None:
+    """Slurm's programs as a user without privileges finds them where PrivateData hides the nodes."""
+    programs = {
+        "sinfo": _DENIED,
+        "scontrol": f"""case "$*" in *config*) echo 'ClusterName = c' ;; *) {partitions} ;; esac""",
+    }
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/bin")
+
+
+def test_nodes_that_the_site_hides_are_left_to_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private_site(tmp_path, monkeypatch, f"echo '{_SHOWN}'")
+    found = read_cluster()
+    assert lacks(target(time_limit_minutes=60, gpus_per_node=4, constraint="a100"), [Need(2, 500)], found) == []
+    assert lacks(target(time_limit_minutes=1441), [Need(3, 1), Need(1, 1)], found) == [
+        "time_limit_minutes: got 1441, but partition lab allows 1440",
+        "partition: lab cannot give 3 nodes: it has 2 nodes",
+    ]
+    assert lacks(target(partition="old"), [], found) == ["partition: old is not up and starts no jobs"]
+    assert lacks(target(partition="none"), [], found)[0].startswith("partition: unknown partition none of cluster c")
+    assert cluster_identity(target(), found) == "cluster c, partition lab, nodes of unknown"
+    assert partition_nodes(target()) == ()
+
+
+def test_partitions_that_the_site_hides_are_left_to_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private_site(tmp_path, monkeypatch, _DENIED)
+    found = read_cluster()
+    assert lacks(target(partition="gpu", time_limit_minutes=60), [Need(2, 500)], found) == []
+    assert cluster_identity(target(partition="gpu"), found) == "cluster c, partition gpu"
+    assert cluster_identity(target(), found) == "cluster c, partition by default"
 
 
 def test_a_hidden_partition_takes_jobs_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ from configs.workloads.noop import NoopWorkload
 from slurm.launcher.containers import srun_container, wrapped
 from slurm.launcher.peer_monitor import limits_of
 from slurm.schedulers.commands.calls import run_slurm
-from slurm.schedulers.commands.partitions import ClusterNode, _asked
+from slurm.schedulers.commands.listing import ClusterNode
+from slurm.schedulers.commands.listing import asked as slurm_answer
 from slurm.schedulers.commands.submission import _run_sbatch, parameters, sbatch, submission_environment
 from slurm.schedulers.commands.trial import trial
 from slurm.schedulers.refusals import Refused, Unavailable
@@ -198,5 +199,5 @@ def test_no_variable_sends_a_job_to_another_cluster(tmp_path: Path, monkeypatch:
     assert trial(target, nodes=1, cores=1) is None
     assert told() == {"SLURM_CONF"}
     program.rename(tmp_path / "sinfo")
-    _asked(["sinfo"])
+    slurm_answer(["sinfo"])
     assert "SLURM_CLUSTERS" not in told()
