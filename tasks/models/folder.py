@@ -61,11 +61,19 @@ class FileHashes:
         if isinstance(known, dict):
             self._known = {path: entry for path, entry in known.items() if isinstance(entry, list) and len(entry) == 3}
 
+    def unread_bytes(self, paths: Iterable[Path]) -> int:
+        """What of these files has to be read for their hashes. Raises OSError."""
+        return sum(path.stat().st_size for path in paths if not self._is_known(path))
+
+    def _is_known(self, path: Path) -> bool:
+        status = path.stat()
+        return self._known.get(str(path), [None, None])[:2] == [status.st_size, status.st_mtime_ns]
+
     def sha256(self, path: Path) -> str:
         """Hash of the file as it is now. Raises OSError."""
         status = path.stat()
-        size, modified, digest = self._known.get(str(path), (None, None, ""))
-        if (size, modified) != (status.st_size, status.st_mtime_ns):
+        digest = self._known.get(str(path), [0, 0, ""])[2]
+        if not self._is_known(path):
             digest = sha256_of_file(path)
             self._known[str(path)] = [status.st_size, status.st_mtime_ns, digest]
             self._changed = True

@@ -60,6 +60,7 @@ _FORMS = (
 DEFAULT_REVISION = "main"
 """The hub's default branch, for a repository without a revision."""
 _MAX_SEED_DIGITS = 18
+_LONG_TO_READ_BYTES = 8 << 30  # some 10 s from a fast disk, minutes over a network
 _log = logging.getLogger(__name__)
 
 
@@ -197,6 +198,9 @@ def _folder(identifier: str, cache: Path, base: Path) -> ModelManifest:
     with _content():
         config, names = check_folder(folder)
     hashes = _hashes(cache)
+    unread = hashes.unread_bytes(folder / name for name in names)
+    if unread > _LONG_TO_READ_BYTES:
+        _log.warning("%s: reading all %.0f GiB once, since a folder is known by its content", folder, unread / 2**30)
     files = _files(folder, names, hashes)
     hashes.save()
     identity = "folder:" + content_hash({name: file.sha256 for name, file in files.items()})

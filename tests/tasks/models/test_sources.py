@@ -123,6 +123,19 @@ def test_big_folder_is_hashed_once(cache: Path, base: Path, monkeypatch: pytest.
     assert resolve_model("tiny", None, cache, base) == first
 
 
+def test_reading_a_big_folder_is_said_before_it_begins(
+    cache: Path, base: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_model(base / "tiny")
+    monkeypatch.setattr("tasks.models.sources._LONG_TO_READ_BYTES", 1)
+    said = []
+    monkeypatch.setattr(folder_module, "sha256_of_file", lambda path: said.append(caplog.text) or sha256_of_file(path))
+    for _ in range(2):
+        resolve_model("tiny", None, cache, base)
+    assert all("tiny: reading all 0 GiB once" in text for text in said) and len(said) > 1
+    assert caplog.text.count("reading all") == 1  # what is known is not read again
+
+
 def test_folder_that_is_not_there(cache: Path, base: Path) -> None:
     make_model(base / "models" / "llama-7b")
     with pytest.raises(ValueError, match=r"\./models/llama: no such folder \(did you mean \./models/llama-7b\?\)"):
