@@ -407,6 +407,19 @@ def test_more_tokens_than_positions_are_remarked() -> None:
     ]
 
 
+def test_a_plan_states_what_a_cache_without_windows_would_need() -> None:
+    """Mistral's window of 4,096 tokens was all that a prompt of 24,000 cached; a server of ours keeps all of them."""
+    mistral = find_model("mistral-7b")
+    answer = SELECTOR.get_inference_config("text_generation", mistral, 1, 4, prompt_tokens=24_000, accelerator="l40s")
+    (remark,) = answer["assumptions"]
+    windowed, whole = (4 * tokens * 32 * 8 * 128 * 4 / 1e9 for tokens in (4096, 24_128))
+    assert answer["estimated_memory"]["kv_cache_gb"] == pytest.approx(windowed, abs=0.01)
+    needed = answer["estimated_memory"]["per_gpu_gb"] - windowed + whole
+    assert answer["fits"] and f"own engine keeps it, {needed:.1f} GB a device of 47.7 are needed" in remark
+    short = SELECTOR.get_inference_config("text_generation", mistral, 1, 4, prompt_tokens=2000, accelerator="l40s")
+    assert short["assumptions"] == []
+
+
 def test_audio_has_the_length_of_its_encoder() -> None:
     """30 seconds are 1,500 tokens; the 448 positions of Whisper's answers were taken for the most that it reads."""
     whisper = find_model("whisper-small")
