@@ -85,4 +85,5 @@ _PRIORS = {
     "h100": DeviceConstants(matmul=0.66, attention=0.35),
     "h200": DeviceConstants(matmul=0.66, attention=0.35),
 }
+_PRIORS |= {"a800": _PRIORS["a100"], "h800": _PRIORS["h100"]}  # the same but for their links
 _ROCM = DeviceConstants(matmul=0.55, attention=0.3)
