@@ -237,6 +237,16 @@ def test_a_calibrated_cpu_loses_nothing_more_and_hides_nothing() -> None:
     assert ddp.exposed_seconds == ddp.communication_seconds > 0
 
 
+def test_a_cpu_known_by_name_does_not_reach_its_peaks_either() -> None:
+    """Training Llama 3.1 8B was said to be cheapest on CPUs, which were taken to run at all of AMX's peak."""
+    named = device(kind="cpu", peak_flops={"float32": 1e12}, bytes_per_second=1e30)
+    measured = named.model_copy(update={"measured": True})
+    by_name, by_measure = (step_time(setup(gpu=cpu, precision="float32")) for cpu in (named, measured))
+    assert by_name.compute_seconds > 1.3 * by_measure.compute_seconds
+    assert constants_for(named).memory == DeviceConstants().memory < constants_for(measured).memory
+    assert constants_for(named).overlap == 0.0
+
+
 def test_unknown_links_are_named() -> None:
     one = setup(layout=Layout(dp=16, strategy="ddp"))
     alone = replace(one, machine=one.machine.model_copy(update={"between": None}))
