@@ -14,6 +14,7 @@ from engine.planner.memory.shrink import smallest_change
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
 _NEAR = 0.02
+_SMALL = 0.01  # share of the memory
 _MOST_GPUS = 64
 
 
@@ -57,12 +58,12 @@ def window_note(chosen: EvaluatedSetup, max_memory_bytes: int | None = None) -> 
     setup = chosen.setup
     assert isinstance(setup, InferenceSetup)
     whole = inference_memory(setup.replace(architecture=replace(setup.architecture, windows=()))).total
-    if whole <= chosen.memory.total:
+    if whole <= (1 + _SMALL) * chosen.memory.total:
         return []
     limit = memory_limit(setup.machine, max_memory_bytes)
     return [
-        "layers with a sliding window keep the window alone in the KV cache; with the whole context, as Rankwise's own "
-        f"engine keeps it, {whole / GB:,.1f} GB a device of {limit / GB:,.1f} are needed"
+        "layers with a sliding window keep the window alone in the KV cache; an engine that keeps the whole context, "
+        f"as Rankwise's own does, needs {whole / GB:,.1f} GB a device of {limit / GB:,.1f}"
     ]
 
 
