@@ -19,6 +19,7 @@ from engine.planner.memory.stored import activated_width
 from engine.planner.setup import TrainingSetup
 from engine.planner.timing.compute import block_seconds, offload_seconds, optimizer_seconds
 from engine.planner.timing.constants import DeviceConstants, constants_for, prior_for
+from engine.planner.timing.fitting import calibrate_constants
 from engine.planner.timing.training import step_time, traffic
 
 LINK = Link(name="link", latency_seconds=1e-6, bytes_per_second=1e11)
@@ -235,6 +236,15 @@ def test_a_calibrated_cpu_loses_nothing_more_and_hides_nothing() -> None:
     assert (constants.matmul, constants.link, constants.overlap) == (1.0, 1.0, 0.0)
     ddp = step_time(setup(gpu=cpu, layout=Layout(dp=2, strategy="ddp"), precision="float32"))
     assert ddp.exposed_seconds == ddp.communication_seconds > 0
+
+
+def test_tokens_of_a_pair_are_those_of_both_sides() -> None:
+    """As records of training count them: `plan` had half of their tokens/s, and twice their price."""
+    pair, alone = setup(T5, accumulation=3), setup(accumulation=3)
+    assert pair.tokens_per_step == alone.tokens_per_step == 2 * 3 * 256
+    assert (step_time(pair, IDEAL).tokens, step_time(alone, IDEAL).tokens) == (2 * 2 * 3 * 256, 2 * 3 * 256)
+    priors = calibrate_constants([], [])
+    assert priors.tokens_per_second(pair) * priors.step_seconds(pair)[0] == pytest.approx(2 * 2 * 3 * 256)
 
 
 def test_a_cpu_known_by_name_does_not_reach_its_peaks_either() -> None:
