@@ -62,8 +62,16 @@ class TrainingSetup:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of a step over all ranks."""
+        """Tokens of a step over all ranks, of an encoder-decoder those of one side."""
         return self.global_batch * self.sequence_length
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens of a step as the engine counts them (`Examples.positions`): of a pair, its source's and its target's.
+
+        They are the tokens of rates and prices.
+        """
+        return self.tokens_per_step * (2 if self.architecture.kind == "encoder_decoder" else 1)
 
     def replace(self, **changes: object) -> "TrainingSetup":
         """Return the setup with some fields changed."""

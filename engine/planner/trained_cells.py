@@ -123,10 +123,8 @@ def training_figures(cell: Cell, architecture: Architecture, machine: Machine) -
     notes = ["float16 taken for as fast as bfloat16"] if cell.dtype == "float16" else []
     if work.compiled and machine.accelerator.kind == "cpu":
         notes.append("torch.compile taken for no gain")
-    # As the engine counts them (`Examples.positions`): those of a pair's source and of its target.
-    sides = 2 if architecture.kind == "encoder_decoder" else 1
     figures = {
-        "tokens_per_second": sides * setup.tokens_per_step / seconds,
+        "tokens_per_second": setup.trained_tokens / seconds,
         "step_seconds": seconds,
         "exposed_communication_seconds": exposed,
         "network_bytes_per_step": step_network_bytes(setup),

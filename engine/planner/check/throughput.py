@@ -112,7 +112,7 @@ def _predicted(row: PublishedRow, calibrated: CalibratedConstants) -> RowPredict
     try:
         setup = setup_of(row)
         seconds, sigma = calibrated.step_seconds(setup)
-        rate = setup.tokens_per_step / seconds
+        rate = setup.trained_tokens / seconds
         if not calibrated.correction.rows:
             return RowPrediction(
                 rate, interval=factor_interval(rate, UNFITTED_FACTOR), support="data sheets and priors alone"

@@ -198,4 +198,6 @@ def rule_sentence(rule: Rule, theirs: EvaluatedSetup, ours: EvaluatedSetup) -> s
     slower = theirs.seconds / ours.seconds - 1
     if slower < 0.005:
         return f"{start} is predicted to be as fast."
+    if slower >= 1:
+        return f"{start} is predicted to take {short(1 + slower)} times as long."
     return f"{start} is predicted to be {slower:.0%} slower."

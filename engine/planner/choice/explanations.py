@@ -5,13 +5,16 @@ mended(setup, max_memory_bytes)               # "full checkpointing brings 31.2 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.planner.choice.descriptions import ALONE, GB, rate, short, title
 from engine.planner.choice.search import LAUNCHABLE, EvaluatedSetup, memory_limit, ranked, with_memory_limit
+from engine.planner.memory.inference import inference_memory
 from engine.planner.memory.shrink import smallest_change
 from engine.planner.setup import InferenceSetup, TrainingSetup
 
 _NEAR = 0.02
+_SMALL = 0.01  # share of the memory
 _MOST_GPUS = 64
 
 
@@ -44,6 +47,24 @@ def explain_inference(chosen: EvaluatedSetup, max_memory_bytes: int | None = Non
     memory = f"{chosen.memory.total / GB:,.1f} of {limit / GB:,.1f} GB"
     speed = f"{short(chosen.seconds or 0.0)} s a batch, {rate(chosen.tokens_per_second or 0.0)} tokens/s"
     return f"{_capital(where)}: the fastest predicted of what fits there ({speed}; {memory})."
+
+
+def window_note(chosen: EvaluatedSetup, max_memory_bytes: int | None = None) -> list[str]:
+    """Return a remark if layers with a sliding window are taken to cache less than the context.
+
+    Engines differ: transformers and vLLM keep the window, our caches have a place for each position
+    (`engine.inference.cache`, `engine.inference.paged`).
+    """
+    setup = chosen.setup
+    assert isinstance(setup, InferenceSetup)
+    whole = inference_memory(setup.replace(architecture=replace(setup.architecture, windows=()))).total
+    if whole <= (1 + _SMALL) * chosen.memory.total:
+        return []
+    limit = memory_limit(setup.machine, max_memory_bytes)
+    return [
+        "layers with a sliding window keep the window alone in the KV cache; an engine that keeps the whole context, "
+        f"as Rankwise's own does, needs {whole / GB:,.1f} GB a device of {limit / GB:,.1f}"
+    ]
 
 
 def _against(chosen: EvaluatedSetup, found: Sequence[EvaluatedSetup]) -> str:

@@ -258,7 +258,10 @@ def _candidate(setup: TrainingSetup | InferenceSetup, memory: Memory, why_not: s
         return EvaluatedSetup(setup, memory, None, None, False, why_not)
     time: StepTime | GenerationTime
     if isinstance(setup, TrainingSetup):
-        time = step_time(setup)
+        # FSDP2 sums gradients in float32 in our engine, in the file for torch that a plan writes (`torch_settings`) and
+        # in the predicted memory.
+        wide = setup.wide_reduction or setup.layout.strategy == "fsdp"
+        time = step_time(setup.replace(wide_reduction=wide))
     else:
         time = generation_time(setup)
     if setup.machine.accelerator.learned_times != 1:

@@ -37,7 +37,7 @@ from engine.planner.choice.descriptions import (
     title,
     training_dict,
 )
-from engine.planner.choice.explanations import explain_choice, explain_inference, mended
+from engine.planner.choice.explanations import explain_choice, explain_inference, mended, window_note
 from engine.planner.choice.instances import Among, InstanceRequest, counts, inference_base, search_instances
 from engine.planner.choice.launchers import sixteen_bit
 from engine.planner.choice.lengths import TaskType, length_note, length_of, room_note
@@ -152,6 +152,7 @@ class HardwareSelector:
                 *family_note(architecture, model_family),
                 *length_note(architecture, prompt_tokens, base.prompt_tokens, "inference"),
                 *room_note(architecture, base.prompt_tokens, new_tokens),
+                *window_note(chosen, limit),
             ],
             "gpu_count": gpu_count,
             "batch_size": batch_size,

@@ -53,11 +53,17 @@ PRIORS: dict[str, Prior] = {
     "link": Prior(0.35, 0.4, 0.4, 0.5, 0.2),
 }
 _CLOCK_HERTZ = {
-    "a100": 1.41e9, "h100": 1.98e9, "h200": 1.98e9, "gh200": 1.98e9, "h20": 1.98e9, "b200": 1.965e9, "gb200": 1.965e9,
-    "b300": 1.965e9, "gb300": 1.965e9, "mi300x": 2.1e9, "mi325x": 2.1e9, "mi355x": 2.4e9, "l40s": 2.52e9, "l4": 2.04e9,
-    "a10": 1.695e9, "v100": 1.53e9, "t4": 1.59e9,
+    "a100": 1.41e9, "a800": 1.41e9, "h100": 1.98e9, "h800": 1.98e9, "h200": 1.98e9, "gh200": 1.98e9, "h20": 1.98e9,
+    "b200": 1.965e9, "gb200": 1.965e9, "b300": 1.965e9, "gb300": 1.965e9, "mi300x": 2.1e9, "mi300a": 2.1e9,
+    "mi325x": 2.1e9, "mi350x": 2.2e9, "mi355x": 2.4e9, "mi210": 1.7e9, "mi250": 1.7e9, "mi250x": 1.7e9, "l40s": 2.52e9,
+    "l40": 2.49e9, "l4": 2.04e9, "a10": 1.695e9, "a10g": 1.71e9, "a30": 1.44e9, "a40": 1.74e9, "a5000": 1.695e9,
+    "a6000": 1.8e9, "v100": 1.53e9, "v100s": 1.597e9, "t4": 1.59e9, "rtx2080ti": 1.545e9, "quadrortx6000": 1.77e9,
+    "quadrortx8000": 1.77e9, "rtx3090": 1.695e9, "rtx4090": 2.52e9, "rtx5090": 2.407e9, "rtx6000ada": 2.505e9,
+    "rtxpro6000": 2.49e9,
 }  # fmt: skip
-"""Boost clocks of the makers' data sheets; a device that is not listed counts as an A100."""
+"""Boost clocks of the makers' data sheets, or what the catalog's peaks follow from (`accelerators.csv`); a device that
+is not listed counts as an A100.
+"""
 ENGINES: dict[str, dict[str, float]] = {
     "vllm": {},
     "tensorrt-llm": {},

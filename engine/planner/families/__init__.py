@@ -69,7 +69,7 @@ def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture
         method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
         raise ValueError(
             f"config.json: quantization_config ({brief(method)}) is not known to the planner; "
-            "give the unquantised checkpoint"
+            "give the unquantised checkpoint, or a copy of the file without this key to plan it in 16 bits"
         )
     architecture = READERS[kind](Fields(config, name or kind))
     _check(config, architecture)

@@ -7,8 +7,9 @@
 Changes with fewer steps come first; among equals, the one that costs least speed. Training, from cheap to expensive:
 micro-batches that are accumulated (the same products, smaller ones), checkpointing (a quarter to a third more
 products), sharding (more traffic), more ranks (more hardware), offload (the host's bandwidth). Inference: more ranks of
-tensor parallelism, or of a pipeline where those do not suffice, weights of 8 bits, both; only then a shorter context
-and a smaller batch. In training the work of a step is unchanged; for inference the sentence names the reductions.
+tensor parallelism in a node, or of a pipeline where those do not suffice, weights of 8 bits, both; only then a shorter
+context and a smaller batch. In training the work of a step is unchanged; for inference the sentence names the
+reductions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -203,17 +204,36 @@ def _inference_steps(ranks: int) -> list[SetupSteps[InferenceSetup]]:
 
 
 def _split_further(setup: InferenceSetup, most: int) -> Iterator[tuple[str, InferenceSetup]]:
-    """Split over more tensor-parallel ranks, then over more stages: heads that no number divides split in layers."""
-    layout, before = setup.layout, setup.layout.ranks
-    tp = 2 * layout.tp
-    while before // layout.tp * tp <= most:
-        if setup.architecture.splits(tp):
-            changed = setup.replace(layout=layout.model_copy(update={"tp": tp}))
+    """Split over more tensor-parallel ranks of a node, then over more stages, the fewest ranks first: heads that no
+    number divides split in layers. Tensor parallelism over several nodes comes last, as in the search of layouts.
+    """
+    layout, joined = setup.layout, setup.machine.joined_ranks
+    others = layout.ranks // (layout.tp * layout.pp)
+    degrees = [tp for tp in _doubled(layout.tp, most // others) if setup.architecture.splits(tp)]
+    near = [tp for tp in degrees if tp <= joined]
+    deeper = [
+        (tp, pp)
+        for tp in (layout.tp, *near)
+        for pp in range(layout.pp + 1, min(setup.architecture.most_stages, most // (others * tp)) + 1)
+    ]
+    deeper.sort(key=lambda split: (split[0] * split[1], -split[0]))
+    for tp, pp in [*((tp, layout.pp) for tp in near), *deeper, *((tp, layout.pp) for tp in degrees if tp > joined)]:
+        if others * tp * pp > most:
+            continue
+        changed = setup.replace(layout=layout.model_copy(update={"tp": tp, "pp": pp}))
+        if pp == layout.pp:
             yield f"tensor parallelism over {_ranks(tp, changed)}", changed
-        tp *= 2
-    for pp in range(layout.pp + 1, min(setup.architecture.most_stages, most // (before // layout.pp)) + 1):
-        changed = setup.replace(layout=layout.model_copy(update={"pp": pp}))
-        yield f"pipeline parallelism over {_ranks(pp, changed)}", changed
+        elif tp == layout.tp:
+            yield f"pipeline parallelism over {_ranks(pp, changed)}", changed
+        else:
+            yield f"tensor and pipeline parallelism over {tp} x {pp} ranks", changed
+
+
+def _doubled(degree: int, most: int) -> Iterator[int]:
+    """Yield twice a degree, four times and so on, up to a limit."""
+    while 2 * degree <= most:
+        degree *= 2
+        yield degree
 
 
 def _ranks(degree: int, setup: Setup) -> str:

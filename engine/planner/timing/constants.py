@@ -65,8 +65,10 @@ def constants_for(accelerator: Accelerator) -> DeviceConstants:
 
 def prior_for(accelerator: Accelerator) -> DeviceConstants:
     """Return a device's priors, before any measurement."""
-    if accelerator.measured or accelerator.kind == "cpu":
+    if accelerator.measured:
         return _CPU
+    if accelerator.kind == "cpu":
+        return _CPU_BY_NAME
     for prefix, constants in _PRIORS.items():
         if accelerator.name.startswith(prefix):
             return constants
@@ -77,6 +79,8 @@ _CPU = DeviceConstants(
     matmul=1.0, attention=0.7, memory=1.0, link=1.0, overlap=0.0, contention=0.0, product_depth=16.0, head_depth=16.0
 )
 """Measured rates; the communicating core also computes, so nothing is hidden (overlap 0)."""
+_CPU_BY_NAME = _CPU.replace(matmul=DeviceConstants.matmul, memory=DeviceConstants.memory)
+"""Peaks of cores, clock and width, and the socket's memory: real work reaches as little of them as of a GPU's."""
 _PRIORS = {
     # Large cuBLAS products reach about 250 of 312 TFLOP/s on A100, and about 650 of 989 on H100, which its power limits
     # (common microbenchmarks, from memory).
@@ -85,4 +89,5 @@ _PRIORS = {
     "h100": DeviceConstants(matmul=0.66, attention=0.35),
     "h200": DeviceConstants(matmul=0.66, attention=0.35),
 }
+_PRIORS |= {"a800": _PRIORS["a100"], "h800": _PRIORS["h100"]}  # the same but for their links
 _ROCM = DeviceConstants(matmul=0.55, attention=0.3)

@@ -104,7 +104,7 @@ def measured_step_time(setup: TrainingSetup) -> StepTime:
         exposed_seconds=waits.exposed,
         bubble_seconds=0.0,
         optimizer_seconds=owned * rates.parameter_seconds,
-        tokens=setup.tokens_per_step,
+        tokens=setup.trained_tokens,
         model_flops=3 * (2 * multiplied * setup.tokens_per_step + scores),
     )
 

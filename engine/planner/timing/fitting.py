@@ -82,7 +82,7 @@ class CalibratedConstants:
 
     def tokens_per_second(self, setup: TrainingSetup) -> float:
         """Return tokens/s over all ranks."""
-        return setup.tokens_per_step / self.step_seconds(setup)[0]
+        return setup.trained_tokens / self.step_seconds(setup)[0]
 
 
 def calibrate_constants(

@@ -10,9 +10,10 @@ the backward of every micro-batch (ZeRO, arXiv 1910.02054); once if they are kep
 SHARD_GRAD_OP). FSDP2 frees blocks only: the root (tables, head) stays. Hybrid sharding does so within a node, and sums
 shards between nodes. Gradients are sent in the format of the multiplied weights, or in float32 with `wide_reduction`.
 
-DeepSpeed 0.19.8 on CPUs: stages 1 and 2 all-reduce whole buckets and each rank keeps its part
-(`use_multi_rank_bucket_allreduce`, stage_1_and_2.py); stage 3 keeps weights gathered until their next use, if they are
-fewer than `max_reuse_distance`.
+DeepSpeed 0.19.8: stages 1 and 2 all-reduce whole buckets and each rank keeps its part (`average_tensor` of
+stage_1_and_2.py with `use_multi_rank_bucket_allreduce`, its default), in the stream that computes: `overlap_comm` is
+off in these stages unless it is set (config.py, `overlap_comm_valid`), which neither our engine nor our files for
+DeepSpeed do. On CPUs stage 3 keeps weights gathered until their next use, if they are fewer than `max_reuse_distance`.
 
 Tensor parallelism sums a block's two outputs forward and the gradients of its two inputs backward (Megatron-LM,
 arXiv 1909.08053): four all-reduces a layer, six where the forward is computed again.
@@ -151,11 +152,11 @@ def _zero12(setup: TrainingSetup) -> list[Transfer]:
     every = setup.accumulation
     tensor = setup.architecture.rank_parameters(setup.layout.tp) / setup.layout.pp * weight_bytes(setup)
     buckets = max(1, round(tensor / weight_bytes(setup) / _DEEPSPEED_BUCKET_ELEMENTS))
-    phase: Phase = "backward" if setup.layout.strategy == "zero2" else "last_backward"
+    # Stage 1 reduces after the backward pass (`reduce_gradients`), stage 2 between its operators.
+    phase: Phase = "blocking" if setup.layout.strategy == "zero2" else "step"
     times = every if setup.layout.strategy == "zero2" else 1
-    reduction: TrafficCollective = "all_reduce" if on_gloo(setup) else "reduce_scatter"
     return [
-        _transfer(setup, "gradients", reduction, phase, tensor / buckets, buckets * times),
+        _transfer(setup, "gradients", "all_reduce", phase, tensor / buckets, buckets * times),
         _transfer(setup, "updated weights", "all_gather", "step", tensor / buckets, buckets),
     ]
 

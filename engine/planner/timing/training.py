@@ -45,7 +45,7 @@ def step_time(setup: TrainingSetup, constants: DeviceConstants | None = None) ->
         exposed_seconds=exposed,
         bubble_seconds=(setup.layout.pp - 1) * turn,
         optimizer_seconds=optimizer_seconds(setup, constants),
-        tokens=setup.tokens_per_step,
+        tokens=setup.trained_tokens,
         model_flops=model_flops(setup.architecture, setup.tokens_per_step, setup.sequence_length),
     )
 

@@ -8,6 +8,7 @@ The front has tokens/s of a user against tokens/s of a device. Exit codes: 0 pla
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def plan_service(request: PlanRequest) -> int:
     support = calibrated.supports([best.point])[0]
     if best.point.batch == max(wish.batches) and request.serve:
         assumed.append(f"at most {best.point.batch} sequences at once a replica, the most of any measured row")
-    assumed.append(f"weights in {wish.weights}")
+    assumed.append(weights_note(wish, [wish.machine]))
     if any(one.point.tp * one.point.pp > wish.machine.joined_ranks for one in front):
         assumed.append(
             f"replicas of more than {wish.machine.joined_ranks} devices span machines, and what their stages send each "
@@ -150,6 +151,14 @@ def assumed_options(request: PlanRequest, wish: ServingRequest) -> list[str]:
         *length_note(architecture, prompt, prompt, "inference"),
         *room_note(architecture, prompt, wish.new_tokens),
     ]
+
+
+def weights_note(wish: ServingRequest, machines: Sequence[Machine]) -> str:
+    """Return the format of the weights on these machines: GPUs before Ampere have float16 and no bfloat16."""
+    without = [machine.accelerator.lacks(wish.weights) for machine in machines]
+    if all(without):
+        return "weights in float16"
+    return f"weights in {wish.weights}{', in float16 on GPUs that lack it' if any(without) else ''}"
 
 
 def catalog_of(request: PlanRequest) -> "HardwareCatalog":

@@ -29,6 +29,7 @@ from flows.cli.plan.serve import (
     market_of,
     named_point,
     prefill_title,
+    weights_note,
     wish_on,
 )
 from flows.cli.tables import print_table
@@ -52,7 +53,8 @@ def plan_serving_machines(request: PlanRequest, kinds: Sequence[str]) -> int:
     own = replace(wish, machine=chosen.machine, devices=chosen.machine.accelerators)
     measurement, left = best_measurement(own, calibrated, chosen.layout)
     support = calibrated.supports([chosen.layout.point])[0]
-    assumed = [*assumed_options(request, wish), f"weights in {wish.weights}", "no replica spans machines"]
+    weights = weights_note(wish, [one.machine for one in found])
+    assumed = [*assumed_options(request, wish), weights, "no replica spans machines"]
     if request.as_json:
         answer = {
             "engine": wish.engine, "model": wish.architecture.name, "requests_per_second": request.rate,

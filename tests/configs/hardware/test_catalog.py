@@ -14,6 +14,7 @@ from configs.hardware.prices import CATALOG_COLUMNS, Offer, Price, target_prices
 from configs.targets.target import LocalTarget
 from engine.planner.choice.machines import priced_machine
 from engine.planner.timing.collectives import all_reduce_seconds, ring
+from engine.planner.timing.constants import prior_for
 
 TABLES = ("links", "accelerators", "cpus", "instances")
 
@@ -57,7 +58,7 @@ def test_the_accelerators_that_must_be_there() -> None:
     # Those of universities, labs and workstations, which no cloud rents.
     assert {"a30", "a40", "a5000", "l40", "rtx2080ti", "rtx3090", "rtx5090", "rtx6000ada", "v100s-32gb-pcie"} <= names
     assert {"quadrortx6000", "quadrortx8000", "rtxpro6000-workstation", "rtxpro6000-max-q"} <= names
-    assert {"mi210", "mi250-die", "mi300a", "mi350x"} <= names
+    assert {"mi210", "mi250-die", "mi300a", "mi350x", "a100-64gb", "a800-80gb", "h800-80gb"} <= names
 
 
 @pytest.mark.parametrize("name", list(catalog().accelerators()))
@@ -74,7 +75,7 @@ def test_peaks_are_dense_and_in_order(name: str) -> None:
         assert peaks["float8"] == pytest.approx(2 * half, rel=0.03)
     if name.startswith(("h100", "h200")):
         assert half < 1000e12
-    if name.startswith("a100"):
+    if name.startswith(("a100", "a800")) and name != "a100-64gb":  # which has 124 of the chip's units, not 108
         assert (half, peaks["tfloat32"], peaks["float32"]) == (312e12, 156e12, 19.5e12)
 
 
@@ -103,6 +104,9 @@ def test_memory_and_links_can_be(name: str) -> None:
         ("l40s", 46068),
         ("a100-80gb", 81920),
         ("h100-80gb", 81559),
+        ("a100-64gb", 65536),
+        ("h800-80gb", 81559),
+        ("b200", 183359),
         ("h20", 97871),
         ("gh200-96gb", 97871),
         ("rtxpro6000", 97887),
@@ -147,6 +151,8 @@ def test_old_devices_have_no_bfloat16() -> None:
         ("mi250-die", 104, 1024, 1.7, 4096, 3.2),
         ("mi300a", 228, 2048, 2.1, 8192, 5.2),
         ("mi350x", 256, 4096, 2.2, 8192, 8),
+        ("a100-64gb", 124, 2048, 1.41, 4096, 3.2),
+        ("b200", 148, 8192, 1.85, 7680, 7.992),  # 8,192 bits were counted, of which 512 are not in use
     ],
 )
 def test_figures_follow_from_units_clock_and_bus(
@@ -166,6 +172,11 @@ def test_figures_that_others_build_on() -> None:
     assert (limited.flops("bfloat16"), limited.bytes_per_second) == (989.4e12, 2.4e12)
     rates = [accelerator(name).link for name in ("v100-16gb", "a100-80gb", "h100-80gb", "b200")]
     assert [link.bytes_per_second for link in rates if link] == [150e9, 300e9, 450e9, 900e9]
+    for export, whole in (("a800-80gb", a100), ("h800-80gb", h100)):
+        cut = accelerator(export)
+        assert cut.link is not None and cut.link.bytes_per_second == 200e9
+        assert (cut.peak_flops, cut.bytes_per_second) == (whole.peak_flops, whole.bytes_per_second)
+        assert prior_for(cut) == prior_for(whole)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +193,9 @@ def test_figures_that_others_build_on() -> None:
         ("AMD Instinct MI355X OAM", "mi355x"),
         ("NVIDIA H100 PCIe", "h100-80gb-pcie"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM-64GB", "a100-64gb"),
+        ("NVIDIA A800-SXM4-80GB", "a800-80gb"),
+        ("NVIDIA H800", "h800-80gb"),
         ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
         ("Tesla V100-SXM2-16GB", "v100-16gb"),
         ("Tesla T4", "t4"),

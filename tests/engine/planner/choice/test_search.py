@@ -25,7 +25,9 @@ from engine.planner.choice.search import (
     usd_per_million_tokens,
     with_memory_limit,
 )
+from engine.planner.results import StepTime
 from engine.planner.setup import InferenceSetup, TrainingSetup, precision_for
+from engine.planner.timing.training import step_time
 
 NODE = instance("aws/p4d.24xlarge")  # 8 A100 of 40 GB
 OPT = TrainingSetup(find_model("opt-1.3b"), NODE)
@@ -133,6 +135,16 @@ def test_nothing_faster_is_missed(limit_gb: int) -> None:
     assert best.fits == bool(fitting)
     if fitting:
         assert best.seconds == pytest.approx(min(fitting), rel=1e-9)
+
+
+def test_fsdp_is_timed_as_its_own_file_and_the_engine_reduce_gradients() -> None:
+    """In float32: a plan sent them in 16 bits, a study of the same step in 32."""
+    found = ranked(OPT, 8, 16, SearchLimits(axes=("dp",), strategies=("fsdp", "zero3"), offloads=("none",)))
+    for strategy, sent in (("fsdp", True), ("zero3", False)):
+        setup, said = next((one.setup, one.time) for one in found if one.setup.layout.strategy == strategy)
+        assert isinstance(setup, TrainingSetup) and isinstance(said, StepTime)
+        wide, narrow = (step_time(setup.replace(wide_reduction=each)).communication_seconds for each in (True, False))
+        assert said.communication_seconds == (wide if sent else narrow) and wide > 1.2 * narrow
 
 
 def test_less_memory_is_never_faster() -> None:

@@ -143,6 +143,10 @@ def test_the_rule_of_thumb_stands_beside_with_its_own_prediction() -> None:
     poor = config_of("opt-6.7b", 4, 8, 16)["rule_of_thumb"]
     assert not poor["fits"]
     assert "does not fit" in poor["sentence"]
+    # Offload to NVMe: 22 times as long was "2136% slower".
+    far = config_of("mixtral-8x7b", 16, 1, accelerator="h100-80gb", sequence_length=4096)
+    times = far["rule_of_thumb"]["step_seconds"] / far["step_seconds"]
+    assert times > 2 and far["rule_of_thumb"]["sentence"].endswith(f"predicted to take {times:.3g} times as long.")
 
 
 def test_what_does_not_fit_is_said_with_the_smallest_change() -> None:
@@ -405,6 +409,20 @@ def test_more_tokens_than_positions_are_remarked() -> None:
     assert room_note(find_model("whisper-tiny"), 1500, 449) == [
         "449 new tokens, although whisper-tiny has 448 positions"
     ]
+
+
+def test_a_plan_states_what_a_cache_without_windows_would_need() -> None:
+    """Mistral's window of 4,096 tokens was all that a prompt of 24,000 cached; a server of ours keeps all of them."""
+    mistral = find_model("mistral-7b")
+    answer = SELECTOR.get_inference_config("text_generation", mistral, 1, 4, prompt_tokens=24_000, accelerator="l40s")
+    (remark,) = answer["assumptions"]
+    windowed, whole = (4 * tokens * 32 * 8 * 128 * 4 / 1e9 for tokens in (4096, 24_128))
+    assert answer["estimated_memory"]["kv_cache_gb"] == pytest.approx(windowed, abs=0.01)
+    needed = answer["estimated_memory"]["per_gpu_gb"] - windowed + whole
+    assert answer["fits"] and f"as Rankwise's own does, needs {needed:.1f} GB a device of 47.7" in remark
+    for model, tokens in (("mistral-7b", 2000), ("gpt-oss-20b", 300)):  # beside the weights it is nothing
+        few = SELECTOR.get_inference_config("text_generation", model, 1, 4, prompt_tokens=tokens, accelerator="l40s")
+        assert few["assumptions"] == []
 
 
 def test_audio_has_the_length_of_its_encoder() -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.hardware.catalog import accelerator
+from configs.hardware.catalog import accelerator, catalog
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
 from engine.planner.check.generation import measured_points
 from engine.planner.check.table import read_published_rows
 from engine.planner.engines.calibrated import CalibratedEngines, fit_engines
-from engine.planner.engines.constants import engine_name
+from engine.planner.engines.constants import _CLOCK_HERTZ, engine_name, log_prior
 from engine.planner.engines.fit import predicted_logs, sensitivities
 from engine.planner.engines.levels import LevelBasis, names
 from engine.planner.engines.point import BatchPoint
@@ -122,6 +122,15 @@ def test_a_written_file_predicts_the_same(tmp_path: Path) -> None:
         [one.seconds for one in calibrated.forecast(cases)], rel=1e-3
     )
     assert path.read_text().count("\n") == SHIPPED.read_text().count("\n")
+
+
+def test_every_gpu_of_the_catalog_has_its_clock() -> None:
+    """An A10G (AWS's G5), an RTX PRO 6000 or an RTX 4090 had the clock, and so the launches, of an A100."""
+    gpus = [name for name, device in catalog().accelerators().items() if device.kind in ("cuda", "rocm")]
+    assert {name.split("-")[0] for name in gpus} == set(_CLOCK_HERTZ)
+    assert all(1.3e9 < hertz < 2.7e9 for hertz in _CLOCK_HERTZ.values())
+    step = [log_prior("step_seconds", "vllm", name, "cuda") for name in ("a100-80gb", "a10g", "rtxpro6000")]
+    assert step == sorted(step, reverse=True) and len(set(step)) == 3
 
 
 def test_engines_are_named() -> None:

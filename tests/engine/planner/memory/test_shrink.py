@@ -125,6 +125,30 @@ def test_ranks_in_all_are_named_where_a_layout_has_several_degrees() -> None:
     assert change is not None and change.words == ("tensor parallelism over 4 ranks (8 in all)",)
 
 
+@pytest.mark.parametrize(
+    ("layout", "words", "split"),
+    [
+        # Of 8 ranks in a node: 32 were named, with tensor parallelism over 16 of them.
+        (Layout(tp=4, pp=2), "pipeline parallelism over 5 ranks (20 in all)", Layout(tp=4, pp=5)),
+        (Layout(tp=4), "tensor and pipeline parallelism over 8 x 3 ranks", Layout(tp=8, pp=3)),
+    ],
+)
+def test_tensor_parallelism_stays_in_a_node_while_stages_suffice(layout: Layout, words: str, split: Layout) -> None:
+    node = machine().model_copy(update={"accelerators": 8})
+    setup = InferenceSetup(architecture(4096, 60), node, layout, prompt_tokens=64, new_tokens=64)
+    limit = memory_of(setup.replace(layout=split)).total
+    change = smallest_change(setup, limit, 64)
+    assert change is not None and change.words == (words,)
+    assert change.setup.layout == split and fits(change.setup, limit)
+
+
+def test_tensor_parallelism_in_a_larger_node_goes_further() -> None:
+    node = machine().model_copy(update={"accelerators": 64})
+    setup = InferenceSetup(architecture(4096, 60), node, Layout(tp=4, pp=2), prompt_tokens=64, new_tokens=64)
+    change = smallest_change(setup, memory_of(setup.replace(layout=Layout(tp=4, pp=5))).total, 64)
+    assert change is not None and change.words == ("tensor parallelism over 16 ranks (32 in all)",)
+
+
 def test_a_large_cache_is_made_smaller() -> None:
     setup = InferenceSetup(architecture(), machine(), batch=64, prompt_tokens=8192, new_tokens=64)
     change = smallest_change(setup, memory_of(setup.replace(batch=32)).total)

@@ -5,7 +5,12 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
+from configs.hardware.catalog import accelerator
+from configs.hardware.hardware import Machine
+from engine.planner.catalog import find_model
+from engine.planner.engines.service import ServingRequest
 from flows.cli.main import app
+from flows.cli.plan.serve import weights_note
 
 MODEL = ("--model", "llama-3.1-70b", "--accelerator", "h100-80gb", "--sequence-length", "1000", "--new-tokens", "300")
 
@@ -101,3 +106,20 @@ def test_replicas_over_several_machines_say_that_their_network_is_not_counted() 
     assert any(one["tp"] * one["pp"] > 8 for one in spanning["pareto_front"])
     said = "replicas of more than 8 devices span machines, and what their stages send each other takes no time"
     assert said in spanning["assumptions"] and said not in inside["assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        (("t4",), "weights in float16"),  # an engine refuses bfloat16 there, which the plan assumed
+        (("l4",), "weights in bfloat16"),
+        (("l4", "v100-32gb"), "weights in bfloat16, in float16 on GPUs that lack it"),
+    ],
+)
+def test_weights_are_in_a_format_that_the_gpus_have(devices: tuple[str, ...], said: str) -> None:
+    words = ("--model", "llama-3.2-1b", "--accelerator", devices[0], "--json", "--gpus", "1")
+    of = [Machine(name=name, accelerator=accelerator(name)) for name in devices]
+    wish = ServingRequest("vllm", find_model("llama-3.2-1b"), of[0], 512, 128, 1)
+    assert weights_note(wish, of) == said
+    if len(devices) == 1:
+        assert said in json.loads(plan_serve(*words).stdout)["assumptions"]
