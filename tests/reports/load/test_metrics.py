@@ -38,18 +38,32 @@ def test_figures_of_a_run_whose_moments_are_known() -> None:
     assert (found.lengths_held, found.counts_agree, found.chunks_above_usage) == (1.0, 1.0, 0)
 
 
-@pytest.mark.parametrize(("columns", "tokens"), [({}, 11), ({"chunks": 1.0}, 1), ({"new_tokens": np.nan}, 1)])
-def test_time_per_token_of_answers_that_come_at_one_moment_is_unknown(columns: dict[str, Any], tokens: int) -> None:
-    """As behind a proxy that buffers: eleven tokens in one chunk, or in eleven that arrive together."""
+@pytest.mark.parametrize(
+    ("columns", "tokens", "gap"),
+    [({}, 11, 0.0), ({"chunks": 1.0}, 1, 0.0), ({"new_tokens": np.nan}, 1, 0.0), ({}, 11, 1e-5)],
+)
+def test_time_per_token_of_answers_that_come_at_one_moment_is_unknown(
+    columns: dict[str, Any], tokens: int, gap: float
+) -> None:
+    """As behind a proxy that buffers: eleven tokens in one chunk, or in eleven that are read one after another."""
     known: dict[str, Any] = {"new_tokens": 11.0, "asked_new_tokens": 11.0} | columns
-    run = made_run(evenly(200), ttft=1.1, gap=0.0, tokens=tokens, duration=20.0, **known)
+    run = made_run(evenly(200), ttft=1.1, gap=gap, tokens=tokens, duration=20.0, **known)
     found = serving_metrics(run, RequestObjectives(tpot_seconds=0.09))
     assert "tpot" not in found.latencies and "itl" not in found.latencies
     assert found.goodput is not None and found.goodput.share == 0  # 0 s a token met any objective
-    assert scores(run, RequestObjectives(tpot_seconds=0.2)) == pytest.approx(np.full(200, 0.5))  # 1.1 s over 11 tokens
+    assert scores(run, RequestObjectives(tpot_seconds=0.2)) == pytest.approx(
+        np.full(200, 0.5), rel=1e-3
+    )  # 1.1 s over 11
     (note,) = (note for note in judged(run, found).notes if "one moment" in note)
     assert note.startswith("100 % of the answers came at one moment: their TPOT and ITL are unknown")
     assert run_json(found, judged(run, found), None)["checks"]["answers_at_one_moment_share"] == 1
+
+
+@pytest.mark.parametrize(("ttft", "gap"), [(1e-4, 1e-5), (30.0, 1e-3), (30.0, 1e-4)])
+def test_fast_answers_have_a_time_per_token(ttft: float, gap: float) -> None:
+    """Of a stand-in without a model, and a few tokens after a prompt that took half a minute."""
+    found = serving_metrics(made_run(evenly(50), ttft=ttft, gap=gap, tokens=11))
+    assert found.at_once == 0 and found.latencies["tpot"].p50.value == pytest.approx(gap)
 
 
 def test_answers_of_one_token_have_no_time_per_token_to_judge() -> None:
