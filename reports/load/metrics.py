@@ -189,8 +189,10 @@ def _achieved(run: LoadRun, window: Window) -> float | None:
 
 def _as_long_as_asked(run: LoadRun) -> NDArray[np.bool_]:
     """Without usage, chunks are no count of tokens: an answer that ended at its limit has as many as were asked for."""
-    limited = np.isnan(run.columns["new_tokens"]) & (run.columns["finish"] == FinishCode.LENGTH)
-    held: NDArray[np.bool_] = (run.tokens == run.columns["asked_new_tokens"]) | limited
+    usage = run.columns["new_tokens"]
+    limited = np.isnan(usage) & (run.columns["finish"] == FinishCode.LENGTH)
+    told = np.where(np.isnan(usage), run.columns["chunks"], usage)
+    held: NDArray[np.bool_] = (told == run.columns["asked_new_tokens"]) | limited
     return held
 
 

@@ -75,9 +75,8 @@ class LoadRun:
 
     @cached_property
     def tokens(self) -> Floats:
-        """Tokens of each answer by the server's usage; counted chunks where it gave none."""
-        usage = self.columns["new_tokens"]
-        return np.where(np.isnan(usage), self.columns["chunks"], usage)
+        """Tokens of each answer by the server's usage; counted chunks where it gave none, or fewer than there are."""
+        return np.fmax(self.columns["new_tokens"], self.columns["chunks"])  # fmax: of NaN and a count the count
 
     @cached_property
     def _answered(self) -> Floats:

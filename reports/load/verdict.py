@@ -101,7 +101,7 @@ def _notes(run: LoadRun, figures: LoadFigures) -> list[str]:
     if figures.chunks_above_usage:
         notes.append(
             f"{plural(figures.chunks_above_usage, 'answer')} had more chunks than the server counted tokens: "
-            "its usage is wrong"
+            "its usage is wrong, and their tokens are counted by chunks"
         )
     elif figures.counts_agree is None and figures.completed:
         notes.append("the server sends no usage: tokens are counted by chunks")

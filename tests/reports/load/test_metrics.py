@@ -147,6 +147,17 @@ def test_wrong_usage_is_counted() -> None:
     assert serving_metrics(made_run(evenly(50), ttft=0.1, new_tokens=np.nan)).counts_agree is None
 
 
+@pytest.mark.parametrize("usage", [0.0, 1.0])
+def test_a_usage_below_the_chunks_hides_no_time_per_token(usage: float) -> None:
+    """Of 0 or 1 token, as proxies write it, an answer had no TPOT: it met every objective of one."""
+    run = made_run(evenly(200), ttft=0.3, gap=0.01, tokens=11, duration=20.0, new_tokens=usage)
+    found = serving_metrics(run, RequestObjectives(tpot_seconds=0.009))
+    assert found.latencies["tpot"].p50.value == pytest.approx(0.01)
+    assert found.goodput is not None and found.goodput.share == 0
+    assert found.tokens_per_second == pytest.approx(110, rel=0.03)
+    assert found.chunks_above_usage == 200 and found.lengths_held == 0
+
+
 @pytest.mark.parametrize(("finish", "held"), [(FinishCode.LENGTH, 1.0), (FinishCode.STOP, 0.0)])
 def test_chunks_of_several_tokens_are_no_length(finish: FinishCode, held: float) -> None:
     """Without usage, answers that ended at their limit were called too short, and their engine left out."""
