@@ -33,6 +33,11 @@ class RequestContent:
     def prompt_tokens(self) -> int | None:
         return None if isinstance(self.prompt, str) else len(self.prompt)
 
+    @property
+    def asked_tokens(self) -> int:
+        """Tokens of prompt and answer, at most: a text has no more than bytes."""
+        return self.new_tokens + len(self.prompt.encode() if isinstance(self.prompt, str) else self.prompt)
+
 
 class RequestSource:
     """Draws conversations. Raises ValueError for a file of prompts that cannot be used."""

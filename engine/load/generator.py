@@ -57,7 +57,7 @@ class Generator:
         self._recorder = RequestRecorder(0.0)
         self._due_requests = 0
         self._last_due = 0.0
-        self._asked_tokens = 0
+        self._asked_tokens = job.caps.spent_tokens
         self._in_flight = 0
         self._lately = deque[float]()  # when requests were sent, as far back as the cap of rate looks
         self._capped: str | None = None
@@ -201,9 +201,7 @@ class Generator:
             return False
         if self._is_burst():
             return False
-        prompt = turn.prompt_tokens
-        # A text has at most as many tokens as bytes.
-        asked = turn.new_tokens + (len(str(turn.prompt).encode()) if prompt is None else prompt)
+        asked = turn.asked_tokens
         if job.caps.max_tokens is not None and self._asked_tokens + asked > job.caps.max_tokens:
             self._stop(f"max_tokens: {job.caps.max_tokens:,} tokens asked for", abort=False)
             return False

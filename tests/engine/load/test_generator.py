@@ -203,10 +203,11 @@ def test_no_server_is_an_error_of_each_request(tmp_path: Path) -> None:
 
 def test_caps_of_tokens_and_requests_in_flight_protect_the_server(tmp_path: Path, script: Script, url: str) -> None:
     contents = Contents(prompt_tokens=10, new_tokens=10)
-    run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=Caps(max_tokens=105), duration_seconds=30)
+    caps = Caps(max_tokens=205, spent_tokens=100)
+    run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=caps, duration_seconds=30)
     columns, facts = samples(tmp_path)
     assert len(columns["outcome"]) == 5
-    assert facts.capped == "max_tokens: 105 tokens asked for" and facts.issuing_seconds < 20
+    assert facts.capped == "max_tokens: 205 tokens asked for" and facts.issuing_seconds < 20
     script.first_seconds = 0.5
     run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=Caps(max_in_flight=4), max_requests=20)
     columns, _ = samples(tmp_path)

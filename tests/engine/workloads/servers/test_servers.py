@@ -2,16 +2,18 @@
 
 import socket
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf, isnan, nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from configs.common.base import SCHEMA_VERSION
 from configs.load.arrivals import PoissonArrivals
-from configs.load.job import Endpoint, LoadJob
+from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
@@ -182,3 +184,31 @@ def test_a_server_that_is_too_slow_for_a_probe_is_told_with_the_time(monkeypatch
         job = LoadJob(endpoint=endpoint, arrivals=PoissonArrivals(rate=1), duration_seconds=1)
         with pytest.raises(RuntimeError, match=r"the server answers no request: no answer within 0\.2 s"):
             probes.Probes(job, 1, None, exact=False).alone()
+
+
+@pytest.mark.parametrize(("cap", "count"), [(None, 8), (10_000, 8), (100, 2), (48, 1), (47, 0), (1, 0)])
+def test_requests_that_are_compared_keep_to_the_cap_of_tokens(cap: int | None, count: int) -> None:
+    """Sent alone and again they were counted nowhere: an endpoint was asked for more than its cap."""
+    job = LoadJob(
+        endpoint=Endpoint(url="http://127.0.0.1:1", model="m"), arrivals=PoissonArrivals(rate=1), duration_seconds=1,
+        contents=Contents(prompt_tokens=8, new_tokens=4), caps=Caps(max_tokens=cap),
+    )  # fmt: skip
+    found = probes.Probes(job, 8, None, exact=False)
+    assert found.asked_tokens == 2 * 12 * count and found.asked_tokens <= (cap or 1000) / 2
+    with pytest.raises(RuntimeError, match="answers no request") if count else nullcontext():
+        found.alone()
+    assert len(found.alone_answers) == count
+
+
+def test_many_requests_that_are_compared_keep_to_the_cap_of_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(probes, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 100.0))
+    monkeypatch.setattr(probes, "posted", lambda *_: (200, {"choices": [{"text": "a"}]}))
+    for count, pauses in ((30, [0.0] * 30), (31, [0.5 * number for number in range(31)])):
+        job = LoadJob(
+            endpoint=Endpoint(url="http://127.0.0.1:1", model="m"), arrivals=PoissonArrivals(rate=1),
+            duration_seconds=1, caps=Caps(max_rate=2),
+        )  # fmt: skip
+        slept.clear()
+        probes.Probes(job, count, None, exact=False).alone()
+        assert slept == pytest.approx(pauses)
