@@ -9,7 +9,7 @@ sections (`reports.numbers.percentiles`), since neighbouring requests share a qu
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from reports.load.samples import LoadRun
 from reports.load.steady import Window, steady_window
 from reports.numbers.percentiles import quantiles, section_interval
 from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, Percentile
+from reports.text import percent
 
 SHARES = (0.5, 0.9, 0.99)
 SECTIONS = LEAST_REPEATS
@@ -30,6 +31,9 @@ _LEAST_OF_SECTION = 10
 WARM_UP_SHARE = 0.2
 """Of each run of a search, not counted: every run begins with an idle server. A share that is fixed beforehand, since a
 cut that is chosen by the samples (as of `reports.load.steady`) leaves a shorter queue than there is."""
+
+_SHORT_SHARE = 0.9
+"""Of the requests that conversations stand for: with fewer, more than one conversation's chance, a run is too short."""
 
 MAX_SCORE = 1e6
 """Of a request that failed: worse than any bound, and still a number whose logarithm can be taken."""
@@ -135,6 +139,25 @@ def scores(run: LoadRun, objectives: RequestObjectives) -> Floats:
 def scores_after_warm_up(run: LoadRun, objectives: RequestObjectives) -> Floats:
     """The scores of a run for `reports.load.search`."""
     return scores(run, objectives)[run.columns["scheduled_seconds"] >= WARM_UP_SHARE * run.facts.issuing_seconds]
+
+
+def cut_conversations(run: LoadRun) -> str | None:
+    """Say that conversations are too long for the run, so that surely fewer requests were due than asked for; or None.
+
+    In a long run turns of conversations that have begun before take the place of those that begin too late to end. They
+    do not where a conversation takes as long as the run. Conversations that a failure ended do not count.
+    """
+    turns, columns = run.facts.job.contents.turns, run.columns
+    if turns == 1 or run.facts.job.requested_rate is None:
+        return None
+    whole = ~np.isin(columns["conversation"], columns["conversation"][~run.completed])
+    due = whole & (columns["scheduled_seconds"] >= WARM_UP_SHARE * run.facts.issuing_seconds)
+    begun = int((due & (columns["turn"] == 0)).sum())
+    share = float(due.sum()) / (turns * begun) if begun else 1.0
+    if not begun or share >= _SHORT_SHARE - 1 / sqrt(begun):
+        return None
+    asked = f"{percent(share)} of the requests that were asked for were due"
+    return f"conversations of {turns} turns are too long for the run: {asked}"
 
 
 def latency_of(values: Floats, sections: Ints) -> LatencyFigures | None:
