@@ -59,6 +59,27 @@ def test_a_cell_becomes_options_of_vllm(python: EngineEnvironment) -> None:
     assert command.environment["OMP_NUM_THREADS"] == "1"
 
 
+def test_the_cache_of_vllm_on_a_cpu_is_as_large_as_asked_for(python: EngineEnvironment) -> None:
+    """Its variable takes whole GiB: caches of 0.25, 0.5 and 1 GiB were the same one, measured three times."""
+    sizes = [command_of(wanted("vllm", python, kv_cache_gib=size)).environment for size in (None, 1.0, 3.0)]
+    assert [one["VLLM_CPU_KVCACHE_SPACE"] for one in sizes] == ["1", "1", "3"]
+    with pytest.raises(NotImplementedError, match=r"kv_cache_gib is a whole number on a CPU, got 0\.25"):
+        command_of(wanted("vllm", python, kv_cache_gib=0.25))
+    on_gpus = replace(wanted("vllm", python, kv_cache_gib=0.25), on_gpus=True)
+    assert "--kv-cache-memory-bytes 268435456" in " ".join(command_of(on_gpus).argv)
+
+
+def test_sglang_is_told_that_it_runs_on_a_cpu_and_on_which_cores(python: EngineEnvironment) -> None:
+    """Its documentation requires the variable beside the option; without the other it takes the whole machine."""
+    command = command_of(wanted("sglang", python, layout={"tp": 2}))
+    assert command.environment == {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    assert "--device cpu" in " ".join(command.argv)
+    assert command_of(wanted("sglang", python)).environment["SGLANG_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in command_of(wanted("sglang", python, layout={"dp": 2})).environment
+    on_gpus = command_of(replace(wanted("sglang", python), on_gpus=True))
+    assert not on_gpus.environment and "cpu" not in on_gpus.argv
+
+
 @pytest.mark.parametrize(
     ("config", "length"),
     [
