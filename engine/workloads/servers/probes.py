@@ -97,8 +97,10 @@ class Probes:
                 self._refusal = f"no answer within {_SECONDS:g} s" if late else str(error)
                 return None
             if status == 200:
-                self._fields = fields
-                return answered(data)
+                self._fields, found = fields, answered(data)
+                if found is None:
+                    self._refusal = "HTTP 200, but not with the JSON of a completion, to a request without `stream`"
+                return found
             self._refusal = f"{status} {str(data)[:200]}"
         return None
 

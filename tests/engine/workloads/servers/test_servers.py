@@ -233,3 +233,14 @@ def test_many_requests_that_are_compared_keep_to_the_cap_of_rate(monkeypatch: py
         slept.clear()
         probes.Probes(job, count, None, exact=False).alone()
         assert slept == pytest.approx(pauses)
+
+
+@pytest.mark.parametrize("data", [{}, "<html>", {"choices": [{"message": {"content": "a"}}]}], ids=str)
+def test_an_answer_that_is_no_completion_is_told_as_one(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+    """The server was said to give no answer."""
+    monkeypatch.setattr(probes, "posted", lambda *_: (200, data))
+    job = LoadJob(
+        endpoint=Endpoint(url="http://127.0.0.1:1", model="m"), arrivals=PoissonArrivals(rate=1), duration_seconds=1
+    )
+    with pytest.raises(RuntimeError, match="HTTP 200, but not with the JSON of a completion"):
+        probes.Probes(job, 2, None, exact=False).alone()
