@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.common.arrays import Floats, Ints
+from configs.load.arrivals import ClosedLoop
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import FinishCode, RequestOutcome
 from reports.load.samples import LoadRun
@@ -59,7 +60,10 @@ class LatencyFigures:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests that met all objectives: share of those that were due, and how many per second."""
+    """Requests that met all objectives: share of those that were due, and how many per second.
+
+    The rate is of those that were due, of a closed loop of those that ended.
+    """
 
     share: float
     requests_per_second: float | None
@@ -106,6 +110,9 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
     usage, chunks = run.columns["new_tokens"], run.columns["chunks"]
     counted = due & run.completed & ~np.isnan(usage)
     completed = due & run.completed
+    # Users first ask all at once: as a rate, requests that were due would be too many by as many as there are users.
+    closed = isinstance(run.facts.job.arrivals, ClosedLoop)
+    rated = window.holds(run.columns["ended_seconds"]) if closed else due
     return LoadFigures(
         window=window,
         latencies=_latencies(run, kept),
@@ -116,8 +123,8 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
         offered_rate=_rate(len(kept), window),
         achieved_rate=_achieved(run, window),
         tokens_per_second=_token_rate(run, window),
-        prompt_tokens_per_second=_prompt_rate(run, completed, window),
-        goodput=None if objectives is None else _goodput(scores(run, objectives)[due], window),
+        prompt_tokens_per_second=_prompt_rate(run, rated & run.completed, window),
+        goodput=None if objectives is None else _goodput(scores(run, objectives), due, rated, window),
         lengths_held=_share(_as_long_as_asked(run)[completed]),
         counts_agree=_share((usage == chunks)[counted]),
         chunks_above_usage=int((chunks > usage)[counted].sum()),
@@ -230,11 +237,13 @@ def _prompt_rate(run: LoadRun, completed: NDArray[np.bool_], window: Window) -> 
     return None if not len(usage) or np.isnan(usage).any() else _rate(float(usage.sum()), window)
 
 
-def _goodput(found: Floats, window: Window) -> Goodput | None:
-    if not len(found):
-        return None
+def _goodput(found: Floats, due: NDArray[np.bool_], rated: NDArray[np.bool_], window: Window) -> Goodput | None:
+    """rated: requests of which the rate is. It is None where all good ones ended later, as the achieved rate is."""
     good = found <= 1
-    return Goodput(float(good.mean()), _rate(int(good.sum()), window))
+    if not due.any():
+        return None
+    inside = int((good & rated).sum())
+    return Goodput(float(good[due].mean()), None if not inside and good.any() else _rate(inside, window))
 
 
 def _rate(number: float, window: Window) -> float | None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.load.simulated import SingleServer
+from configs.load.arrivals import ClosedLoop
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import FinishCode, RequestOutcome
 from reports.load.json_form import run_json
@@ -70,6 +71,22 @@ def test_answers_of_one_token_have_no_time_per_token_to_judge() -> None:
     run = made_run(evenly(200), ttft=1.1, tokens=1, duration=20.0)
     found = serving_metrics(run, RequestObjectives(tpot_seconds=0.001))
     assert found.goodput is not None and found.goodput.share == 1 and found.at_once == 0
+
+
+def test_the_goodput_of_users_is_that_of_the_answers_that_ended() -> None:
+    """Four users ask at once, then as their answers of 1 s end: 44 requests in 10 s were 4.4 good ones/s of 4."""
+    first = np.array([0.25, 0.5, 0.75, 1.0])
+    due = np.concatenate([np.zeros(4), *(first + number for number in range(10))])
+    seconds = np.concatenate([first, np.ones(40)])
+    run = made_run(due, ttft=seconds, tokens=1, duration=10.0)
+    job = run.facts.job.model_copy(update={"arrivals": ClosedLoop(users=4)})
+    found = serving_metrics(
+        replace(run, facts=run.facts.model_copy(update={"job": job})), RequestObjectives(ttft_seconds=1.01)
+    )
+    assert found.goodput is not None and found.goodput.share == 1
+    assert found.goodput.requests_per_second == found.achieved_rate == pytest.approx(4)
+    assert found.prompt_tokens_per_second == pytest.approx(4 * 5)
+    assert found.offered_rate == pytest.approx(4.4)
 
 
 def test_waiting_in_the_generator_counts() -> None:
