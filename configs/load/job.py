@@ -10,7 +10,7 @@ import re
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from configs.common.base import Frozen
 from configs.common.secrets import shown_url
@@ -94,6 +94,7 @@ class Caps(Frozen):
         None, description="mean requests/s; a schedule above it, or with a burst of three times it, is refused"
     )
     max_tokens: PositiveInt | None = Field(None, description="tokens asked for in all, prompts and answers")
+    spent_tokens: NonNegativeInt = Field(0, description="of max_tokens: what requests beside the generator's ask for")
     max_in_flight: PositiveInt = Field(4096, le=60_000, description="requests at once; later ones are dropped")
     timeout_seconds: PositiveFloat = Field(300.0, description="of a request")
 

@@ -68,7 +68,8 @@ class LoadFacts(Frozen):
     job: LoadJob
     started_at: str
     issuing_seconds: NonNegativeFloat
-    """Until the last request was due, or would have been."""
+    """The duration, or until the first request of an open loop would have been due that a count or a cap left out; else
+    until the last one was due."""
     wall_seconds: NonNegativeFloat
     """Until the last response ended."""
     cpu_share: NonNegativeFloat

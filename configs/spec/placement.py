@@ -13,6 +13,7 @@ from configs.spec.cell import Cell
 from configs.spec.drafts import Draft
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import EndpointTarget, LocalTarget, Target
+from configs.workloads import descriptor_of
 from configs.workloads.serve import ServeWorkload
 
 
@@ -34,6 +35,9 @@ def placed(cell: Cell, target: Target, asked: int | None) -> Cell:
         if above is not None:
             raise ValueError(f"workload.{above}")
     nodes = 1 if isinstance(target, LocalTarget) else asked or target.nodes_for(cell.layout.ranks)
+    if nodes > 1 and descriptor_of(cell.workload).starts_server:
+        what = f"nodes: {asked}" if asked else f"layout: {cell.layout} takes {nodes} nodes of target {target.name}"
+        raise ValueError(f"{what}, but the server of a study runs on one. Use fewer ranks, or `rankwise deploy`")
     return cell if nodes == cell.nodes else cell.model_copy(update={"nodes": nodes})
 
 

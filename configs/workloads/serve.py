@@ -185,10 +185,13 @@ class ServeWorkload(BaseWorkload):
 
     def requests(self, endpoint: Endpoint, vocabulary: int | None, folder: str | None, max_rate: float | None,
                  max_tokens: int | None, seed: int, rate: float | None = None) -> LoadJob:  # fmt: skip
-        """Return the job of one run of the generator. rate: of a run of a search. folder: of the input files.
+        """Return the job of one run of the generator. rate: of a run of a search; none: of its first one. folder: of
+        the input files.
 
         Raises ValueError for a rate above the target's cap.
         """
+        if rate is None and self.find is not None:
+            rate = self.search(max_rate).first_rate
         first, end = Contents().vocabulary
         contents = Contents(
             prompts=self.prompts and _placed(self.prompts, folder),

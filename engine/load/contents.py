@@ -18,7 +18,7 @@ from configs.load.lengths import Lengths
 from engine.load.arrivals import TraceRow
 from engine.load.lengths import draw_length
 
-_CONVERSATION, _PREFIX = 1, 2
+_CONVERSATION, _PREFIX, _FIRST_PROMPT = 1, 2, 5
 """Streams of random numbers of one seed."""
 
 
@@ -33,6 +33,11 @@ class RequestContent:
     def prompt_tokens(self) -> int | None:
         return None if isinstance(self.prompt, str) else len(self.prompt)
 
+    @property
+    def asked_tokens(self) -> int:
+        """Tokens of prompt and answer, at most: a text has no more than bytes."""
+        return self.new_tokens + len(self.prompt.encode() if isinstance(self.prompt, str) else self.prompt)
+
 
 class RequestSource:
     """Draws conversations. Raises ValueError for a file of prompts that cannot be used."""
@@ -41,6 +46,8 @@ class RequestSource:
         self.contents = contents
         self.seed = seed
         self.prompts = None if contents.prompts is None else _prompts(Path(contents.prompts), contents.turns)
+        # A run that began with the same prompt as the one before would find its prompts in the server's cache.
+        self.first_prompt = int(np.random.default_rng((seed, _FIRST_PROMPT)).integers(len(self.prompts or "1")))
 
     def conversation(self, number: int, row: TraceRow | None = None) -> "Conversation":
         """The conversation of this number; lengths of the trace's row, where it has them, are those of its turns."""
@@ -96,10 +103,10 @@ class Conversation:
         return RequestContent(self._history, asked or self._drawn(self._source.contents.new_tokens))
 
     def _own_part(self) -> str | list[int]:
-        """A prompt of the file: all in turn, so that each is asked equally often."""
-        prompts = self._source.prompts
+        """A prompt of the file: all in turn from the seed's first one on, so that each is asked equally often."""
+        prompts, first = self._source.prompts, self._source.first_prompt
         assert prompts is not None
-        prompt = prompts[(self._number * self._source.contents.turns + self._turns) % len(prompts)]
+        prompt = prompts[(first + self._number * self._source.contents.turns + self._turns) % len(prompts)]
         return prompt.text if prompt.tokens is None else list(prompt.tokens)
 
     def _random(self) -> list[int]:

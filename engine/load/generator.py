@@ -57,7 +57,8 @@ class Generator:
         self._recorder = RequestRecorder(0.0)
         self._due_requests = 0
         self._last_due = 0.0
-        self._asked_tokens = 0
+        self._refused_due: float | None = None  # of the first request that a count or a cap left out
+        self._asked_tokens = job.caps.spent_tokens
         self._in_flight = 0
         self._lately = deque[float]()  # when requests were sent, as far back as the cap of rate looks
         self._capped: str | None = None
@@ -104,15 +105,27 @@ class Generator:
         return monotonic() - self._recorder.origin
 
     def _issuing_seconds(self) -> float:
-        """How long requests were issued: the whole duration, or up to the last one where something else ended it."""
+        """How long requests were issued: the whole duration, or until the first one would have been due that a count or
+        a cap left out, since up to the last one there is one gap less than requests. Users, who first ask all at once,
+        count up to the last one: as many answers have ended by then as requests followed them.
+        """
         job = self.job
-        counted_out = job.max_requests is not None and self._due_requests >= job.max_requests
-        if job.duration_seconds is None or self._trace is not None or self._capped is not None or counted_out:
-            return self._last_due
-        return job.duration_seconds
+        is_closed = isinstance(job.arrivals, ClosedLoop)
+        if self._refused_due is not None and not is_closed:
+            ended = max(self._last_due, self._refused_due)
+            return ended if job.duration_seconds is None else min(ended, job.duration_seconds)
+        cut = self._trace is not None or self._capped is not None or (is_closed and self._counted_out)
+        return self._last_due if job.duration_seconds is None or cut else job.duration_seconds
+
+    @property
+    def _counted_out(self) -> bool:
+        return self.job.max_requests is not None and self._due_requests >= self.job.max_requests
 
     async def _open_loop(self) -> None:
         for number, row in enumerate(self._rows()):
+            if self._counted_out:
+                self._refused_due = row.seconds
+                break
             talk = _Talk(number, self._source.conversation(number, row))
             turn = talk.talk.first()
             body = body_of(turn, self.job)  # before it is due: long prompts take a while
@@ -127,7 +140,8 @@ class Generator:
             return (row for row in self._trace if job.duration_seconds is None or row.seconds < job.duration_seconds)
         assert not isinstance(job.arrivals, ClosedLoop | TraceArrivals)
         rng = np.random.default_rng((job.seed, _ARRIVALS))
-        times = arrival_seconds(job.arrivals, job.duration_seconds, job.max_requests, rng)
+        most = None if job.max_requests is None else job.max_requests + 1  # with the first one that is left out
+        times = arrival_seconds(job.arrivals, job.duration_seconds, most, rng)
         return (TraceRow(float(seconds)) for seconds in times)
 
     def _spawn(self, talk: _Talk, turn: RequestContent, body: bytes, due: float) -> None:
@@ -196,20 +210,23 @@ class Generator:
 
     def _allowed(self, turn: RequestContent, due: float) -> bool:
         """Count a request that is about to be sent; False where it would pass the bounds of the job."""
-        job = self.job
-        if self._capped is not None or (job.max_requests is not None and self._due_requests >= job.max_requests):
+        if self._capped is not None:
             return False
-        if self._is_burst():
-            return False
-        prompt = turn.prompt_tokens
-        # A text has at most as many tokens as bytes.
-        asked = turn.new_tokens + (len(str(turn.prompt).encode()) if prompt is None else prompt)
-        if job.caps.max_tokens is not None and self._asked_tokens + asked > job.caps.max_tokens:
-            self._stop(f"max_tokens: {job.caps.max_tokens:,} tokens asked for", abort=False)
+        asked = turn.asked_tokens
+        if self._counted_out or self._is_burst() or self._is_above_tokens(asked):
+            self._refused_due = due if self._refused_due is None else min(due, self._refused_due)
             return False
         self._asked_tokens += asked
         self._due_requests += 1
         self._last_due = max(self._last_due, due)
+        return True
+
+    def _is_above_tokens(self, asked: int) -> bool:
+        """Stop where so many tokens more would be too many for the cap of tokens."""
+        most = self.job.caps.max_tokens
+        if most is None or self._asked_tokens + asked <= most:
+            return False
+        self._stop(f"max_tokens: {most:,} tokens asked for", abort=False)
         return True
 
     def _is_burst(self) -> bool:

@@ -151,6 +151,8 @@ class Reply:
             )
         elif not self._done and self.finish == FinishCode.UNKNOWN:
             self.fail(RequestOutcome.CONNECTION, "the stream ended before the answer did")
+        elif self.finish == FinishCode.UNKNOWN and not self.chunk_seconds and self.new_tokens is None:
+            self.fail(RequestOutcome.MALFORMED, "not a stream of completions: no text, finish_reason or usage came")
         else:
             self.outcome = RequestOutcome.COMPLETED
 

@@ -270,6 +270,7 @@ class _Runs:
     def run(self, number: int, rate: float | None, probes: Probes) -> None:
         """Send the requests of one run, and the probes again among them. Raises RuntimeError where the server dies."""
         job, folder = self.job(number, rate), self.folder / f"run-{number:03d}"
+        job = job.model_copy(update={"caps": job.caps.model_copy(update={"spent_tokens": probes.asked_tokens})})
         folder.mkdir(parents=True)
         write_atomically(folder / JOB_FILE, job.model_dump_json())
         stop = threading.Event()

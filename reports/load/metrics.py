@@ -9,18 +9,20 @@ sections (`reports.numbers.percentiles`), since neighbouring requests share a qu
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from configs.common.arrays import Floats, Ints
+from configs.load.arrivals import ClosedLoop
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import FinishCode, RequestOutcome
 from reports.load.samples import LoadRun
 from reports.load.steady import Window, steady_window
 from reports.numbers.percentiles import quantiles, section_interval
 from reports.numbers.statistics import CONFIDENCE, LEAST_REPEATS, Bounds, Percentile
+from reports.text import percent
 
 SHARES = (0.5, 0.9, 0.99)
 SECTIONS = LEAST_REPEATS
@@ -30,6 +32,9 @@ _LEAST_OF_SECTION = 10
 WARM_UP_SHARE = 0.2
 """Of each run of a search, not counted: every run begins with an idle server. A share that is fixed beforehand, since a
 cut that is chosen by the samples (as of `reports.load.steady`) leaves a shorter queue than there is."""
+
+_SHORT_SHARE = 0.9
+"""Of the requests that conversations stand for: with fewer, more than one conversation's chance, a run is too short."""
 
 MAX_SCORE = 1e6
 """Of a request that failed: worse than any bound, and still a number whose logarithm can be taken."""
@@ -55,7 +60,10 @@ class LatencyFigures:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests that met all objectives: share of those that were due, and how many per second."""
+    """Requests that met all objectives: share of those that were due, and how many per second.
+
+    The rate is of those that were due, of a closed loop of those that ended.
+    """
 
     share: float
     requests_per_second: float | None
@@ -102,6 +110,9 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
     usage, chunks = run.columns["new_tokens"], run.columns["chunks"]
     counted = due & run.completed & ~np.isnan(usage)
     completed = due & run.completed
+    # Users first ask all at once: as a rate, requests that were due would be too many by as many as there are users.
+    closed = isinstance(run.facts.job.arrivals, ClosedLoop)
+    rated = window.holds(run.columns["ended_seconds"]) if closed else due
     return LoadFigures(
         window=window,
         latencies=_latencies(run, kept),
@@ -112,8 +123,8 @@ def serving_metrics(run: LoadRun, objectives: RequestObjectives | None = None) -
         offered_rate=_rate(len(kept), window),
         achieved_rate=_achieved(run, window),
         tokens_per_second=_token_rate(run, window),
-        prompt_tokens_per_second=_prompt_rate(run, completed, window),
-        goodput=None if objectives is None else _goodput(scores(run, objectives)[due], window),
+        prompt_tokens_per_second=_prompt_rate(run, rated & run.completed, window),
+        goodput=None if objectives is None else _goodput(scores(run, objectives), due, rated, window),
         lengths_held=_share(_as_long_as_asked(run)[completed]),
         counts_agree=_share((usage == chunks)[counted]),
         chunks_above_usage=int((chunks > usage)[counted].sum()),
@@ -135,6 +146,25 @@ def scores(run: LoadRun, objectives: RequestObjectives) -> Floats:
 def scores_after_warm_up(run: LoadRun, objectives: RequestObjectives) -> Floats:
     """The scores of a run for `reports.load.search`."""
     return scores(run, objectives)[run.columns["scheduled_seconds"] >= WARM_UP_SHARE * run.facts.issuing_seconds]
+
+
+def cut_conversations(run: LoadRun) -> str | None:
+    """Say that conversations are too long for the run, so that surely fewer requests were due than asked for; or None.
+
+    In a long run turns of conversations that have begun before take the place of those that begin too late to end. They
+    do not where a conversation takes as long as the run. Conversations that a failure ended do not count.
+    """
+    turns, columns = run.facts.job.contents.turns, run.columns
+    if turns == 1 or run.facts.job.requested_rate is None:
+        return None
+    whole = ~np.isin(columns["conversation"], columns["conversation"][~run.completed])
+    due = whole & (columns["scheduled_seconds"] >= WARM_UP_SHARE * run.facts.issuing_seconds)
+    begun = int((due & (columns["turn"] == 0)).sum())
+    share = float(due.sum()) / (turns * begun) if begun else 1.0
+    if not begun or share >= _SHORT_SHARE - 1 / sqrt(begun):
+        return None
+    asked = f"{percent(share)} of the requests that were asked for were due"
+    return f"conversations of {turns} turns are too long for the run: {asked}"
 
 
 def latency_of(values: Floats, sections: Ints) -> LatencyFigures | None:
@@ -189,8 +219,10 @@ def _achieved(run: LoadRun, window: Window) -> float | None:
 
 def _as_long_as_asked(run: LoadRun) -> NDArray[np.bool_]:
     """Without usage, chunks are no count of tokens: an answer that ended at its limit has as many as were asked for."""
-    limited = np.isnan(run.columns["new_tokens"]) & (run.columns["finish"] == FinishCode.LENGTH)
-    held: NDArray[np.bool_] = (run.tokens == run.columns["asked_new_tokens"]) | limited
+    usage = run.columns["new_tokens"]
+    limited = np.isnan(usage) & (run.columns["finish"] == FinishCode.LENGTH)
+    told = np.where(np.isnan(usage), run.columns["chunks"], usage)
+    held: NDArray[np.bool_] = (told == run.columns["asked_new_tokens"]) | limited
     return held
 
 
@@ -205,11 +237,13 @@ def _prompt_rate(run: LoadRun, completed: NDArray[np.bool_], window: Window) -> 
     return None if not len(usage) or np.isnan(usage).any() else _rate(float(usage.sum()), window)
 
 
-def _goodput(found: Floats, window: Window) -> Goodput | None:
-    if not len(found):
-        return None
+def _goodput(found: Floats, due: NDArray[np.bool_], rated: NDArray[np.bool_], window: Window) -> Goodput | None:
+    """rated: requests of which the rate is. It is None where all good ones ended later, as the achieved rate is."""
     good = found <= 1
-    return Goodput(float(good.mean()), _rate(int(good.sum()), window))
+    if not due.any():
+        return None
+    inside = int((good & rated).sum())
+    return Goodput(float(good[due].mean()), None if not inside and good.any() else _rate(inside, window))
 
 
 def _rate(number: float, window: Window) -> float | None:

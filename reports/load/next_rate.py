@@ -15,10 +15,11 @@ from configs.common.files.reading import read_model
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import RequestOutcome
 from configs.load.search import SEARCH_FILE, SearchRequest
-from reports.load.metrics import scores_after_warm_up, serving_metrics
+from reports.load.metrics import cut_conversations, scores_after_warm_up, serving_metrics
 from reports.load.samples import LoadRun, read_load_run
 from reports.load.search import ProbedRate, RateSearch, SearchGoal
 from reports.load.verdict import Verdict, judged
+from reports.numbers.percentiles import quantiles
 
 _SERVED = (RequestOutcome.COMPLETED, RequestOutcome.TIMEOUT)
 
@@ -33,7 +34,8 @@ def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObje
     """Give a search one run; None where the run ends it.
 
     That is a run whose generator was the bottleneck, one that a cap ended, or one in which the server answered nothing,
-    not even late: a wrong name of the model or a server that is gone says nothing about a rate.
+    not even late: a wrong name of the model or a server that is gone says nothing about a rate. Nor does a run that
+    meets the objectives at a lower rate than it was to have, because it is too short for its conversations.
     """
     judgement = judged(run, serving_metrics(run))
     if judgement.verdict is Verdict.CLIENT_BOUND:
@@ -43,7 +45,10 @@ def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObje
     elif len(run) and not np.isin(run.columns["outcome"], _SERVED).any():
         search.stop(f"the server answered none of {len(run):,} requests at {rate:.4g} requests/s ({judgement.reason})")
     else:
-        return search.add(rate, scores_after_warm_up(run, objectives))
+        scores, cut = scores_after_warm_up(run, objectives), cut_conversations(run)
+        if cut is None or quantiles(scores, (objectives.share,))[0] > 1:
+            return search.add(rate, scores)
+        search.stop(f"at {rate:.4g} requests/s {cut}; use a longer duration")
     return None
 
 

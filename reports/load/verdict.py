@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from configs.load.samples import RequestOutcome
-from reports.load.metrics import LoadFigures
+from reports.load.metrics import LoadFigures, cut_conversations
 from reports.load.samples import LoadRun
 from reports.text import number, percent, plural
 
@@ -86,6 +86,9 @@ def _notes(run: LoadRun, figures: LoadFigures) -> list[str]:
         errors = "; ".join(f"{message} ({count:,})" for message, count in run.facts.errors.items())
         told = f": {errors}" if errors else ""
         notes.append(f"{failed:,} of all {plural(len(run), 'request')} failed ({percent(failed / len(run))}){told}")
+    cut = cut_conversations(run)
+    if cut is not None:
+        notes.append(cut)
     if figures.window.found is None:
         notes.append(f"steady state unknown: {figures.window.reason}")
     if run.facts.job.contents.exact and figures.lengths_held is not None and figures.lengths_held < 1:
@@ -101,7 +104,7 @@ def _notes(run: LoadRun, figures: LoadFigures) -> list[str]:
     if figures.chunks_above_usage:
         notes.append(
             f"{plural(figures.chunks_above_usage, 'answer')} had more chunks than the server counted tokens: "
-            "its usage is wrong"
+            "its usage is wrong, and their tokens are counted by chunks"
         )
     elif figures.counts_agree is None and figures.completed:
         notes.append("the server sends no usage: tokens are counted by chunks")

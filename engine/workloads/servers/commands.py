@@ -10,7 +10,6 @@ documents and have not been run.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +105,17 @@ def _vllm(wanted: Wanted) -> ServerCommand:
     argv += [] if work.prefix_caching else ["--no-enable-prefix-caching"]
     environment: dict[str, str] = {}
     if wanted.on_gpus:
-        gib = work.kv_cache_gib
-        argv += [] if gib is None else ["--kv-cache-memory-bytes", str(int(gib * (1 << 30)))]
+        size = work.kv_cache_gib
+        argv += [] if size is None else ["--kv-cache-memory-bytes", str(int(size * (1 << 30)))]
     else:
         argv += ["--enforce-eager"] if "enforce-eager" not in work.engine_options else []
-        share = len(wanted.cores) // cell.layout.ranks
-        parts = [wanted.cores[rank * share : (rank + 1) * share] for rank in range(cell.layout.ranks)]
+        parts, gib = _parts(wanted), work.kv_cache_gib or 1.0
+        if gib != int(gib):
+            raise NotImplementedError(f"engine vllm: kv_cache_gib is a whole number on a CPU, got {gib:g}")
         environment = {
-            "VLLM_CPU_KVCACHE_SPACE": str(ceil(work.kv_cache_gib or 1)),
+            "VLLM_CPU_KVCACHE_SPACE": str(int(gib)),
             "VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part)) for part in parts),
-            "OMP_NUM_THREADS": str(share),
+            "OMP_NUM_THREADS": str(len(parts[0])),
         }
         openmp = next(Path(python).absolute().parents[1].rglob("libiomp5.so"), None)
         environment |= {} if openmp is None else {"LD_PRELOAD": str(openmp)}
@@ -131,9 +131,14 @@ def _sglang(wanted: Wanted) -> ServerCommand:
     for option, degree in (("tp", cell.layout.tp), ("pp", cell.layout.pp), ("dp", cell.layout.dp)):
         argv += [f"--{option}-size", str(degree)] if degree > 1 else []
     argv += [] if work.prefix_caching else ["--disable-radix-cache"]
-    argv += [] if wanted.on_gpus else ["--device", "cpu"]
+    environment: dict[str, str] = {}
+    if not wanted.on_gpus:
+        argv += ["--device", "cpu"]
+        environment = {"SGLANG_USE_CPU_ENGINE": "1"}  # its documentation requires it beside the option
+        if cell.layout.ranks == cell.layout.tp:  # it has cores for each rank of tensor parallelism
+            environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, part)) for part in _parts(wanted))
     about = () if work.kv_cache_gib is None else ("kv_cache_gib",)
-    return ServerCommand(argv + _own_options(work), about=about)
+    return ServerCommand(argv + _own_options(work), environment, about=about)
 
 
 def _transformers(wanted: Wanted) -> ServerCommand:
@@ -169,6 +174,13 @@ _COMMANDS: dict[Engine, Callable[[Wanted], ServerCommand]] = {
     "transformers": _transformers,
     "llama.cpp": _llama_cpp,
 }
+
+
+def _parts(wanted: Wanted) -> list[tuple[int, ...]]:
+    """Return the cores of each rank."""
+    ranks = wanted.cell.layout.ranks
+    share = len(wanted.cores) // ranks
+    return [wanted.cores[rank * share : (rank + 1) * share] for rank in range(ranks)]
 
 
 def _python(wanted: Wanted) -> str:

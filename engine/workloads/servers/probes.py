@@ -1,14 +1,18 @@
 """Requests that are sent alone and again under load, and how far their answers agree.
 
-    probes = Probes(ask, turns)
+    probes = Probes(job, count, token, exact)
     probes.alone()
     probes.again(seconds, stop)          # in a thread of its own, spread over a run
     probes.columns()                     # configs.workloads.serve.PROBE_COLUMNS
+
+They keep to the job's caps: both times together they ask for at most half of the tokens that a run may ask for, so
+that there may be fewer, and where they are more than a burst may be they are sent at the capped rate.
 
 Where the server tells log-probabilities, the gap between the two most likely tokens says how near a tie was.
 """
 
 import threading
+import time
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
@@ -36,7 +40,10 @@ class Answered:
 
 @dataclass
 class Probes:
-    """The requests of a job's kind, `count` of them. token: the bearer token."""
+    """The requests of a job's kind, `count` of them or as many as its caps allow. token: the bearer token.
+
+    asked_tokens: of prompts and answers, alone and again together.
+    """
 
     job: LoadJob
     count: int
@@ -48,18 +55,26 @@ class Probes:
 
     def __post_init__(self) -> None:
         source = RequestSource(self.job.contents, self.job.seed)
-        self._turns = [source.conversation(_FIRST + number).first() for number in range(self.count)]
+        turns = [source.conversation(_FIRST + number).first() for number in range(self.count)]
+        asked, cap = 2 * np.cumsum([turn.asked_tokens for turn in turns]), self.job.caps.max_tokens
+        self._turns = turns if cap is None else turns[: int((asked <= cap // 2).sum())]
+        self.asked_tokens = int(asked[len(self._turns) - 1]) if self._turns else 0
 
     def alone(self) -> None:
         """Ask each, one after another. Raises RuntimeError with the server's own words where it answers none."""
-        self.alone_answers = [self._asked(turn) for turn in self._turns]
-        if self.count and not any(self.alone_answers):
+        burst, rate = self.job.caps.burst, self.job.caps.max_rate
+        every = 0.0 if burst is None or rate is None or len(self._turns) <= burst[0] else 1 / rate
+        self.alone_answers, began = [], time.monotonic()
+        for number, turn in enumerate(self._turns):
+            time.sleep(max(0.0, began + number * every - time.monotonic()))
+            self.alone_answers.append(self._asked(turn))
+        if self._turns and not any(self.alone_answers):
             raise RuntimeError(f"the server answers no request: {self._refusal}")
 
     def again(self, seconds: float, stop: threading.Event) -> None:
         """Ask each again, spread over the middle of a run of so many seconds, and compare."""
         for number, (turn, before) in enumerate(zip(self._turns, self.alone_answers, strict=True)):
-            if stop.wait(seconds * (0.15 if number == 0 else 0.7 / self.count)):
+            if stop.wait(seconds * (0.15 if number == 0 else 0.7 / len(self._turns))):
                 return
             now = self._asked(turn)
             if before is not None and now is not None:
@@ -82,8 +97,10 @@ class Probes:
                 self._refusal = f"no answer within {_SECONDS:g} s" if late else str(error)
                 return None
             if status == 200:
-                self._fields = fields
-                return answered(data)
+                self._fields, found = fields, answered(data)
+                if found is None:
+                    self._refusal = "HTTP 200, but not with the JSON of a completion, to a request without `stream`"
+                return found
             self._refusal = f"{status} {str(data)[:200]}"
         return None
 

@@ -3,6 +3,7 @@ from pydantic import ValidationError
 
 from configs.load.arrivals import ClosedLoop, PoissonArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
+from configs.load.objectives import RequestObjectives
 from configs.workloads.serve import ServeWorkload
 
 
@@ -109,3 +110,10 @@ def test_a_study_asks_for_no_more_users_than_a_run_may_have(users: int, allowed:
     else:
         with pytest.raises(ValueError, match="less than or equal to 4096"):
             ServeWorkload(users=users)
+
+
+@pytest.mark.parametrize("rate", [None, 6.0])
+def test_a_search_begins_at_the_cap_of_its_target(rate: float | None) -> None:
+    """The job of the requests that are compared had the study's rate, or 1, and was refused above the cap."""
+    work = ServeWorkload(find="max_rate", objectives=RequestObjectives(ttft_seconds=1), rate=rate)
+    assert work.requests(Endpoint(url="http://h", model="m"), None, None, 0.5, None, 0).requested_rate == 0.5

@@ -266,6 +266,25 @@ def test_traffic_above_the_cap_of_an_endpoint_is_refused_before_the_run(work: di
         assert told in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("base", "told"),
+    [
+        ({"tp": 4}, "layout: tp=4 takes 2 nodes of target lab, but the server of a study runs on one"),
+        ({"dp": 4, "engine": "vllm"}, "layout: dp=4 takes 2 nodes of target lab, but the server of a study runs on"),
+        ({"tp": 2, "nodes": 2}, "nodes: 2, but the server of a study runs on one"),
+        ({"tp": 2}, None),
+    ],
+)
+def test_a_server_of_a_study_is_on_one_node(base: dict[str, Any], told: str | None) -> None:
+    """Each node started a whole server with all ranks of the layout, and the first one's figures were reported."""
+    load, work = {"kind": "load", "users": 2, "base": base}, {"kind": "serve", "new_tokens": 4}
+    if told is None:
+        assert [nodes for *_, nodes in places(plan_of(load, workload=work))] == [1]
+    else:
+        (problem,) = problems_of(load, workload=work)
+        assert told in problem
+
+
 @pytest.mark.parametrize("given", ["2", 2.0, 2])
 def test_a_number_of_nodes_counts_however_it_is_written(given: Any) -> None:
     base = {"nodes": given, "dp": 2, "num_prompts": 8}

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.load.arrivals import PoissonArrivals
@@ -41,14 +42,30 @@ def test_turns_of_ids_repeat_what_came_before() -> None:
     assert second.prompt_tokens == 4 + 6 + 4
 
 
+def prompts_file(folder: Path, texts: Sequence[str]) -> str:
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+    return str(file)
+
+
 def test_turns_of_text_carry_the_answer(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(json.dumps({"prompt": text}) for text in ("a", "b", "c")))
-    source = RequestSource(Contents(prompts=str(file), turns=2), 0)
+    source = RequestSource(Contents(prompts=prompts_file(tmp_path, "abc"), turns=2), 0)
+    one, two, three = ("abc"[(source.first_prompt + place) % 3] for place in range(3))
     talk = source.conversation(1)
-    assert talk.first().prompt == "c"
-    assert talk.following(" answer", 1).prompt == "c answer\na"
-    assert source.conversation(0).first().prompt == "a"
+    assert talk.first().prompt == three
+    assert talk.following(" answer", 1).prompt == f"{three} answer\n{one}"
+    talk = source.conversation(0)
+    assert (talk.first().prompt, talk.following("", 1).prompt) == (one, f"{one}\n{two}")
+
+
+def test_runs_begin_at_different_prompts_of_a_file(tmp_path: Path) -> None:
+    """Each began with the first one: in the second run of a server its cache had them all, and TTFT was too short."""
+    contents = Contents(prompts=prompts_file(tmp_path, [str(number) for number in range(1000)]))
+    begun = [RequestSource(contents, seed).conversation(0).first().prompt for seed in range(20)]
+    assert len(set(begun)) > 15
+    source = RequestSource(contents, 3)
+    sent = [source.conversation(number).first().prompt for number in range(1000)]
+    assert sent[0] == begun[3] and len(set(sent)) == 1000
 
 
 def test_lengths_of_a_trace_are_those_of_the_request() -> None:

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.load.server import Script, serving
 from configs.common.arrays import Floats
 from configs.common.files.reading import read_model
-from configs.load.arrivals import Arrivals, ClosedLoop, GammaArrivals, PoissonArrivals, TraceArrivals
+from configs.load.arrivals import Arrivals, ClosedLoop, ConstantArrivals, GammaArrivals, PoissonArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.samples import SAMPLE_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from configs.records.samples import read_samples
@@ -108,6 +108,34 @@ def test_users_wait_for_their_answers(tmp_path: Path, script: Script, url: str) 
     changes = sorted([(t, 1) for t in columns["sent_seconds"]] + [(t, -1) for t in columns["ended_seconds"]])
     assert max(np.cumsum([change for _, change in changes])) == 3
     assert 6 <= len(columns["outcome"]) <= 60
+
+
+@pytest.mark.parametrize("bounds", [{"max_requests": 4}, {"duration_seconds": 30, "caps": Caps(max_tokens=9)}])
+def test_a_run_that_a_count_ends_lasts_until_the_next_request_would_be_due(
+    tmp_path: Path, script: Script, url: str, bounds: dict[str, Any]
+) -> None:
+    """Up to the last one it had three gaps for four requests, so that 27 requests/s were told of 20 asked for."""
+    contents = Contents(prompt_tokens=1, new_tokens=1)
+    run(tmp_path, url, ConstantArrivals(rate=20), contents=contents, **bounds)
+    assert samples(tmp_path)[1].issuing_seconds == 0.2
+    figures = serving_metrics(read_load_run(tmp_path))
+    assert (figures.due, figures.offered_rate) == (4, pytest.approx(20))
+
+
+def test_users_whom_a_count_ends_are_counted_until_the_last_one_asks(tmp_path: Path, script: Script, url: str) -> None:
+    """As many answers have ended by then as requests followed them; a round later some end just behind the end."""
+    script.first_seconds = 0.3
+    run(tmp_path, url, ClosedLoop(users=2), max_requests=6)
+    columns, facts = samples(tmp_path)
+    assert facts.issuing_seconds == columns["scheduled_seconds"].max()
+    assert (columns["ended_seconds"] <= facts.issuing_seconds).sum() == 4
+
+
+def test_a_run_whose_next_request_is_due_after_its_end_lasts_its_duration(
+    tmp_path: Path, script: Script, url: str
+) -> None:
+    run(tmp_path, url, ConstantArrivals(rate=20), max_requests=4, duration_seconds=0.18)
+    assert samples(tmp_path)[1].issuing_seconds == 0.18
 
 
 def test_users_who_are_refused_wait_before_they_ask_again(tmp_path: Path, script: Script, url: str) -> None:
@@ -203,10 +231,11 @@ def test_no_server_is_an_error_of_each_request(tmp_path: Path) -> None:
 
 def test_caps_of_tokens_and_requests_in_flight_protect_the_server(tmp_path: Path, script: Script, url: str) -> None:
     contents = Contents(prompt_tokens=10, new_tokens=10)
-    run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=Caps(max_tokens=105), duration_seconds=30)
+    caps = Caps(max_tokens=205, spent_tokens=100)
+    run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=caps, duration_seconds=30)
     columns, facts = samples(tmp_path)
     assert len(columns["outcome"]) == 5
-    assert facts.capped == "max_tokens: 105 tokens asked for" and facts.issuing_seconds < 20
+    assert facts.capped == "max_tokens: 205 tokens asked for" and facts.issuing_seconds < 20
     script.first_seconds = 0.5
     run(tmp_path, url, PoissonArrivals(rate=200), contents=contents, caps=Caps(max_in_flight=4), max_requests=20)
     columns, _ = samples(tmp_path)

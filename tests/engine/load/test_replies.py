@@ -136,6 +136,18 @@ def test_without_usage_the_count_is_unknown() -> None:
     assert (reply.new_tokens, len(reply.chunk_seconds), reply.finish) == (None, 2, FinishCode.STOP)
 
 
+@pytest.mark.parametrize("events", [({"token": {"text": "a"}}, {"token": {"text": "b"}}), (chunk(""),), ()], ids=str)
+def test_a_stream_without_an_answer_is_not_complete(events: tuple[object, ...]) -> None:
+    """Events of another API, ended by [DONE], were answers of 0 tokens that met every objective."""
+    reply = replied(stream(*events, "[DONE]"))
+    assert reply.outcome == RequestOutcome.MALFORMED and "not a stream of completions" in reply.message
+
+
+@pytest.mark.parametrize("event", [chunk("", "stop"), USAGE | {"usage": {"completion_tokens": 0}}], ids=str)
+def test_an_empty_answer_is_complete(event: object) -> None:
+    assert replied(stream(event, "[DONE]")).outcome == RequestOutcome.COMPLETED
+
+
 def test_running_usage_counts_end_with_the_last() -> None:
     first = chunk(" a") | {"usage": {"completion_tokens": 1}}
     reply = replied(stream(first, chunk(" b", "stop"), USAGE, "[DONE]"))

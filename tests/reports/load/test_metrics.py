@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.load.simulated import SingleServer
+from configs.load.arrivals import ClosedLoop
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import FinishCode, RequestOutcome
 from reports.load.json_form import run_json
@@ -38,24 +39,54 @@ def test_figures_of_a_run_whose_moments_are_known() -> None:
     assert (found.lengths_held, found.counts_agree, found.chunks_above_usage) == (1.0, 1.0, 0)
 
 
-@pytest.mark.parametrize(("columns", "tokens"), [({}, 11), ({"chunks": 1.0}, 1), ({"new_tokens": np.nan}, 1)])
-def test_time_per_token_of_answers_that_come_at_one_moment_is_unknown(columns: dict[str, Any], tokens: int) -> None:
-    """As behind a proxy that buffers: eleven tokens in one chunk, or in eleven that arrive together."""
+@pytest.mark.parametrize(
+    ("columns", "tokens", "gap"),
+    [({}, 11, 0.0), ({"chunks": 1.0}, 1, 0.0), ({"new_tokens": np.nan}, 1, 0.0), ({}, 11, 1e-5)],
+)
+def test_time_per_token_of_answers_that_come_at_one_moment_is_unknown(
+    columns: dict[str, Any], tokens: int, gap: float
+) -> None:
+    """As behind a proxy that buffers: eleven tokens in one chunk, or in eleven that are read one after another."""
     known: dict[str, Any] = {"new_tokens": 11.0, "asked_new_tokens": 11.0} | columns
-    run = made_run(evenly(200), ttft=1.1, gap=0.0, tokens=tokens, duration=20.0, **known)
+    run = made_run(evenly(200), ttft=1.1, gap=gap, tokens=tokens, duration=20.0, **known)
     found = serving_metrics(run, RequestObjectives(tpot_seconds=0.09))
     assert "tpot" not in found.latencies and "itl" not in found.latencies
     assert found.goodput is not None and found.goodput.share == 0  # 0 s a token met any objective
-    assert scores(run, RequestObjectives(tpot_seconds=0.2)) == pytest.approx(np.full(200, 0.5))  # 1.1 s over 11 tokens
+    assert scores(run, RequestObjectives(tpot_seconds=0.2)) == pytest.approx(
+        np.full(200, 0.5), rel=1e-3
+    )  # 1.1 s over 11
     (note,) = (note for note in judged(run, found).notes if "one moment" in note)
     assert note.startswith("100 % of the answers came at one moment: their TPOT and ITL are unknown")
     assert run_json(found, judged(run, found), None)["checks"]["answers_at_one_moment_share"] == 1
+
+
+@pytest.mark.parametrize(("ttft", "gap"), [(1e-4, 1e-5), (30.0, 1e-3), (30.0, 1e-4)])
+def test_fast_answers_have_a_time_per_token(ttft: float, gap: float) -> None:
+    """Of a stand-in without a model, and a few tokens after a prompt that took half a minute."""
+    found = serving_metrics(made_run(evenly(50), ttft=ttft, gap=gap, tokens=11))
+    assert found.at_once == 0 and found.latencies["tpot"].p50.value == pytest.approx(gap)
 
 
 def test_answers_of_one_token_have_no_time_per_token_to_judge() -> None:
     run = made_run(evenly(200), ttft=1.1, tokens=1, duration=20.0)
     found = serving_metrics(run, RequestObjectives(tpot_seconds=0.001))
     assert found.goodput is not None and found.goodput.share == 1 and found.at_once == 0
+
+
+def test_the_goodput_of_users_is_that_of_the_answers_that_ended() -> None:
+    """Four users ask at once, then as their answers of 1 s end: 44 requests in 10 s were 4.4 good ones/s of 4."""
+    first = np.array([0.25, 0.5, 0.75, 1.0])
+    due = np.concatenate([np.zeros(4), *(first + number for number in range(10))])
+    seconds = np.concatenate([first, np.ones(40)])
+    run = made_run(due, ttft=seconds, tokens=1, duration=10.0)
+    job = run.facts.job.model_copy(update={"arrivals": ClosedLoop(users=4)})
+    found = serving_metrics(
+        replace(run, facts=run.facts.model_copy(update={"job": job})), RequestObjectives(ttft_seconds=1.01)
+    )
+    assert found.goodput is not None and found.goodput.share == 1
+    assert found.goodput.requests_per_second == found.achieved_rate == pytest.approx(4)
+    assert found.prompt_tokens_per_second == pytest.approx(4 * 5)
+    assert found.offered_rate == pytest.approx(4.4)
 
 
 def test_waiting_in_the_generator_counts() -> None:
@@ -131,6 +162,17 @@ def test_wrong_usage_is_counted() -> None:
     found = serving_metrics(made_run(evenly(50), ttft=0.1, new_tokens=usage))
     assert found.chunks_above_usage == 10 and found.counts_agree == 0.8 and found.lengths_held == 0.8
     assert serving_metrics(made_run(evenly(50), ttft=0.1, new_tokens=np.nan)).counts_agree is None
+
+
+@pytest.mark.parametrize("usage", [0.0, 1.0])
+def test_a_usage_below_the_chunks_hides_no_time_per_token(usage: float) -> None:
+    """Of 0 or 1 token, as proxies write it, an answer had no TPOT: it met every objective of one."""
+    run = made_run(evenly(200), ttft=0.3, gap=0.01, tokens=11, duration=20.0, new_tokens=usage)
+    found = serving_metrics(run, RequestObjectives(tpot_seconds=0.009))
+    assert found.latencies["tpot"].p50.value == pytest.approx(0.01)
+    assert found.goodput is not None and found.goodput.share == 0
+    assert found.tokens_per_second == pytest.approx(110, rel=0.03)
+    assert found.chunks_above_usage == 200 and found.lengths_held == 0
 
 
 @pytest.mark.parametrize(("finish", "held"), [(FinishCode.LENGTH, 1.0), (FinishCode.STOP, 0.0)])

@@ -1,5 +1,7 @@
 """The search against servers whose limit is known, in virtual time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,10 +9,17 @@ from hypothesis import strategies as st
 
 from benchmarks.load.simulated import SingleServer
 from configs.common.arrays import Floats
-from reports.load.metrics import MAX_SCORE, WARM_UP_SHARE
+from configs.load.arrivals import PoissonArrivals
+from configs.load.job import Contents
+from configs.load.objectives import RequestObjectives
+from reports.load.metrics import MAX_SCORE, WARM_UP_SHARE, serving_metrics
+from reports.load.next_rate import taken
+from reports.load.samples import LoadRun
 from reports.load.search import FoundRate, RateSearch, SearchGoal
 from reports.load.text import search_table
+from reports.load.verdict import judged
 from reports.text import UNKNOWN
+from tests.support.run_folders.load_runs import made_run
 
 SEEDS = 20
 
@@ -121,3 +130,42 @@ def test_a_failed_request_is_no_latency_of_a_million_bounds() -> None:
         search.add(rate, np.array([0.5] * (100 - failed) + [MAX_SCORE] * failed))
     told = [row[3] for row in search_table(search.result()).rows]
     assert told == ["0.500 (0.500 to 0.500)", "failed requests", "failed requests"]
+
+
+def conversations(turns: int, every: float, ttft: float, duration: float = 60.0, rate: float = 40.0) -> LoadRun:
+    """Conversations that begin evenly, `rate / turns` a second, with a turn `every` so many seconds, up to the end."""
+    begun = np.arange(int(duration * rate / turns)) * turns / rate
+    due = begun[:, None] + np.arange(turns) * every
+    number, turn = np.indices(due.shape)
+    kept = due < duration
+    order = np.argsort(due[kept], kind="stable")
+    columns = {"conversation": number[kept][order], "turn": turn[kept][order]}
+    run = made_run(due[kept][order], ttft=ttft, duration=duration, contents=Contents(turns=turns), **columns)
+    job = run.facts.job.model_copy(update={"arrivals": PoissonArrivals(rate=rate / turns)})
+    return replace(run, facts=run.facts.model_copy(update={"job": job}))
+
+
+@pytest.mark.parametrize(
+    ("turns", "every", "ttft", "counts"),
+    [
+        (10, 1.0, 0.1, True),
+        (10, 6.0, 0.1, False),  # 54 s of 60: a third of the turns is due
+        (10, 6.0, 2.0, True),  # fewer requests are too many already
+        (1, 0.0, 0.1, True),
+        (3, 6.0, 0.1, True),
+    ],
+)
+def test_a_rate_that_conversations_never_reached_does_not_pass(
+    turns: int, every: float, ttft: float, counts: bool
+) -> None:
+    """A search took a rate for that of runs in which a part of it was due, since later turns lay beyond their ends."""
+    search, run = RateSearch(SearchGoal(share=0.9, first_rate=40.0)), conversations(turns, every, ttft)
+    probe = taken(search, run, 40.0, RequestObjectives(ttft_seconds=1, share=0.9))
+    assert (probe is not None) is counts and (search.next_rate() is not None) is counts
+    if probe is None:
+        assert "conversations of 10 turns are too long for the run: " in search.result().reason
+        assert search.result().low is None and any(
+            "too long" in note for note in judged(run, serving_metrics(run)).notes
+        )
+    else:
+        assert probe.passes is (ttft < 1)

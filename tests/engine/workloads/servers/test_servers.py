@@ -2,16 +2,18 @@
 
 import socket
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from math import inf, isnan, nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from configs.common.base import SCHEMA_VERSION
 from configs.load.arrivals import PoissonArrivals
-from configs.load.job import Endpoint, LoadJob
+from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
@@ -55,6 +57,27 @@ def test_a_cell_becomes_options_of_vllm(python: EngineEnvironment) -> None:
     assert text.endswith("--enable-chunked-prefill --block-size 32 --no-async-scheduling")
     assert command.environment["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
     assert command.environment["OMP_NUM_THREADS"] == "1"
+
+
+def test_the_cache_of_vllm_on_a_cpu_is_as_large_as_asked_for(python: EngineEnvironment) -> None:
+    """Its variable takes whole GiB: caches of 0.25, 0.5 and 1 GiB were the same one, measured three times."""
+    sizes = [command_of(wanted("vllm", python, kv_cache_gib=size)).environment for size in (None, 1.0, 3.0)]
+    assert [one["VLLM_CPU_KVCACHE_SPACE"] for one in sizes] == ["1", "1", "3"]
+    with pytest.raises(NotImplementedError, match=r"kv_cache_gib is a whole number on a CPU, got 0\.25"):
+        command_of(wanted("vllm", python, kv_cache_gib=0.25))
+    on_gpus = replace(wanted("vllm", python, kv_cache_gib=0.25), on_gpus=True)
+    assert "--kv-cache-memory-bytes 268435456" in " ".join(command_of(on_gpus).argv)
+
+
+def test_sglang_is_told_that_it_runs_on_a_cpu_and_on_which_cores(python: EngineEnvironment) -> None:
+    """Its documentation requires the variable beside the option; without the other it takes the whole machine."""
+    command = command_of(wanted("sglang", python, layout={"tp": 2}))
+    assert command.environment == {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+    assert "--device cpu" in " ".join(command.argv)
+    assert command_of(wanted("sglang", python)).environment["SGLANG_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in command_of(wanted("sglang", python, layout={"dp": 2})).environment
+    on_gpus = command_of(replace(wanted("sglang", python), on_gpus=True))
+    assert not on_gpus.environment and "cpu" not in on_gpus.argv
 
 
 @pytest.mark.parametrize(
@@ -182,3 +205,42 @@ def test_a_server_that_is_too_slow_for_a_probe_is_told_with_the_time(monkeypatch
         job = LoadJob(endpoint=endpoint, arrivals=PoissonArrivals(rate=1), duration_seconds=1)
         with pytest.raises(RuntimeError, match=r"the server answers no request: no answer within 0\.2 s"):
             probes.Probes(job, 1, None, exact=False).alone()
+
+
+@pytest.mark.parametrize(("cap", "count"), [(None, 8), (10_000, 8), (100, 2), (48, 1), (47, 0), (1, 0)])
+def test_requests_that_are_compared_keep_to_the_cap_of_tokens(cap: int | None, count: int) -> None:
+    """Sent alone and again they were counted nowhere: an endpoint was asked for more than its cap."""
+    job = LoadJob(
+        endpoint=Endpoint(url="http://127.0.0.1:1", model="m"), arrivals=PoissonArrivals(rate=1), duration_seconds=1,
+        contents=Contents(prompt_tokens=8, new_tokens=4), caps=Caps(max_tokens=cap),
+    )  # fmt: skip
+    found = probes.Probes(job, 8, None, exact=False)
+    assert found.asked_tokens == 2 * 12 * count and found.asked_tokens <= (cap or 1000) / 2
+    with pytest.raises(RuntimeError, match="answers no request") if count else nullcontext():
+        found.alone()
+    assert len(found.alone_answers) == count
+
+
+def test_many_requests_that_are_compared_keep_to_the_cap_of_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(probes, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 100.0))
+    monkeypatch.setattr(probes, "posted", lambda *_: (200, {"choices": [{"text": "a"}]}))
+    for count, pauses in ((30, [0.0] * 30), (31, [0.5 * number for number in range(31)])):
+        job = LoadJob(
+            endpoint=Endpoint(url="http://127.0.0.1:1", model="m"), arrivals=PoissonArrivals(rate=1),
+            duration_seconds=1, caps=Caps(max_rate=2),
+        )  # fmt: skip
+        slept.clear()
+        probes.Probes(job, count, None, exact=False).alone()
+        assert slept == pytest.approx(pauses)
+
+
+@pytest.mark.parametrize("data", [{}, "<html>", {"choices": [{"message": {"content": "a"}}]}], ids=str)
+def test_an_answer_that_is_no_completion_is_told_as_one(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+    """The server was said to give no answer."""
+    monkeypatch.setattr(probes, "posted", lambda *_: (200, data))
+    job = LoadJob(
+        endpoint=Endpoint(url="http://127.0.0.1:1", model="m"), arrivals=PoissonArrivals(rate=1), duration_seconds=1
+    )
+    with pytest.raises(RuntimeError, match="HTTP 200, but not with the JSON of a completion"):
+        probes.Probes(job, 2, None, exact=False).alone()
