@@ -73,8 +73,8 @@ SET_BY_THE_STUDY = (
     "variables.TORCH_FR_BUFFER_SIZE",
 )
 """Follow from the number of ranks and nodes, the target, and the pass that looks for peak memory."""
-_OF_ENGINES = ("servers.", "libraries.")
-"""Beginnings of facts that only cells of some engines have."""
+_OF_ENGINES = ("servers.", "libraries.", "variables.PYTORCH_NVML_BASED_CUDA_CHECK")
+"""Beginnings of facts that only cells of some engines have. DeepSpeed sets the variable where it is imported."""
 KERNEL_FACTS = {
     "attention_prefill": "attention of prompts",
     "attention_decode": "attention of decode steps",
