@@ -31,8 +31,8 @@ HOW_TO_PRICE = (
 )
 BILLING = (
     "Clouds bill by the second and at least 60 s for each start of a machine "
-    "([AWS](https://aws.amazon.com/ec2/pricing/on-demand/), "
-    "[Google Cloud](https://cloud.google.com/compute/vm-instance-pricing)); disks, network and taxes are not counted."
+    "(https://aws.amazon.com/ec2/pricing/on-demand/, "
+    "https://cloud.google.com/compute/vm-instance-pricing); disks, network and taxes are not counted."
 )
 
 
