@@ -73,8 +73,8 @@ SET_BY_THE_STUDY = (
     "variables.TORCH_FR_BUFFER_SIZE",
 )
 """Follow from the number of ranks and nodes, the target, and the pass that looks for peak memory."""
-_OF_ENGINES = ("servers.", "libraries.")
-"""Beginnings of facts that only cells of some engines have."""
+_OF_ENGINES = ("servers.", "libraries.", "variables.PYTORCH_NVML_BASED_CUDA_CHECK")
+"""Beginnings of facts that only cells of some engines have. DeepSpeed sets the variable where it is imported."""
 KERNEL_FACTS = {
     "attention_prefill": "attention of prompts",
     "attention_decode": "attention of decode steps",
@@ -146,30 +146,49 @@ def models_table(study: StudyResult) -> Table | None:
 
 
 def loading_table(study: StudyResult) -> Table | None:
-    """Seconds until the weights were in memory, by what fixes them; only a launch's first measurement tells."""
+    """Seconds until the weights were in memory, by what fixes them; only a launch's first measurement tells.
+
+    Another target, other passes over the weights and another state of the page cache are rows of their own.
+    """
     groups: dict[tuple[str, ...], list[tuple[float, float | None]]] = {}
     for reading in study.readings:
         seconds = reading.numbers_by_rank("load_seconds") if reading.used and reading.completed else []
         if seconds:
             size = reading.numbers_by_rank("load_bytes")
-            cell = reading.record.cell
-            group = (model_title(study.plan, cell.model), cell.place, cell.dtype, cell.engine)
-            groups.setdefault(group, []).append((max(seconds), sum(size) if size else None))
+            groups.setdefault(_loaded(study.plan, reading.record.cell), []).append(
+                (max(seconds), sum(size) if size else None)
+            )
+    fixed_columns = ("model", "target", "layout", "dtype", "engine", "compression", "page cache")
+    kept = [
+        place
+        for place, name in enumerate(fixed_columns)
+        if name not in _WHERE_SEVERAL or len({fixed[place] for fixed in groups}) > 1
+    ]
     rows: list[tuple[str, ...]] = []
     for fixed, loads in groups.items():
         rates = [size / seconds for seconds, size in loads if size is not None and seconds > 0]
         rate = estimate_cell(estimate(rates), 1 / MIB)
-        rows.append((*map(escaped, fixed), str(len(loads)), estimate_cell(estimate(load[0] for load in loads)), rate))
+        shown = (escaped(fixed[place]) for place in kept)
+        rows.append((*shown, str(len(loads)), estimate_cell(estimate(load[0] for load in loads)), rate))
     columns = (
-        "model",
-        "layout",
-        "dtype",
-        "engine",
+        *(fixed_columns[place] for place in kept),
         "launches",
         "slowest rank, s, median (interval)",
         "MiB/s, all ranks",
     )
-    return Table(columns, tuple(rows), text_columns=4).without_empty_columns() if rows else None
+    return Table(columns, tuple(rows), text_columns=len(kept)).without_empty_columns() if rows else None
+
+
+_WHERE_SEVERAL = ("target", "compression", "page cache")
+"""Columns that a table of loading has where they differ."""
+
+
+def _loaded(plan: Plan, cell: Cell) -> tuple[str, ...]:
+    """What fixes how long a launch loads its model, as the table of loading names it."""
+    engine = cell.engine if cell.engine_mode == "eager" else f"{cell.engine} {cell.engine_mode}"
+    compression = "+".join(cell.compression) or UNKNOWN
+    model = model_title(plan, cell.model)
+    return model, cell.target, cell.place, cell.dtype, engine, compression, cell.page_cache or UNKNOWN
 
 
 def measuring_lines(study: StudyResult) -> list[str]:

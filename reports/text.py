@@ -16,6 +16,7 @@ from reports.numbers.statistics import ROUNDING, Bounds, Estimate, Ratio
 UNKNOWN = "–"
 
 _MATH = re.compile(r"\$(?!\d)")
+_PARENTHESES = re.compile(r"\([^()]*\)")
 """What begins or ends a formula in Markdown as GitHub and editors show it; `$5` is dollars."""
 
 _MOST_DIGITS = 1e15
@@ -182,9 +183,18 @@ def anchor(heading: str) -> str:
 
 
 def joined(items: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """`a`, `a and b`, `a, b and c`; of names that have commas themselves `a, 1; b, 2; and c, 3`."""
     texts = list(items)
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else ""
+    if len(texts) < 2:
+        return "".join(texts)
+    if len(texts) > 2 and any(", " in _without_parentheses(text) for text in texts):
+        return f"{'; '.join(texts[:-1])}; and {texts[-1]}"
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _without_parentheses(text: str) -> str:
+    shorter = _PARENTHESES.sub("", text)
+    return shorter if shorter == text else _without_parentheses(shorter)
 
 
 def first_of(items: Sequence[str], most: int) -> str:

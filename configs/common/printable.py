@@ -4,6 +4,7 @@
     printable(name, 60)                       # at most so many characters
     printable_lines(message, 4000)            # keeps line feeds, which our own messages use
     plural(1, "cell")                         # "1 cell"
+    significant(1841.3)                       # "1,840", not "1.84e+03"
     file_slug("strong: tiny (random)")        # "strong-tiny-random", for the name of a file
     csv_text("=1+1")                          # "'=1+1", which no spreadsheet computes
 
@@ -77,6 +78,12 @@ def _columns_of(character: str) -> int:
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):  # accents of the character before, joiners
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """So many significant digits without an exponent of large values: `0.0427`, `12.3`, `1,840`."""
+    rounded = float(f"{value:.{digits}g}")
+    return f"{rounded:.{digits}g}" if abs(rounded) < 10**digits else f"{rounded:,.0f}"
 
 
 def file_slug(text: str) -> str:

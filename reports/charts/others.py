@@ -19,6 +19,7 @@ from reports.plots.decisions.cost import cheapest_first
 from reports.plots.experiments.profiled import parts as profile_parts
 from reports.plots.planning.layouts import drawn_layouts
 from reports.plots.planning.prediction import panels
+from reports.plots.style import MOST_BARS
 from reports.profiles.profiled import Profiled
 from reports.profiles.time_split import PARTS
 from reports.reading.load import CellResult, short_titles
@@ -69,7 +70,7 @@ def step_charts(cells: Sequence[CellResult]) -> tuple[Chart, ...]:
 def strategy_charts(found: Strategies) -> tuple[Chart, ...]:
     """Step time of each strategy, measured and predicted, and its parts."""
     lost = [way for way in found.ways if way.measured is None]
-    shown = [*found.ranked, *lost][:MAX_ROWS]
+    shown = [*found.ranked, *lost][:MOST_BARS]
     rows = tuple(way.name for way in shown)
     gone = tuple((float(row), way.result.status) for row, way in enumerate(shown) if way.measured is None)
     measured = tuple(

@@ -59,6 +59,12 @@ EMBEDDING_FIGURES = (
 )
 
 
+_WITH_NOISE = {
+    *FIGURES[2:8],
+    "perplexity difference",
+    *EMBEDDING_FIGURES[1:6],
+}
+"""Figures that have the noise in parentheses, which stand for an interval in all other tables."""
 _UNFIT = (ValueError, IndexError)
 """What arrays raise that do not fit each other: a damaged archive, or one of another program."""
 
@@ -206,7 +212,8 @@ def correctness_table(judged: list[JudgedCell]) -> Table:
     encodes = any(item.result.kind.answers == "vectors" for item in judged)
     figures = EMBEDDING_FIGURES if encodes else FIGURES
     rows = tuple(_row(item, len(figures)) for item in judged)
-    return Table(("answers of", "verdict", *figures), rows, text_columns=2).without_empty_columns()
+    titles = (f"{name} (noise)" if name in _WITH_NOISE else name for name in figures)
+    return Table(("answers of", "verdict", *titles), rows, text_columns=2).without_empty_columns()
 
 
 def verdict_text(verdict: CorrectnessVerdict) -> str:

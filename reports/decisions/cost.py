@@ -31,8 +31,8 @@ HOW_TO_PRICE = (
 )
 BILLING = (
     "Clouds bill by the second and at least 60 s for each start of a machine "
-    "([AWS](https://aws.amazon.com/ec2/pricing/on-demand/), "
-    "[Google Cloud](https://cloud.google.com/compute/vm-instance-pricing)); disks, network and taxes are not counted."
+    "(https://aws.amazon.com/ec2/pricing/on-demand/, "
+    "https://cloud.google.com/compute/vm-instance-pricing); disks, network and taxes are not counted."
 )
 
 
@@ -345,11 +345,16 @@ def study_cost_sentence(targets: Sequence[TargetCost]) -> str | None:
     if not targets:
         return None
     total = sum(target.total_node_seconds for target in targets)
-    passes = ("measuring", "memory pass", *PROFILING)
-    measuring = sum(target.node_seconds[phase] for target in targets for phase in passes)
+    spent = {
+        phase: sum(target.node_seconds[phase] for target in targets)
+        for phase in ("measuring", "memory pass", *PROFILING)
+    }
+    measuring = sum(spent.values())
+    passes = [f"{phase}es" for phase, seconds in spent.items() if seconds and phase != "measuring"]
     failed = sum(target.node_seconds["failed attempts"] for target in targets)
     known = [usd for target in targets if (usd := target.usd) is not None]
     took = f"{_hours(total)} h of machine time, {percent(measuring / total if total else None)} of it measuring"
+    took += f" ({joined(passes)} included)" if passes else ""
     took += f" and {percent(failed / total)} in failed attempts" if failed else ""
     if len(known) < len(targets):
         unpriced = [code(target.target) for target in targets if target.usd is None]

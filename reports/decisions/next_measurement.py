@@ -12,7 +12,7 @@ from reports.decisions.decision import Decision, shown_decisions
 from reports.decisions.spending import HOUR_SECONDS
 from reports.numbers.statistics import ROUNDING, Ratio, min_repeats
 from reports.reading.load import CellResult
-from reports.text import number, plural
+from reports.text import joined, number, plural
 
 _COMPARED = 2
 
@@ -24,12 +24,26 @@ def next_lines(decisions: Sequence[Decision], cells: Collection[CellResult]) -> 
     """
     shown = [one for one in shown_decisions(decisions) if one.choice is not None]
     lines = [line for one in shown for line in (_larger(one, cells), _further(one)) if line is not None]
-    if any(one.basis == "rank" and len(one.members) > 1 for one in shown):
+    by_rank = [one for one in shown if one.basis == "rank" and len(one.members) > 1]
+    if by_rank:
         lines.append(
-            "Which choice is cheapest: give the target a price_usd_per_hour in the study and run it again; "
+            f"Which choice is cheapest: give {_unpriced(by_rank)} a price_usd_per_hour in the study and run it again; "
             "completed measurements are kept."
         )
     return lines
+
+
+def _unpriced(decisions: Sequence[Decision]) -> str:
+    """`the target`, or the targets without a price by name where others have one."""
+    known: dict[str, bool] = {}
+    for one in decisions:
+        for member in one.members:
+            cost = one.costs.get(member.key)
+            known[member.cell.target] = cost is not None and cost.usd_per_hour is not None
+    missing = [target for target, is_priced in known.items() if not is_priced]
+    if len(missing) in (0, len(known)):
+        return "the target"
+    return f"target{'' if len(missing) == 1 else 's'} {joined(missing)}"
 
 
 def _larger(found: Decision, cells: Collection[CellResult]) -> str | None:

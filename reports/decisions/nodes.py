@@ -8,6 +8,7 @@ workload, precision, layout) makes a table of its own, so that a row compares li
 without a figure shows how it ended.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -168,21 +169,23 @@ def _group(result: CellResult) -> tuple[str, ...]:
 def node_table(cells: Sequence[NodeCell]) -> Table | None:
     """How each node did over all its cells: average throughput, success, failures, CPU use; None without cells.
 
-    The average is of cells whose figures are of one unit, so that a node that measured the larger cells
-    looks faster: compare nodes that measured the same.
+    The average is of cells of one kind of workload whose figures are of one unit: a token that is learnt is not one
+    that is generated. A node that measured the larger cells looks faster: compare nodes that measured the same.
     """
     if not cells:
         return None
     rows = []
-    for node, unit in dict.fromkeys((item.node, item.result.unit) for item in cells):
-        results = [item.result for item in cells if (item.node, item.result.unit) == (node, unit)]
+    kinds = dict.fromkeys((item.result.unit, item.result.cell.workload.kind) for item in cells)
+    shared = Counter(unit for unit, _ in kinds)
+    for node, unit, kind in dict.fromkeys(_unit_of(item) for item in cells):
+        results = [item.result for item in cells if _unit_of(item) == (node, unit, kind)]
         medians = [value.median for result in results if (value := result.estimate("throughput")) is not None]
         planned, completed = sum(result.planned for result in results), sum(len(result.completed) for result in results)
         shares = [share for result in results if (share := cpu_use(result)) is not None]
         rows.append(
             (
                 escaped(node),
-                unit,
+                f"{unit} ({kind})" if shared[unit] > 1 else unit,
                 f"{sum(bool(result.completed) for result in results):,} of {len(results):,}",
                 number(sum(medians) / len(medians) if medians else None),
                 percent(completed / planned if planned else None),
@@ -202,6 +205,10 @@ def node_table(cells: Sequence[NodeCell]) -> Table | None:
         "own cores in use, average",
     )
     return Table(columns, tuple(rows), text_columns=2)
+
+
+def _unit_of(item: NodeCell) -> tuple[str, str, str]:
+    return item.node, item.result.unit, item.result.cell.workload.kind
 
 
 def _failures(results: Sequence[CellResult]) -> str:

@@ -185,13 +185,17 @@ def _offers(price: Price, other: Price) -> str:
 
 
 def _auto_scaling(targets: Sequence[TargetCost]) -> Saving:
-    """The idle share of the user's own load is not in a study; how long a new process takes is."""
+    """The idle share of the user's own load is not in a study; how long a new process takes is.
+
+    A launch's first measurement begins before its model is loaded, and on this machine often in a process that has
+    imported the engine before.
+    """
     startup = estimate([seconds for target in targets for seconds in target.startups])
     basis = "the saving is the idle share of your load over a day, which a study does not see"
     if startup is not None:
         basis += (
             f"; a launch took {number(startup.median)} s until its first measurement (median of {startup.count:,}), "
-            "so a new node answers no sooner than that after it has booted"
+            "which a new node takes after it has booted, beside the time to import the engine and to load the model"
         )
     return Saving("auto-scaling", EVERY, UNKNOWN_EFFECT, basis)
 

@@ -49,7 +49,7 @@ METHODS = {
         "Each pass against the uncompressed model in the same engine and layout. Ratios of speed are over "
         "pairs of the same block; answers are compared with those of the uncompressed model on the same "
         "prompts: teacher-forced perplexity with its standard error (prompts are the sample), divergence of "
-        "the next word, and the first greedy token that differs. In the figure a star is the base, what no "
+        "the next token, and the first greedy token that differs. In the figure a star is the base, what no "
         "other pass beats in both is filled and joined, and the dotted line is what a recommendation may "
         "lose."
     ),
@@ -82,7 +82,7 @@ METHODS = {
     "perf": Markdown("One pass of each cell, after warm-up, in a launch of its own; nothing of that launch is timed."),
     "correctness": Markdown(
         "Greedy tokens, logits and likelihoods of the same prompts, against unmodified transformers on one "
-        "rank in float32, one prompt at a time. In brackets, beside each figure: the largest that the same "
+        "rank in float32, one prompt at a time. In parentheses, beside each figure: the largest that the same "
         "figure is when only the order of reduction is changed in the reference's own model, in the precision "
         "of the cell (the noise). **agrees**: no statistic of the answers exceeds what the noise explains; "
         "tokens may differ where the reference's margin is within it. **defect**: at least one does, or "

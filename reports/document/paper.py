@@ -21,6 +21,7 @@ from reports.document.assemble import EXPERIMENTS
 from reports.document.inline import inline_plain, tokens
 from reports.document.references import REFERENCES
 from reports.document.structure import Document, Markdown, Section
+from reports.numbers.statistics import LEAST_REPEATS
 from reports.reading.load import StudyResult
 from reports.text import UNKNOWN, Table, first_of, joined, plural
 
@@ -166,11 +167,14 @@ def _limits(context: Mapping[str, Any]) -> tuple[str, ...]:
 def _threats(study: StudyResult, context: Mapping[str, Any]) -> tuple[str, ...]:
     """What could make the figures wrong, as far as the records show it."""
     found = []
-    few = [result for result in study.cells.values() if result.completed and len(result.completed) < 6]
+    timed = [
+        result for result in study.cells.values() if not result.cell.workload.keeps_answers
+    ]  # kept once, by design
+    few = [result for result in timed if result.completed and len(result.completed) < LEAST_REPEATS]
     if few:
         verb, whose = ("has", "its") if len(few) == 1 else ("have", "their")
         found.append(
-            f"{len(few):,} of {plural(len(study.cells), 'cell')} {verb} fewer than six repeats: {whose} bounds are the "
+            f"{len(few):,} of {plural(len(timed), 'cell')} {verb} fewer than six repeats: {whose} bounds are the "
             "range of the repeats, which is not a confidence interval."
         )
     if context["noise"]:

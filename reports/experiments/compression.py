@@ -5,7 +5,7 @@
     draw_compression(figure, result)                    # reports.plots.experiments.compression
 
 Speed is the ratio over pairs of the same block. Answers are compared by the ladder of the correctness experiment, with
-the uncompressed model in place of the reference: perplexity on the prompts, divergence of the next word, the first
+the uncompressed model in place of the reference: perplexity on the prompts, divergence of the next token, the first
 greedy token that differs. What an encoder answers are vectors: there the cosine distance takes that place. Whether the
 uncompressed model is right is for a correctness experiment to say.
 """

@@ -165,6 +165,9 @@ def _trend(laws: ScalingLaws) -> str:
         if series[-1].interval and series[-1].interval[1] >= 0:
             return f"{text} Below 0 it is no serial fraction; its interval reaches 0, so it may be noise."
         return f"{text} Below 0 it is no serial fraction: the speed-up is more than linear."
+    if series[-1].value > 1 and not (series[-1].interval and series[-1].interval[0] <= 1):
+        fewest = plural(laws.unit_ranks, "rank")
+        text += f" Above 1 it is no serial fraction: {series[-1].ranks:,} ranks do less than {fewest}."
     if all(abs(point.value) <= ROUNDING for point in series):
         return f"{text} No part is seen that does not run in parallel."
     if len(series) < 2:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.common.files.reading import read_model
+from configs.common.printable import significant
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import RequestOutcome
 from configs.load.search import SEARCH_FILE, SearchRequest
@@ -39,11 +40,14 @@ def taken(search: RateSearch, run: LoadRun, rate: float, objectives: RequestObje
     """
     judgement = judged(run, serving_metrics(run))
     if judgement.verdict is Verdict.CLIENT_BOUND:
-        search.stop(f"the generator was the bottleneck at {rate:.4g} requests/s ({judgement.reason})")
+        search.stop(f"the generator was the bottleneck at {significant(rate, 4)} requests/s ({judgement.reason})")
     elif run.facts.capped is not None:
         search.stop(run.facts.capped)
     elif len(run) and not np.isin(run.columns["outcome"], _SERVED).any():
-        search.stop(f"the server answered none of {len(run):,} requests at {rate:.4g} requests/s ({judgement.reason})")
+        search.stop(
+            f"the server answered none of {len(run):,} requests at {significant(rate, 4)} requests/s "
+            f"({judgement.reason})"
+        )
     else:
         scores, cut = scores_after_warm_up(run, objectives), cut_conversations(run)
         if cut is None or quantiles(scores, (objectives.share,))[0] > 1:

@@ -91,6 +91,12 @@ def _notes(run: LoadRun, figures: LoadFigures) -> list[str]:
         notes.append(cut)
     if figures.window.found is None:
         notes.append(f"steady state unknown: {figures.window.reason}")
+    if figures.achieved_rate is None and figures.window.seconds > 0 and run.completed.any():
+        both = " and that of tokens are" if figures.tokens_per_second is None else " is"
+        notes.append(
+            f"no answer ended within the {number(figures.window.seconds)} s that are counted: the achieved rate{both} "
+            "unknown; a longer run (duration_seconds) would tell"
+        )
     if run.facts.job.contents.exact and figures.lengths_held is not None and figures.lengths_held < 1:
         notes.append(
             f"{percent(1 - figures.lengths_held)} of the answers do not have the length asked for: "

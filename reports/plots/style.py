@@ -37,6 +37,12 @@ _EXPONENT_FORM = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 MOST_BARS = 24
 """More cells than these are in the table only: bars thinner than their labels help nobody."""
 
+
+def bars_text(rows: Sequence[object], what: str) -> str:
+    """` The figure shows the first 24 of 30 cells.`: what a figure of bars leaves out; nothing where it has all."""
+    return f" The figure shows the first {MOST_BARS} of {len(rows):,} {what}." if len(rows) > MOST_BARS else ""
+
+
 STYLE: Any = {
     "svg.hashsalt": "rankwise",
     "font.family": ["DejaVu Sans"],  # comes with Matplotlib: the same glyphs on every machine

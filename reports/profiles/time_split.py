@@ -158,6 +158,12 @@ def time_split_sentence(result: TimeSplit) -> str:
         if first.ranks != last.ranks and first.ranks > 1:
             text += f", {percent(first.parts.get(waiting, 0.0) / first.seconds, 2)} at {plural(first.ranks, 'rank')}"
     text += "."
+    shares = _profiled(last) if last.ranks > 1 and _EXPOSED not in last.parts else None
+    if shares:
+        text += (
+            f" Within these parts communication takes {percent(shares[0])} of the recorded pass, waiting for other "
+            f"ranks in it included; {percent(shares[1])} of the pass is exposed."
+        )
     lost = [plural(point.ranks, "rank") for point in result.points if point.seconds <= 0]
     if lost:
         text += f" Not measured: {joined(lost)}."

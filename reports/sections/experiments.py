@@ -60,7 +60,8 @@ from reports.plots.experiments.sweep import draw_sweep, sweep_height
 from reports.plots.experiments.targets import draw_targets, targets_height
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.planning.forecast import draw_forecast
-from reports.plots.planning.layouts import draw_layouts, drawn_layouts, layouts_height
+from reports.plots.planning.layouts import draw_layouts, drawable_layouts, drawn_layouts, layouts_height
+from reports.plots.style import MOST_BARS, bars_text
 from reports.profiles.perf import perf_lines, perf_sentence, perf_table, recorded_cells
 from reports.profiles.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
@@ -195,7 +196,9 @@ def _layouts(study: StudyResult, experiment: PlannedExperiment, album: Album) ->
         if drawn
         else None
     )
-    more, lines = _latency(study, experiment, album), tuple(layouts_lines(result))
+    more, known = _latency(study, experiment, album), drawable_layouts(result)
+    told = f"The figure shows {len(drawn)} of {len(known):,} layouts: what was measured, then the best predictions."
+    lines = (*([told] if len(drawn) < len(known) else []), *layouts_lines(result))
     return Section(title, layouts_sentence(result), layouts_table(result), plot, lines=lines, more=more)
 
 
@@ -272,9 +275,10 @@ def profile_section(study: StudyResult, album: Album) -> Section | None:
     cells = profiled_cells(study)
     if not cells:
         return None
-    plot = album.add("time split", partial(draw_profiled, cells=cells), profile_charts(cells), profiled_height(cells))
-    lines = tuple(profiled_lines(cells))
-    return Section("Time split", profiled_sentence(cells), profiled_table(cells), plot, lines=lines)
+    drawn = cells[:MOST_BARS]
+    plot = album.add("time split", partial(draw_profiled, cells=drawn), profile_charts(drawn), profiled_height(drawn))
+    told, lines = profiled_sentence(cells) + bars_text(cells, "cells"), tuple(profiled_lines(cells))
+    return Section("Time split", told, profiled_table(cells), plot, lines=lines)
 
 
 def perf_section(study: StudyResult) -> Section | None:

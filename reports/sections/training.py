@@ -12,7 +12,7 @@ from reports.document.methods import QUESTIONS
 from reports.document.structure import Section
 from reports.experiments.losses import loss_curves, losses_table
 from reports.plots.experiments.training import bars_height, draw_equality, draw_losses, draw_step_split, draw_strategies
-from reports.plots.style import COLOURS
+from reports.plots.style import COLOURS, MOST_BARS, bars_text
 from reports.reading.load import StudyResult
 from reports.training.cells import (
     checkpoints_table,
@@ -91,11 +91,12 @@ def trained_sections(study: StudyResult, album: Album) -> list[Section]:
         sections.append(Section("Speed and utilization", SPEED, speed, lines=tuple(speed_lines(study, cells))))
     split = split_table(cells)
     if split is not None:
-        drawn = split_cells(cells)
+        known = split_cells(cells)
+        drawn = known[:MOST_BARS]
         plot = album.add(
             "training steps", partial(draw_step_split, cells=drawn), step_charts(drawn), bars_height(len(drawn))
         )
-        sections.append(Section("Where a step goes", split_sentence(cells), split, plot))
+        sections.append(Section("Where a step goes", split_sentence(cells) + bars_text(known, "cells"), split, plot))
     sections += _equality(study, album)
     for title, sentence, table in (
         ("Memory by rank", MEMORY, memory_table(study, cells)),
@@ -127,5 +128,6 @@ def strategy_sections(study: StudyResult, album: Album) -> list[Section]:
         if found.ranked:
             draw = partial(draw_strategies, found=found)
             plot = album.add(f"strategies {found.title}", draw, strategy_charts(found), bars_height(len(found.ways)))
-        sections.append(Section(found.title, strategies_sentence(found), strategies_table(study, found), plot))
+        told = strategies_sentence(found) + (bars_text(found.ways, "ways, from the fastest on") if plot else "")
+        sections.append(Section(found.title, told, strategies_table(study, found), plot))
     return sections

@@ -152,7 +152,9 @@ def test_a_run_that_predicted_nothing_says_so_in_a_sentence(tmp_path: Path) -> N
     assert part == NO_PREDICTIONS
 
 
-def layout_run(folder: Path, rates: Sequence[float | None], ranked: Sequence[float | None]) -> tuple[RunPaths, Plan]:
+def layout_run(
+    folder: Path, rates: Sequence[float | None], ranked: Sequence[float | None], slower: int = 0
+) -> tuple[RunPaths, Plan]:
     """dp=4, dp=2 and one rank were to be measured; a layout that cannot be was predicted fastest, one does not fit."""
     cells = [cell(dp=dp, batch_size=8 // dp) for dp in (4, 2, 1)]
     labels = ["dp=4", "dp=2", "1 rank"]
@@ -166,6 +168,10 @@ def layout_run(folder: Path, rates: Sequence[float | None], ranked: Sequence[flo
                 cell=item.key,
             )
             for label, item, rate in zip(labels, cells, ranked, strict=True)
+        ),
+        *(
+            ConsideredLayout(label=f"slow {place}", layout=Layout(), prediction=said(50 - place), reason="slower")
+            for place in range(slower)
         ),
         ConsideredLayout(
             label="pp=4", layout=Layout(pp=4), prediction=said(999, fits=False), reason="does not fit: 3 GiB"
@@ -204,6 +210,14 @@ def test_where_the_best_layout_stood_in_the_prediction(tmp_path: Path) -> None:
     render_report(run)
     text = whole_report(run)
     assert "## Layouts" in text and "plots/layouts-tiny.png" in text
+
+
+@pytest.mark.parametrize(("slower", "told"), [(12, False), (13, True)])
+def test_of_many_layouts_the_figure_says_which_it_shows(tmp_path: Path, slower: int, told: bool) -> None:
+    run, _ = layout_run(tmp_path, rates=(250, 300, 100), ranked=(400, 350, 120), slower=slower)
+    render_report(run)
+    line = "The figure shows 16 of 17 layouts: what was measured, then the best predictions."
+    assert (line in whole_report(run)) is told
 
 
 def test_layouts_without_figures(tmp_path: Path) -> None:

@@ -66,6 +66,10 @@ def test_text_from_elsewhere_cannot_break_a_table() -> None:
         assert inline_plain(escaped(text)) == text and inline_plain(code(text)) == text
     assert shortened("abcdef", 4) == "abc…" and shortened("abc", 4) == "abc"
     assert (joined([]), joined(["a"]), joined(["a", "b", "c"])) == ("", "a", "a, b and c")
+    cells = ["1 rank, float32", "dp=2, float32", "tp=2, float32"]
+    assert joined(cells) == "1 rank, float32; dp=2, float32; and tp=2, float32", "where a name ends was a guess"
+    assert joined(cells[:2]) == "1 rank, float32 and dp=2, float32"
+    assert joined(["a (1, 2 (3, 4))", "b (5, 6)", "c"]) == "a (1, 2 (3, 4)), b (5, 6) and c"
 
 
 def test_a_table_drops_what_nobody_knows() -> None:

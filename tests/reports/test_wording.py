@@ -96,6 +96,17 @@ def test_a_clock_that_was_set_back_gives_no_negative_time(tmp_path: Path) -> Non
     assert _spent(decision, decision.members, 5) == ""
 
 
+def test_answers_that_are_kept_once_are_no_threat_to_the_figures(tmp_path: Path) -> None:
+    """The paper of the quickstart said that 5 of 14 cells have a range for an interval: those of its correctness."""
+    cell, answers = generate(), generate(answers=True)
+    run = write_plan(tmp_path / "run", plan_of([cell, answers], [], 6))
+    write_measurements(run, cell, [1.0, 1.1, 0.9, 1.0, 1.1, 0.9])
+    write_measurements(run, answers, [1.0])
+    study = load_run(run)
+    assert len(study.cells[answers.key].completed) == 1
+    assert "fewer than six" not in " ".join(_threats(study, {"noise": None, "unsteady": None}))
+
+
 def test_one_of_anything_has_the_singular(tmp_path: Path) -> None:
     cell = generate()
     plan = plan_of([cell], [], 1)

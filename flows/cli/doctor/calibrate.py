@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.printable import significant
 from configs.hardware.calibration import Calibration, calibration_path, read_calibration
 from configs.plans.plan import Plan
 from configs.targets.target import LocalTarget
@@ -116,7 +117,10 @@ def print_calibration(calibration: Calibration) -> None:
     title: CalibrationRow = ("", "alone", "range", "all busy", "from CPU flags")
     print_table(title, _rows(calibration))
     for link in calibration.links:
-        loop, rate = _microseconds(link.seconds[min(link.seconds)]), f"{link.bytes_per_second / 1e9:.2g} GB/s"
+        loop, rate = (
+            _microseconds(link.seconds[min(link.seconds)]),
+            f"{significant(link.bytes_per_second / 1e9, 2)} GB/s",
+        )
         print(
             f"sum over {link.ranks} ranks ({link.transport}): {loop} in a tight loop, "
             f"{_microseconds(link.sum_seconds)} after work; large ones {rate}; "
@@ -177,4 +181,4 @@ def _row(
 
 
 def _microseconds(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} us"
+    return f"{significant(seconds * 1e6)} us"

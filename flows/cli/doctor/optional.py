@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from configs.common.printable import significant
 from configs.spec.measuring import LIVE_LIBRARIES
 from flows.cli.doctor.checks import DoctorCheck, run_command
 
@@ -142,7 +143,7 @@ def _sockets(sizes: dict[str, int]) -> DoctorCheck:
         remedy = "look at `sysctl net.core.rmem_max net.core.wmem_max` on the host"
         return DoctorCheck("socket buffers", "warning", "limits not visible here", remedy)
     small = [name for name, size in sizes.items() if size < WANTED_BUFFER_BYTES]
-    shown = ", ".join(f"{name} {size / 2**20:.3g} MiB" for name, size in sizes.items())
+    shown = ", ".join(f"{name} {significant(size / 2**20)} MiB" for name, size in sizes.items())
     if not small:
         return DoctorCheck("socket buffers", "ok", shown)
     settings = " ".join(_setting(name) for name in small)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from configs.common.execution import Layout
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.printable import significant
 from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from flows.cli.console import set_width
@@ -188,7 +189,7 @@ def _print(rows: list[VerificationRow], as_json: bool) -> None:
 def _worst(row: VerificationRow) -> str:
     if row.worst is None or row.limit_times_noise is None:
         return _UNKNOWN
-    value = "no number" if row.worst_times_noise is None else f"{row.worst_times_noise:.2g}"
+    value = "no number" if row.worst_times_noise is None else significant(row.worst_times_noise, 2)
     return f"{value} ({row.limit_times_noise:.2g}): {row.worst}"
 
 

@@ -11,7 +11,8 @@ from reports.numbers.statistics import Estimate
 from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, number, percent
 
 _MOST_NOTES, _MOST_REASONS = 6, 3
-_LEADING_SHARE = re.compile(r"([\d.e-]+) % of ")
+_VARYING = re.compile(r"(steady state unknown: |)([\d.,e-]+)(?= % of | requests are )")
+_NUMBERS = re.compile(r"\d[\d.,e-]*")
 
 
 def load_table(found: LoadExperiment) -> Table:
@@ -157,14 +158,15 @@ def _why_void(found: LoadExperiment) -> str:
 
 
 def _void_reasons(found: LoadExperiment) -> list[str]:
-    """Verdict and reason of the repeats that are no results, each once; at most `_MOST_REASONS`."""
+    """Verdict and reason of the repeats that are no results, each once; of more than `_MOST_REASONS` how many more."""
     reasons = dict.fromkeys(
         f"{one.judgement.verdict}: {one.judgement.reason}"
         for point in found.points
         for one in point.repeats.values()
         if not one.judgement.is_result
     )
-    return list(reasons)[:_MOST_REASONS]
+    more = len(reasons) - _MOST_REASONS
+    return [*list(reasons)[:_MOST_REASONS], *([f"{more:,} more"] if more > 0 else [])]
 
 
 def limit_sentences(found: LoadExperiment) -> Iterator[str]:
@@ -241,24 +243,34 @@ def load_lines(found: LoadExperiment) -> list[str]:
             f"log-probabilities, so that noise and a defect cannot be told apart: {joined(untold)}."
         )
     lines += _overheads(found)
-    lines += [f"{note[:1].upper()}{note[1:]}." for note in _notes(found)[:_MOST_NOTES]]
+    lines += [f"{note[:1].upper()}{note[1:]}." for note in _notes(found)]
     lines += [f"{point.label}: {text}." for point in found.points for text in point.damaged]
     return lines
 
 
 def _notes(found: LoadExperiment) -> list[str]:
-    """What the verdicts note, each once: those that differ in their share alone are one, with the range of shares."""
+    """What the verdicts note, each once, and of each kind one before others of it; at most `_MOST_NOTES`.
+
+    Notes that differ in their share or their number of requests alone are one, with the range.
+    """
     told = {note for point in found.points for one in point.repeats.values() for note in one.judgement.notes}
-    shares: dict[str, list[str]] = {}
+    ranges: dict[tuple[str, str], list[str]] = {}
     for note in sorted(told):
-        led = _LEADING_SHARE.match(note)  # a server's own words in a note may hold a share too
-        shares.setdefault(note[led.end(1) :] if led else note, []).append(led.group(1) if led else "")
+        varies = _VARYING.match(note)  # from the beginning: a server's own words in a note may hold a share too
+        before, value, rest = (*varies.groups(), note[varies.end() :]) if varies else (note, "", "")
+        ranges.setdefault((before, rest), []).append(value)
     notes = []
-    for rest, known in shares.items():
-        ordered = sorted((share for share in known if share), key=float)
+    for (before, rest), values in ranges.items():
+        ordered = sorted((value for value in values if value), key=lambda value: float(value.replace(",", "")))
         ends = [ordered[0], ordered[-1]] if len(ordered) > 1 else ordered
-        notes.append(" to ".join(ends) + rest)
-    return notes
+        notes.append(f"{before}{' to '.join(ends)}{rest}")
+    kinds: dict[str, list[str]] = {}
+    for note in notes:
+        kinds.setdefault(_NUMBERS.sub("", note), []).append(note)
+    shown = [kind[0] for kind in kinds.values()] + [note for kind in kinds.values() for note in kind[1:]]
+    more = len(shown) - _MOST_NOTES
+    last = [f"{more:,} more {'note is' if more == 1 else 'notes are'} left out"] if more > 0 else []
+    return [*shown[:_MOST_NOTES], *last]
 
 
 def _overheads(found: LoadExperiment) -> Iterator[str]:

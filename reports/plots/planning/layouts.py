@@ -13,12 +13,17 @@ MOST_LINES = 16
 
 def drawn_layouts(result: LayoutRanking) -> list[RankedLayout]:
     """The first of the ranking and all that were measured, as far as there is room."""
-    rated = [item for item in result.placed if item.candidate.prediction.throughput or item.measured]
-    fitting = [item for item in rated if item.candidate.prediction.fits is not False]
+    fitting = drawable_layouts(result)
     measured = [item for item in fitting if item.measured is not None]
     others = [item for item in fitting if item.measured is None]
     kept = {item.place for item in [*measured, *others][:MOST_LINES]}
     return [item for item in fitting if item.place in kept]
+
+
+def drawable_layouts(result: LayoutRanking) -> list[RankedLayout]:
+    """Those with a figure that are not predicted too large for the memory."""
+    rated = [item for item in result.placed if item.candidate.prediction.throughput or item.measured]
+    return [item for item in rated if item.candidate.prediction.fits is not False]
 
 
 def layouts_height(result: LayoutRanking) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs.common.files.reading import MIB
+from configs.common.printable import significant
 from reports.planning.accuracy import MEMORY, JudgedPrediction
 from reports.plots.style import COLOURS, IDEAL, MARKERS, legend_columns, legend_height, legend_label, legend_texts
 
@@ -65,7 +66,7 @@ def _panel(axes: "Axes", title: str, items: Points, models: Sequence[str]) -> No
     factors = [item.factor for item in items if item.factor is not None]
     if factors:
         factor = median(factors)
-        label = f"within {factor:.2g} times" + ("" if len(set(factors)) == 1 else " (median factor)")
+        label = f"within {significant(factor, 2)} times" + ("" if len(set(factors)) == 1 else " (median factor)")
         axes.fill_between(ends, ends / factor, ends * factor, color=IDEAL, alpha=0.15, linewidth=0, label=label)
     for model in dict.fromkeys(item.result.model for item in items):
         index = models.index(model)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from configs.common.printable import csv_text, file_slug, plural, plural_noun, printable, printable_lines
+from configs.common.printable import csv_text, file_slug, plural, plural_noun, printable, printable_lines, significant
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,26 @@ def test_what_is_printed_is_bounded() -> None:
     assert len(printable("\x1b" * 10_000_000, 60)) == 60
     assert printable_lines("a\nb\x1b\n" + "c" * 5000, 100).startswith("a\nb\\x1b\nccc")
     assert len(printable_lines("c" * 5000, 100)) == 100
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (1841.3, 3, "1,840"),
+        (999.6, 3, "1,000"),
+        (999.4, 3, "999"),
+        (12.34, 3, "12.3"),
+        (0.04266, 3, "0.0427"),
+        (12345.0, 2, "12,000"),
+        (99.6, 2, "100"),
+        (4.0, 2, "4"),
+        (0.0, 3, "0"),
+        (-2047.9, 3, "-2,050"),
+    ],
+)
+def test_large_values_have_no_exponent(value: float, digits: int, shown: str) -> None:
+    """`rankwise doctor` printed 1.84e+03 us and 2.05e+03 MiB, `verify` 1.2e+04 times the noise."""
+    assert significant(value, digits) == shown
 
 
 def test_long_names_have_short_files_of_their_own() -> None:

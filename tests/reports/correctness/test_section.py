@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from reports.correctness import section
 from reports.correctness.data import Answers, ReductionNoise, Scored, answers_of, noise_of
 from reports.correctness.judge import FREEDOM, CorrectnessVerdict, judge_answers, limit_of
-from reports.correctness.section import correctness_table, ladder_lines, verdict_text
+from reports.correctness.section import JudgedCell, correctness_table, ladder_lines, verdict_text
 from reports.reading.load import load_run
 from tests.support.run_folders.made_studies import cells_of, planned, words, write_measurements, write_plan
 
@@ -317,6 +319,16 @@ def test_text_of_a_verdict() -> None:
     assert lines[0] == "prompts with every token equal: 8 of 8" and any(line.startswith("KL p99") for line in lines)
     assert ladder_lines(CorrectnessVerdict("defect", "no answers")) == []
     assert correctness_table([]).rows == ()
+
+
+def test_columns_say_that_their_parentheses_are_the_noise() -> None:
+    """The report says of all its tables that parentheses hold a 95 % interval."""
+    result: Any = SimpleNamespace(kind=SimpleNamespace(answers="tokens"))
+    table = correctness_table([JudgedCell("one", result, judge_answers(REFERENCE, noisy(REFERENCE, 1), NOISE))])
+    (row,) = table.rows
+    assert "(" in "".join(row[2:])
+    for title, value in zip(table.columns[2:], row[2:], strict=True):
+        assert title.endswith("(noise)") is value.endswith(")"), title
 
 
 def samples_of_two_ranks() -> dict[str, np.ndarray]:

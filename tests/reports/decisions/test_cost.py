@@ -190,8 +190,13 @@ def test_where_the_time_of_a_study_goes(spent: StudyResult) -> None:
     phases = phase_table([cost])
     assert phases is not None and phases.rows[0] == ("start-up", "30.0", "12.5 %", "0.0300")
     assert study_cost_sentence([cost]) == (
-        "The study cost $0.240: 0.0667 h of machine time, 31.2 % of it measuring and 25.0 % in failed attempts."
+        "The study cost $0.240: 0.0667 h of machine time, 31.2 % of it measuring (memory passes included) "
+        "and 25.0 % in failed attempts."
     )
+    both = replace(cost, node_seconds=cost.node_seconds | {"perf pass": 12.0})
+    assert "34.5 % of it measuring (memory passes and perf passes included) and" in str(study_cost_sentence([both]))
+    alone = replace(cost, node_seconds=cost.node_seconds | {"memory pass": 0.0})
+    assert "26.7 % of it measuring and" in str(study_cost_sentence([alone]))
     free = [replace(cost, target=name, price=None) for name in ("one", "two")]
     assert str(study_cost_sentence(free)).endswith("What that cost is unknown: `one` and `two` have no price.")
     text = " ".join(cost_sentences(spent, cell_costs(spent), [cost]))

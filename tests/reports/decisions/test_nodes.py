@@ -63,6 +63,20 @@ def test_rows_are_nodes_and_columns_batch_sizes(tmp_path: Path) -> None:
     assert memory.table.rows == (("gpu-a", "–", "7.00"), ("gpu-b", "–", "out of memory"))
 
 
+def test_tokens_that_are_learnt_are_not_averaged_with_those_that_are_generated(tmp_path: Path) -> None:
+    """Of 100 generated and 700 learnt tokens/s a node had 400."""
+    one, other = cell(target="gpu-a"), train_cell(target="gpu-a")
+    run = write_run(tmp_path / "run", make_plan([one, other], repeats=2, targets=TARGETS))
+    write_measurements(run, one, [100.0, 100.0])
+    write_measurements(run, other, [700.0, 700.0])
+    table = node_table(node_cells(load_run(run)))
+    assert table is not None
+    assert [row[:4] for row in table.rows] == [
+        ("gpu-a", "tokens/s (generate)", "1 of 1", "100"),
+        ("gpu-a", "tokens/s (train)", "1 of 1", "700"),
+    ]
+
+
 def test_success_and_failures_of_nodes(tmp_path: Path) -> None:
     table = node_table(two_nodes(tmp_path))
     assert table is not None

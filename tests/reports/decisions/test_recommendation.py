@@ -15,6 +15,8 @@ from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
 from configs.workloads.script import ScriptWorkload
 from reports.decisions.cost import cell_costs, cost_sentences
+from reports.decisions.decision import decide
+from reports.decisions.next_measurement import next_lines
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.pareto import user_fronts
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
@@ -376,7 +378,9 @@ def test_idle_cores_preparation_start_up_and_the_cheaper_place(tmp_path: Path) -
     study = load_run(run)
     assert effect(study, "several models").effect == "at most 20 % of these cores"
     assert effect(study, "preprocessing").effect == "at most 25.0 % of the time"
-    assert "a launch took 2.00 s until its first measurement" in effect(study, "auto-scaling").basis
+    scaling = effect(study, "auto-scaling").basis
+    assert "a launch took 2.00 s until its first measurement (median of 1)" in scaling
+    assert "beside the time to import the engine and to load the model" in scaling, "a node seemed to answer in 2 s"
     place = effect(study, "the cheaper place")
     assert place.effect == "**75.0 %** less a token" and "on `b` against `a`" in place.basis
 
@@ -507,3 +511,25 @@ def test_what_meets_the_objectives_with_wrong_answers_is_not_said_to_miss_one(tm
     found = recommend(study, cell_costs(study), judgements, {wrong.key})
     lines = open_questions(study, found, judgements, {wrong.key})
     assert "tiny: no cell is known to meet every objective; those that do have wrong answers." in lines
+
+
+@pytest.mark.parametrize(
+    ("priced", "wanted"), [({"a": 0.36}, "target b"), ({}, "the target"), ({"a": 0.36, "b": 0.4}, None)]
+)
+def test_targets_without_a_price_are_named(tmp_path: Path, priced: dict[str, float], wanted: str | None) -> None:
+    """Of a lab beside three clouds, `give the target a price` did not say which of the four."""
+    one, two = cell(target="a"), cell(target="b")
+    targets = [LocalTarget(name="a"), LocalTarget(name="b")]
+    run = write_run(tmp_path / "run", make_plan([one, two], prices=dict(priced), targets=targets))
+    write_measurements(run, one, rates(100))
+    write_measurements(run, two, rates(400))
+    study = load_run(run)
+    lines = next_lines(decide(study, cell_costs(study)), study.cells.values())
+    told = [line for line in lines if line.startswith("Which choice is cheapest")]
+    assert (
+        told
+        == [
+            f"Which choice is cheapest: give {wanted} a price_usd_per_hour in the study and run it again; "
+            "completed measurements are kept."
+        ][: wanted is not None]
+    )

@@ -18,7 +18,7 @@ from reports.numbers.statistics import Estimate
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.experiments.training import draw_equality, draw_losses
 from reports.plots.planning.layouts import draw_layouts
-from reports.plots.style import STYLE, log2, log_ticks, numeric, wrapped
+from reports.plots.style import STYLE, bars_text, log2, log_ticks, numeric, wrapped
 
 
 def laid_out(draw: Callable[[Figure], None]) -> list[Axes]:
@@ -91,6 +91,11 @@ def test_rates_below_layouts_are_read_as_they_are(rate: float) -> None:
     places = [float(place) for place in axes.get_xticks() if low <= place <= high]
     shown = [float(text.replace(",", "")) for text in numbers(axes)][: len(places)]
     assert shown == pytest.approx(places) and len(set(shown)) == len(shown) > 2
+
+
+@pytest.mark.parametrize(("count", "told"), [(24, ""), (25, " The figure shows the first 24 of 25 cells.")])
+def test_a_figure_of_bars_says_what_it_leaves_out(count: int, told: str) -> None:
+    assert bars_text(range(count), "cells") == told
 
 
 def test_names_of_bars_keep_their_ends() -> None:

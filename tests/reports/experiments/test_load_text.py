@@ -92,6 +92,29 @@ def test_words_of_a_server_are_shown_as_they_are() -> None:
     assert as_markdown(shown) == told and section_html(shown).endswith("&lt;b&gt;*all*&lt;/b&gt; slots (4).")
 
 
+def test_notes_that_differ_in_a_count_leave_room_for_the_others() -> None:
+    """Each count of requests was a line of its own, and of more than six lines the rest was missing."""
+    found = experiment_of("rate 1", [0.1])
+    (point,) = found.points
+    notes = [f"steady state unknown: {count} requests are too few to tell" for count in ("16", "1,024", "88", "64")]
+    notes += [f"{failed} of all 400 requests failed ({failed / 4} %): HTTP 503 ({failed})" for failed in range(1, 9)]
+    notes += ["the server sends no usage: tokens are counted by chunks"]
+    one = replace(point.repeats[0], judgement=LoadVerdict(Verdict.VALID, "", tuple(notes)))
+    lines = load_lines(replace(found, points=(replace(point, repeats={0: one}),)))
+    assert "Steady state unknown: 16 to 1,024 requests are too few to tell." in lines
+    assert "The server sends no usage: tokens are counted by chunks." in lines
+    assert sum("failed" in line for line in lines) == 4 and lines[-1] == "4 more notes are left out."
+
+
+def test_of_many_reasons_it_says_how_many_more_there_are() -> None:
+    found = refused("HTTP 503: busy")
+    (point,) = found.points
+    busy = [LoadVerdict(Verdict.NO_ANSWERS, f"HTTP 503: {count} waiting", ()) for count in range(5)]
+    repeats = {repeat: replace(point.repeats[0], judgement=one) for repeat, one in enumerate(busy)}
+    text = load_sentence(replace(found, points=(replace(point, repeats=repeats),)))
+    assert text.endswith("no answers: HTTP 503: 2 waiting; 2 more).")
+
+
 def refused(message: str) -> LoadExperiment:
     """A point whose server answered nothing, with its own words for it."""
     found = experiment_of("rate 1", [0.1])

@@ -318,3 +318,25 @@ def test_what_cannot_be_compared_is_left_out(tmp_path: Path, kind: str) -> None:
     run, _ = write_study(tmp_path, text)
     assert side_by_side(load_run(run)) == []
     assert not any(sentence.lead.startswith("Targets") for sentence in answer(load_run(run), []))
+
+
+@pytest.mark.parametrize("values", [("1", "1"), ("1", "0")])
+def test_what_the_import_of_deepspeed_sets_is_no_other_environment(tmp_path: Path, values: tuple[str, str]) -> None:
+    """Each report with DeepSpeed in it said to compare its environments with care, because of this variable."""
+    text = """
+workload: {kind: generate, new_tokens: 4}
+layout: {tp: 2}
+experiments: {engines: {kind: sweep, over: {engine: [rankwise, deepspeed], batch_size: [1, 2]}}}
+"""
+    plan = planned(text)
+    run = write_plan(tmp_path, plan)
+    imported = iter(enumerate(values))
+    for cell in plan.cells.values():
+        name, variables = "own", {"OMP_NUM_THREADS": "1"}
+        if cell.engine == "deepspeed":
+            place, value = next(imported)
+            name, variables = f"peer{place}", variables | {"PYTORCH_NVML_BASED_CUDA_CHECK": value}
+        run.environment(name).write_text(json.dumps({"torch": "2.13.0", "variables": variables}))
+        write_measurements(run, cell, 1.0, environment=name)
+    told = str(environment_sentence(load_run(run)))
+    assert ("which differ only in what the study itself sets" in told) is (values[0] == values[1]), told

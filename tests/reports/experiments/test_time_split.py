@@ -176,6 +176,11 @@ def test_the_report_shows_it_and_says_so_where_time_goes(tmp_path: Path) -> None
         "none: one rank", "35.0 %, 22.5 % exposed",
     ]  # fmt: skip
     assert "unknown" not in time_split_sentence(known) and "unknown" in time_split_sentence(unknown)
+    said = (
+        "Within these parts communication takes 35.0 % of the recorded pass, waiting for other ranks in it included; "
+    )
+    assert said + "22.5 % of the pass is exposed." in time_split_sentence(known), "a pipeline's pass was `own work`"
+    assert "Within these parts" not in time_split_sentence(unknown)
 
 
 def test_without_a_profile_there_is_no_section(tmp_path: Path) -> None:

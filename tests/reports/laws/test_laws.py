@@ -346,6 +346,14 @@ def test_serial_fractions_that_are_equal_neither_rise_nor_fall() -> None:
     assert told.endswith("0.200 at 2, 0.200 at 4. It is flat: a serial part, as far as so few repeats tell.")
 
 
+def test_a_serial_fraction_above_1_is_explained() -> None:
+    """Two nodes that do a hundredth of one had `serial fraction by ranks 199 at 2.` and no word more."""
+    points = [MeasuredPoint(1, {0: 100.0, 1: 100.0}), MeasuredPoint(2, {0: 1.0, 1: 1.0})]
+    told = next(line for line in law_lines(fit_laws(points, "strong"), "") if line.startswith("Karp-Flatt"))
+    assert told.endswith("199 at 2. Above 1 it is no serial fraction: 2 ranks do less than 1 rank.")
+    assert "Above 1" not in " ".join(law_lines(laws_of(usl([1, 2, 4, 8, 16], 10, 0.05, 0.001)), ""))
+
+
 def test_linear_scaling_is_not_said_to_have_a_serial_part() -> None:
     found = laws_of({1: 10.0, 2: 20.1, 4: 39.9, 8: 80.3, 16: 159.8})
     [told] = [line for line in law_lines(found, "") if line.startswith("Karp-Flatt")]

@@ -76,6 +76,16 @@ def test_notes_name_what_limits_the_figures() -> None:
     assert few == ("100 % of the answers have fewer chunks than tokens: ITL is the time between chunks",)
 
 
+def test_a_rate_that_is_unknown_is_explained() -> None:
+    """Of a server slower than the run is long, the report had a dash beside the verdict `valid`."""
+    run = made_run(DUE[:20], ttft=0.2, gap=1.0, duration=2.0)
+    assert serving_metrics(run).achieved_rate is None and serving_metrics(run).tokens_per_second is not None
+    (note,) = (note for note in judgement(run).notes if "ended within" in note)
+    assert note.startswith("no answer ended within the 2.00 s that are counted: the achieved rate is unknown;")
+    late = judgement(made_run(DUE[:20], ttft=5.0, duration=2.0)).notes
+    assert any("the achieved rate and that of tokens are unknown" in note for note in late)
+
+
 def test_both_definitions_of_tpot_are_printed() -> None:
     run = made_run(DUE, ttft=0.2)
     figures = serving_metrics(run)

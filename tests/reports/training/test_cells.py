@@ -463,3 +463,19 @@ def test_what_the_figure_of_losses_leaves_out_is_told(tmp_path: Path) -> None:
         assert ("The figure shows the first 7 of 9 curves." in text) == (count == 9)
         assert ("The figure shows 6 of 9 points, evenly chosen." in text) == (count == 9)
         assert ("The figure shows 6 of 7 points, evenly chosen." in text) == (count == 7)
+
+
+def test_what_figures_of_bars_leave_out_is_told(tmp_path: Path) -> None:
+    """Of thirty ways to train, the figures had 24 bars, those without a result not among them, without a word."""
+    over = "{layout.strategy: [ddp, fsdp, zero1, zero2, zero3], micro_batch_size: [1, 2, 4, 8, 16, 32]}"
+    study = "workload: {kind: train, global_batch_size: 64, sequence_length: 16, steps: 5}\nlayout: {dp: 2}\n"
+    study += f"experiments: {{ways: {{kind: sweep, over: {over}}}}}"
+    plan = planned(study, repeats=1)
+    cells = list(plan.cells.values())
+    run = write_plan(tmp_path / "run", plan)
+    for place, cell in enumerate(cells):
+        write_training(run, cell, 0.1 + place / 1000, repeats=1)
+    render_report(run)
+    text = whole_report(run)
+    assert f"The figure shows the first 24 of {len(cells)} cells." in text
+    assert f"The figure shows the first 24 of {len(cells)} ways, from the fastest on." in text

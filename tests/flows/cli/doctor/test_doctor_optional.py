@@ -47,6 +47,14 @@ def test_libraries_that_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert live["live prometheus"].state == "ok"
 
 
+def test_large_socket_buffers_are_written_out(tmp_path: Path) -> None:
+    """The largest value that there is, as on tuned clusters, was `2.05e+03 MiB`."""
+    for name in ("rmem_max", "wmem_max"):
+        put(tmp_path, f"proc/sys/net/core/{name}", "2147483647\n")
+    (sockets,) = (check for check in optional.check_buffers(tmp_path) if check.name == "socket buffers")
+    assert sockets.state == "ok" and "rmem_max 2,050 MiB" in sockets.detail
+
+
 def test_deepspeed_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (found,) = optional.check_deepspeed()

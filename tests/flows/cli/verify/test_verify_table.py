@@ -195,6 +195,13 @@ def test_a_model_that_cannot_run_has_its_reason_in_every_row(
     assert (code, row["verdict"]) == (2, "not supported") and reason in row["reason"], row
 
 
+def test_how_far_a_defect_lies_off_is_written_out() -> None:
+    row = verify_table.VerificationRow(
+        "m", "decoder", "tp=2", "DEFECT", "", "KL mean", worst_times_noise=12345.6, limit_times_noise=4.0
+    )
+    assert verify_table._worst(row) == "12,000 (4): KL mean"
+
+
 @pytest.mark.parametrize(
     "layouts",
     [pytest.param(["tp=2"], marks=pytest.mark.slow), pytest.param(["tp=2", "pp=2"], marks=pytest.mark.nightly)],
