@@ -2,11 +2,13 @@
 
 from datetime import datetime
 from itertools import groupby
+from textwrap import fill
 
 from benchmarks.walkthrough.steps import Step
 from configs.common.base import Frozen
 
-_WIDTH = 200
+_WIDTH = 200  # of what is printed
+_TEXT_WIDTH = 120
 
 
 class Result(Frozen):
@@ -41,7 +43,7 @@ def _section(step: Step, result: Result | None) -> str:
     against = f"Against {step.against}." if step.against else ""
     ended = "Not run when this page was written." if result is None else ""
     ended = f"Exit code {result.code}." if result is not None and result.code else ended
-    said = " ".join(text for text in (against, ended) if text)
+    said = fill(" ".join(text for text in (against, ended) if text), _TEXT_WIDTH, break_long_words=False)
     fence = "````" if any(line.startswith("```") for line in shown) else "```"
     return "\n".join(
         [

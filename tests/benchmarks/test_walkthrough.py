@@ -45,12 +45,14 @@ def test_a_step_that_ends_otherwise_is_not_kept(
 def test_the_page_shows_commands_and_no_folder_of_this_machine(tmp_path: Path) -> None:
     steps = [
         step("pwd; echo $PYTHON_ENV; seq 40; exit 1", code=1, against="nothing", lines=6),
+        step("true", against="word " * 30),
         step("echo '```'; printf '\\033[31mred\\033[0m'"),
     ]
     walk = Walk(tmp_path)
     assert walk.run(steps, None) == 0
     text = page([(each, walk.results[each.id]) for each in steps], datetime(2026, 1, 2, tzinfo=UTC))
     assert "on 2026-01-02" in text and text.count("## A part\n") == 1
+    assert f"{'word ' * 21}word\nword" in text
     assert "Against nothing. Exit code 1." in text and "\n...\n38\n39\n40\n```\n" in text
     assert "````console" in text and "\nred\n" in text and "\x1b" not in text
     for path in (tmp_path, ROOT, sys.prefix):
