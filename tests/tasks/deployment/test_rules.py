@@ -35,6 +35,7 @@ from tests.support.run_folders.made_studies import (
     words,
     write_measurements,
     write_plan,
+    write_record,
 )
 
 
@@ -404,3 +405,22 @@ def test_weights_that_only_a_study_had_are_not_replaced_in_silence(
     with pytest.raises(ValueError, match=r"recommends `compression: int8`, which is no level.*--optimization$"):
         wanted_of_run(found["int8"], WantedBundle(""))
     assert wanted_of_run(found["int8"], WantedBundle("", level="balanced")).level == "balanced"
+
+
+def test_what_a_study_recommends_for_training_is_not_served(tmp_path: Path) -> None:
+    """Replicas of the untrained weights were deployed, as many as the study had trained on, with `strategy: fsdp`."""
+    plan = planned(
+        """
+        workload: {kind: train, global_batch_size: 4, sequence_length: 32, steps: 3}
+        targets: [{kind: local, max_ranks: 2}]
+        experiments: {training: {kind: sweep, over: {layout: [{dp: 2, strategy: fsdp}]}}}
+        """,
+        repeats=3,
+    )
+    run = write_plan(tmp_path / "trained", plan)
+    for _, cell in cells_of(plan):
+        for repeat in range(3):
+            samples = {f"{rank}/{column}": [0.1] * 3 for rank in range(2) for column in ("step_seconds", "loss")}
+            write_record(run, cell, repeat, samples=samples, figures={"tokens_per_step": 128})
+    with pytest.raises(ValueError, match=r"trained: the study recommends a way to train, none to serve\. See its"):
+        wanted_of_run(run.folder, WantedBundle(""))
