@@ -36,14 +36,19 @@ def gpus_of_instance(provider: Cloud, instance: str) -> int:
     return 0 if machine is None or machine.accelerator.kind not in ("cuda", "rocm") else machine.accelerators
 
 
+def has_amd_gpus(request: RentalRequest) -> bool:
+    """Return whether the GPUs of the instance are AMD's, for which the vendors' images have no driver."""
+    machine = _machine(request.provider, request.instance)
+    return machine is not None and machine.accelerator.kind == "rocm"
+
+
 def lacking_gpus(
     folder: Path, user: str, addresses: Sequence[str], request: RentalRequest, count: int
 ) -> dict[str, str]:
     """Return what is wrong with the GPUs of nodes that show fewer than `count`, by address; asked side by side."""
     if not count or not addresses:
         return {}
-    machine = _machine(request.provider, request.instance)
-    command = _AMD if machine is not None and machine.accelerator.kind == "rocm" else _NVIDIA
+    command = _AMD if has_amd_gpus(request) else _NVIDIA
     with ThreadPoolExecutor(min(len(addresses), _AT_ONCE)) as pool:
         found = pool.map(partial(_lacking, folder, user, command, count), addresses)
         return {address: why for address, why in zip(addresses, found, strict=True) if why is not None}

@@ -32,7 +32,7 @@ from tasks.providers.leases import (
     token_of,
     unsettled_seconds,
 )
-from tasks.providers.node_gpus import wait_for_gpus
+from tasks.providers.node_gpus import has_amd_gpus, wait_for_gpus
 from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
 Returned = TypeVar("Returned")
@@ -79,6 +79,11 @@ def plan_rental(
         raise RentalFailed(
             f"{request.provider}/{request.instance}: not in the catalog, which would tell the vendor's image for it. "
             "Name one by `image`"
+        )
+    if request.image is None and request.gpus_per_node and has_amd_gpus(request):
+        raise RentalFailed(
+            f"{request.provider}/{request.instance}: the vendor's image has no driver for its AMD GPUs. Name one that "
+            "has by `image`"
         )
     zones: dict[str, Sequence[str]] = {}
     refused: list[str] = []

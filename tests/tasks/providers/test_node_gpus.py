@@ -14,7 +14,7 @@ from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import read_entries
 from tasks.providers.node_gpus import gpus_of_instance, lacking_gpus
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import Limits, RentalFailed, rent
+from tasks.providers.renting import Limits, RentalFailed, plan_rental, rent
 from tasks.providers.study_nodes import request_of
 
 REGION = "us-east-1"
@@ -86,6 +86,17 @@ def test_gpus_of_amd_are_nodes_of_their_driver(driver: Callable[[Driver], list[s
     assert found == {"7": "shows 7 of 8 GPUs"} and "kfd" in asked[0]
 
 
+def test_an_instance_with_amd_gpus_is_not_rented_without_an_image_that_has_their_driver() -> None:
+    wanted = RentedTarget.model_validate(
+        {"kind": "azure", "instance": "Standard_ND96isr_MI300X_v5", "regions": ["eastus"], "ssh_from": "203.0.113.7/32"}
+    )
+    with pytest.raises(RentalFailed, match=r"no driver for its AMD GPUs\. Name one that has by `image`"):
+        plan_rental(cast(Provider, Cloud()), request_of(wanted), None)
+    for more in ({"image": "a:b:c:d"}, {"device": "cpu"}):
+        asked = request_of(wanted.model_copy(update=more))
+        assert plan_rental(cast(Provider, Cloud()), asked, None).rungs
+
+
 class Cloud:
     """A cloud whose nodes are up at once."""
 
@@ -93,6 +104,9 @@ class Cloud:
 
     def __init__(self) -> None:
         self.there: list[Resource] = []
+
+    def zones(self, instance: str, region: str) -> list[str]:
+        return []
 
     def prepare(self, lease: RentalLease, region: str) -> None:
         pass
