@@ -354,6 +354,16 @@ def test_a_smaller_model_costs_less_and_its_answers_are_not_guessed(tmp_path: Pa
     assert "what it does to the answers is unknown" in saving.basis
 
 
+def test_a_smaller_model_is_held_against_the_larger_one_for_as_many_nodes(tmp_path: Path) -> None:
+    """Twice the nodes gave the larger model the higher throughput, so that the smaller one was said to save nothing."""
+    small, large = cell(TINY, "lab", num_prompts=8), cell(LARGE, "lab", dp=2).model_copy(update={"nodes": 2})
+    plan = make_plan([small, large], targets=[SlurmTarget(name="lab", nodes=2)])
+    run = write_run(tmp_path / "run", plan)
+    write_measurements(run, small, rates(100), figures={"model_parameters": 1e6})
+    write_measurements(run, large, rates(120), figures={"model_parameters": 1e9})
+    assert effect(load_run(run), "a smaller").effect.startswith("**40.0 %** less a token")  # 60 of each node
+
+
 def test_caching_is_counted_in_the_recorded_prompts(tmp_path: Path) -> None:
     one = cell(prompts="f" * 64)
     run = write_run(tmp_path / "run", make_plan([one]))
