@@ -257,11 +257,11 @@ def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio | None, CellCost, Ce
 
 def _ratio(first: CellResult, second: CellResult, comparisons: int) -> Ratio | None:
     """Throughput of a node over throughput of a node, block by block: what a node costs is one price."""
-    values = (
-        {repeat: value / result.cell.nodes for repeat, value in result.values("throughput").items()}
-        for result in (first, second)
-    )
-    return paired_ratio(*values, comparisons=comparisons, confidence=first.confidence)
+
+    def rates(result: CellResult) -> dict[int, float]:
+        return {repeat: value / result.cell.nodes for repeat, value in result.values("throughput").items()}
+
+    return paired_ratio(rates(first), rates(second), comparisons=comparisons, confidence=first.confidence)
 
 
 def _of_a_node(result: CellResult) -> float | None:
