@@ -25,6 +25,7 @@ from reports.experiments.load.text import limit_sentences, load_sentence
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import side_by_side, targets_opening
 from reports.planning.forecast import half_text, study_forecast
+from reports.reading.devices import without_their_gpus
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import NOT_MEASURED
 from reports.tables import NOISE_LIMIT, damaged_records, lost_passes, noise_warning, others_shares
@@ -59,12 +60,14 @@ def answer(
     scaled = _scalings(study, shown_decisions(decisions))
     correct = [_correctness(judged)] if judged else []
     lost, busy = _lost(study), _busy(study)
-    served = _servers(study)
-    told = [*_damaged(study), *_apart(study), *decided, *served, *busy, *scaled, *_experiments(study, judged), *correct]
+    served, on_cores = _servers(study), _on_cores(study)
+    told = [*_damaged(study), *on_cores, *_apart(study), *decided, *served, *busy, *scaled]
+    told += [*_experiments(study, judged), *correct]
     told.append(lost)
     # What is left out stands in the section of its experiment too.
     first = [*decided[:1], *served[:1]]
-    order = [*_damaged(study), *first, *correct, lost, *busy, *_apart(study), *decided[1:], *served[1:], *scaled]
+    order = [*_damaged(study), *on_cores, *first, *correct, lost, *busy, *_apart(study)]
+    order += [*decided[1:], *served[1:], *scaled]
     kept = [*order, *(one for one in told if one not in order)][:MAX_SENTENCES]
     return [one for one in told if one in kept]
 
@@ -184,6 +187,23 @@ def _damaged(study: StudyResult) -> list[Sentence]:
             Sentence(lead, f"{joined(shown)}. `rankwise run` measures {'it' if count == 1 else 'them'} again.")
         )
     return found
+
+
+def _on_cores(study: StudyResult) -> list[Sentence]:
+    """That what is told of a machine with GPUs was measured on cores."""
+    found = without_their_gpus(study)
+    if not found:
+        return []
+    told = [
+        f"target {name} names {machine.name}, which has {machine.accelerators} x {machine.accelerator.title}, but the "
+        f"ranks of {plural(cells, 'cell')} computed on the CPU"
+        for name, (machine, cells) in found.items()
+    ]
+    body = (
+        f"{'; '.join(told)}. Figures are those of its cores, and costs those of the whole instance. Look at the driver "
+        "of its nodes, or set `device: cpu` if its cores are to be measured."
+    )
+    return [Sentence("Measured on CPU cores, not on GPUs:", body)]
 
 
 def _apart(study: StudyResult) -> list[Sentence]:

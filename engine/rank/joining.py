@@ -100,11 +100,16 @@ def alone_device() -> "torch.device":
 
 
 def choose_job_device(job: "Job", place: RankPlace) -> "tuple[torch.device, str | None]":
-    """Return a rank's device and backend for a job. On a cluster GPUs are expected if the target asks for them."""
-    target = job.target
-    from configs.targets.target import LocalTarget
+    """Return a rank's device and backend for a job.
 
-    expected = None if isinstance(target, LocalTarget) else target.gpus_per_node is not None
+    GPUs are expected if the target asks for them. Where it does not, a scheduler's node may list those of other jobs;
+    this machine and hosts by SSH, rented ones too, list their own.
+    """
+    from configs.targets.resources import ClusterTarget, ScheduledTarget
+
+    target = job.target
+    asked = isinstance(target, ClusterTarget) and target.gpus_per_node is not None
+    expected = asked if asked or isinstance(target, ScheduledTarget) else None
     return choose_device(place, target.device, expected, job.cell.dtype)
 
 

@@ -271,7 +271,8 @@ def open_questions(
             lines.append(f"{subject}: nothing to recommend, every cell with a figure has wrong answers.")
             continue
         if (model, "cost") not in done:
-            unpriced.setdefault(len({result.cell.target for result in measured}) == 1, []).append(subject)
+            places = {(result.cell.target, result.cell.nodes) for result in measured}  # what an hour costs
+            unpriced.setdefault(len(places) == 1, []).append(subject)
         mine = [item for item in judgements if item.model == model and item.result is not None]
         if mine and not any(name == model and "objectives" in goal for name, goal in done):
             lines.append(f"{subject}: no cell is known to meet every objective; {_why_none(mine, measured, wrong)}.")

@@ -260,9 +260,18 @@ def _batch_gain(members: Sequence[CellCost]) -> tuple[Ratio | None, CellCost, Ce
 
 
 def _ratio(first: CellResult, second: CellResult, comparisons: int) -> Ratio | None:
-    """Throughput over throughput, block by block."""
-    values = (first.values("throughput"), second.values("throughput"))
-    return paired_ratio(*values, comparisons=comparisons, confidence=first.confidence)
+    """Throughput of a node over throughput of a node, block by block: what a node costs is one price."""
+
+    def rates(result: CellResult) -> dict[int, float]:
+        return {repeat: value / result.cell.nodes for repeat, value in result.values("throughput").items()}
+
+    return paired_ratio(rates(first), rates(second), comparisons=comparisons, confidence=first.confidence)
+
+
+def _of_a_node(result: CellResult) -> float | None:
+    """Median throughput of each of the cell's nodes."""
+    value = result.estimate("throughput")
+    return None if value is None else value.median / result.cell.nodes
 
 
 def _less(ratio: Ratio, of: CellResult) -> str:
@@ -282,12 +291,11 @@ def _smaller_model(
     name = "a smaller or distilled model"
     best: dict[tuple[str, str | None, str], dict[str, CellResult]] = {}
     for result in results:
-        value = result.estimate("throughput")
+        value = _of_a_node(result)
         if value is not None and result.cell.model is not None:
             group = best.setdefault((result.cell.target, result.device, work_key(result.cell)), {})
             kept = group.get(result.model)
-            kept_value = kept.estimate("throughput") if kept else None
-            if kept_value is None or value.median > kept_value.median:
+            if kept is None or value > (_of_a_node(kept) or 0.0):
                 group[result.model] = result
     count = 0
     for group in best.values():

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from configs.hardware.catalog import catalog
+from configs.hardware.hardware import Machine
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedExperiment
 from reports.reading.load import CellResult, StudyResult, load_run
@@ -29,6 +31,28 @@ def device_of(reading: Reading, environments: Mapping[str, dict[str, Any] | None
         known = (environments.get(reading.record.environment or "") or {}).get("device")
         names = {known} if isinstance(known, str) else set()
     return joined(sorted(names)) or None
+
+
+def without_their_gpus(study: StudyResult) -> dict[str, tuple[Machine, int]]:
+    """Return targets whose `machine` has GPUs by the catalog, and whose ranks computed on the CPU though none was asked
+    to (`device: cpu`): with the machine, and how many cells. As where its driver failed, or the nodes are others.
+    """
+    found: dict[str, tuple[Machine, int]] = {}
+    for target in study.plan.targets:
+        if target.catalog_name is None or target.device == "cpu":
+            continue
+        try:
+            machine = catalog().listed_instance(target.catalog_name)
+        except ValueError:
+            continue
+        mine = [result for result in study.cells.values() if result.cell.target == target.name]
+        cells = sum(
+            any(device_of(reading, study.environments) == "cpu" for reading in result.completed.values())
+            for result in mine
+        )
+        if cells and machine.accelerator.kind in ("cuda", "rocm"):
+            found[target.name] = (machine, cells)
+    return found
 
 
 def load_comparable(run: RunPaths) -> StudyResult:

@@ -29,7 +29,10 @@ def escaped(words: list[str]) -> list[str]:
 
 
 class ContainedServer(Frozen):
-    """A server as containers run it. model: what `--model` names in the container. gpus: of a container."""
+    """A server as containers run it.
+
+    model: what `--model` names in the container. weights_bytes: of all its replicas. gpus: of a container.
+    """
 
     name: str
     model: str
@@ -64,7 +67,7 @@ class ContainedServer(Frozen):
             max_sequences=bundle.max_sequences,
             max_length=bundle.max_length,
             group_timeout_seconds=bundle.group_timeout_seconds,
-            weights_bytes=max(sum(file.size_bytes for file in bundle.files.values()), measured or 0),
+            weights_bytes=bundle.layout.dp * max(sum(file.size_bytes for file in bundle.files.values()), measured or 0),
             gpus=gpus,
         )
 

@@ -23,6 +23,7 @@ from configs.plans.plan import PlannedModel
 from configs.serving.deployment import LEVEL_ORDER, LevelCheck, OptimizationLevel, ServingBundle
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
+from configs.workloads import descriptor_of
 from engine.planner.families import read_architecture
 from reports.experiments.compression import MOST_LOSS
 from tasks.checks.layouts import check_layout
@@ -174,18 +175,23 @@ def read_bundle(bundles: Path, name: str) -> ServingBundle:
 def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:
     """Return what a study recommends: model, layout, precision, and batch. Raises ValueError where it decides nothing.
 
-    A level that is named beside --from stays; so does a model, which must be one of the study's.
+    A level that is named beside --from stays; so does a model, which must be one of the study's. What a study
+    recommends for training says nothing of serving, and the weights that it trained are not the model's.
     """
     from reports.json_form import run_answers
     from reports.reading.devices import load_comparable
 
     study = load_comparable(RunPaths(run.absolute()))
     specs = {model.name: model for model in study.plan.models}
+    trained = False
     for decision in run_answers(study).decisions:
         if decision.chosen is None:
             continue
         result = study.cells[decision.chosen.key]
         cell = result.cell
+        if descriptor_of(cell.workload).trains:
+            trained = True
+            continue
         planned = next((model for model in specs.values() if model.identity == cell.model), None)
         if planned is None or cell.engine != "rankwise" or (wanted.model and wanted.model not in (planned.name, "")):
             continue
@@ -206,7 +212,8 @@ def wanted_of_run(run: Path, wanted: WantedBundle) -> WantedBundle:
             name=wanted.name or planned.name,
             from_run=str(run),
         )
-    raise ValueError(f"--from {run}: the study recommends nothing for this model. See its report, or name --model")
+    what = "a way to train, none to serve" if trained else "nothing for this model"
+    raise ValueError(f"--from {run}: the study recommends {what}. See its report, or name --model")
 
 
 def can_be_cut(layout: Layout, nodes: int) -> bool:

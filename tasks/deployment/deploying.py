@@ -184,11 +184,12 @@ class Deploying:
         if wanted.rented is not None:
             name = f"{wanted.rented.kind}/{wanted.rented.instance}"
             provider = wanted.rented.kind
-            available = memory_of_rank(name, -(-ranks // wanted.rented.nodes))
+            available = memory_of_rank(name, -(-ranks // wanted.rented.nodes) if wanted.sharded else ranks)
             devices = devices_of(wanted.target)
         elif wanted.ssh is not None:
             host = SshPlace(wanted.ssh, 0, "")
-            available, devices = _memory_of_rank(host, None, ranks, len(wanted.ssh.hosts)), host.gpu_count()
+            machines = len(wanted.ssh.hosts) if wanted.sharded else 1  # of one server
+            available, devices = _memory_of_rank(host, None, ranks, machines), host.gpu_count()
         elif wanted.partition is not None:
             place = partition_place(wanted.partition, self._folder, 0.0, self.say)
             available = _memory_of_rank(place, None, ranks)

@@ -93,7 +93,8 @@ def settings_of(place: Place, bundle: ServingBundle, spec: ServerSpec, manifest:
     layout = bundle.layout
     nodes = spec.rendezvous.nodes if spec.rendezvous else 1
     ranks = max(1, layout.dp * layout.tp * layout.pp // nodes)
-    steps = max(bundle.max_sequences, _STEP_TOKENS["cpu"])
+    kind = "gpu" if spec.device != "cpu" and place.gpu_count() else "cpu"
+    steps = max(bundle.max_sequences, _STEP_TOKENS[kind])
     first_device = _first_device(place, spec, ranks)
     blocks = _blocks(place, bundle, spec, ranks, steps, first_device) if bundle.kind == "decoder" else 1
     return ServingSettings(

@@ -71,7 +71,14 @@ def prolong(folder: Path, user: str, address: str, lives_seconds: int) -> bool:
     return done is not None and done.returncode == 0
 
 
-def _run(argv: list[str]) -> "subprocess.CompletedProcess[str] | None":
+def run_there(
+    folder: Path, user: str, address: str, command: str, seconds: float
+) -> "subprocess.CompletedProcess[str] | None":
+    """Run a line of shell on a node; None: it has not ended within so many seconds."""
+    return _run(ssh_argv(folder, user, address, ["--", command]), seconds)
+
+
+def _run(argv: list[str], seconds: float = 4 * _CONNECT_SECONDS) -> "subprocess.CompletedProcess[str] | None":
     try:
         return subprocess.run(
             argv,
@@ -79,7 +86,7 @@ def _run(argv: list[str]) -> "subprocess.CompletedProcess[str] | None":
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=4 * _CONNECT_SECONDS,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired:
         return None

@@ -19,7 +19,7 @@ from configs.hardware.node_names import Cloud
 from configs.targets.rented import MarketName, region_name, source_range
 
 ResourceKind = Literal["instance", "disk", "address", "nic", "security_group", "network", "placement", "key", "group"]
-Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable"]
+Problem = Literal["capacity", "quota", "throttled", "auth", "transient", "invalid", "unreachable", "hardware"]
 
 TAG_STUDY, TAG_RUN, TAG_OWNER, TAG_EXPIRES = "rankwise-study", "rankwise-run", "rankwise-owner", "rankwise-expires"
 """Keys that all three clouds accept: GCP's labels allow lower-case letters, digits and dashes only."""
@@ -67,6 +67,7 @@ class RentalRequest(Frozen):
     network: str | None = Field(None, description="existing VPC; none: the default one")
     subnet: str | None = None
     profile: str | None = Field(None, description="existing instance profile, service account or managed identity")
+    gpus_per_node: int = Field(0, ge=0, description="GPUs that the driver of each node must show; 0: it is not asked")
     hours: float = Field(1.0, gt=0, le=MAX_HOURS, description="from the create call to the dead man's switch")
 
     @field_validator("regions")

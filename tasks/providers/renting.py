@@ -32,6 +32,7 @@ from tasks.providers.leases import (
     token_of,
     unsettled_seconds,
 )
+from tasks.providers.node_gpus import has_amd_gpus, wait_for_gpus
 from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
 
 Returned = TypeVar("Returned")
@@ -53,6 +54,8 @@ class Limits:
     """In one place, from the answer that names the nodes until all of them run and are set up over SSH."""
     host_key_seconds: float = 120.0
     """How long another host key is waited out (never trusted): Google's images run sshd before the startup script."""
+    driver_seconds: float = 120.0
+    """How long a driver that does not show all GPUs is waited for: it may be built, or installed, at the first boot."""
     poll_seconds: float = 5.0
     first_pause_seconds: float = 2.0
     teardown: Teardown = field(default_factory=Teardown)
@@ -76,6 +79,11 @@ def plan_rental(
         raise RentalFailed(
             f"{request.provider}/{request.instance}: not in the catalog, which would tell the vendor's image for it. "
             "Name one by `image`"
+        )
+    if request.image is None and request.gpus_per_node and has_amd_gpus(request):
+        raise RentalFailed(
+            f"{request.provider}/{request.instance}: the vendor's image has no driver for its AMD GPUs. Name one that "
+            "has by `image`"
         )
     zones: dict[str, Sequence[str]] = {}
     refused: list[str] = []
@@ -193,11 +201,12 @@ class _Renting:
                 deadline = time.monotonic() + self.limits.ready_seconds
                 nodes = self._wait_until_running(rung, nodes, deadline)
                 self._wait_until_reachable(rung, nodes, deadline)
+                self._wait_for_gpus(rung, nodes)
                 self._remove_others(rung, nodes)
                 return nodes
             except ProviderError as error:
                 self._log_refusal(rung, error, tried)
-                if error.problem in ("auth", "invalid", "unreachable"):
+                if error.problem in ("auth", "invalid", "unreachable", "hardware"):
                     raise RentalFailed("\n".join(tried)) from error
                 refused = error
             # A spot node that was reclaimed while it booted: the rest of the gang goes back at once.
@@ -313,9 +322,25 @@ class _Renting:
                     raise ProviderError("unreachable", "", f"{node.id} ({address}): {last} {limit}")
             if waiting:
                 self.limits.sleep(min(self.limits.poll_seconds, 2.0))
-                now = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
-                ids = {node.id for node in nodes}
-                self._check_not_taken_back(ids, [node for node in now if node.id in ids])
+                self._check_still_there(rung, nodes)
+
+    def _wait_for_gpus(self, rung: Rung, nodes: list[Node]) -> None:
+        """Return when each node's driver shows as many GPUs as are wanted. Raises ProviderError."""
+        request = self.lease.request
+
+        def pause() -> None:
+            self.limits.sleep(self.limits.poll_seconds)
+            self._check_still_there(rung, nodes)
+
+        named = {node_address(node, request): node.id for node in nodes}
+        user = request.user or self.provider.default_user
+        wait_for_gpus(self.folder, user, named, request, self.limits.driver_seconds, pause)
+
+    def _check_still_there(self, rung: Rung, nodes: list[Node]) -> None:
+        """Raise ProviderError where one of these was taken back meanwhile."""
+        now = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
+        ids = {node.id for node in nodes}
+        self._check_not_taken_back(ids, [node for node in now if node.id in ids])
 
     def _probes(self, user: str, addresses: list[str]) -> dict[str, str]:
         """How far each node is, asked side by side: one that drops packets holds up none of the others."""

@@ -44,6 +44,7 @@ from tasks.providers.leases import (
     read_entries,
     read_lease,
 )
+from tasks.providers.node_gpus import gpus_of_instance, lacking_gpus
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest
 from tasks.providers.renting import (
     ROUNDING,
@@ -89,8 +90,16 @@ def request_of(target: RentedTarget) -> RentalRequest:
         network=target.network,
         subnet=target.subnet,
         profile=target.profile,
+        gpus_per_node=_gpus_of(target),
         hours=target.lease_hours,
     )
+
+
+def _gpus_of(target: RentedTarget) -> int:
+    """Return how many GPUs each node must show: all that are paid for, unless its cores are to compute."""
+    if target.device == "cpu":
+        return 0
+    return max(target.gpus_per_node or 0, gpus_of_instance(target.kind, target.instance))
 
 
 def offer_of(target: RentedTarget, listed: Sequence[Offer] | None = None) -> RentalOffer:
@@ -253,7 +262,7 @@ class StudyNodes:
 
     def _is_wanted(self, lease: RentalLease) -> bool:
         """Whether the target asks for these nodes still, within its cap."""
-        apart = {"hours", "ssh_from"}
+        apart = {"hours", "ssh_from", "gpus_per_node"}  # these are asked of the nodes themselves
         if lease.request.model_dump(exclude=apart) != request_of(self.target).model_dump(exclude=apart):
             return False
         cap, price = self.target.max_usd_per_hour, self._usd_per_hour()
@@ -282,10 +291,14 @@ class StudyNodes:
             found = {node.id: node.state for node in self._provider.nodes(lease.run, nodes[0].region)}
         except ProviderError as error:
             raise RentalFailed(redacted(str(error))) from error
+        addresses = [node_address(node, lease.request) for node in nodes]
         running = all(found.get(node.id) == "running" for node in nodes)
-        return running and all(
-            probe(self._folder, user, node_address(node, lease.request)) == "ready" for node in nodes
-        )
+        if not running or any(probe(self._folder, user, address) != "ready" for address in addresses):
+            return False
+        lacking = lacking_gpus(self._folder, user, addresses, lease.request, _gpus_of(self.target))
+        for address, why in lacking.items():
+            self._say(f"{nodes[addresses.index(address)].id} ({address}) {why}")
+        return not lacking
 
     def _rented(self) -> list[Node]:
         request = request_of(self.target)

@@ -8,6 +8,7 @@ import pytest
 
 from configs.plans.paths import RunPaths
 from configs.targets.target import SlurmTarget
+from reports.answer import answer
 from reports.decisions.recommendation import recommend
 from reports.experiments.comparison import optimization, optimization_sentence, optimization_table
 from reports.experiments.compression import compression, compression_sentence, compression_table
@@ -171,3 +172,20 @@ def test_the_report_says_why_they_are_apart(tmp_path: Path) -> None:
     )
     report = whole_report(run)
     assert f"strong on {A10G}: tiny" in report and f"strong on {H100}: tiny" in report
+
+
+def test_figures_of_the_cores_of_a_machine_with_gpus_are_not_taken_for_its_gpus(tmp_path: Path) -> None:
+    """As where the driver of a node had failed: only the environment of the records said so."""
+    machine = "targets: [{name: t4, machine: aws/g4dn.xlarge/us-east-1}]\n"
+    told = "target t4 names aws/g4dn.xlarge, which has 1 x NVIDIA T4, but the ranks of 3 cells computed on the CPU"
+    cases = {
+        "cores": (STRONG + machine, "cpu"),
+        "gpus": (STRONG + machine, "Tesla T4"),
+        "asked": (STRONG + machine.replace("t4,", "t4, device: cpu,"), "cpu"),
+        "of cores": (STRONG + machine.replace("g4dn.xlarge", "c7i.xlarge"), "cpu"),
+        "unnamed": (STRONG, "cpu"),
+    }
+    for name, (text, device) in cases.items():
+        study = read(tmp_path / name, text, device, device, device)
+        leads = [sentence.text for sentence in answer(study, [])]
+        assert any(told in each for each in leads) == (name == "cores"), name

@@ -156,10 +156,10 @@ def _refuse_unused(asked: DeployRequest, targets: list[ParsedTarget]) -> None:
             option = "region" if name == "regions" else name.replace("_", "-")
             raise ValueError(f"--{option}: has no effect without a target of {', '.join(own)}")
     given = [1 + (target.host or "").count("+") for target in targets if target.kind in ("local", "ssh")]
-    if not asked.sharded and len(given) == len(targets) and asked.nodes not in (1, *given):
+    if len(given) == len(targets) and asked.nodes not in (1, *given):
+        remedy = "Name all of them, as ssh:a+b" if asked.sharded else "Use --replicas for several servers"
         raise ValueError(
-            f"--nodes: got {asked.nodes}, but the machines are those of --target: {', '.join(asked.targets)}. Use "
-            "--replicas for several servers"
+            f"--nodes: got {asked.nodes}, but the machines are those of --target: {', '.join(asked.targets)}. {remedy}"
         )
     rented = [target for target in targets if target.instance is not None]
     if rented and not asked.sharded and asked.nodes > asked.replicas:
@@ -185,7 +185,7 @@ def _wanted(asked: DeployRequest, target: ParsedTarget) -> WantedDeployment:
         ssh = _ssh(asked, target)
     elif target.partition is not None:
         partition = _partition(asked, target)
-    nodes = max(asked.nodes, len(ssh.hosts) if ssh else 1)
+    nodes = len(ssh.hosts) if ssh else asked.nodes if rented else 1  # of this target
     devices = devices_of(target) * nodes if asked.sharded else 1
     bundle = WantedBundle(
         model=asked.model or "", level=asked.level, layout=Layout(tp=devices), dtype=asked.dtype or usual_dtype(target),

@@ -1,19 +1,25 @@
-"""Correctness verdicts of layouts against unmodified transformers, kept for each model, layout and precision."""
+"""Correctness verdicts of layouts against unmodified transformers.
+
+They are kept for each model, layout and precision, and for the code and the libraries that gave the answers.
+"""
 
 import json
 import tempfile
 import threading
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from configs.common.base import content_hash, write_atomically
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import read_json_object
 from configs.plans.paths import RunPaths
+from slurm.staging.version import code_version
 from tasks.checks.verification_inputs import VerificationSpec
 from tasks.deployment.bundles import Judge, resolved_model
 
 _NEW_TOKENS, _POSITIONS = 16, 256
 _KEPT = ("agrees", "defect")
+_LIBRARIES = ("torch", "transformers")
 _turn = threading.Lock()
 """Several targets of one command verify a model once."""
 
@@ -21,12 +27,15 @@ _turn = threading.Lock()
 def judged_by_transformers(data: Path) -> Judge:
     """Return a judge that verifies on this machine once and remembers what it found."""
 
+    computed_by = code_version() | {name: _version(name) for name in _LIBRARIES}
+
     def judge(model: str, layout: Layout, dtype: Dtype) -> tuple[str, str]:
         from flows.cli.verify.run import VerificationRequest, verified
         from flows.folders import cache_folder
 
         identity = resolved_model(model, cache_folder(), Path.cwd()).identity
-        key = content_hash({"identity": identity, "layout": layout.model_dump(), "dtype": dtype})
+        what = {"identity": identity, "layout": layout.model_dump(), "dtype": dtype, "computed_by": computed_by}
+        key = content_hash(what)
         path = data / "verdicts" / f"{key}.json"
         with _turn:
             if (known := _known(path)) is not None:
@@ -42,6 +51,14 @@ def judged_by_transformers(data: Path) -> Judge:
             return outcome.verdict, outcome.reason
 
     return judge
+
+
+def _version(distribution: str) -> str:
+    """The version of an installed library, without importing it; empty: it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
 
 
 def _known(path: Path) -> tuple[str, str] | None:

@@ -19,7 +19,8 @@ MAX_BYTES = 1 << 20
 """Of a ConfigMap: https://kubernetes.io/docs/concepts/configuration/configmap/"""
 STUDY = "study.yaml"
 _MOST_KEY = 253
-_ELSEWHERE = ("slurm", "pbs", "ssh")
+_ELSEWHERE = ("slurm", "pbs", "ssh", "aws", "gcp", "azure")
+"""Kinds of targets that need a scheduler's commands or an SSH client, which the image lacks."""
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ def _up(
     from flows.folders import cache_folder, rented_folder
     from tasks.providers.clouds import provider_named
     from tasks.providers.labels import label, owner
+    from tasks.providers.node_gpus import gpus_of_instance, lacking_gpus
     from tasks.providers.rental import RentalLease
     from tasks.providers.renting import Limits, node_address, plan_rental, rent
 
@@ -162,6 +163,10 @@ def _up(
         nodes = rent(provider, lease, offer, folder, typer.echo, limits)
     for place, node in enumerate(nodes):
         typer.echo(f"node {place}: {node.id} {node_address(node, request)} ({node.zone or node.region}, {node.market})")
+    addresses = [node_address(node, request) for node in nodes]
+    count = gpus_of_instance(request.provider, request.instance)
+    for address, why in lacking_gpus(folder, request.user or provider.default_user, addresses, request, count).items():
+        typer.echo(f"node {addresses.index(address)} {why}. Its driver does not work, or is yet to start", err=True)
     until = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lease.expires_at))
     typer.echo(f"until {until}; log in: rankwise nodes ssh {lease.run}; give back: rankwise nodes down {lease.run}")
     return 0

@@ -12,7 +12,7 @@ from configs.plans.job import Job, Measurement
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment
 from configs.spec.measuring import Measuring
-from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget, Target
+from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget, SshTarget, Target
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.serve import ServeWorkload
@@ -92,6 +92,20 @@ def test_a_cluster_that_was_asked_for_gpus_must_give_them(gpus: Any) -> None:
     with pytest.raises(DeviceError, match=r"^device: the target asks for GPUs, but torch .* finds no GPU"):
         choose_job_device(job(SlurmTarget(gpus_per_node=1)), place())
     assert choose_job_device(job(SlurmTarget()), place()) == (torch.device("cpu"), None)
+
+
+def test_a_host_with_gpus_that_torch_does_not_find_is_refused(gpus: Any) -> None:
+    """It computed on its cores without a word where the target did not name `gpus_per_node`, as a rented one's."""
+    host = SshTarget.model_validate({"kind": "ssh", "hosts": ["a"]})
+    gpus(0, listed=1)
+    with pytest.raises(DeviceError, match=r"^device: this node has 1 x NVIDIA A10G, but torch .* finds no GPU\."):
+        choose_job_device(job(host), place())
+    on_cores = host.model_copy(update={"device": "cpu"})
+    assert choose_job_device(job(on_cores), place()) == (torch.device("cpu"), None)
+    gpus(0)
+    assert choose_job_device(job(host), place()) == (torch.device("cpu"), None)
+    with pytest.raises(DeviceError, match="the target asks for GPUs"):
+        choose_job_device(job(host.model_copy(update={"gpus_per_node": 1})), place())
 
 
 def test_a_slice_is_the_only_device_of_its_rank(gpus: Any) -> None:

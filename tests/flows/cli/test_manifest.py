@@ -235,12 +235,16 @@ def test_a_job_finds_the_files_that_its_study_names(tmp_path: Path) -> None:
         ({"models": [{"id": "./llama", "name": "m"}]}, "models[0].id: ./llama is a folder of this machine"),
         ({"targets": [{"kind": "slurm", "name": "gpu", "partition": "gpu"}]}, "targets[0]: gpu: a Job measures on its"),
         (
+            {"targets": [{"kind": "aws", "instance": "c7i.xlarge", "regions": ["us-east-1"]}]},
+            "targets[0]: aws: a Job measures on its own node, and its image reaches no target of kind aws",
+        ),
+        (
             {"workload": {"kind": "generate", "prompts": "/data/p.jsonl"}},
             "/data/p.jsonl lies outside the folder of the",
         ),
         ({"workload": {"kind": "generate", "prompts": "none.jsonl"}}, "no such file: "),
     ],
-    ids=["model", "target", "outside", "missing"],
+    ids=["model", "target", "rented", "outside", "missing"],
 )
 def test_a_study_that_a_pod_could_not_run_is_refused(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
     code, output, _ = job_of(tmp_path, **fields)

@@ -12,7 +12,7 @@ from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.spec.objectives import Purpose
 from configs.targets.rented import RentedTarget
-from configs.targets.target import LocalTarget
+from configs.targets.target import LocalTarget, SlurmTarget
 from configs.workloads.script import ScriptWorkload
 from reports.decisions.cost import cell_costs, cost_sentences
 from reports.decisions.decision import decide
@@ -356,6 +356,16 @@ def test_a_smaller_model_costs_less_and_its_answers_are_not_guessed(tmp_path: Pa
     assert "what it does to the answers is unknown" in saving.basis
 
 
+def test_a_smaller_model_is_held_against_the_larger_one_for_as_many_nodes(tmp_path: Path) -> None:
+    """Twice the nodes gave the larger model the higher throughput, so that the smaller one was said to save nothing."""
+    small, large = cell(TINY, "lab", num_prompts=8), cell(LARGE, "lab", dp=2).model_copy(update={"nodes": 2})
+    plan = make_plan([small, large], targets=[SlurmTarget(name="lab", nodes=2)])
+    run = write_run(tmp_path / "run", plan)
+    write_measurements(run, small, rates(100), figures={"model_parameters": 1e6})
+    write_measurements(run, large, rates(120), figures={"model_parameters": 1e9})
+    assert effect(load_run(run), "a smaller").effect.startswith("**40.0 %** less a token")  # 60 of each node
+
+
 def test_caching_is_counted_in_the_recorded_prompts(tmp_path: Path) -> None:
     one = cell(prompts="f" * 64)
     run = write_run(tmp_path / "run", make_plan([one]))
@@ -474,6 +484,18 @@ def test_a_program_of_any_unit_costs_what_its_unit_says(tmp_path: Path, work: di
     table = recommendation_table(recommend(study := load_run(run), cell_costs(study)))
     assert table is not None
     assert [row[6] for row in table.rows if row[2] == "cost"] == [figure]
+
+
+def test_the_fastest_is_not_called_the_cheapest_where_it_takes_more_nodes(tmp_path: Path) -> None:
+    """Two nodes of one cluster gave 1.6 times the throughput of one, for twice the price: a dearer token."""
+    one, two = cell(target="lab"), cell(target="lab", dp=2)
+    for nodes, is_one in ((1, True), (2, False)):
+        other = two.model_copy(update={"nodes": nodes})
+        plan = make_plan([one, other], targets=[SlurmTarget(name="lab", nodes=2, ranks_per_node=2)])
+        study = study_of(tmp_path / str(nodes), plan, [(one, rates(100)), (other, rates(160))])
+        lines = open_questions(study, recommend(study, cell_costs(study)))
+        (told,) = [line for line in lines if "cheapest in dollars is unknown" in line]
+        assert ("the cheapest token is that of the highest throughput" in told) is is_one
 
 
 def test_what_meets_the_objectives_without_a_price_is_named_as_the_fastest(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from configs.common.execution import Layout
 from configs.plans.model_manifest import ModelFile
 from configs.serving.deployment import ServingBundle
 from slurm.manifests.apptainer import bundle_definition
@@ -255,7 +256,12 @@ def test_a_large_model_has_the_memory_that_its_weights_take() -> None:
         id="b", model="m", identity="folder:1", manifest="", kind="decoder",
         files={"model.safetensors": ModelFile(sha256="0", size_bytes=16 << 30)},
     )  # fmt: skip
-    for made, limits in ((ContainedServer.of_bundle(bundle), ("18Gi", "40Gi")), (SERVED, ("2Gi", "8Gi"))):
+    twice = bundle.model_copy(update={"layout": Layout(dp=2, tp=2)})  # each replica has weights of its own
+    for made, limits in (
+        (ContainedServer.of_bundle(bundle), ("18Gi", "40Gi")),
+        (ContainedServer.of_bundle(twice), ("34Gi", "72Gi")),
+        (SERVED, ("2Gi", "8Gi")),
+    ):
         files = kubernetes_of_server(made, "i:1")
         [base] = files["base/deployment.yaml"]["spec"]["template"]["spec"]["containers"]
         asked = base["resources"]

@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
+from tasks.providers.node_gpus import gpus_of_instance
 from tests.support.clouds.faults import Answer, Call, FaultyCloud
 from tests.support.patience import patient
 
@@ -221,7 +222,8 @@ class FakeAws(FaultyCloud):
                 described = self.client("ec2", region).describe_instances(InstanceIds=[name])
                 machine = described["Reservations"][0]["Instances"][0]
                 addresses = [machine.get("PrivateIpAddress"), machine.get("PublicIpAddress")]
-                self.hosts.start(name, [address for address in addresses if address], user_data)
+                gpus = gpus_of_instance("aws", machine["InstanceType"])
+                self.hosts.start(name, [address for address in addresses if address], user_data, gpus)
                 if name in self._ended:  # terminated before it had booted
                     self.hosts.stop(name)
         return status, kept, data

@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tasks.providers.node_gpus import gpus_of_instance
 from tests.support.clouds.faults import Call, Fault
 from tests.support.clouds.hosts import Hosts
 
@@ -250,13 +251,14 @@ class FakeAzure:
         self._store(f"{before}/providers/Microsoft.Network/networkInterfaces/{name}", interface)
         self._store(f"{before}/providers/Microsoft.Compute/disks/{name}", {**common, "tags": body["tags"]})
         user_data = base64.b64decode(body["properties"]["osProfile"]["customData"]).decode()
+        gpus = gpus_of_instance("azure", body["properties"]["hardwareProfile"]["vmSize"])
 
         def boot() -> str | None:
             if failing is not None:
                 machine["properties"]["provisioningState"] = "Failed"
                 return failing
             if path.lower() in self.resources:  # not deleted before it had booted
-                self.hosts.start(name, addresses, user_data)
+                self.hosts.start(name, addresses, user_data, gpus)
                 machine["properties"]["provisioningState"] = "Succeeded"
             if path.lower() not in self.resources:
                 self.hosts.stop(name)

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tasks.providers.node_gpus import gpus_of_instance
 from tests.support.clouds.faults import Answer, Call, FaultyCloud
 
 PROJECT = "rankwise-tests"
@@ -234,11 +235,14 @@ class FakeGcp(FaultyCloud):
             "creationTimestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
         self._make("instances", zone, entry)
+        attached = [int(each["acceleratorCount"]) for each in properties.get("guestAccelerators", ())]
+        gpus = sum(attached) or gpus_of_instance("gcp", properties["machineType"])
         disk = properties["disks"][0]["initializeParams"]
         self._make("disks", zone, {"name": name, "labels": disk["labels"], "sizeGb": disk["diskSizeGb"]})
 
         def boot() -> None:
-            self.hosts.start(name, [address for address in (private, public) if address], metadata["startup-script"])
+            addresses = [address for address in (private, public) if address]
+            self.hosts.start(name, addresses, metadata["startup-script"], gpus)
             with self._lock:
                 if ("instances", zone, name) in self.resources:
                     self.resources["instances", zone, name]["status"] = "RUNNING"

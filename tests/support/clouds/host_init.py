@@ -6,6 +6,9 @@ A script is run as Google's agent does: sshd is up before it, with a host key of
 
 Only what our user data uses is understood: an unknown key of the cloud-config ends the machine with an error.
 SIGTERM is power-off.
+
+A machine that stands for an instance with GPUs has an `nvidia-smi` which lists as many by the name of a stand-in: there
+is no other way to have a node without them taken for one. faults.json may say `gpus: 0`, as where the driver fails.
 """
 
 import json
@@ -21,6 +24,18 @@ from typing import Any
 
 _KNOWN = {"ssh_deletekeys", "ssh_keys", "ssh_authorized_keys", "ssh_pwauth", "write_files", "runcmd"}
 _USER = "ubuntu"
+_NVIDIA_SMI = """#!/bin/sh
+# A stand-in of the tests: this machine has no GPU, and its ranks compute on its cores.
+index=0
+while [ $index -lt %d ]; do
+    case "$*" in
+    -L) echo "GPU $index: stand-in without a GPU (UUID: GPU-0000000$index)" ;;
+    *name,driver_version,memory.free*) echo "stand-in without a GPU, 0, [N/A]" ;;
+    *) echo "the stand-in for nvidia-smi does not know: $*" >&2; exit 2 ;;
+    esac
+    index=$((index + 1))
+done
+"""
 
 
 def main(folder: Path) -> None:
@@ -28,6 +43,7 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     faults = json.loads((folder / "faults.json").read_text())
     _make_own_folders(folder)
+    _make_gpus(faults.get("gpus", 0))
     print("up", flush=True)
     sys.stdin.readline()
     time.sleep(faults.get("boot_seconds", 0))
@@ -86,6 +102,14 @@ def _make_own_folders(folder: Path) -> None:
     # Of user id 0, because there is no sudo here; the images of the clouds have one.
     (folder / "passwd").write_text(users + f"{_USER}:*:0:0::/home/{_USER}:/bin/sh\n")
     subprocess.run(["mount", "--bind", str(folder / "passwd"), "/etc/passwd"], check=True)
+
+
+def _make_gpus(count: int) -> None:
+    """Let the machine say that it has GPUs; 0: there is no such program, as without a driver."""
+    if count:
+        program = Path("/usr/local/sbin/nvidia-smi")
+        program.write_text(_NVIDIA_SMI % count)
+        program.chmod(0o755)
 
 
 def _authorize(keys: str) -> None:

@@ -1,7 +1,7 @@
 """Machines behind the clouds of the tests: each has namespaces of its own, an OpenSSH server and an address.
 
     with Hosts(tmp_path) as hosts:
-        hosts.start("i-1", ["10.0.0.4", "198.51.100.7"], user_data)     # applies the user data, runs sshd
+        hosts.start("i-1", ["10.0.0.4", "198.51.100.7"], user_data, gpus=1)     # applies it, runs sshd
         hosts.running()
 
 Needs root, for namespaces and a bridge; `why_not()` names what is missing.
@@ -62,8 +62,11 @@ class Hosts:
             self.stop(name)
         _ip("link", "delete", self._bridge)
 
-    def start(self, name: str, addresses: Sequence[str], user_data: str) -> None:
-        """Boot a machine with this host name and these addresses."""
+    def start(self, name: str, addresses: Sequence[str], user_data: str, gpus: int = 0) -> None:
+        """Boot a machine with this host name and these addresses.
+
+        gpus: how many it says that it has, as the instance that it stands for; it has none (`host_init`).
+        """
         with self._lock:
             self._count += 1
             folder = self._folder / f"{self._count}-{name[:40]}"
@@ -71,7 +74,7 @@ class Hosts:
             faults = self.faults.pop(0) if self.faults else {}
         folder.mkdir(parents=True)
         (folder / "user_data").write_text(user_data)
-        (folder / "faults.json").write_text(json.dumps(faults))
+        (folder / "faults.json").write_text(json.dumps({"gpus": gpus} | faults))
         spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         # Not an interpreter of the checkout: its folders may be hidden on the machine.
         command = ["unshare", *spaces, "--propagation", "private", sys.executable, "-S", str(INIT), str(folder)]

@@ -20,6 +20,7 @@ PATIENCE = Teardown(limit_seconds=30, settle_seconds=3)
 LIMITS = Limits(
     ready_seconds=8,
     host_key_seconds=2,
+    driver_seconds=1,
     poll_seconds=0.2,
     first_pause_seconds=0.05,
     teardown=PATIENCE,

@@ -35,6 +35,7 @@ from tests.support.run_folders.made_studies import (
     words,
     write_measurements,
     write_plan,
+    write_record,
 )
 
 
@@ -265,6 +266,40 @@ def test_servers_of_one_machine_must_fit_together(
             Deploying(store, wanted, print, None)._fit("manifest.json")
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_server_that_is_not_sharded_has_the_memory_of_one_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sharded: bool
+) -> None:
+    """Of two machines with a server each, it was held against the memory of both: it did not start there."""
+    config = {**LLAMA, "max_position_embeddings": 8192}
+    manifest = SimpleNamespace(config=config, identity="llama", folder="", files={})
+    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+
+    class Host:
+        def __init__(self, *_: Any) -> None: ...
+        def memory_bytes(self) -> int:
+            return 32 << 30
+
+        def gpu_memory_bytes(self) -> None: ...
+        def gpu_count(self) -> int:
+            return 0
+
+    monkeypatch.setattr("tasks.deployment.deploying.SshPlace", Host)
+    rented = {"kind": "aws", "instance": "c7i.4xlarge", "regions": ["us-east-1"], "nodes": 2}  # of 32 GiB
+    bundle = WantedBundle(model="./llama", layout=Layout(tp=2))
+    hosts = SshTarget.model_validate({"kind": "ssh", "hosts": ["a", "b"]})
+    store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
+    for target, given in (
+        ("aws:c7i.4xlarge", {"rented": RentedTarget.model_validate(rented)}),
+        ("ssh:a+b", {"ssh": hosts}),
+    ):
+        wanted = WantedDeployment(
+            "one", parse_target(target), bundle, replicas=1 if sharded else 2, sharded=sharded, **given
+        )
+        told = Deploying(store, wanted, print, None)._fit("manifest.json")
+        assert f"{target} has {32 if sharded else 16}.00 GiB" in told
+
+
 def test_an_encoder_has_no_ranks_that_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is refused before anything is rented, as `rankwise serve` refuses it."""
     bert = {
@@ -404,3 +439,22 @@ def test_weights_that_only_a_study_had_are_not_replaced_in_silence(
     with pytest.raises(ValueError, match=r"recommends `compression: int8`, which is no level.*--optimization$"):
         wanted_of_run(found["int8"], WantedBundle(""))
     assert wanted_of_run(found["int8"], WantedBundle("", level="balanced")).level == "balanced"
+
+
+def test_what_a_study_recommends_for_training_is_not_served(tmp_path: Path) -> None:
+    """Replicas of the untrained weights were deployed, as many as the study had trained on, with `strategy: fsdp`."""
+    plan = planned(
+        """
+        workload: {kind: train, global_batch_size: 4, sequence_length: 32, steps: 3}
+        targets: [{kind: local, max_ranks: 2}]
+        experiments: {training: {kind: sweep, over: {layout: [{dp: 2, strategy: fsdp}]}}}
+        """,
+        repeats=3,
+    )
+    run = write_plan(tmp_path / "trained", plan)
+    for _, cell in cells_of(plan):
+        for repeat in range(3):
+            samples = {f"{rank}/{column}": [0.1] * 3 for rank in range(2) for column in ("step_seconds", "loss")}
+            write_record(run, cell, repeat, samples=samples, figures={"tokens_per_step": 128})
+    with pytest.raises(ValueError, match=r"trained: the study recommends a way to train, none to serve\. See its"):
+        wanted_of_run(run.folder, WantedBundle(""))

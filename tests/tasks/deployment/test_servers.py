@@ -56,6 +56,8 @@ def test_a_cache_fits_beside_the_weights(
     settings = settings_of(place(memory, gpu), BUNDLE, spec, "manifest.json")
     one = block_bytes(read_architecture(CONFIG, "llama-8b"), Layout(), "bfloat16")
     assert 2 * GIB < settings.blocks * one < 0.9 * room - WEIGHTS
+    # As `rankwise serve` chooses there: of 128 tokens, a prompt of 2,048 took a GPU sixteen steps.
+    assert settings.max_step_tokens == (2048 if gpu is not None and device is None else 128)
 
 
 def test_a_cache_takes_what_compressed_weights_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,6 +220,7 @@ def test_the_ladder_finds_nodes(
         ("reachable too late", None, {"ssh_late_seconds": 60}, "unreachable"),
         ("user data failing", None, {"user_data_fails": True}, "user data failed"),
         ("wrong host key", None, {"wrong_host_key": True}, "host key differs"),
+        ("no driver", None, {"gpus": 0}, "hardware: .* shows 0 of 1 GPU: .*not found"),
     ],
 )  # fmt: skip
 def test_a_failed_rental_leaves_nothing(
@@ -229,7 +230,7 @@ def test_a_failed_rental_leaves_nothing(
         renter.suffer(replace(fault))
     if machine:
         renter.cloud.hosts.faults += [{}, machine]  # the second of two
-    lease = renter.lease(re.sub(r"\W", "-", name), zones=("zone",))
+    lease = renter.lease(re.sub(r"\W", "-", name), zones=("zone",), gpus_per_node=1 if "gpus" in machine else 0)
     with pytest.raises(RentalFailed, match=message):
         renter.rent(lease)
     assert renter.cloud.left() == []

@@ -718,6 +718,7 @@ def test_a_cloud_that_cannot_be_asked_any_more_is_not_said_to_have_nothing_left(
         (3.9, None, False),  # lowered since
         (None, "Google deletes it at 12:00:00 UTC; rent anew for longer", False),  # the run ended with this error
         (None, "i-1 did not take the new end", False),  # and with this one
+        (None, "i-1 (198.51.100.1) shows 0 of 1 GPU: GPU is lost", False),  # it would be measured on its cores
     ],
 )
 def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_back(
@@ -733,7 +734,9 @@ def test_nodes_of_an_earlier_run_are_used_again_within_their_limits_or_given_bac
 
     cloud, said = Limited(), list[str]()
     clouds(monkeypatch, cloud)
-    missed = [] if refusal is None or "Google" in refusal else [NODES[1].public_address]
+    missed = [NODES[1].public_address] if refusal is not None and "new end" in refusal else []
+    lost = {"198.51.100.1": "shows 0 of 1 GPU: GPU is lost"} if refusal is not None and "GPU" in refusal else {}
+    monkeypatch.setattr(study_nodes, "lacking_gpus", lambda *_: lost)
     monkeypatch.setattr(renting, "prolong", lambda folder, user, address, seconds: address not in missed)
     monkeypatch.setattr(study_nodes, "probe", lambda *_: "ready")
     wanted = {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,6 +32,7 @@ from tasks.deployment import rollouts
 from tasks.deployment.first_answers import Timing
 from tasks.deployment.places import PlaceError
 from tasks.deployment.store import Store
+from tasks.deployment.targets import parse_target
 from tasks.models.hub import TransientFetchError
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import ProviderError
@@ -413,6 +415,17 @@ def test_machines_that_are_not_there_are_refused(targets: tuple[str, ...]) -> No
     """`--nodes 3` of this machine deployed one server on it, and nothing said so."""
     with pytest.raises(WrongArgument, match=rf"^--nodes: got 3, but the machines are those of --target: {targets[0]}"):
         run_deploy(DeployRequest(model="./m", targets=targets, nodes=3))
+
+
+def test_a_sharded_server_is_not_cut_over_machines_that_are_not_there() -> None:
+    """`--sharded --nodes 2` of one host, or beside a rented target of two, started two ranks for each of its GPUs."""
+    for target in ("ssh:gpu-a", "local:cpu", "ssh:gpu-a+gpu-b"):
+        told = rf"^--nodes: got 3, but the machines are those of --target: {re.escape(target)}\. Name all"
+        with pytest.raises(WrongArgument, match=told):
+            run_deploy(DeployRequest(model="./m", targets=(target,), nodes=3, sharded=True))
+    beside = DeployRequest(model="./m", targets=("ssh:a", "ssh:b+c", "local", "aws:g5.12xlarge"), nodes=3, sharded=True)
+    cut = {text: deploying._wanted(beside, parse_target(text)).bundle.layout for text in beside.targets}
+    assert cut == {"ssh:a": Layout(), "ssh:b+c": Layout(tp=2), "local": Layout(), "aws:g5.12xlarge": Layout(tp=12)}
 
 
 def test_as_many_machines_as_are_named_are_not_refused(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:

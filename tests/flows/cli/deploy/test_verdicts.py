@@ -37,3 +37,17 @@ def test_a_damaged_verdict_is_found_again(tmp_path: Path, verified: list[str], c
     kept.write_text(content)
     assert judge("m", Layout(), "float32") == told and len(verified) == 2
     assert json.loads(kept.read_text()) == {"verdict": "agrees", "reason": "the same tokens"}
+
+
+def test_a_verdict_is_of_the_code_that_gave_it(
+    tmp_path: Path, verified: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of an older engine was in the bundles of a newer one, which nobody had compared with anything."""
+    judged_by_transformers(tmp_path)("m", Layout(), "float32")
+    monkeypatch.setattr("flows.cli.deploy.verdicts.code_version", lambda: {"RANKWISE_COMMIT": "another"})
+    for times in (2, 2):
+        judged_by_transformers(tmp_path)("m", Layout(), "float32")
+        assert len(verified) == times
+    monkeypatch.setattr("flows.cli.deploy.verdicts._version", lambda name: f"{name} 99")
+    judged_by_transformers(tmp_path)("m", Layout(), "float32")
+    assert len(verified) == 3

@@ -40,7 +40,7 @@ def test_up_list_ssh_extend_down_reap(cloud: FakeAws) -> None:
     assert cloud.count("RunInstances") == 0
 
     said = invoke(*UP, "--study", "My Study", "--yes")
-    assert "0.53 USD/h first (us-east-1, any zone, on demand)" in said
+    assert "0.53 USD/h first (us-east-1, any zone, on demand)" in said and "GPU" not in said
     found = re.search(r"^run (my-study-[0-9a-f]{8})$", said, re.MULTILINE)
     assert found is not None
     run = found[1]
@@ -60,3 +60,13 @@ def test_up_list_ssh_extend_down_reap(cloud: FakeAws) -> None:
     assert cloud.left() == []
     invoke("nodes", "down", "no-such-run", code=2)
     assert "removed 0, kept 0" in invoke("reap", "--all")
+
+
+def test_a_node_whose_driver_shows_no_gpu_is_named(cloud: FakeAws) -> None:
+    cloud.hosts.faults.append({"gpus": 0})
+    said = invoke(*UP, "--run", "bare", "--yes")
+    assert re.search(
+        r"^node 0 shows 0 of 1 GPU: .*nvidia-smi.*not found\. Its driver does not work", said, re.MULTILINE
+    )
+    assert len(cloud.hosts.running()) == 1  # somebody may want to see why
+    assert "nothing is left" in invoke("nodes", "down", "bare")
