@@ -17,13 +17,13 @@ from configs.common.base import WrongArgument, content_hash, utc_now, write_atom
 from configs.common.execution import Dtype, Layout
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import file_slug
-from configs.plans.model_manifest import ModelManifest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedModel
 from configs.serving.deployment import LEVEL_ORDER, LevelCheck, OptimizationLevel, ServingBundle
 from configs.serving.settings import GROUP_TIMEOUT_SECONDS
 from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
 from configs.workloads import descriptor_of
+from engine.planner.architecture import Architecture
 from engine.planner.families import read_architecture
 from reports.experiments.compression import MOST_LOSS
 from tasks.checks.layouts import check_layout
@@ -83,7 +83,7 @@ def make_bundle(
     verdict, reason = ("not judged", "--no-verify") if judge is None else judge(wanted.model, wanted.layout, "float32")
     if verdict == "defect":
         raise ValueError(f"{model.name}: answers differ from transformers', so nothing is deployed: {reason}")
-    length = served_length(manifest, wanted.max_length)
+    length = served_length(read_architecture(manifest.config, manifest.identity), wanted.max_length)
     levels = LEVEL_ORDER[1 : LEVEL_ORDER.index(wanted.level) + 1]
     found, requests = check_levels(model, target, levels, wanted.dtype, folder, cache, wanted.max_loss, say,
                                    wanted.layout.tp, nodes, length, wanted.group_timeout_seconds)  # fmt: skip
@@ -126,10 +126,9 @@ def make_bundle(
     )
 
 
-def served_length(manifest: ModelManifest, wanted: int | None) -> int:
+def served_length(architecture: Architecture, wanted: int | None) -> int:
     """Return the tokens of the longest prompt and answer that are served. wanted: by the user; None: chosen here."""
     # Not a key of config.json, which may leave it to the family's default.
-    architecture = read_architecture(manifest.config, manifest.identity)
     limit = architecture.max_positions if wanted is None else architecture.position_limit
     length = _MAX_LENGTH if wanted is None else wanted
     return length if limit is None else min(limit, length)

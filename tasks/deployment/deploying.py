@@ -1,7 +1,6 @@
-"""Deploy a bundle to a target, and take it down: every step has its line in a ledger before it is made.
+"""Deploy a bundle to a target: every step has its line in a ledger before it is made.
 
 deployment, timing = Deploying(store, wanted, say, judge).deploy()      # or nothing is left
-take_down(store, "tiny-local", say)
 """
 
 import secrets
@@ -11,12 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
 from configs.common.base import write_atomically
-from configs.common.files.reading import parse_model
 from configs.common.secrets import excerpt
 from configs.common.system.ports import check_port
 from configs.families.checkpoint import WORKLOADS_OF
@@ -37,22 +35,27 @@ from tasks.deployment.bundles import (
 from tasks.deployment.first_answers import Timing, timed_answers
 from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.level_checks import LEAST_LENGTH
-from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace, stop
+from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace
 from tasks.deployment.placing import Placer, stage_on_hosts
 from tasks.deployment.servers import READY_SECONDS, ServerNotReady, device_groups, wait_until_ready
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
 from tasks.deployment.store import Store
+from tasks.deployment.taking_down import remove_everything
 from tasks.deployment.targets import ParsedTarget
 from tasks.models.judgement import judge_model
+from tasks.planning.inputs import model_spec
 from tasks.providers.attempts import attempts_of
-from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
-from tasks.providers.giving_back import LeftBehind, Say, Teardown
+from tasks.providers.clouds import provider_named
+from tasks.providers.giving_back import LeftBehind, Say
 from tasks.providers.labels import label, owner
-from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease
+from tasks.providers.leases import RentalLedger, open_ledger, read_entries
 from tasks.providers.rental import ProviderError, RentalLease
-from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
+from tasks.providers.renting import Limits, plan_rental, rent
 from tasks.providers.study_nodes import hosts_of_nodes, request_of
 from tasks.serving.settings import only_of_decoders
+
+if TYPE_CHECKING:
+    from engine.planner.architecture import Architecture
 
 _TIMED_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
@@ -100,6 +103,7 @@ class Deploying:
         if wanted.port:
             check_port(wanted.port)  # the front begins last, after all that takes time and money
         self.wanted = wanted = self._cut_over_devices()
+        self._refuse_too_large()
         model = resolved_model(wanted.bundle.model, self.store.cache, Path.cwd())
         fit_text = self._fit(model.manifest)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -158,10 +162,22 @@ class Deploying:
                 f"--name: deploying {name} was interrupted before. `rankwise undeploy {name}` removes what it left"
             )
 
+    def _refuse_too_large(self) -> None:
+        """Refuse what does not fit by its configuration alone: to fetch or read a large model's weights takes long."""
+        from engine.planner.families import read_architecture
+        from tasks.models.sources import described_config
+
+        spec = model_spec(self.wanted.bundle.model, Path.cwd())
+        config = described_config(spec.id, spec.revision, self.store.cache, Path.cwd())
+        architecture = None
+        with suppress(ValueError):  # `judge_model` knows more of what is wrong
+            architecture = None if config is None else read_architecture(config, spec.name)
+        if architecture is not None:
+            self._check_memory(architecture, served_length(architecture, self.wanted.bundle.max_length))
+
     def _fit(self, manifest_path: str) -> str:
         """Refuse what the server cannot load, or what does not fit, before anything is rented."""
         from engine.planner.families import read_architecture
-        from tasks.deployment.fit import check_fit, devices_of, memory_of_rank
         from tasks.models.sources import load_manifest
 
         manifest, wanted = load_manifest(Path(manifest_path)), self.wanted
@@ -169,16 +185,23 @@ class Deploying:
         if architecture.kind != "decoder" and wanted.bundle.group_timeout_seconds != GROUP_TIMEOUT_SECONDS:
             raise only_of_decoders("--group-timeout-seconds", wanted.bundle.model, architecture)
         judge_model(manifest, WORKLOADS_OF.get(architecture.kind, WORKLOADS_OF["decoder"])[0], wanted.bundle.model)
-        layout, length = wanted.bundle.layout, served_length(manifest, wanted.bundle.max_length)
+        length = served_length(architecture, wanted.bundle.max_length)
         if wanted.bundle.max_length is not None and length < wanted.bundle.max_length:
             raise ValueError(f"--max-length {wanted.bundle.max_length}: {wanted.bundle.model} has {length} positions")
-        ranks = layout.dp * layout.tp * layout.pp
         if length < LEAST_LENGTH:
             asked = "" if wanted.bundle.max_length is None else f"--max-length {wanted.bundle.max_length}: "
             raise ValueError(
                 f"{asked}{length} tokens are too few for the requests with which a server is tested. It needs "
                 f"{LEAST_LENGTH}"
             )
+        return self._check_memory(architecture, length)
+
+    def _check_memory(self, architecture: "Architecture", length: int) -> str:
+        """Return how the model fits the target. length: tokens of a sequence. Raises ValueError where it does not."""
+        from tasks.deployment.fit import check_fit, devices_of, memory_of_rank
+
+        wanted, layout = self.wanted, self.wanted.bundle.layout
+        ranks = layout.dp * layout.tp * layout.pp
         provider = name = None
         devices = 0
         if wanted.rented is not None:
@@ -317,114 +340,3 @@ def _memory_of_rank(place: Place, device: str | None, ranks: int, machines: int 
     """Return what each rank has: a GPU to itself, where it computes on one, or its share of all machines' memory."""
     gpu = None if device == "cpu" else place.gpu_memory_bytes()
     return place.memory_bytes() * machines // ranks if gpu is None else gpu
-
-
-def take_down(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
-    """Take a deployment down; returns what it cost, None: unknown. Raises ValueError, LeftBehind, PlaceError."""
-    folder = store.folder(name)
-    if not (folder / "ledger.jsonl").exists():
-        store.read(name)  # says which there are
-    with open_ledger(folder) as ledger:
-        ledger.note("undeploying")
-        cost = remove_everything(store, name, ledger, say, patience or Teardown())
-        ledger.write("undeployed")
-        store.forget(name)  # before another command can take the name
-    return cost
-
-
-def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown) -> float | None:
-    """End the front, tunnels and servers, and give rented nodes back. Returns the rental's cost in USD.
-
-    What runs here is found by the folders; on hosts that are not rented by what the ledger says was placed. A host that
-    cannot be reached does not keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
-    """
-    here = LocalPlace(store.folder(name), store.cache)
-    problems: list[str] = []
-    for folder in [*Path(here.root).glob("tunnels/*"), *Path(here.root).glob("servers/*"), Path(here.root) / "front"]:
-        if folder.is_dir():
-            try:
-                stop(here, str(folder))
-            except OSError as error:
-                problems.append(str(error.strerror or error))
-    rentals = _rentals(store, name, ledger)
-    cost: float | None = 0.0
-    for rental in rentals:
-        folder = store.rented / rental
-        if not (folder / "lease.json").exists():
-            continue
-        lease = read_lease(folder)
-        entries = read_entries(folder / "ledger.jsonl")
-        if not entries or entries[-1]["event"] != "given_back":
-            give_back_run(provider_named(lease.request.provider), lease, folder, say, patience)
-        billed_when_off = lease.request.provider in BILLED_WHEN_OFF
-        attempts = attempts_of(read_entries(folder / "ledger.jsonl"), time.time(), billed_when_off)
-        costs = [attempt.usd(lease.request.nodes) for attempt in attempts]
-        cost = None if cost is None or None in costs else cost + sum(one for one in costs if one is not None)
-    for entry in ledger.entries:
-        if entry["event"] == "slurm":
-            problems += _clear_partition(store, name, entry["partition"], say)
-    if not rentals:
-        problems += _clear_hosts(store, name, ledger)
-    if problems:
-        raise PlaceError(None, "; ".join(problems))
-    return cost
-
-
-def _rentals(store: Store, name: str, ledger: RentalLedger) -> list[str]:
-    """Return what was rented: by the ledger, and by the deployment's file, should a line be damaged."""
-    found = [entry["rental"] for entry in ledger.entries if entry["event"] == "renting"]
-    with suppress(ValueError):  # there is no deployment, or its file is damaged
-        noted = store.read(name).rental
-        found += [noted] if noted is not None and noted not in found else []
-    return found
-
-
-def _clear_partition(store: Store, name: str, written: str, say: Say) -> list[str]:
-    """End the jobs of a deployment in a partition and remove its folders there; returns what went wrong."""
-    partition = parse_model(written.encode(), SlurmPartition, name)
-    try:
-        forget_measuring(partition, store.folder(name) / "measuring")
-        place = partition_place(partition, store.folder(name), 0.0, say)
-        for folder in Path(place.root).glob("servers/*"):
-            stop(place, str(folder))
-        place.ask("remove", paths=[place.root])
-    except (OSError, ValueError) as error:
-        return [getattr(error, "strerror", None) or str(error)]
-    return []
-
-
-def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
-    """End servers on hosts that are not rented, and remove their folders; returns what went wrong.
-
-    Also those of a deployment or a rollout that was killed before it was noted: their numbers are in the ledger.
-    """
-    deployment = None
-    with suppress(ValueError):  # there is none, or its file is damaged
-        deployment = store.read(name)
-    named = [(entry["hosts"], entry.get("folder")) for entry in ledger.entries if entry["event"] == "hosts"]
-    noted = (None, None) if deployment is None else (deployment.hosts, deployment.hosts_folder)
-    written, folder = named[-1] if deployment is None and named else noted
-    numbers = _placed_numbers(ledger, deployment)
-    if written is None or not numbers:
-        return []
-    target, problems = parse_model(written.encode(), SshTarget, name), []
-    for node in range(len(target.hosts)):
-        try:
-            place = SshPlace(target, node, folder or f"deployments/{name}")
-            for number in numbers:
-                stop(place, f"{place.root}/servers/{number}")
-            place.ask("remove", paths=[place.root])
-        except OSError as error:
-            problems.append(str(error.strerror or error))
-    return problems
-
-
-def _placed_numbers(ledger: RentalLedger, deployment: Deployment | None) -> list[int]:
-    """Return the numbers of all servers that may ever have been started."""
-    found = {server.generation for server in deployment.servers} if deployment else set()
-    for entry in ledger.entries:
-        if entry["event"] == "placing":
-            found.add(1 + int(entry["number"]))
-        elif entry["event"] == "numbers":
-            found |= set(range(int(entry["first"]), int(entry["last"]) + 1))
-    return sorted(found)

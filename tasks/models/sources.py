@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from configs.common.base import SCHEMA_VERSION, content_hash, expanded, write_atomically
 from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_model, read_text
@@ -88,6 +88,32 @@ def resolve_model(identifier: str, revision: str | None, cache: Path, base: Path
             f"{printable(str(error.filename or cache), 200)}: {error.strerror or error}; "
             f"needed for {printable(identifier, 200)}"
         ) from error
+
+
+def described_config(identifier: str, revision: str | None, cache: Path, base: Path) -> dict[str, Any] | None:
+    """Return a model's configuration before its weights are read or fetched, which takes minutes of a large one.
+
+    None where it costs nothing to resolve (synthetic models), or where that will say what is wrong. Raises nothing of
+    its own; arguments as of `resolve_model`.
+    """
+    cache, base = expanded(cache).absolute(), expanded(base).absolute()
+    try:
+        name = full_name(identifier, base)
+        if name.startswith("synthetic:"):
+            return None
+        repository = hub_repository(identifier, revision, base)
+        if repository is None:
+            return read_config((base / expanded(identifier)).resolve(), identifier)
+        snapshot = look_up(repository, revision or DEFAULT_REVISION)
+        identity = f"{snapshot.repository}@{snapshot.commit}"
+        place = manifest_path(identity, cache).parent
+        folder = place / "files"
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(place / "lock", identity):
+            download(snapshot, [CONFIG], folder, _hashes(cache).sha256)
+        return read_config(folder, identity)
+    except (OSError, ValueError, TransientFetchError):
+        return None
 
 
 def full_name(identifier: str, base: Path) -> str:

@@ -14,11 +14,11 @@ from configs.serving.deployment import Deployment
 from flows.cli.deploy.errors import words_of
 from flows.cli.tables import print_table
 from flows.folders import cache_folder, rented_folder
-from tasks.deployment.deploying import take_down
 from tasks.deployment.places import read
 from tasks.deployment.placing import placer_of
 from tasks.deployment.servers import is_ready
 from tasks.deployment.store import Store
+from tasks.deployment.taking_down import take_down
 from tasks.providers.clouds import BILLED_WHEN_OFF
 from tasks.providers.giving_back import LeftBehind, Teardown
 from tasks.providers.rental import ProviderError

@@ -23,13 +23,14 @@ from configs.targets.target import LocalTarget
 from engine.kernels.quantized import own_path
 from tasks.deployment import deploying
 from tasks.deployment.bundles import WantedBundle, resolved_model, save_bundle
-from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
+from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.level_checks import check_levels
 from tasks.deployment.places import PlaceError, state
 from tasks.deployment.placing import FirstAnswerWrong
 from tasks.deployment.rollouts import RolledBack, replace, set_server_count
 from tasks.deployment.servers import ServerNotReady, is_ready
 from tasks.deployment.store import Store
+from tasks.deployment.taking_down import take_down
 from tasks.deployment.targets import parse_target
 from tests.support.processes import processes_of
 from tests.support.run_folders.studies import wait_until

@@ -9,10 +9,11 @@ import pytest
 
 from configs.targets.target import SshTarget
 from tasks.deployment.bundles import WantedBundle
-from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
+from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.places import PlaceError
 from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
+from tasks.deployment.taking_down import take_down
 from tasks.deployment.targets import parse_target
 from tests.support.cluster.ssh_hosts import SshTestHosts, ssh_hosts
 from tests.support.processes import command_line, processes_of

@@ -1,5 +1,6 @@
 """Rules of deploying by themselves: targets' names, the level that is chosen, first answers, what fits."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -37,6 +38,7 @@ from tests.support.run_folders.made_studies import (
     write_plan,
     write_record,
 )
+from tests.support.servers.hub_server import HubServer, Repository
 
 
 @pytest.mark.parametrize(
@@ -171,8 +173,8 @@ LLAMA = {
     [(8192, None, 2048), (8192, 8192, 8192), (8192, 64, 64), (1024, None, 1024), (1024, 4096, 1024)],
 )
 def test_a_server_takes_texts_as_long_as_was_asked_for(positions: int, wanted: int | None, served: int) -> None:
-    manifest: Any = SimpleNamespace(config={**LLAMA, "max_position_embeddings": positions}, identity="llama")
-    assert served_length(manifest, wanted) == served
+    config = {**LLAMA, "max_position_embeddings": positions}
+    assert served_length(read_architecture(config, "llama"), wanted) == served
 
 
 @pytest.mark.parametrize(
@@ -186,14 +188,12 @@ def test_a_server_takes_texts_as_long_as_was_asked_for(positions: int, wanted: i
 )  # fmt: skip
 def test_a_server_takes_no_longer_texts_than_the_model(config: dict[str, Any], served: int) -> None:
     """A limit that config.json leaves to its family was taken for 2048."""
-    manifest: Any = SimpleNamespace(config={"vocab_size": 128, **config}, identity="model")
-    assert served_length(manifest, None) == served
+    assert served_length(read_architecture({"vocab_size": 128, **config}, "model"), None) == served
 
 
 @pytest.mark.parametrize(("wanted", "served"), [(None, 512), (900, 900)])
 def test_a_model_whose_positions_are_distances_is_served_longer_texts(wanted: int | None, served: int) -> None:
-    manifest: Any = SimpleNamespace(config=ARCHITECTURES["t5-1m"], identity="t5")
-    assert served_length(manifest, wanted) == served
+    assert served_length(read_architecture(ARCHITECTURES["t5-1m"], "t5"), wanted) == served
 
 
 @pytest.mark.parametrize(
@@ -335,6 +335,30 @@ def test_a_model_that_no_server_here_loads_is_refused_first(
     )
     with pytest.raises(ValueError, match=message):
         made._fit("manifest.json")
+
+
+@pytest.mark.parametrize("source", ["hub", "folder"])
+def test_a_model_too_large_for_the_target_is_refused_before_its_weights_are_fetched_or_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    folder = tmp_path / "llama-70b"
+    folder.mkdir()
+    large = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    (folder / "config.json").write_text(json.dumps(LLAMA | large))
+    (folder / "model.safetensors").write_bytes(bytes(64))
+    store = Store(data=tmp_path / "data", rented=tmp_path / "rented", cache=tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tasks.models.sources._files", lambda *_: pytest.fail("all weights are read"))
+    rented = RentedTarget.model_validate({"kind": "aws", "instance": "g5.xlarge", "regions": ["us-east-1"]})
+    with HubServer({"acme/llama-70b": Repository(folder)}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        bundle = WantedBundle(model="./llama-70b" if source == "folder" else "acme/llama-70b@main")
+        wanted = WantedDeployment("one", parse_target("aws:g5.xlarge"), bundle, rented=rented)
+        with pytest.raises(ValueError, match=r"--target aws:g5\.xlarge: the model does not fit: needs about"):
+            Deploying(store, wanted, print, None).deploy()
+        fetched = {request.path.rpartition("/")[2] for request in hub.requests if request.method == "GET"}
+    assert fetched == ({"config.json", "main"} if source == "hub" else set())
+    assert not store.folder("one").exists()
 
 
 @pytest.mark.parametrize(("group_timeout", "seconds"), [(20.0, 120.0), (90.0, 540.0)])

@@ -15,12 +15,13 @@ from configs.common.execution import Layout
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer, ServingBundle
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
-from tasks.deployment import deploying, fronts, placing, rollouts
+from tasks.deployment import deploying, fronts, placing, rollouts, taking_down
 from tasks.deployment.bundles import WantedBundle
-from tasks.deployment.deploying import Deploying, WantedDeployment, take_down
+from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.places import LocalPlace, PlaceError
 from tasks.deployment.servers import ServerNotReady
 from tasks.deployment.store import Store
+from tasks.deployment.taking_down import take_down
 from tasks.deployment.targets import parse_target
 from tasks.providers.giving_back import LeftBehind
 from tasks.providers.leases import open_ledger, read_entries
@@ -144,7 +145,7 @@ def test_servers_of_a_killed_deployment_are_ended_on_its_hosts(store: Store, mon
         ledger.write("hosts", hosts=hosts.model_dump_json(), folder="deployments/killed-5e1f")
         ledger.write("placing", generation=1, number=0)
     monkeypatch.setattr(RemoteHost, "asked", [])
-    monkeypatch.setattr(deploying, "SshPlace", RemoteHost)
+    monkeypatch.setattr(taking_down, "SshPlace", RemoteHost)
     assert take_down(store, "killed", print) == 0.0
     root = "/home/me/deployments/killed-5e1f"
     assert RemoteHost.asked == [
@@ -161,8 +162,8 @@ def test_nodes_are_given_back_though_the_ledgers_line_is_lost(store: Store, monk
     (store.rented / "run-1").mkdir(parents=True)
     (store.rented / "run-1" / "lease.json").write_text(lease.model_dump_json())
     given_back: list[str] = []
-    monkeypatch.setattr(deploying, "provider_named", lambda _: None)
-    monkeypatch.setattr(deploying, "give_back_run", lambda provider, lease, *_: given_back.append(lease.run))
+    monkeypatch.setattr(taking_down, "provider_named", lambda _: None)
+    monkeypatch.setattr(taking_down, "give_back_run", lambda provider, lease, *_: given_back.append(lease.run))
     take_down(store, "one", print)
     assert given_back == ["run-1"]
 
@@ -510,10 +511,10 @@ def test_a_failed_deployment_is_remembered_while_its_host_is_away(
         "save_bundle": lambda *_: None,
         "bundle_name": lambda *_: "b-1",
         "Placer": lambda *_, **__: FailingPlacer(),
-        "SshPlace": AwayHost if away else RemoteHost,
     }
     for name, value in changed.items():
         monkeypatch.setattr(deploying, name, value)
+    monkeypatch.setattr(taking_down, "SshPlace", AwayHost if away else RemoteHost)
     monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
     monkeypatch.setattr(RemoteHost, "asked", [])
     hosts = SshTarget.model_validate({"kind": "ssh", "name": "lab", "hosts": ["gpu-a"]})
@@ -525,7 +526,7 @@ def test_a_failed_deployment_is_remembered_while_its_host_is_away(
         Deploying(store, wanted, print, None).deploy()
     assert store.folder("gone").exists() is away and store.unfinished() == (["gone"] if away else [])
     if away:
-        monkeypatch.setattr(deploying, "SshPlace", RemoteHost)
+        monkeypatch.setattr(taking_down, "SshPlace", RemoteHost)
         take_down(store, "gone", print)
     root = RemoteHost.asked[-1].partition("remove ")[2]
     assert re.fullmatch("/home/me/deployments/gone-[0-9a-f]{8}", root)
@@ -543,12 +544,12 @@ def test_two_people_with_one_login_on_a_host_do_not_share_a_deployment(
         "stage_on_hosts": lambda *_: None,
         "make_bundle": lambda *_, **__: bundle,
         "save_bundle": lambda *_: None,
-        "SshPlace": RemoteHost,
     }
     for name, value in changed.items():
         monkeypatch.setattr(deploying, name, value)
     monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
-    monkeypatch.setattr(placing, "SshPlace", RemoteHost)
+    for module in (placing, taking_down):
+        monkeypatch.setattr(module, "SshPlace", RemoteHost)
     placed: list[str] = []
 
     def place_server(place: RemoteHost, *_: Any) -> None:

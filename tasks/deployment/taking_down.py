@@ -1,0 +1,134 @@
+"""Take a deployment down: end what runs, give back what is rented, forget the rest.
+
+    cost = take_down(store, "tiny-local", say)                # USD; ValueError, LeftBehind, PlaceError
+    remove_everything(store, name, ledger, say, Teardown())   # also of one that was interrupted
+
+What there may be is known by the ledger, in which every step has its line before it is made.
+"""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from configs.common.files.reading import parse_model
+from configs.serving.deployment import Deployment
+from configs.targets.target import SshTarget
+from tasks.deployment.places import LocalPlace, PlaceError, SshPlace, stop
+from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place
+from tasks.deployment.store import Store
+from tasks.providers.attempts import attempts_of
+from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
+from tasks.providers.giving_back import Say, Teardown
+from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease
+from tasks.providers.renting import give_back_run
+
+
+def take_down(store: Store, name: str, say: Say, patience: Teardown | None = None) -> float | None:
+    """Take a deployment down; returns what it cost, None: unknown. Raises ValueError, LeftBehind, PlaceError."""
+    folder = store.folder(name)
+    if not (folder / "ledger.jsonl").exists():
+        store.read(name)  # says which there are
+    with open_ledger(folder) as ledger:
+        ledger.note("undeploying")
+        cost = remove_everything(store, name, ledger, say, patience or Teardown())
+        ledger.write("undeployed")
+        store.forget(name)  # before another command can take the name
+    return cost
+
+
+def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown) -> float | None:
+    """End the front, tunnels and servers, and give rented nodes back. Returns the rental's cost in USD.
+
+    What runs here is found by the folders; on hosts that are not rented by what the ledger says was placed. A host that
+    cannot be reached does not keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
+    """
+    here = LocalPlace(store.folder(name), store.cache)
+    problems: list[str] = []
+    for folder in [*Path(here.root).glob("tunnels/*"), *Path(here.root).glob("servers/*"), Path(here.root) / "front"]:
+        if folder.is_dir():
+            try:
+                stop(here, str(folder))
+            except OSError as error:
+                problems.append(str(error.strerror or error))
+    rentals = _rentals(store, name, ledger)
+    cost: float | None = 0.0
+    for rental in rentals:
+        folder = store.rented / rental
+        if not (folder / "lease.json").exists():
+            continue
+        lease = read_lease(folder)
+        entries = read_entries(folder / "ledger.jsonl")
+        if not entries or entries[-1]["event"] != "given_back":
+            give_back_run(provider_named(lease.request.provider), lease, folder, say, patience)
+        billed_when_off = lease.request.provider in BILLED_WHEN_OFF
+        attempts = attempts_of(read_entries(folder / "ledger.jsonl"), time.time(), billed_when_off)
+        costs = [attempt.usd(lease.request.nodes) for attempt in attempts]
+        cost = None if cost is None or None in costs else cost + sum(one for one in costs if one is not None)
+    for entry in ledger.entries:
+        if entry["event"] == "slurm":
+            problems += _clear_partition(store, name, entry["partition"], say)
+    if not rentals:
+        problems += _clear_hosts(store, name, ledger)
+    if problems:
+        raise PlaceError(None, "; ".join(problems))
+    return cost
+
+
+def _rentals(store: Store, name: str, ledger: RentalLedger) -> list[str]:
+    """Return what was rented: by the ledger, and by the deployment's file, should a line be damaged."""
+    found = [entry["rental"] for entry in ledger.entries if entry["event"] == "renting"]
+    with suppress(ValueError):  # there is no deployment, or its file is damaged
+        noted = store.read(name).rental
+        found += [noted] if noted is not None and noted not in found else []
+    return found
+
+
+def _clear_partition(store: Store, name: str, written: str, say: Say) -> list[str]:
+    """End the jobs of a deployment in a partition and remove its folders there; returns what went wrong."""
+    partition = parse_model(written.encode(), SlurmPartition, name)
+    try:
+        forget_measuring(partition, store.folder(name) / "measuring")
+        place = partition_place(partition, store.folder(name), 0.0, say)
+        for folder in Path(place.root).glob("servers/*"):
+            stop(place, str(folder))
+        place.ask("remove", paths=[place.root])
+    except (OSError, ValueError) as error:
+        return [getattr(error, "strerror", None) or str(error)]
+    return []
+
+
+def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
+    """End servers on hosts that are not rented, and remove their folders; returns what went wrong.
+
+    Also those of a deployment or a rollout that was killed before it was noted: their numbers are in the ledger.
+    """
+    deployment = None
+    with suppress(ValueError):  # there is none, or its file is damaged
+        deployment = store.read(name)
+    named = [(entry["hosts"], entry.get("folder")) for entry in ledger.entries if entry["event"] == "hosts"]
+    noted = (None, None) if deployment is None else (deployment.hosts, deployment.hosts_folder)
+    written, folder = named[-1] if deployment is None and named else noted
+    numbers = _placed_numbers(ledger, deployment)
+    if written is None or not numbers:
+        return []
+    target, problems = parse_model(written.encode(), SshTarget, name), []
+    for node in range(len(target.hosts)):
+        try:
+            place = SshPlace(target, node, folder or f"deployments/{name}")
+            for number in numbers:
+                stop(place, f"{place.root}/servers/{number}")
+            place.ask("remove", paths=[place.root])
+        except OSError as error:
+            problems.append(str(error.strerror or error))
+    return problems
+
+
+def _placed_numbers(ledger: RentalLedger, deployment: Deployment | None) -> list[int]:
+    """Return the numbers of all servers that may ever have been started."""
+    found = {server.generation for server in deployment.servers} if deployment else set()
+    for entry in ledger.entries:
+        if entry["event"] == "placing":
+            found.add(1 + int(entry["number"]))
+        elif entry["event"] == "numbers":
+            found |= set(range(int(entry["first"]), int(entry["last"]) + 1))
+    return sorted(found)
