@@ -11,6 +11,7 @@ from configs.common.secrets import (
     holds_secret,
     is_secret,
     redacted,
+    secret_fields,
     shown_url,
     shown_value,
     without_password,
@@ -153,6 +154,48 @@ def test_a_secret_in_a_study_is_refused_since_the_study_is_kept(field: str, chan
     with pytest.raises(StudyError, match=f"^{field}: contains a secret") as caught:
         parse_study(study | change)
     assert HUSH.replace("-", "") not in str(caught.value).replace("-", "")
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("workload.params.wandb_api_key", {"params": {"wandb_api_key": "0123456789abcdef0123", "lr": 0.1}}),
+        ("workload.command.2", {"command": ["train.py", "--wandb-api-key", "0123456789abcdef0123"]}),
+        ("workload.command.2", {"command": ["train.py", "--db_password", "hush-42"]}),
+        ("workload.arguments.dtype.float32.1", {"arguments": {"dtype": {"float32": ["--hf-token", "hush-42"]}}}),
+        ("workload.config_files.a.yaml.db.password", {"config_files": {"a.yaml": {"db": {"password": "hush-42"}}}}),
+    ],
+)
+def test_so_is_one_that_only_its_field_or_the_option_before_it_names(field: str, change: dict[str, Any]) -> None:
+    study = {"study": "s", "experiments": {"one": {"kind": "sweep", "over": {"dtype": ["float32"]}}}}
+    with pytest.raises(StudyError, match=f"^{field}: contains a secret") as caught:
+        parse_study(study | {"workload": {"kind": "script", "command": ["train.py"], "measure": "wall"} | change})
+    assert not any(value in str(caught.value) for value in ("0123456789abcdef0123", "hush-42"))
+
+
+def test_what_an_experiment_sets_or_an_engine_is_given_by_such_a_name_is_one_too() -> None:
+    varied = {"experiments": {"one": {"variants": {"on": {"params.api_key": "hush-42"}}}}}
+    assert list(secret_fields(varied)) == ["experiments.one.variants.on.params.api_key"]
+    assert list(secret_fields({"engine_options": {"api-key": "hush-42"}})) == ["engine_options.api-key"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {
+            "pad_token": "<|endoftext|>",
+            "eos_token": "[END]",
+            "token": "<image>",
+            "max_tokens": "100000",
+            "key": "column",
+        },
+        {"api_key": "{params.key}", "password": "${DB_PASSWORD}", "private_key": "~/.ssh/id_ed25519", "secret": None},
+        {"api_key": "EMPTY", "use_auth_token": True, "access_key": 1234567},
+        ["train.py", "--eos-token", "<|endoftext|>", "--key", "column", "--api-key", "--password", "/run/secrets/db"],
+    ],
+)
+def test_placeholders_paths_and_tokens_of_text_are_none(data: Any) -> None:
+    assert list(secret_fields(data)) == []
 
 
 def test_a_secret_in_a_targets_env_is_refused_since_env_is_kept() -> None:
