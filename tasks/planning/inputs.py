@@ -370,7 +370,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
 def _place(source: Path, destination: Path) -> None:
     if destination.exists() and destination.stat().st_size == source.stat().st_size:
         return
-    handle, name = tempfile.mkstemp(dir=destination.parent)
+    handle, name = tempfile.mkstemp(dir=destination.parent, prefix=".")
     os.close(handle)
     try:
         shutil.copyfile(source, name)
@@ -388,7 +388,7 @@ def write_stdlib_text(folder: Path) -> str:
     for path in sorted(root.rglob("*.py")):
         if not skipped.intersection(path.relative_to(root).parts):
             texts.append(read_text(path, errors="replace"))
-    handle, name = tempfile.mkstemp(dir=folder)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write("\n".join(texts))

@@ -40,7 +40,7 @@ def pack_input(base: Path, written: str, folder: Path) -> str:
     shown = printable(written, 200)
     if not source.exists():
         raise ValueError(f"no such file or folder: {shown} (looked for {printable(str(source), 400)})")
-    handle, name = tempfile.mkstemp(dir=folder)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".")
     try:
         with os.fdopen(handle, "wb") as file:
             digest = _write(_files(source, _stored_name(written), folder), file, shown)
