@@ -25,6 +25,9 @@ _WORDS = r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH_STRIN
 # A whole word at the end of a part, so that TOKENIZERS_PARALLELISM is none.
 _SECRET = re.compile(rf"({_WORDS})S?(_|$)|(^|_)(PASS|PAT|JWT)$", re.IGNORECASE)
 _NO_SECRETS = {"PWD", "OLDPWD"}
+# MAX_TOKENS=4096 is a count; of TOKEN, KEY or PASSWORD a number may be a secret.
+_COUNTED = re.compile(r"(^|_)TOKENS(_|$)", re.IGNORECASE)
+_COUNT = re.compile(r"\d{1,12}(\.\d{1,12})?[kmgb]?", re.IGNORECASE)
 _FAR = 10_000
 """Characters behind a cut that are searched for secrets as well."""
 _SHORTEST = 6
@@ -87,14 +90,19 @@ def is_secret(name: str) -> bool:
     return name.upper() not in _NO_SECRETS and _SECRET.search(name) is not None
 
 
+def is_secret_value(name: str, value: str) -> bool:
+    """Return whether a variable's value is a secret by its name; the number of a MAX_TOKENS counts something."""
+    return is_secret(name) and not (_COUNTED.search(name) and _COUNT.fullmatch(value.strip()))
+
+
 def holds_secret(name: str, value: str) -> bool:
     """Return whether a variable must not be kept or passed on, by its name or by the form of its value."""
-    return is_secret(name) or _without_forms(value) != value
+    return is_secret_value(name, value) or _without_forms(value) != value
 
 
 def shown_value(name: str, value: str) -> str:
     """Return a variable's value as it may be printed or kept."""
-    return HIDDEN if is_secret(name) else redacted(value)
+    return HIDDEN if is_secret_value(name, value) else redacted(value)
 
 
 def redacted(text: str) -> str:
@@ -177,6 +185,6 @@ def _without_forms(text: str) -> str:
 
 def _own_secrets() -> set[str]:
     """Values of secret variables; the user name beside a password (`AUTH_STRING=user:password`) may be shown."""
-    own = {value for name, value in os.environ.items() if is_secret(name)}
+    own = {value for name, value in os.environ.items() if is_secret_value(name, value)}
     own |= {value.partition(":")[2] for value in own if ":" in value}
     return {value for value in own if len(value) >= _SHORTEST and not value.startswith(("/", "~"))}

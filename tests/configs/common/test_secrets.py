@@ -108,6 +108,21 @@ def test_values_of_secret_variables_are_found_in_text(monkeypatch: pytest.Monkey
     )
 
 
+def test_a_number_of_tokens_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts did not get their MAX_TOKENS, studies with one were refused, and its number was hidden everywhere."""
+    for name, value in (("MAX_TOKENS", "131072"), ("VLLM_MAX_TOKENS_PER_STEP", "8192"), ("NEW_TOKENS", "128k")):
+        monkeypatch.setenv(name, value)
+        assert not holds_secret(name, value) and shown_value(name, value) == value
+    assert redacted("a sequence of 131072 tokens") == "a sequence of 131072 tokens"
+    assert LocalTarget(name="here", env={"MAX_TOKENS": "512"}).env
+    work = {"kind": "script", "command": ["train.py"], "environment": {"MAX_NEW_TOKENS": "512"}}
+    assert parse_study(
+        {"study": "s", "workload": work, "experiments": {"one": {"kind": "strong", "grow": "dp", "to": 1}}}
+    )
+    for name, value in (("TOKENS", "a1b2c3"), ("DB_PASSWORD", "123456"), ("TOKEN", "123456"), ("ACCESS_KEY", "12345")):
+        assert holds_secret(name, value) and shown_value(name, value) == "(hidden)"
+
+
 @pytest.mark.parametrize("before", [0, 150, 190, 199, 200, 400, 5000])
 def test_a_secret_at_the_cut_of_a_text_is_hidden(before: int) -> None:
     secret = "hf_" + "Zq7" * 11
