@@ -46,7 +46,7 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     with tempfile.TemporaryDirectory() as folder:
         scratch = RunPaths(Path(folder))
         try:
-            inputs = copy_inputs(study, scratch, base)
+            inputs = copy_inputs(study, scratch, base, kept=False)
             if problems:
                 raise StudyError([])
             plan = make_sound_plan(study, models, unusable, inputs, scratch.inputs, cache, before)

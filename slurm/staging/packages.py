@@ -365,5 +365,11 @@ def _copy(source: Path, target: Path) -> None:
         flush_file(Path(name))
         os.chmod(name, 0o644)
         os.replace(name, target)
+    except OSError as error:
+        error.filename, error.filename2 = (
+            str(target),
+            None,
+        )  # not the file that was to be copied, nor the temporary name
+        raise
     finally:
         Path(name).unlink(missing_ok=True)

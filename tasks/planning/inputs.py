@@ -31,7 +31,7 @@ from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
-from tasks.planning.script_inputs import misplaced, pack_input, unexpressed, unreached
+from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -248,11 +248,12 @@ def _are_texts(folder: Path, prompts: str | None, variant: str | None, limit: in
     return all(prompt.tokens is None for prompt in numbered_prompts(folder / f"{prompts}.jsonl", variant, limit))
 
 
-def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
+def copy_inputs(study: StudySpec, run: RunPaths, base: Path, kept: bool = True) -> dict[str, str]:
     """Copy each file that the study names to `inputs/<sha256>.*`; returns path as written -> sha256.
 
-    Relative paths are relative to the study file's folder. Raises StudyError for one that is missing,
-    empty or malformed.
+    Relative paths are relative to the study file's folder. kept: False for a plan that is only looked at: files are
+    linked, and archives of scripts hashed alone, which take no room. Raises StudyError for one that is missing, empty
+    or malformed.
     """
     run.inputs.mkdir(parents=True, exist_ok=True)
     names: dict[str, str] = {}
@@ -265,7 +266,7 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
             continue
         seen.add((kind, written))
         try:
-            digest = _copy_input(field, written, base, run.inputs)
+            digest = _copy_input(field, written, base, run.inputs, kept)
         except StudyError as error:
             problems += error.problems
         except ValueError as error:
@@ -337,14 +338,14 @@ def _check_source(source: Path, written: str) -> None:
         raise ValueError(f"{shown}: empty file")
 
 
-def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
+def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) -> str:
     learnt = field in LEARNT
     if learnt and written == "stdlib":
         return write_stdlib_text(folder)
     if learnt and written.startswith(HUB_PREFIX):
         return write_dataset(written, base, folder)
     if field == _PACKED:
-        return pack_input(base, written, folder)
+        return pack_input(base, written, folder, kept)
     source = base / written
     _check_source(source, written)
     if learnt and source.suffix == ".parquet":
@@ -363,11 +364,16 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
     if suffix == ".npz" and not zipfile.is_zipfile(source):
         raise ValueError(f"{written}: not an .npz file (write it with `numpy.savez`)")
     digest = sha256_of_file(source)
-    _place(source, folder / f"{digest}{suffix}")
+    _place(source, folder / f"{digest}{suffix}", kept)
     return digest
 
 
-def _place(source: Path, destination: Path) -> None:
+def _place(source: Path, destination: Path, kept: bool = True) -> None:
+    """Copy a file, whole or not at all; a link does where the copy is not to be kept."""
+    if not kept:
+        if not destination.is_symlink():
+            destination.symlink_to(source.absolute())
+        return
     if destination.exists() and destination.stat().st_size == source.stat().st_size:
         return
     handle, name = tempfile.mkstemp(dir=destination.parent, prefix=".")
@@ -376,6 +382,10 @@ def _place(source: Path, destination: Path) -> None:
         shutil.copyfile(source, name)
         os.chmod(name, 0o644)
         os.replace(name, destination)
+    except OSError as error:
+        if error.errno in NO_ROOM:  # of the copy, and not of the file that it is of
+            error.filename, error.filename2 = str(destination.parent), None
+        raise
     finally:
         Path(name).unlink(missing_ok=True)
 
