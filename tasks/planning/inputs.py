@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.common.base import sha256_of_file, write_atomically
-from configs.common.files.reading import check_regular, read_text
+from configs.common.files.reading import SAMPLES_BYTES, TEXT_BYTES, check_regular, read_text
 from configs.common.printable import printable
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import Offer, TargetPrices, listed_offers, target_prices
@@ -36,10 +36,11 @@ from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpre
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
 
+_TEXT = ".txt"
 _SUFFIXES = {
     "prompts": ".jsonl",
-    "data": ".txt",
-    "validation_data": ".txt",
+    "data": _TEXT,
+    "validation_data": _TEXT,
     "tokenizer": ".json",
     "prices": ".yaml",
     "reference": ".zip",
@@ -51,6 +52,8 @@ _PACKED = "inputs"
 """Field whose files and folders become an archive each."""
 _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
+_MAX_LEARNT = {_TEXT: SAMPLES_BYTES, ".ndjson": TEXT_BYTES, ".npz": SAMPLES_BYTES}
+"""Bytes of data that ranks read (`engine.training`), by suffix in the inputs."""
 
 
 class UnusableModelError(StudyError):
@@ -339,17 +342,12 @@ def _check_source(source: Path, written: str) -> None:
 
 
 def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) -> str:
-    learnt = field in LEARNT
-    if learnt and written == "stdlib":
-        return write_stdlib_text(folder)
-    if learnt and written.startswith(HUB_PREFIX):
-        return write_dataset(written, base, folder)
+    if field in LEARNT:
+        return _copy_learnt(written, base, folder, kept)
     if field == _PACKED:
         return pack_input(base, written, folder, kept)
     source = base / written
     _check_source(source, written)
-    if learnt and source.suffix == ".parquet":
-        return write_dataset(written, base, folder)
     if field == "prompts":
         read_prompts(source, None, None)
     if field == "reference":
@@ -358,7 +356,24 @@ def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) 
             write_atomically(folder / f"{saved.workload.prompts}.jsonl", saved.prompts)
     if field == "prices":
         read_price_file(source, written)
-    suffix = _EXAMPLES.get(source.suffix.lower(), _SUFFIXES[field]) if learnt else _SUFFIXES[field]
+    digest = sha256_of_file(source)
+    _place(source, folder / f"{digest}{_SUFFIXES[field]}", kept)
+    return digest
+
+
+def _copy_learnt(written: str, base: Path, folder: Path, kept: bool) -> str:
+    if written == "stdlib":
+        return write_stdlib_text(folder)
+    source, of_library = base / written, written.startswith(HUB_PREFIX)
+    if not of_library:
+        _check_source(source, written)
+    if of_library or source.suffix == ".parquet":
+        digest = write_dataset(written, base, folder)
+        for made in folder.glob(f"{digest}.*"):
+            _check_size(made, made.suffix, written)
+        return digest
+    suffix = _EXAMPLES.get(source.suffix.lower(), _TEXT)
+    _check_size(source, suffix, written)
     if suffix == ".ndjson":
         read_examples(source)
     if suffix == ".npz" and not zipfile.is_zipfile(source):
@@ -366,6 +381,13 @@ def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) 
     digest = sha256_of_file(source)
     _place(source, folder / f"{digest}{suffix}", kept)
     return digest
+
+
+def _check_size(path: Path, suffix: str, written: str) -> None:
+    """Raise ValueError for data that the ranks would refuse to read, each of them, cell after cell."""
+    size, most = path.stat().st_size, _MAX_LEARNT[suffix]
+    if size > most:
+        raise ValueError(f"{printable(written, 200)}: {size:,} bytes to learn from, expected at most {most:,}")
 
 
 def _place(source: Path, destination: Path, kept: bool = True) -> None:

@@ -360,3 +360,20 @@ def test_a_disk_without_room_for_a_copy_is_the_copys(
     place = run.inputs if fault == errno.ENOSPC else tmp_path / "text.jsonl"
     assert caught.value.filename == str(place)
     assert [path.suffix for path in run.inputs.iterdir()] == [".tar"]
+
+
+@pytest.mark.parametrize("name", ["text.txt", "rows.jsonl", "images.npz"])
+def test_data_that_no_rank_would_read_is_refused_before_a_run(name: str, tmp_path: Path) -> None:
+    """`validate` called the study valid, the run copied gigabytes, and each cell failed."""
+    most = inputs._MAX_LEARNT[{".jsonl": ".ndjson"}.get(Path(name).suffix, Path(name).suffix)]
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(most + 1)
+    assert f"workload.data: {name}: {most + 1:,} bytes to learn from, expected at most {most:,}" in problems(
+        tmp_path, name
+    )
+
+
+def test_so_is_a_dataset_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets.DatasetDict(train=reviews()).save_to_disk(str(tmp_path / "reviews"))
+    monkeypatch.setitem(inputs._MAX_LEARNT, ".ndjson", 100)
+    assert "hf:reviews: 386 bytes to learn from, expected at most 100" in problems(tmp_path, "hf:reviews")
