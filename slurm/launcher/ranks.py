@@ -22,7 +22,7 @@ from configs.plans.paths import JobPaths
 from configs.records.record import Status, read_part
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict
-from slurm.launcher.job_files import measurement_under_way, read_progress, remove_scripts
+from slurm.launcher.job_files import measurement_under_way, read_progress
 from slurm.launcher.node import GIVEN, JobNode
 from slurm.launcher.node_registration import Rendezvous
 from slurm.launcher.peer_monitor import Alone, PeerMonitor
@@ -103,8 +103,6 @@ class RankSupervisor:
         verdict = verdict or self.outcome()
         if left:
             verdict = verdict.with_message(f"(processes left: pids {left})")
-        else:
-            remove_scripts(self.paths, self.node_rank)
         return self.agreed(verdict)
 
     def watch(self) -> JobVerdict | None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from configs.plans.job import Job, Measurement
-from configs.plans.paths import JobPaths
+from configs.plans.paths import JobPaths, RunPaths
 from configs.records.record import RankPart, Status, read_part
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload
 from engine.scripts.outputs import HEAD_BYTES, TAIL_BYTES
+from tasks.campaign.launches.leftovers import mark_collected
 from tasks.planning.script_inputs import pack_input
 from tests.support.cluster.launches import assert_nothing_left, launch, read_end
 
@@ -125,6 +126,7 @@ def test_the_folder_of_a_script_that_the_launcher_ends_is_removed(tmp_path: Path
     paths, _, _ = run_script(tmp_path, STEPS + writes, ranks=1, cell_seconds=4.0)
     assert read_end(paths).kind == "CellTimeout"
     assert_nothing_left(tmp_path)
+    mark_collected(RunPaths(tmp_path), paths.folder.name)
     assert [path.name for path in paths.folder.glob(".script_*")] == []
 
 
