@@ -71,6 +71,8 @@ _ENTRY = re.compile(
     re.IGNORECASE,
 )
 _FIELD = re.compile(_NAME, re.IGNORECASE)
+# OPENAI_API_KEY, os.environ/OPENAI_API_KEY, env:KEY: where a program finds the secret.
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|(os\.environ|env|ENV)[/:.\[]\S+")
 _OPTION_NAME = re.compile(rf"--?{_NAME}", re.IGNORECASE)
 # A JSON web token, with what stands before it in its word: to try each place of a word takes the square of its length.
 _WEB_TOKEN = r"(?<![\w-])(?=[\w-]*?\beyJ[\w-]{8})[\w-]++\.eyJ[\w-]{8,}+\.[\w-]+"
@@ -171,7 +173,8 @@ def secret_fields(data: Any, where: str = "") -> Iterator[str]:
 
 def _secret_value(value: Any, where: str, named: bool) -> Iterator[str]:
     """As `secret_fields`; named: what stands before the value says that it is a secret."""
-    if named and isinstance(value, str) and len(value) >= _SHORTEST and not value.startswith(_NO_VALUE):
+    told = named and isinstance(value, str) and len(value) >= _SHORTEST
+    if told and not value.startswith(_NO_VALUE) and not _VARIABLE.fullmatch(value):
         yield where
     else:
         yield from secret_fields(value, where)

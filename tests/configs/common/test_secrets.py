@@ -206,6 +206,7 @@ def test_what_an_experiment_sets_or_an_engine_is_given_by_such_a_name_is_one_too
         },
         {"api_key": "{params.key}", "password": "${DB_PASSWORD}", "private_key": "~/.ssh/id_ed25519", "secret": None},
         {"api_key": "EMPTY", "use_auth_token": True, "access_key": 1234567},
+        {"api_key": "OPENAI_API_KEY", "hf_token": "os.environ/HF_TOKEN", "client_secret": "env:CLIENT"},
         ["train.py", "--eos-token", "<|endoftext|>", "--key", "column", "--api-key", "--password", "/run/secrets/db"],
     ],
 )
