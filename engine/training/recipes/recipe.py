@@ -14,11 +14,13 @@ batch is unchanged.
 
 import atexit
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
@@ -36,12 +38,14 @@ from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.api.node import barrier, gather_tensors
 from engine.context import Context
+from engine.rank.agreement import max_over_ranks_of
 from engine.rank.gloo_threads import wait_for_gloo
 from engine.rank.joining import alone_device, choose_device
 from engine.rank.processes import place_from_environment
 from engine.training.recipes.loaders import SharedLoader, share_out
 from engine.training.recipes.loop import CheckpointRules, Loop, checkpointed_batch, newest_of_all
 from engine.training.recipes.optimizer import OptimizerSpec, build, spec_by_parameter
+from engine.training.task_types.reach import leaves_weights_out
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch, TrainingHistory
 from engine.training.trainers import STRATEGIES
 
@@ -137,6 +141,7 @@ class ClassifyRecipe:
         )
         context, task = self._context(cell), self._task()
         self._prepare()
+        task.leaves_weights_out = self._leaves_weights_out(task, shared, context)
         self._trained = True
         self._trainer = STRATEGIES[self._strategy](task, TrainerOptions.of(cell), context)
         assert isinstance(cell.workload, TrainWorkload)
@@ -253,6 +258,19 @@ class ClassifyRecipe:
         if self.world_size > 1:
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 dist.broadcast(tensor.detach(), 0)
+
+    def _leaves_weights_out(self, task: Task, shared: SharedLoader, context: Context) -> bool:
+        """Return whether the first batch's loss depends on a part of the weights only, which ddp has to know."""
+        if self._strategy != "ddp":
+            return False
+        drawn = random.getstate(), np.random.get_state()  # what is drawn for this batch is drawn for training again
+        with torch.random.fork_rng(devices=[]):
+            inputs = self._batch(next(iter(shared.loader)))
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
+        count = len(inputs["targets"])
+        found = leaves_weights_out(task, TrainingBatch(inputs, 1.0, count, count))
+        return max_over_ranks_of(float(found), context) > 0
 
     def _batch(self, raw: Any) -> dict[str, Any]:
         """Return inputs, targets of a loader's item: a pair, or a mapping that has `labels` or `targets`."""

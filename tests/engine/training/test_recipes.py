@@ -39,6 +39,7 @@ from tests.support.training.recipe_runs import (
     FEATURES,
     GLOBAL_BATCH,
     HELD,
+    Partly,
     Points,
     Run,
     make_model,
@@ -103,6 +104,12 @@ def test_two_ranks_follow_one(pool: RankPool, alone: dict[str, Any], run: Run) -
     for name, values in alone["weights"].items():
         np.testing.assert_allclose(answers[0]["weights"][name], values, atol=2e-4)
     assert not answers[1]["weights"]
+
+
+def test_two_ranks_train_a_model_with_a_layer_that_the_loss_does_not_depend_on(pool: RankPool) -> None:
+    whole = train(0, Run(spare=True))
+    for seen in pool.run(train, Run(ranks=2, spare=True)):
+        follows(seen, whole)
 
 
 def test_a_run_goes_on_alone_where_two_ranks_left_off(tmp_path: Path, pool: RankPool) -> None:
@@ -284,18 +291,6 @@ def test_gradients_that_no_loss_scale_makes_finite_end_the_training() -> None:
     recipe = ClassifyRecipe(Kinked(), nn.CrossEntropyLoss(), OptimizerSpec("SGD"), dtype="float16")
     with pytest.raises(FloatingPointError, match=r"at a loss scale of 3.05\d+e-05; lower the optimizer's lr"):
         recipe.train(a_loader(), epochs=20, verbose=False)
-
-
-class Partly(nn.Module):
-    """Has a layer that it does not call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.spare = make_model(), nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        scores: Tensor = self.used(inputs)
-        return scores
 
 
 @pytest.mark.parametrize("optimizer", [OptimizerSpec("AdamW", lr=0.01), OptimizerSpec("SGD", lr=0.1, momentum=0.9)])

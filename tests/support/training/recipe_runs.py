@@ -53,6 +53,7 @@ class Run:
     epochs: int | None = 2
     strategy: Any = "ddp"
     norm: bool = False
+    spare: bool = False
     checkpoints: str | None = None
     checkpoint_every: int = 7
     accumulation: int = 1
@@ -66,9 +67,21 @@ def make_model(norm: bool = False) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+class Partly(nn.Module):
+    """Has a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = make_model(), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.used(inputs)
+        return scores
+
+
 def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
     """What one process saw: the curve, evaluations, and the weights (of the master)."""
-    model = make_model(run.norm)
+    model = Partly() if run.spare else make_model(run.norm)
     recipe = ClassifyRecipe(
         model, nn.CrossEntropyLoss(), OptimizerSpec(run.optimizer, patterns=["*"], lr=0.01), use_distributed=True,
         strategy=run.strategy, accumulation=run.accumulation, timeout_seconds=40,
@@ -103,7 +116,8 @@ def main(arguments: list[str]) -> None:
     points = Points(EXAMPLES, 2)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if len(rest) > 1 and os.environ["RANK"] == rest[1] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        points.kill_at = int(rest[2]) * GLOBAL_BATCH // world + 1
+        # ddp looks at the first batch before it trains on it.
+        points.kill_at = (int(rest[2]) + 1) * GLOBAL_BATCH // world + 1
     seen = train(0, Run(ranks=world, epochs=3, checkpoints=rest[0] if rest else None), points)
     if is_master_process():
         info = get_node_info()
