@@ -485,6 +485,32 @@ def test_a_padding_token_outside_the_vocabulary_is_none(folder: Path) -> None:
         assert np.isfinite(found).all() and task.config["pad_token_id"] == 0
 
 
+@pytest.mark.parametrize("told", [{"eos_token_id": 4}, {"eos_token_id": 3}, {}, {"pad_token_id": 4}])
+def test_a_text_that_ends_with_the_first_word_is_classified_whole(
+    told: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Which is `!` for GPT-2, Llama 3 and Qwen, whose configurations name no padding token."""
+    write_inputs(tmp_path / "inputs")
+    words = Tokenizer(models.WordLevel({"!": 0, "good": 1, "bad": 2, "?": 3, "</s>": 4}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "inputs" / "words.json"))
+    said = ["good !", "bad bad ?", "good bad good !"]
+    rows = [f'{{"text": "{text}", "label": "{len(text) % 2}"}}\n' for text in said]
+    (tmp_path / "inputs" / "said.ndjson").write_text("".join(rows))
+    config = {name: value for name, value in CONFIGS["gpt2"].items() if not name.endswith("token_id")} | told
+    context = made_context(tmp_path, "bert classes", config=config, data="said")
+    work = workload_of(context)
+    task, (train_rows, _) = make_task(work, context), load_examples(work, context)
+    inputs = train_rows.collate(np.arange(3), np.arange(3))
+    model: Any = task.model.eval()
+    with torch.no_grad():
+        found = model(input_ids=inputs["tokens"], attention_mask=inputs["seen"]).logits
+        for row, text in enumerate(said):
+            alone = model.transformer(input_ids=torch.tensor([words.encode(text).ids])).last_hidden_state
+            torch.testing.assert_close(found[row], model.score(alone[0, -1]))
+    assert task.config["pad_token_id"] == config.get("pad_token_id", task.config["pad_token_id"])
+
+
 @pytest.mark.parametrize(("image", "patch"), [([8, 8], [4, 2]), ([8, 4], 4), (8, None)])
 def test_sizes_of_images_may_be_pairs(image: Any, patch: Any, folder: Path) -> None:
     draw = np.random.default_rng(0)
