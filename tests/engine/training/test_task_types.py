@@ -1,5 +1,6 @@
 """Every task learns, the same on two ranks as on one, and leaves a model that transformers and our engine load."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,18 @@ def test_ddp_trains_models_with_weights_that_the_task_leaves_out(kind: str, fold
     assert np.allclose(shares[:, :, 0].sum(axis=0), alone[:, 0], rtol=1e-5)
     assert np.allclose(shares[:, :, 1], alone[:, 1], rtol=1e-4)
     assert not task.leaves_weights_out, "a single rank does not ask"
+
+
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_zero_trains_a_model_of_an_odd_number_of_elements(strategy: Strategy, folder: Path, pool: RankPool) -> None:
+    """As classifiers of three classes have; `allgather_bucket_size must be a multiple of ...`, DeepSpeed said."""
+    rows = [{"text": f"day {n}", "label": str(n % 3)} for n in range(12)]
+    (folder / "inputs" / "thirds.ndjson").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    _, task, alone = train(made_context(folder, "bert classes", data="thirds"), 2)
+    assert sum(one.numel() for one in task.model.parameters()) % 2
+    shares = np.stack(pool.run(train_on_rank, str(folder), "bert classes", strategy, 2, 4, "thirds"))
+    assert np.allclose(shares[:, :, 0].sum(axis=0), alone[:, 0], rtol=1e-5)
+    assert np.allclose(shares[:, :, 1], alone[:, 1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero3"])
