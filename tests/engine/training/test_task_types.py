@@ -204,6 +204,14 @@ def test_an_image_has_as_many_tokens_as_its_model_computes(kind: str, folder: Pa
     assert train_rows.positions == table.shape[1] == read_architecture(config).positions
 
 
+@pytest.mark.parametrize("config", [MOBILENET, SWIN], ids=["mobilenet", "swin"])
+def test_records_say_how_many_batch_norms_a_model_has(config: dict[str, Any], folder: Path) -> None:
+    context = made_context(folder, "vit", config=config, steps=3)
+    norms = [one for one in make_task(workload_of(context), context).model.modules() if "BatchNorm" in str(type(one))]
+    assert workload.run(context.job.measurements[0], context).figures.get("batch_norms") == (len(norms) or None)
+    assert bool(norms) == (config is MOBILENET)
+
+
 def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Path) -> None:
     trainer, task, _ = train(made_context(folder, "vit", config=MOBILENET), 2)
     state = trainer.whole_model()
