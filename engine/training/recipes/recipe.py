@@ -92,9 +92,11 @@ class ClassifyRecipe:
             self._device = torch.device("cuda") if torch.cuda.is_available() else alone_device()
         self.world_size = dist.get_world_size() if use_distributed and dist.is_initialized() else 1
         self.rank = dist.get_rank() if self.world_size > 1 else 0
+        self._strategy: Strategy = strategy if self.world_size > 1 else "none"
+        if self._strategy == "fsdp" and self.specs[0].name in _UNSHARDED:
+            raise ValueError(f"optimizer.name: torch's {self.specs[0].name} takes no sharded weights; use strategy ddp")
         self.model, self.loss = model.to(self._device), loss
         self._blocks = list(blocks) if blocks is not None else _children(model)
-        self._strategy: Strategy = strategy if self.world_size > 1 else "none"
         self._dtype, self._clipping, self._accumulation = dtype, gradient_clipping, accumulation
         self._timeout_seconds, self._seed = timeout_seconds, seed
         self._trained = False
@@ -288,6 +290,8 @@ class ClassifyRecipe:
         return {_INPUTS: raw[0].to(self._device), "targets": raw[1].to(self._device)}
 
 
+_UNSHARDED = ("Adafactor", "Rprop")
+"""Optimizers of torch 2.13 whose operators DTensor refuses."""
 _INPUTS = "inputs of a pair"
 _OWN_NAMES = {
     "workload.": "", "min_period_seconds": "min_period", "max_period_seconds": "max_period", "steps": "epochs",

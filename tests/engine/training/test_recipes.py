@@ -43,6 +43,7 @@ from tests.support.training.recipe_runs import (
     Points,
     Run,
     make_model,
+    refused,
     train,
     train_apart,
 )
@@ -156,6 +157,19 @@ def test_a_run_that_ended_is_not_made_again(tmp_path: Path, alone: dict[str, Any
     first, second = train(0, run), train(0, run)
     assert first["losses"] == alone["losses"]
     assert {**second, "seconds": first["seconds"]} == first
+
+
+def test_a_batch_norm_may_be_a_block_that_is_sharded_in_16_bits(pool: RankPool) -> None:
+    """`fully_shard has already been applied to the following module: BatchNorm1d`."""
+    expected = pool.run(train, Run(ranks=2, norm=True))[0]["losses"]
+    for seen in pool.run(train, Run(ranks=2, strategy="fsdp", dtype="bfloat16", norm=True)):
+        np.testing.assert_allclose(seen["losses"][:5], expected[:5], atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Rprop"])
+def test_optimizers_that_take_no_sharded_weights_are_refused_by_name(name: str, pool: RankPool) -> None:
+    said = f"optimizer.name: torch's {name} takes no sharded weights; use strategy ddp"
+    assert pool.run(refused, name) == [said, said]
 
 
 def test_running_means_are_those_of_all_ranks(pool: RankPool) -> None:

@@ -52,6 +52,7 @@ class Run:
     ranks: int = 1
     epochs: int | None = 2
     strategy: Any = "ddp"
+    dtype: Any = "float32"
     norm: bool = False
     spare: bool = False
     checkpoints: str | None = None
@@ -84,7 +85,7 @@ def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
     model = Partly() if run.spare else make_model(run.norm)
     recipe = ClassifyRecipe(
         model, nn.CrossEntropyLoss(), OptimizerSpec(run.optimizer, patterns=["*"], lr=0.01), use_distributed=True,
-        strategy=run.strategy, accumulation=run.accumulation, timeout_seconds=40,
+        strategy=run.strategy, dtype=run.dtype, accumulation=run.accumulation, timeout_seconds=40,
     )  # fmt: skip
     size = GLOBAL_BATCH // run.ranks // run.accumulation
     history = recipe.train(
@@ -98,6 +99,15 @@ def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
         "losses": history.losses, "norms": history.norms, "evaluations": history.evaluations, "weights": weights,
         "seconds": history.trained_seconds,
     }  # fmt: skip
+
+
+def refused(rank: int, name: str) -> str:
+    """What is said of an optimizer of torch's with sharded weights."""
+    try:
+        ClassifyRecipe(make_model(), nn.CrossEntropyLoss(), OptimizerSpec(name), strategy="fsdp")
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def train_apart(rank: int, folder: str, epochs: int) -> tuple[list[float], dict[str, Any]]:
