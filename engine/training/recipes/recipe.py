@@ -15,6 +15,7 @@ batch is unchanged.
 import atexit
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -318,11 +319,16 @@ def _outputs(module: nn.Module, batch: TrainingBatch) -> Tensor:
 
 
 def _children(model: nn.Module) -> list[nn.Module]:
-    """Return children with parameters, with module lists flattened."""
+    """Return children with parameters, with module lists flattened; without those that share one with another, which
+    fsdp keeps together with the rest of the model.
+    """
     found: list[nn.Module] = []
     for child in model.children():
         found += list(child) if isinstance(child, nn.ModuleList) else [child]
-    return [child for child in found if any(True for _ in child.parameters())]
+    holders = Counter(id(one) for child in found for one in child.parameters())
+    holders.update(id(one) for one in model.parameters(recurse=False))
+    own = [[holders[id(one)] == 1 for one in child.parameters()] for child in found]
+    return [child for child, alone in zip(found, own, strict=True) if alone and all(alone)]
 
 
 def _join(backend: Backend | None, timeout_seconds: float) -> torch.device:

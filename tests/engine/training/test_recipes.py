@@ -159,6 +159,13 @@ def test_a_run_that_ended_is_not_made_again(tmp_path: Path, alone: dict[str, Any
     assert {**second, "seconds": first["seconds"]} == first
 
 
+def test_layers_that_share_a_weight_are_sharded_together(pool: RankPool) -> None:
+    """`Parameter 'weight' is shared with a parameter already managed by another FSDP group`, torch said."""
+    whole = train(0, Run(tied=True))
+    for seen in pool.run(train, Run(ranks=2, strategy="fsdp", tied=True)):
+        follows(seen, whole)
+
+
 def test_a_batch_norm_may_be_a_block_that_is_sharded_in_16_bits(pool: RankPool) -> None:
     """`fully_shard has already been applied to the following module: BatchNorm1d`."""
     expected = pool.run(train, Run(ranks=2, norm=True))[0]["losses"]

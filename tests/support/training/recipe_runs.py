@@ -55,6 +55,7 @@ class Run:
     dtype: Any = "float32"
     norm: bool = False
     spare: bool = False
+    tied: bool = False
     checkpoints: str | None = None
     checkpoint_every: int = 7
     accumulation: int = 1
@@ -66,6 +67,14 @@ def make_model(norm: bool = False) -> nn.Module:
     torch.manual_seed(5)
     layers = [nn.Linear(FEATURES, 16), *([nn.BatchNorm1d(16)] if norm else []), nn.Tanh(), nn.Linear(16, CLASSES)]
     return nn.Sequential(*layers)
+
+
+def tied_model() -> nn.Module:
+    """Two of its layers have one weight."""
+    torch.manual_seed(5)
+    first, again = nn.Linear(16, 16), nn.Linear(16, 16)
+    again.weight = first.weight
+    return nn.Sequential(nn.Linear(FEATURES, 16), first, nn.Tanh(), again, nn.Tanh(), nn.Linear(16, CLASSES))
 
 
 class Partly(nn.Module):
@@ -82,7 +91,7 @@ class Partly(nn.Module):
 
 def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
     """What one process saw: the curve, evaluations, and the weights (of the master)."""
-    model = Partly() if run.spare else make_model(run.norm)
+    model = Partly() if run.spare else tied_model() if run.tied else make_model(run.norm)
     recipe = ClassifyRecipe(
         model, nn.CrossEntropyLoss(), OptimizerSpec(run.optimizer, patterns=["*"], lr=0.01), use_distributed=True,
         strategy=run.strategy, dtype=run.dtype, accumulation=run.accumulation, timeout_seconds=40,
