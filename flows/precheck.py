@@ -7,6 +7,7 @@ immediately.
 import tempfile
 from pathlib import Path
 
+from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import ModelSpec, StudyError, StudySpec
@@ -32,7 +33,9 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     too. A run takes the plan as it is where nothing else is learnt of its models. Raises StudyError naming every
     problem.
     """
-    problems: list[str] = []
+    problems = _path_problems({"run folder": run_folder, "folder of the study": base, "model cache": cache})
+    if problems:
+        raise StudyError(problems)
     models: list[PlannedModel] = []
     unusable: tuple[UnusableModel, ...] = ()
     before = earlier_plan(RunPaths(run_folder))
@@ -43,7 +46,7 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     with tempfile.TemporaryDirectory() as folder:
         scratch = RunPaths(Path(folder))
         try:
-            inputs = copy_inputs(study, scratch, base)
+            inputs = copy_inputs(study, scratch, base, kept=False)
             if problems:
                 raise StudyError([])
             plan = make_sound_plan(study, models, unusable, inputs, scratch.inputs, cache, before)
@@ -57,6 +60,17 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     if clusters:
         check_clusters(plan)
     return plan
+
+
+def _path_problems(paths: dict[str, Path]) -> list[str]:
+    """A problem for each path that no JSON can hold, such as one whose names were written in Latin-1."""
+    found = []
+    for what, path in paths.items():
+        try:
+            str(path.absolute()).encode()
+        except UnicodeEncodeError:
+            found.append(f"{what} {printable(str(path.absolute()))}: the path is not valid UTF-8. Rename the folder")
+    return found
 
 
 def _known_model(spec: ModelSpec, position: int, cache: Path, base: Path, before: Plan | None) -> PlannedModel:

@@ -31,7 +31,7 @@ from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
 from slurm.launcher import processes
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
-from slurm.launcher.job_files import reserve_end, write_end
+from slurm.launcher.job_files import remove_scripts, reserve_end, write_end
 from slurm.launcher.machine_lock import LOCK_POLL_SECONDS, launch_lock
 from slurm.launcher.node import (
     GIVEN,
@@ -264,6 +264,10 @@ def main(arguments: list[str]) -> int:
         processes.end_tree(processes.below_me)
         verdict = _launcher_failed(error)
     write_end(paths, verdict.as_end(return_code), node_rank)
+    if scheduled and not processes.below_me():
+        # Nobody may collect a bundle for days. Of other jobs whoever collects them removes it, before anything else is
+        # measured on this machine: it may take a while.
+        remove_scripts(paths, node_rank)
     return 0
 
 

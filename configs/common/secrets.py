@@ -25,10 +25,15 @@ _WORDS = r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIAL|AUTH_STRIN
 # A whole word at the end of a part, so that TOKENIZERS_PARALLELISM is none.
 _SECRET = re.compile(rf"({_WORDS})S?(_|$)|(^|_)(PASS|PAT|JWT)$", re.IGNORECASE)
 _NO_SECRETS = {"PWD", "OLDPWD"}
+# MAX_TOKENS=4096 is a count; of TOKEN, KEY or PASSWORD a number may be a secret.
+_COUNTED = re.compile(r"(^|_)TOKENS(_|$)", re.IGNORECASE)
+_COUNT = re.compile(r"\d{1,12}(\.\d{1,12})?[kmgb]?", re.IGNORECASE)
 _FAR = 10_000
 """Characters behind a cut that are searched for secrets as well."""
 _SHORTEST = 6
 """Shorter values of secret variables are not searched for in text: they would hide words."""
+_NO_VALUE = ("/", "~", "./", "../", "$", "{", "<", "-", "%")
+"""How a text begins that is the path of a secret, a placeholder for it, or the next option."""
 
 _SAID_BESIDE_ARGS = ("strerror", "filename", "filename2", "reason")
 """Attributes from which errors of the system and of urllib make their text."""
@@ -57,12 +62,18 @@ _HEADER = re.compile(
     re.IGNORECASE,
 )
 # Of a dict or of JSON. A `token` alone is one of text there, as is `pad_token`.
-_ENTRY = re.compile(
-    r"(?P<kept>[\"'](?:[a-z0-9]{1,20}[_-]){0,4}(?:(?:api|access|account|private|secret|shared|subscription)[_-]?key"
+_NAME = (
+    r"(?:[a-z0-9]{1,20}[_-]){0,4}(?:(?:api|access|account|private|secret|shared|subscription)[_-]?key"
     r"|(?:access|refresh|auth|id|session|bearer|api|hf)[_-]?token|secret|password|passwd|passphrase|credential)"
-    r"[\"']\s{0,4}:\s{0,4})(?:\"(?!\(hidden\))[^\"\n]+\"|'(?!\(hidden\))[^'\n]+')",
+)
+_ENTRY = re.compile(
+    rf"(?P<kept>[\"']{_NAME}[\"']\s{{0,4}}:\s{{0,4}})(?:\"(?!\(hidden\))[^\"\n]+\"|'(?!\(hidden\))[^'\n]+')",
     re.IGNORECASE,
 )
+_FIELD = re.compile(_NAME, re.IGNORECASE)
+# OPENAI_API_KEY, os.environ/OPENAI_API_KEY, env:KEY: where a program finds the secret.
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|(os\.environ|env|ENV)[/:.\[]\S+")
+_OPTION_NAME = re.compile(rf"--?{_NAME}", re.IGNORECASE)
 # A JSON web token, with what stands before it in its word: to try each place of a word takes the square of its length.
 _WEB_TOKEN = r"(?<![\w-])(?=[\w-]*?\beyJ[\w-]{8})[\w-]++\.eyJ[\w-]{8,}+\.[\w-]+"
 # Forms of tokens: Hugging Face, AWS, GitHub, GitLab, OpenAI and others, Slack, Google, Prefect, JSON web tokens, PEM.
@@ -81,14 +92,19 @@ def is_secret(name: str) -> bool:
     return name.upper() not in _NO_SECRETS and _SECRET.search(name) is not None
 
 
+def is_secret_value(name: str, value: str) -> bool:
+    """Return whether a variable's value is a secret by its name; the number of a MAX_TOKENS counts something."""
+    return is_secret(name) and not (_COUNTED.search(name) and _COUNT.fullmatch(value.strip()))
+
+
 def holds_secret(name: str, value: str) -> bool:
     """Return whether a variable must not be kept or passed on, by its name or by the form of its value."""
-    return is_secret(name) or _without_forms(value) != value
+    return is_secret_value(name, value) or _without_forms(value) != value
 
 
 def shown_value(name: str, value: str) -> str:
     """Return a variable's value as it may be printed or kept."""
-    return HIDDEN if is_secret(name) else redacted(value)
+    return HIDDEN if is_secret_value(name, value) else redacted(value)
 
 
 def redacted(text: str) -> str:
@@ -134,16 +150,34 @@ def shown_url(url: str) -> str:
 
 
 def secret_fields(data: Any, where: str = "") -> Iterator[str]:
-    """Yield the dotted fields of nested data (as of YAML) whose text holds a secret by its form."""
+    """Yield the dotted fields of nested data (as of YAML) whose text holds a secret.
+
+    By its form, by the name of its field (`api_key: ...`), or by the option before it in a list (`--api-key`, `...`).
+    """
     if isinstance(data, str):
         if _without_forms(data) != data:
             yield where
     elif isinstance(data, dict):
         for key, value in data.items():
-            yield from secret_fields(value, f"{where}.{key}" if where else str(key))
+            field = f"{where}.{key}" if where else str(key)
+            *within, name = field.split(".")
+            # Names of variables have a rule of their own (`is_secret`), whose message says more.
+            named = _FIELD.fullmatch(name) is not None and within[-1:] not in (["env"], ["environment"])
+            yield from _secret_value(value, field, named)
     elif isinstance(data, list | tuple):
+        named = False
         for place, value in enumerate(data):
-            yield from secret_fields(value, f"{where}.{place}")
+            yield from _secret_value(value, f"{where}.{place}", named)
+            named = isinstance(value, str) and _OPTION_NAME.fullmatch(value) is not None
+
+
+def _secret_value(value: Any, where: str, named: bool) -> Iterator[str]:
+    """As `secret_fields`; named: what stands before the value says that it is a secret."""
+    told = named and isinstance(value, str) and len(value) >= _SHORTEST
+    if told and not value.startswith(_NO_VALUE) and not _VARIABLE.fullmatch(value):
+        yield where
+    else:
+        yield from secret_fields(value, where)
 
 
 def _without_forms(text: str) -> str:
@@ -154,6 +188,6 @@ def _without_forms(text: str) -> str:
 
 def _own_secrets() -> set[str]:
     """Values of secret variables; the user name beside a password (`AUTH_STRING=user:password`) may be shown."""
-    own = {value for name, value in os.environ.items() if is_secret(name)}
+    own = {value for name, value in os.environ.items() if is_secret_value(name, value)}
     own |= {value.partition(":")[2] for value in own if ":" in value}
     return {value for value in own if len(value) >= _SHORTEST and not value.startswith(("/", "~"))}

@@ -6,7 +6,7 @@ checked_variables({"OMP_NUM_THREADS": "1"})         # ValueError naming the vari
 import re
 
 from configs.common.files.reading import brief
-from configs.common.secrets import holds_secret, is_secret
+from configs.common.secrets import holds_secret, is_secret_value
 
 VARIABLE_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,200}$"
 _NAME = re.compile(VARIABLE_NAME.strip("^$"))
@@ -17,7 +17,7 @@ def checked_variables(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not _NAME.fullmatch(name):
             raise ValueError(f"{brief(name)}: expected the name of a variable: letters, digits and _")
-        if is_secret(name):
+        if is_secret_value(name, value):
             raise ValueError(f"{name}: the name of a secret; values of env are kept in records, so remove it")
         if holds_secret(name, value):
             raise ValueError(f"{name}: contains a secret; values of env are kept in records, so remove it")

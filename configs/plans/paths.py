@@ -131,6 +131,14 @@ class JobPaths:
     def samples(self, measurement: str, rank: int) -> Path:
         return self.parts / f"{measurement}.rank_{rank}.npz"
 
+    def script(self, measurement: str, node_rank: int) -> Path:
+        """Where a script runs on one node, with its inputs and what it writes: removed when it has ended."""
+        return self.folder / f".script_{measurement}" / str(node_rank)
+
+    def scripts(self, node_rank: int | None = None) -> list[Path]:
+        """Those that are there, of one node or of all: of a script whose agent was killed with it."""
+        return sorted(self.folder.glob(f".script_*/{'*' if node_rank is None else node_rank}"))
+
     def flight_recorder(self, measurement: str, rank: int) -> Path:
         return self.parts / f"{measurement}.flight_recorder_rank_{rank}.jsonl"
 

@@ -215,7 +215,7 @@ def _script(measurement: MeasurementSamples, parts: dict[str, float | None]) -> 
     amount = float(count)
     if stated is not None and stated[1] is not None:
         amount = float(stated[1] * count)
-    elif "step_units" in measurement.columns:
+    elif "step_units" in measurement.columns and not work.counts_calls:
         ranks = [_floats(column) for column in measurement.columns["step_units"]]
         if any(len(rank) != count for rank in ranks):
             raise ValueError(f"samples: {[len(rank) for rank in ranks]} step_units but {count} steps")

@@ -129,6 +129,11 @@ class BaseWorkload(Frozen):
         """How units that each rank counts become those of the job."""
         return "rank_0"
 
+    @property
+    def counts_calls(self) -> bool:
+        """Whether throughput counts the steps themselves, whatever units are told of each."""
+        return False
+
     def described(self, descriptor: "Descriptor") -> "Descriptor":
         """The descriptor of the kind as it is for these fields."""
         return descriptor

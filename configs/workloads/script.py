@@ -252,6 +252,11 @@ class ScriptWorkload(BaseWorkload):
         return self.unit if names & {UNITS, RATE, RANK_RATE} else "step"
 
     @property
+    def counts_calls(self) -> bool:
+        """Whether the steps themselves count, whatever the probe or a Trainer tells; a line may tell of how many."""
+        return self.counted == "step" and self.measure not in ("lines", "json")
+
+    @property
     def without_effect(self) -> dict[str, str]:
         by_rank = self.measure in ("probe", "hf_trainer", "lightning")
         needed = {

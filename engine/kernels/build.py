@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shlex
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -165,7 +166,8 @@ def _cache_folder() -> Path:
         return of_home
     temporary = tempfile.gettempdir()
     of_user = Path(temporary) / f"rankwise-kernels-{os.getuid()}"
-    if _is_private(of_user):
+    # A link there may be another user's, who chooses by it among the folders of this one.
+    if not of_user.is_symlink() and _is_private(of_user):
         return of_user
     if _is_noexec(temporary):
         raise _BuildError(
@@ -179,9 +181,11 @@ def _is_private(folder: Path) -> bool:
     """Return whether code in a folder of this user, made if it is not there, can be written and loaded."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
     except OSError:
         return False
-    return os.access(folder, os.W_OK | os.X_OK) and folder.stat().st_uid == os.getuid() and not _is_noexec(folder)
+    own = found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return own and os.access(folder, os.W_OK | os.X_OK) and not _is_noexec(folder)
 
 
 def _is_noexec(folder: str | Path) -> bool:

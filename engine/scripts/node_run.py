@@ -77,7 +77,7 @@ class NodeRun:
         work = measurement.cell.workload
         assert isinstance(work, ScriptWorkload)
         self.work, self.cell, self.place, self.paths = work, measurement.cell, place, paths
-        self.folder = paths.folder / f".script_{measurement.name}" / str(place.node_rank)
+        self.folder = paths.script(measurement.name, place.node_rank)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.workdir = self.folder / "work"

@@ -57,12 +57,22 @@ def _unpack(archive: tarfile.TarFile, folder: Path, name: str) -> None:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The first with the entries of the second, which win; sections of both are merged."""
+    """The first with the entries of the second, which win; sections of both are merged, but for those of another type:
+    an optimizer has settings of its own.
+    """
     both = {
-        name: merged(first[name], value) if isinstance(value, dict) and isinstance(first.get(name), dict) else value
+        name: merged(first[name], value)
+        if isinstance(value, dict) and isinstance(first.get(name), dict) and _same_type(first[name], value)
+        else value
         for name, value in second.items()
     }
     return {**first, **both}
+
+
+def _same_type(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether both say the same `type`, or only one says any. DeepSpeed has Adam and AdamW in one class."""
+    kinds = {str(section["type"]).lower() for section in (first, second) if "type" in section}
+    return len(kinds) < 2 or kinds == {"adam", "adamw"}
 
 
 def template_values(values: dict[str, ParameterValue | None]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from configs.records.record import Figure
 from configs.workloads.train import ActivationCheckpointing
@@ -75,6 +76,9 @@ def figures(run: TrainingRun, config: Mapping[str, Any]) -> dict[str, Figure]:
         **_traffic(run, measured),
         **_evaluation(run),
     }
+    norms = sum(isinstance(module, _BatchNorm) for module in run.task.model.modules())
+    if norms:
+        found["batch_norms"] = norms  # which make the losses depend on the micro-batches
     seconds = sum(run.columns.step[run.warmup :]) + sum(run.columns.checkpoint[run.warmup :])
     if work.checkpoint_every is not None and seconds > 0:
         found["tokens_per_second_with_checkpoints"] = tokens * measured / seconds

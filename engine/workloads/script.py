@@ -94,10 +94,7 @@ def _write_parts(
         samples: dict[str, np.ndarray] = {}
         if series is not None and failure is None:
             units = running.work.units_per_step(running.cell.layout)
-            by_rank = running.work.measure in ("hf_trainer", "lightning")
-            kept = rank in (0, running.reader) or running.work.combined != "rank_0" or by_rank
-            if kept:
-                samples = {name: np.array(column) for name, column in series.columns(units).items()}
+            samples = {name: np.array(column) for name, column in series.columns(units).items()}
             figures |= {"steps": len(series), "units_per_step": units, **series.own_figures()}
             figures |= {"stopped_early": end.stopped, "device_clock": series.device_clock}
             figures |= {"aborted_in_teardown": True} if rank in running.aborted else {}

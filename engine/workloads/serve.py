@@ -14,7 +14,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -150,7 +149,7 @@ def shown_command(text: str, run: Path) -> str:
 
 
 def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
-    """Return the command of our own server, with its settings in a folder that ends with the launch."""
+    """Return the command of our own server, with its settings in a folder of the launch's own."""
     cell, work, manifest = wanted.cell, wanted.work, wanted.manifest
     architecture = read_architecture(manifest.config, manifest.identity)
     asked = AskedSizes(
@@ -174,8 +173,10 @@ def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
         sizes = server_sizes(asked, architecture, manifest.identity, Path(context.job.cache))
     except ValueError as error:
         raise ValueError(str(error).replace("--", "workload.").replace("-", "_")) from error
-    folder = Path(tempfile.mkdtemp(prefix="rankwise-serve-"))  # a socket's path has at most 107 bytes
-    context.closing.callback(shutil.rmtree, folder, ignore_errors=True)
+    # With the logs of its ranks, which are named where they fail. Nothing removes a temporary folder of a launch that
+    # is killed.
+    folder = context.paths.folder.absolute() / "server"
+    folder.mkdir(exist_ok=True)
     assert context.job.manifest is not None
     settings = ServingSettings(
         name=SERVED_NAME,

@@ -17,9 +17,11 @@ from configs.hardware.prices import OF_STUDY, STALE_DAYS, Price
 from configs.spec.cell import Cell
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
+from configs.workloads.script import ScriptWorkload
 from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult
+from reports.reading.read import Reading
 from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, percent, plural
 
 MOST_ROWS = 60
@@ -105,26 +107,34 @@ def cell_cost(result: CellResult, price: Price | None) -> CellCost:
 
 
 def _joules_per_token(result: CellResult) -> Estimate | None:
-    """Mean power of a measurement (figures named `*_joules`, of all ranks on all nodes) over its throughput.
-
-    None where unmeasured, or where some rank has no figure: the sum of the others would be too little.
-    """
+    """Mean power of all ranks on all nodes over the throughput; None where one of them is unknown."""
     values = []
     for measurement in result.completed.values():
-        rates = measurement.rates
-        names = {
-            name for name in (*measurement.record.figures, *measurement.record.rank_figures) if name.endswith("_joules")
-        }
-        if not names:
-            continue
-        seconds = measurement.figure("measurement_seconds")
-        by_rank = {name: measurement.numbers_by_rank(name) for name in sorted(names)}
-        ranks = result.cell.layout.ranks
-        whole = all(len(known) == ranks for known in by_rank.values())
-        if whole and seconds and rates is not None and rates.tokens_per_second:
-            joules = sum(map(sum, by_rank.values()))
-            values.append(joules / seconds / rates.tokens_per_second)
+        watts, rates = _watts(result, measurement), measurement.rates
+        if watts is not None and rates is not None and rates.tokens_per_second:
+            values.append(watts / rates.tokens_per_second)
     return estimate(values, result.confidence)
+
+
+def _watts(result: CellResult, measurement: Reading) -> float | None:
+    """Of a measurement, by its figures named `*_joules`; None where unmeasured, or where some rank has no figure: the
+    sum of the others would be too little.
+
+    Of a program of the user's whose steps are timed, the power while the GPUs worked: its energy is that of the start,
+    too, in which they idle, and its own figures are of a step or a line.
+    """
+    work, ranks = result.cell.workload, result.cell.layout.ranks
+    if isinstance(work, ScriptWorkload) and work.measure not in ("json", "wall"):
+        working = measurement.numbers_by_rank("gpu_power_watts")
+        return sum(working) if len(working) == ranks else None
+    names = {
+        name for name in (*measurement.record.figures, *measurement.record.rank_figures) if name.endswith("_joules")
+    }
+    seconds = measurement.figure("measurement_seconds")
+    by_rank = [measurement.numbers_by_rank(name) for name in sorted(names)]
+    if not by_rank or not seconds or any(len(known) != ranks for known in by_rank):
+        return None
+    return sum(map(sum, by_rank)) / seconds
 
 
 def unit_cost_table(costs: Sequence[CellCost]) -> Table | None:

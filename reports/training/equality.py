@@ -5,7 +5,8 @@
 
 Cells that see the same global batches of the same data at the same rate compute the same sums in another order, so
 their curves may differ by rounding and by nothing else. Rounding grows from step to step, as weights move apart;
-the verdict is of the first JUDGED_STEPS, the table shows the whole curve too.
+the verdict is of the first JUDGED_STEPS, the table shows the whole curve too. Batch norms compute other sums for other
+micro-batches: cells of models with any are compared where these are equal.
 """
 
 from dataclasses import dataclass
@@ -101,11 +102,11 @@ def what_is_learnt(cell: Cell) -> str:
 
 def same_learning(study: StudyResult) -> list[SameLearning]:
     """Every set of two or more cells that learn the same, in the order of the plan."""
-    groups: dict[str, list[LossCurve]] = {}
+    groups: dict[tuple[str, int | None], list[LossCurve]] = {}
     for result in trained_cells(study):
         curve = _curve(study, result)
         if curve is not None:
-            groups.setdefault(what_is_learnt(result.cell), []).append(curve)
+            groups.setdefault((what_is_learnt(result.cell), _normalised_rows(result)), []).append(curve)
     found = []
     for curves in groups.values():
         reference = min(curves, key=lambda curve: _plainness(curve.result.cell))
@@ -113,6 +114,15 @@ def same_learning(study: StudyResult) -> list[SameLearning]:
         if others:
             found.append(SameLearning(reference, others))
     return found
+
+
+def _normalised_rows(result: CellResult) -> int | None:
+    """Rows of a micro-batch, by which batch norms normalise; None for a model without any."""
+    work, dp = result.cell.workload, result.cell.layout.dp
+    assert isinstance(work, TrainWorkload)
+    if result.completed[min(result.completed)].figure("batch_norms") is None:
+        return None
+    return work.global_batch_size // dp // work.accumulation(dp)
 
 
 def followed(curve: LossCurve, reference: LossCurve) -> Follows:

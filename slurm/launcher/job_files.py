@@ -7,6 +7,7 @@ The end of a job is written into a block that was allocated when the job began.
 """
 
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,17 @@ def measurement_under_way(paths: JobPaths) -> str | None:
         if progress and progress.phase in ("measurement", "failed") and progress.measurement:
             return progress.measurement
     return None
+
+
+def remove_scripts(paths: JobPaths, node_rank: int | None = None) -> None:
+    """Remove the folders of scripts that were killed, of one node or of all: nothing of the job runs there any more.
+
+    With their inputs and checkpoints they would stay for good, and pipes and links to data are no files to be copied.
+    """
+    for folder in paths.scripts(node_rank):
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # other nodes' folders are in it
+            folder.parent.rmdir()
 
 
 def stamp(path: Path) -> None:

@@ -38,13 +38,25 @@ _incoming: "dict[Path, tuple[hashlib._Hash, int]]" = {}
 """Hash of each file that is coming in, and of how many of its bytes: it is not read again at its end."""
 
 
-def put(path: str, offset: int, last: bool, sha256: str | None = None, mode: int = 0o644, body: bytes = b"") -> None:
-    """Take the next bytes of a file; with the last ones it gets its name, if it is what it should be."""
+def put(
+    path: str,
+    offset: int,
+    last: bool,
+    sha256: str | None = None,
+    mode: int = 0o644,
+    part_name: str | None = None,
+    body: bytes = b"",
+) -> None:
+    """Take the next bytes of a file; with the last ones it gets its name, if it is what it should be.
+
+    part_name: until then, of a large file that several may bring into one folder.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Two runs may bring the same small file; larger ones go into folders of their own.
+    # Two runs may bring the same small file; larger ones go into folders of their own, unless they have a part's name.
     whole = last and offset == 0
-    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}" if whole else target.name + ".part")
+    given = target.name + ".part" if part_name is None else part_name
+    part = target.with_name(f".{target.name}.{secrets.token_hex(4)}" if whole else given)
     # From its first moment nobody else may read what is a secret; the rest of `mode` comes with the name.
     flags = os.O_RDWR | (0 if offset else os.O_CREAT | os.O_TRUNC) | os.O_CLOEXEC
     with os.fdopen(os.open(part, flags, 0o600), "r+b") as file:

@@ -95,6 +95,15 @@ async def send(host: Host, content: bytes, path: str, mode: int = 0o644) -> None
     )
 
 
+async def send_file(host: Host, source: Path, path: str, part_name: str) -> None:
+    """Write a file of any size on a host, whole or not at all. Raises as `_upload`.
+
+    part_name: until it is whole, in its folder, in which others may bring the same file.
+    """
+    digest = await asyncio.to_thread(sha256_of_file, source)
+    await _upload(host, StagedFile(source.name, source, source.stat().st_size, digest), source, path, part_name)
+
+
 async def members_of(target: SshTarget) -> list[Member]:
     """All hosts of a target. Raises HostAway, HostRefused and HostError."""
     hosts = [host_of(target, host) for host in target.hosts]
@@ -353,22 +362,22 @@ async def _hand_on(before: Member, member: Member, folders: dict[Host, str], ite
         await _upload(member.host, item, item.source, f"{folders[member.host]}/{item.name}")
 
 
-async def _upload(host: Host, item: StagedFile, source: Path, path: str) -> None:
+async def _upload(host: Host, item: StagedFile, source: Path, path: str, part_name: str | None = None) -> None:
     """A file from here. Raises ValueError where it is not what it should be, and as `Host.ask`."""
     try:
-        await _upload_pieces(host, item, source, path)
+        await _upload_pieces(host, item, source, path, part_name)
     except ExceptionGroup as group:
         raise group.exceptions[0] from group
 
 
-async def _upload_pieces(host: Host, item: StagedFile, source: Path, path: str) -> None:
+async def _upload_pieces(host: Host, item: StagedFile, source: Path, path: str, part_name: str | None) -> None:
     """Some pieces are under way at a time."""
     room = asyncio.Semaphore(_PIECES_UNDER_WAY)
 
     async def piece(content: bytes, offset: int, last: bool) -> None:
         try:
             await host.ask(
-                "put", content, path=path, offset=offset, last=last, sha256=item.sha256,
+                "put", content, path=path, offset=offset, last=last, sha256=item.sha256, part_name=part_name,
                 limit_seconds=_PUT_LIMIT_SECONDS,
             )  # fmt: skip
         finally:

@@ -34,8 +34,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from configs.common.base import content_hash, sha256_of_file, write_atomically
+from configs.common.files.flushing import flush_file
 from configs.common.files.project_files import project_file
-from configs.common.files.reading import PLAN_BYTES, SAMPLES_BYTES, open_regular, read_bytes, read_model
+from configs.common.files.reading import PLAN_BYTES, open_regular, read_model
 from configs.plans.model_manifest import ModelManifest
 from slurm.staging.file_list import is_whole, write_list
 from slurm.staging.wheel import pack_wheel
@@ -344,8 +345,31 @@ def stage_inputs(inputs: Path, root: Path) -> Path:
     """Copy what a run's `inputs` holds to the run's folder on the shared disk. Files are named by their hash."""
     destination = root / "inputs"
     destination.mkdir(parents=True, exist_ok=True)
-    for source in inputs.glob("*"):
-        target = destination / source.name
-        if source.is_file() and not target.exists():
-            write_atomically(target, read_bytes(source, SAMPLES_BYTES))
+    for source in whole_inputs(inputs):
+        if not (destination / source.name).exists():
+            _copy(source, destination / source.name)
     return destination
+
+
+def whole_inputs(inputs: Path) -> list[Path]:
+    """The files of a run's `inputs`, without what a run that was killed left unfinished there."""
+    return sorted(path for path in inputs.glob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file of any size; it is whole, and on the disk, when it has its name."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+    os.close(handle)
+    try:
+        shutil.copyfile(source, name)
+        flush_file(Path(name))
+        os.chmod(name, 0o644)
+        os.replace(name, target)
+    except OSError as error:
+        error.filename, error.filename2 = (
+            str(target),
+            None,
+        )  # not the file that was to be copied, nor the temporary name
+        raise
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from configs.common.base import write_atomically
 from configs.common.files.logs import cut_log
 from configs.common.files.reading import read_json_object, read_model, read_tail, read_text
 from configs.common.secrets import excerpt
+from configs.common.system.lock_files import locks_needed
 from configs.common.system.ports import free_port
 from configs.common.system.proc import end_with_parent
 from configs.serving.deployment import ServiceState, SupervisedProcess
@@ -185,9 +186,13 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]).resolve()
     handle = os.open(folder / "service.pid", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with locks_needed(folder, "deploy to a folder of another one"):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print(f"{folder}: another supervisor runs this service", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 1
     with suppress(OSError):  # for people alone, and the disk may be full
         os.truncate(handle, 0)

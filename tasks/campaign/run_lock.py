@@ -1,6 +1,5 @@
 """Exclusive lock of a run folder, released by the kernel when its holder ends. Does not import Prefect."""
 
-import errno
 import fcntl
 import json
 import os
@@ -14,14 +13,13 @@ from uuid import UUID
 from configs.common.base import utc_now
 from configs.common.files.reading import check_regular, open_regular, parse_json
 from configs.common.printable import printable
+from configs.common.system.lock_files import WITHOUT_LOCKS, locks_needed
 from configs.common.system.proc import is_alive, start_ticks
 from configs.plans.paths import RunPaths
 
 _MAX_CHARACTERS = 10_000
 _TRIES, _PAUSE_SECONDS = 5, 0.02
 """`is_locked` holds the lock for a moment too: who only looks must not keep a run from its folder."""
-_WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""Lustre that is mounted without `flock`; NFS whose server's lock daemon does not run."""
 
 
 class FolderInUse(ValueError):
@@ -41,20 +39,14 @@ def run_lock(run: RunPaths, flow_run: UUID | None = None) -> Iterator[UUID | Non
     with run.lock.open("a+", errors="replace") as file:
         for tries_left in reversed(range(_TRIES)):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with locks_needed(run.folder, "use a folder of another one with --runs"):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError as error:
                 if not tries_left:
                     file.seek(0)
                     raise FolderInUse(f"{run.folder}: {_holder(file.read(_MAX_CHARACTERS))}") from error
                 time.sleep(_PAUSE_SECONDS)
-            except OSError as error:
-                if error.errno not in _WITHOUT_LOCKS:
-                    raise
-                raise ValueError(
-                    f"{run.folder}: this file system has no locks ({error.strerror}). Have it mounted with them "
-                    "(Lustre: the option flock), or use a folder of another one with --runs"
-                ) from error
         file.seek(0)
         before = _flow_run(file.read(_MAX_CHARACTERS))
         file.truncate(0)
@@ -100,7 +92,7 @@ def is_locked(run: RunPaths) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:  # where there are none no run can work
+        if error.errno not in WITHOUT_LOCKS:  # where there are none no run can work
             raise
     return False
 

@@ -22,6 +22,7 @@ from typing import Any, TypeGuard
 from configs.common.base import SCHEMA_VERSION, content_hash, expanded, write_atomically
 from configs.common.files.reading import PLAN_BYTES, brief, read_json, read_model, read_text
 from configs.common.printable import printable
+from configs.common.system.lock_files import locks_needed
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import POOLING, WEIGHT_INDEX, ModelFile, ModelManifest
 from configs.spec.study import suggestion
@@ -424,12 +425,16 @@ class _Revisions:
 
 @contextmanager
 def _locked(path: Path, identity: str) -> Iterator[None]:
-    """One process fetches a model at a time; the system frees the lock of one that dies."""
+    """One process fetches a model at a time; the system frees the lock of one that dies.
+
+    Raises ValueError where the file system has no locks.
+    """
     with path.open("a") as file:
         waiting = False
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with locks_needed(path.parent, "set RANKWISE_CACHE to a folder of another one"):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if not waiting:

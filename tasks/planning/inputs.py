@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.common.base import sha256_of_file, write_atomically
-from configs.common.files.reading import check_regular, read_text
+from configs.common.files.reading import SAMPLES_BYTES, TEXT_BYTES, check_regular, read_text
 from configs.common.printable import printable
 from configs.hardware.price_file import read_price_file
 from configs.hardware.prices import Offer, TargetPrices, listed_offers, target_prices
@@ -31,15 +31,16 @@ from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
-from tasks.planning.script_inputs import misplaced, pack_input, unexpressed, unreached
+from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
 
+_TEXT = ".txt"
 _SUFFIXES = {
     "prompts": ".jsonl",
-    "data": ".txt",
-    "validation_data": ".txt",
+    "data": _TEXT,
+    "validation_data": _TEXT,
     "tokenizer": ".json",
     "prices": ".yaml",
     "reference": ".zip",
@@ -51,6 +52,8 @@ _PACKED = "inputs"
 """Field whose files and folders become an archive each."""
 _EXAMPLES = {".jsonl": ".ndjson", ".ndjson": ".ndjson", ".npz": ".npz"}
 """Suffixes that say that data are rows, and what they have in the inputs, where every .jsonl holds prompts."""
+_MAX_LEARNT = {_TEXT: SAMPLES_BYTES, ".ndjson": TEXT_BYTES, ".npz": SAMPLES_BYTES}
+"""Bytes of data that ranks read (`engine.training`), by suffix in the inputs."""
 
 
 class UnusableModelError(StudyError):
@@ -248,11 +251,12 @@ def _are_texts(folder: Path, prompts: str | None, variant: str | None, limit: in
     return all(prompt.tokens is None for prompt in numbered_prompts(folder / f"{prompts}.jsonl", variant, limit))
 
 
-def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
+def copy_inputs(study: StudySpec, run: RunPaths, base: Path, kept: bool = True) -> dict[str, str]:
     """Copy each file that the study names to `inputs/<sha256>.*`; returns path as written -> sha256.
 
-    Relative paths are relative to the study file's folder. Raises StudyError for one that is missing,
-    empty or malformed.
+    Relative paths are relative to the study file's folder. kept: False for a plan that is only looked at: files are
+    linked, and archives of scripts hashed alone, which take no room. Raises StudyError for one that is missing, empty
+    or malformed.
     """
     run.inputs.mkdir(parents=True, exist_ok=True)
     names: dict[str, str] = {}
@@ -265,7 +269,7 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path) -> dict[str, str]:
             continue
         seen.add((kind, written))
         try:
-            digest = _copy_input(field, written, base, run.inputs)
+            digest = _copy_input(field, written, base, run.inputs, kept)
         except StudyError as error:
             problems += error.problems
         except ValueError as error:
@@ -337,18 +341,13 @@ def _check_source(source: Path, written: str) -> None:
         raise ValueError(f"{shown}: empty file")
 
 
-def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
-    learnt = field in LEARNT
-    if learnt and written == "stdlib":
-        return write_stdlib_text(folder)
-    if learnt and written.startswith(HUB_PREFIX):
-        return write_dataset(written, base, folder)
+def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) -> str:
+    if field in LEARNT:
+        return _copy_learnt(written, base, folder, kept)
     if field == _PACKED:
-        return pack_input(base, written, folder)
+        return pack_input(base, written, folder, kept)
     source = base / written
     _check_source(source, written)
-    if learnt and source.suffix == ".parquet":
-        return write_dataset(written, base, folder)
     if field == "prompts":
         read_prompts(source, None, None)
     if field == "reference":
@@ -357,25 +356,58 @@ def _copy_input(field: str, written: str, base: Path, folder: Path) -> str:
             write_atomically(folder / f"{saved.workload.prompts}.jsonl", saved.prompts)
     if field == "prices":
         read_price_file(source, written)
-    suffix = _EXAMPLES.get(source.suffix.lower(), _SUFFIXES[field]) if learnt else _SUFFIXES[field]
+    digest = sha256_of_file(source)
+    _place(source, folder / f"{digest}{_SUFFIXES[field]}", kept)
+    return digest
+
+
+def _copy_learnt(written: str, base: Path, folder: Path, kept: bool) -> str:
+    if written == "stdlib":
+        return write_stdlib_text(folder)
+    source, of_library = base / written, written.startswith(HUB_PREFIX)
+    if not of_library:
+        _check_source(source, written)
+    if of_library or source.suffix == ".parquet":
+        digest = write_dataset(written, base, folder)
+        for made in folder.glob(f"{digest}.*"):
+            _check_size(made, made.suffix, written)
+        return digest
+    suffix = _EXAMPLES.get(source.suffix.lower(), _TEXT)
+    _check_size(source, suffix, written)
     if suffix == ".ndjson":
         read_examples(source)
     if suffix == ".npz" and not zipfile.is_zipfile(source):
         raise ValueError(f"{written}: not an .npz file (write it with `numpy.savez`)")
     digest = sha256_of_file(source)
-    _place(source, folder / f"{digest}{suffix}")
+    _place(source, folder / f"{digest}{suffix}", kept)
     return digest
 
 
-def _place(source: Path, destination: Path) -> None:
+def _check_size(path: Path, suffix: str, written: str) -> None:
+    """Raise ValueError for data that the ranks would refuse to read, each of them, cell after cell."""
+    size, most = path.stat().st_size, _MAX_LEARNT[suffix]
+    if size > most:
+        raise ValueError(f"{printable(written, 200)}: {size:,} bytes to learn from, expected at most {most:,}")
+
+
+def _place(source: Path, destination: Path, kept: bool = True) -> None:
+    """Copy a file, whole or not at all; a link does where the copy is not to be kept."""
+    if not kept:
+        if not destination.is_symlink():
+            destination.symlink_to(source.absolute())
+        return
     if destination.exists() and destination.stat().st_size == source.stat().st_size:
         return
-    handle, name = tempfile.mkstemp(dir=destination.parent)
+    handle, name = tempfile.mkstemp(dir=destination.parent, prefix=".")
     os.close(handle)
     try:
         shutil.copyfile(source, name)
         os.chmod(name, 0o644)
         os.replace(name, destination)
+    except OSError as error:
+        if error.errno in NO_ROOM:  # of the copy, and not of the file that it is of
+            error.filename, error.filename2 = str(destination.parent), None
+        raise
     finally:
         Path(name).unlink(missing_ok=True)
 
@@ -388,7 +420,7 @@ def write_stdlib_text(folder: Path) -> str:
     for path in sorted(root.rglob("*.py")):
         if not skipped.intersection(path.relative_to(root).parts):
             texts.append(read_text(path, errors="replace"))
-    handle, name = tempfile.mkstemp(dir=folder)
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write("\n".join(texts))

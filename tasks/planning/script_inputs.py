@@ -7,6 +7,7 @@ An archive holds names, contents and whether a file may be executed; times and o
 have equal hashes. Run folders below an input are left out too: they change while the study runs.
 """
 
+import errno
 import hashlib
 import io
 import os
@@ -28,27 +29,43 @@ from engine.planner.choice.script_files import planned_contents
 
 MAX_BYTES = 16 << 30
 MAX_FILES = 200_000
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of what is written, whatever was read."""
 _SKIPPED = {"__pycache__", ".git", ".hg", ".venv", "node_modules", ".mypy_cache", ".pytest_cache"}
 _TEMPLATE_BYTES = 4 << 20
 _BY_NATURE = {"nodes", "cores_per_rank", "dp", *STARTED}
 """Fields whose values reach the script without a placeholder: by what is started, how often and where."""
 
 
-def pack_input(base: Path, written: str, folder: Path) -> str:
-    """Pack a file or folder into `folder/<sha256>.tar` and return the hash. Raises ValueError naming what is wrong."""
+def pack_input(base: Path, written: str, folder: Path, kept: bool = True) -> str:
+    """Pack a file or folder into `folder/<sha256>.tar` and return the hash. Raises ValueError naming what is wrong.
+
+    kept: False for the hash alone, which takes no room.
+    """
     source = base / written
     shown = printable(written, 200)
     if not source.exists():
         raise ValueError(f"no such file or folder: {shown} (looked for {printable(str(source), 400)})")
-    handle, name = tempfile.mkstemp(dir=folder)
+    files = _files(source, _stored_name(written), folder)
+    try:
+        if not kept:
+            with open(os.devnull, "wb") as nowhere:
+                return _write(files, nowhere, shown)
+        return _packed(files, folder, shown)
+    except OSError as error:
+        place = str(folder) if error.errno in NO_ROOM else error.filename
+        where = f"{printable(str(place), 400)}: " if place not in (None, str(source)) else ""
+        raise ValueError(f"{shown}: {where}{error.strerror or error}") from error
+
+
+def _packed(files: Iterable[tuple[Path, str]], folder: Path, shown: str) -> str:
+    """Write the archive into a folder, whole or not at all."""
+    handle, name = tempfile.mkstemp(dir=folder, prefix=".")
     try:
         with os.fdopen(handle, "wb") as file:
-            digest = _write(_files(source, _stored_name(written), folder), file, shown)
+            digest = _write(files, file, shown)
         os.chmod(name, 0o644)
         os.replace(name, folder / f"{digest}.tar")
-    except OSError as error:
-        where = f"{printable(str(error.filename), 400)}: " if error.filename not in (None, str(source)) else ""
-        raise ValueError(f"{shown}: {where}{error.strerror or error}") from error
     finally:
         Path(name).unlink(missing_ok=True)
     return digest

@@ -124,6 +124,20 @@ def test_a_superseded_job_leaves_no_launcher_and_no_end(tmp_path: Path) -> None:
     assert "submitted again meanwhile, and not run" in paths.node_log(0).read_text()
 
 
+def test_the_folder_of_a_script_that_was_killed_is_removed_with_its_node(tmp_path: Path) -> None:
+    """A bundle kept it, with the script's inputs and checkpoints, and pipes that no program copies."""
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    job = read_job(paths.folder).model_copy(update={"target": SlurmTarget()})
+    paths.job.write_text(job.model_dump_json())
+    for rank in (0, 1):
+        (paths.script("a", rank) / "work").mkdir(parents=True)
+        os.mkfifo(paths.script("a", rank) / "out_0")
+    node = {"SLURM_NODEID": "0", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_ID": "7"}
+    command = [sys.executable, "-m", "slurm.launch", str(paths.job)]
+    assert subprocess.run(command, env={**os.environ, **node}, timeout=600).returncode == 0
+    assert paths.node_end(0).exists() and paths.scripts() == [paths.script("a", 1)]  # another node's
+
+
 @pytest.mark.parametrize(
     ("node_rank", "given", "host"),
     [

@@ -3,15 +3,36 @@
 A lock ends with the process that took it; nothing can leave one behind. Imports the standard library only.
 """
 
+import errno
 import os
 import pwd
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from configs.common.system.proc import command_line
 
 _LOCKS = Path("/proc/locks")
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Lustre that is mounted without `flock`; NFS whose server's lock daemon does not run."""
+
+
+@contextmanager
+def locks_needed(place: Path, remedy: str) -> Iterator[None]:
+    """Raise ValueError naming a place, where its file system has no locks for the block's flock(2).
+
+    remedy: how another folder is chosen, such as `use a folder of another one with --runs`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        raise ValueError(
+            f"{place}: this file system has no locks ({error.strerror}). Have it mounted with them (Lustre: the "
+            f"option flock), or {remedy}"
+        ) from error
 
 
 def lock_folder() -> Path:

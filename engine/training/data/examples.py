@@ -41,8 +41,8 @@ class Examples:
 
     positions: computed per row; all rows have one length, so that work and shapes are the same in every step. collate:
     inputs of some rows [len(numbers), ..]; `places` are their positions in the concatenated epochs, for values drawn
-    anew in each. targets: number of targets of each of some rows. names: of the classes, if any. fingerprint: of the
-    rows' source; equal for equal rows.
+    anew in each. targets: number of targets of each of some rows. names: of the classes, if any. filling: the padding
+    token of texts to classify. fingerprint: of the rows' source; equal for equal rows.
     """
 
     count: int
@@ -51,6 +51,7 @@ class Examples:
     targets: Callable[[Numbers], Numbers]
     fingerprint: str
     names: tuple[str, ...] = ()
+    filling: int = 0
 
     def some(self, numbers: Numbers) -> "Examples":
         """Return only these rows, in this order, renumbered."""
@@ -61,6 +62,7 @@ class Examples:
             targets=lambda rows: self.targets(numbers[rows]),
             fingerprint=self.fingerprint,
             names=self.names,
+            filling=self.filling,
         )
 
 

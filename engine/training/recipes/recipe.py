@@ -14,11 +14,14 @@ batch is unchanged.
 
 import atexit
 import os
+import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
@@ -36,12 +39,14 @@ from configs.spec.measuring import Measuring
 from configs.workloads.train import TrainWorkload
 from engine.api.node import barrier, gather_tensors
 from engine.context import Context
+from engine.rank.agreement import max_over_ranks_of
 from engine.rank.gloo_threads import wait_for_gloo
 from engine.rank.joining import alone_device, choose_device
 from engine.rank.processes import place_from_environment
 from engine.training.recipes.loaders import SharedLoader, share_out
 from engine.training.recipes.loop import CheckpointRules, Loop, checkpointed_batch, newest_of_all
 from engine.training.recipes.optimizer import OptimizerSpec, build, spec_by_parameter
+from engine.training.task_types.reach import leaves_weights_out
 from engine.training.trainer import Task, TrainerOptions, TrainingBatch, TrainingHistory
 from engine.training.trainers import STRATEGIES
 
@@ -88,9 +93,11 @@ class ClassifyRecipe:
             self._device = torch.device("cuda") if torch.cuda.is_available() else alone_device()
         self.world_size = dist.get_world_size() if use_distributed and dist.is_initialized() else 1
         self.rank = dist.get_rank() if self.world_size > 1 else 0
+        self._strategy: Strategy = strategy if self.world_size > 1 else "none"
+        if self._strategy == "fsdp" and self.specs[0].name in _UNSHARDED:
+            raise ValueError(f"optimizer.name: torch's {self.specs[0].name} takes no sharded weights; use strategy ddp")
         self.model, self.loss = model.to(self._device), loss
         self._blocks = list(blocks) if blocks is not None else _children(model)
-        self._strategy: Strategy = strategy if self.world_size > 1 else "none"
         self._dtype, self._clipping, self._accumulation = dtype, gradient_clipping, accumulation
         self._timeout_seconds, self._seed = timeout_seconds, seed
         self._trained = False
@@ -137,6 +144,7 @@ class ClassifyRecipe:
         )
         context, task = self._context(cell), self._task()
         self._prepare()
+        task.leaves_weights_out = self._leaves_weights_out(task, shared, context)
         self._trained = True
         self._trainer = STRATEGIES[self._strategy](task, TrainerOptions.of(cell), context)
         assert isinstance(cell.workload, TrainWorkload)
@@ -254,6 +262,19 @@ class ClassifyRecipe:
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 dist.broadcast(tensor.detach(), 0)
 
+    def _leaves_weights_out(self, task: Task, shared: SharedLoader, context: Context) -> bool:
+        """Return whether the first batch's loss depends on a part of the weights only, which ddp has to know."""
+        if self._strategy != "ddp":
+            return False
+        drawn = random.getstate(), np.random.get_state()  # what is drawn for this batch is drawn for training again
+        with torch.random.fork_rng(devices=[]):
+            inputs = self._batch(next(iter(shared.loader)))
+        random.setstate(drawn[0])
+        np.random.set_state(drawn[1])
+        count = len(inputs["targets"])
+        found = leaves_weights_out(task, TrainingBatch(inputs, 1.0, count, count))
+        return max_over_ranks_of(float(found), context) > 0
+
     def _batch(self, raw: Any) -> dict[str, Any]:
         """Return inputs, targets of a loader's item: a pair, or a mapping that has `labels` or `targets`."""
         if isinstance(raw, Mapping):
@@ -270,6 +291,8 @@ class ClassifyRecipe:
         return {_INPUTS: raw[0].to(self._device), "targets": raw[1].to(self._device)}
 
 
+_UNSHARDED = ("Adafactor", "Rprop")
+"""Optimizers of torch 2.13 whose operators DTensor refuses."""
 _INPUTS = "inputs of a pair"
 _OWN_NAMES = {
     "workload.": "", "min_period_seconds": "min_period", "max_period_seconds": "max_period", "steps": "epochs",
@@ -296,11 +319,16 @@ def _outputs(module: nn.Module, batch: TrainingBatch) -> Tensor:
 
 
 def _children(model: nn.Module) -> list[nn.Module]:
-    """Return children with parameters, with module lists flattened."""
+    """Return children with parameters, with module lists flattened; without those that share one with another, which
+    fsdp keeps together with the rest of the model.
+    """
     found: list[nn.Module] = []
     for child in model.children():
         found += list(child) if isinstance(child, nn.ModuleList) else [child]
-    return [child for child in found if any(True for _ in child.parameters())]
+    holders = Counter(id(one) for child in found for one in child.parameters())
+    holders.update(id(one) for one in model.parameters(recurse=False))
+    own = [[holders[id(one)] == 1 for one in child.parameters()] for child in found]
+    return [child for child, alone in zip(found, own, strict=True) if alone and all(alone)]
 
 
 def _join(backend: Backend | None, timeout_seconds: float) -> torch.device:

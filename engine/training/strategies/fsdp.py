@@ -33,7 +33,8 @@ def shard(task: Task, options: TrainerOptions, mesh: DeviceMesh, pinned: bool) -
         for norm in [module for module in task.model.modules() if isinstance(module, _BatchNorm)]:
             fully_shard(norm, mesh=mesh, mp_policy=whole, offload_policy=offload)
     for module in (*task.blocks, task.model):
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        if not isinstance(module, FSDPModule):  # a block may be a batch norm
+            fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
     return _summing(task)
 
 

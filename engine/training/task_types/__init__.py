@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.llama import Llama
@@ -18,7 +20,7 @@ from engine.rank.agreement import raise_on_all_ranks
 from engine.training.data.examples import ExampleParts, Examples
 from engine.training.task_types import causal, classify, masked, seq2seq
 from engine.training.task_types.reach import leaves_weights_out
-from engine.training.trainer import Task
+from engine.training.trainer import Task, TrainingBatch
 
 __all__ = ["TASKS", "TaskKind", "load_examples", "make_task", "preprocess_seconds"]
 
@@ -52,10 +54,16 @@ def make_task(workload: TrainWorkload, context: Context) -> Task:
         rows, _ = load_examples(workload, context)
         task = kind.make(workload, context, rows)
         if layout.strategy == "ddp" and layout.dp > 1 and not isinstance(task.model, Llama):  # which uses all of its
-            task.leaves_weights_out = leaves_weights_out(task, rows, context.device)
+            task.leaves_weights_out = leaves_weights_out(task, _first_row(rows, context))
         return task
 
     return raise_on_all_ranks(make, context)
+
+
+def _first_row(rows: Examples, context: Context) -> TrainingBatch:
+    first = np.zeros(1, dtype=np.int64)
+    inputs = {name: tensor.to(context.device) for name, tensor in rows.collate(first, first).items()}
+    return TrainingBatch(inputs, 1.0, 1, rows.positions)
 
 
 def load_examples(workload: TrainWorkload, context: Context) -> ExampleParts:

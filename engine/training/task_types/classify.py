@@ -6,6 +6,8 @@ has equal work. Images: an .npz of `images` (uint8, [rows, height, width] or [ro
 their names.
 """
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,15 +31,20 @@ from engine.training.data.examples import (
 from engine.training.data.text import end_token, the_tokenizer
 from engine.training.task_types.common import exported_config, filled_rows, numbered_names, seen, tensors, the_task
 from engine.training.task_types.images import RANDOM_CLASSES, image_examples
-from engine.training.task_types.models import check_length, fresh_model, padding_of, transformers_model, vocabulary_of
+from engine.training.task_types.models import (
+    check_length,
+    fresh_model,
+    named_padding,
+    transformers_model,
+    vocabulary_of,
+)
 from engine.training.trainer import Task
 
 
 def make_text(workload: TrainWorkload, context: Context, train: Examples) -> Task:
     """Return the task for texts. Raises ValueError for an unsuitable model or length."""
     check_length(workload, context)
-    # Decoders find a row's end by its padding.
-    changes = _classes(train) | {"pad_token_id": padding_of(context)}
+    changes = _classes(train) | {"pad_token_id": train.filling}
     return _make("AutoModelForSequenceClassification", _text_logits, changes, workload, context)
 
 
@@ -89,15 +96,34 @@ def text_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
             # T5 and BART judge a row by its end token, of which all rows must have equally many.
             ids[ids == end] = 0 if end else 1
             ids[:, -1] = end
-        return parted(_texts(ids.tolist(), labels, names, workload, context), None, workload, seed)
+        texts = ids.tolist()
+        everything = _texts(texts, labels, names, _filling(texts, context), workload, context)
+        return parted(everything, None, workload, seed)
     texts, said = _read(workload.data, "data", workload, context)
     names = label_names(said)
-    everything = _texts(texts, numbered(said, names, "data"), names, workload, context)
-    held = None
+    labels = numbered(said, names, "data")
+    held_texts: list[list[int]] = []
     if workload.validation_data is not None:
-        texts, said = _read(workload.validation_data, "validation_data", workload, context)
-        held = _texts(texts, numbered(said, names, "validation_data"), names, workload, context)
+        held_texts, said = _read(workload.validation_data, "validation_data", workload, context)
+    filling = _filling([*texts, *held_texts], context)
+    everything, held = _texts(texts, labels, names, filling, workload, context), None
+    if workload.validation_data is not None:
+        labels = numbered(said, names, "validation_data")
+        held = _texts(held_texts, labels, names, filling, workload, context)
     return parted(everything, held, workload, seed)
+
+
+def _filling(texts: Sequence[Sequence[int]], context: Context) -> int:
+    """Return the model's padding token; where it names none, its end token or else the first word, that ends no row.
+
+    Decoders take the last token that is no padding for a row's end.
+    """
+    named = named_padding(context)
+    if named is not None:
+        return named
+    last, vocabulary, end = {row[-1] for row in texts}, vocabulary_of(context), end_token(context)
+    words = chain([] if end is None or end >= vocabulary else [end], range(vocabulary))
+    return next((word for word in words if word not in last), 0)
 
 
 def image_parts(workload: TrainWorkload, context: Context) -> ExampleParts:
@@ -154,9 +180,14 @@ def _encoded_rows(tokenizer: Tokenizer, texts: list[str], field: str) -> list[li
 
 
 def _texts(
-    texts: list[list[int]], labels: Numbers, names: tuple[str, ...], workload: TrainWorkload, context: Context
+    texts: list[list[int]],
+    labels: Numbers,
+    names: tuple[str, ...],
+    filling: int,
+    workload: TrainWorkload,
+    context: Context,
 ) -> Examples:
-    length, filling = workload.sequence_length, padding_of(context)
+    length = workload.sequence_length
 
     def collate(numbers: Numbers, places: Numbers) -> Inputs:
         rows = [texts[number] for number in numbers]
@@ -169,4 +200,5 @@ def _texts(
         targets=lambda numbers: np.ones(len(numbers), dtype=np.int64),
         fingerprint=rows_fingerprint(workload, context),
         names=names,
+        filling=filling,
     )

@@ -197,7 +197,14 @@ def vocabulary_of(context: Context) -> int:
     return size_of(size, "vocab_size", MAX_SIZE)
 
 
-def padding_of(context: Context) -> int:
-    """Return the padding token; 0 where the configuration names none of the vocabulary (the first Llamas say -1)."""
+def named_padding(context: Context) -> int | None:
+    """Return the padding token that the configuration names; None for one outside the vocabulary (the first Llamas say
+    -1).
+    """
     given = required_manifest(context).config.get("pad_token_id")
-    return given if type(given) is int and 0 <= given < vocabulary_of(context) else 0
+    return given if type(given) is int and 0 <= given < vocabulary_of(context) else None
+
+
+def padding_of(context: Context) -> int:
+    """Return the padding token; 0 where the configuration names none."""
+    return named_padding(context) or 0

@@ -1,6 +1,6 @@
 """Which weights a task's loss depends on.
 
-task.leaves_weights_out = leaves_weights_out(task, rows, device)
+task.leaves_weights_out = leaves_weights_out(task, batch)
 
 Some models of transformers have weights that a task does not use: the token for masked patches of DINOv2, the contact
 head of ESM, the pooler of models whose masked language modelling has none.
@@ -8,26 +8,22 @@ head of ESM, the pooler of models whose masked language modelling has none.
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from engine.training.data.examples import Examples
 from engine.training.trainer import Task, TrainingBatch
 
 
-def leaves_weights_out(task: Task, rows: Examples, device: torch.device) -> bool:
-    """Return whether the loss of the first row does not depend on every trained weight of the task's model.
+def leaves_weights_out(task: Task, batch: TrainingBatch) -> bool:
+    """Return whether the loss of a batch does not depend on every trained weight of the task's model.
 
     One forward pass in evaluation mode, which changes no running means; what it would keep for a backward pass is
     dropped at once.
     """
-    first = np.zeros(1, dtype=np.int64)
-    inputs = {name: tensor.to(device) for name, tensor in rows.collate(first, first).items()}
     task.model.eval()
     try:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: None, _not_called):
-            loss = task.loss(task.model, TrainingBatch(inputs, 1.0, 1, rows.positions))
+            loss = task.loss(task.model, batch)
     finally:
         task.model.train()
     reached = _leaves(loss)

@@ -58,7 +58,8 @@ def _partition() -> dict[str, Any]:
 
 def _zero_optimization(options: TrainerOptions, elements: int, swap_folder: Path | None) -> dict[str, Any]:
     stage = int(options.strategy[-1])
-    bucket = min(DEFAULT.reduce_bucket_size, elements)
+    # The library asserts that it is even, which the elements of a model need not be.
+    bucket = min(DEFAULT.reduce_bucket_size, elements + elements % 2)
     found: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
     if stage == 3:
         found |= {

@@ -106,7 +106,7 @@ def planned(
     here = local_machine(cache)
     with tempfile.TemporaryDirectory() as folder:
         scratch = RunPaths(Path(folder))
-        inputs = copy_inputs(study, scratch, base)
+        inputs = copy_inputs(study, scratch, base, kept=False)
         hardware = catalog(cache, own)
         machines, elsewhere = _machines(study, here, hardware, machine)
         plan = make_plan(study, models, inputs, scratch.inputs, cache, machine_of=elsewhere)

@@ -29,13 +29,15 @@ _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00 ")
 class _Reading:
     """How far a file was read: its position and the last bytes before it, which identify the file.
 
-    mark: inode, size and modification time; an unchanged file is not opened again.
+    mark: inode, size and modification time; an unchanged file is not opened again. cut: there was more of it than a
+    piece.
     """
 
     mark: tuple[int, int, int] = (0, 0, 0)
     position: int = 0
     tail: bytes = b""
     stamp: str = ""
+    cut: bool = False
 
 
 def print_logs(folder: Path, follow: bool, rank: int | None = None, job: str = "") -> int:
@@ -92,14 +94,16 @@ def _files(paths: JobPaths, rank: int | None) -> list[Path]:
 
 
 def _print_new(files: Iterable[Path], readings: dict[Path, _Reading], last: bool) -> bool:
-    """Print new lines of all files in order of time; whether there were any."""
-    found = False
+    """Print new lines of all files in order of time; whether one has more than was read of it.
+
+    Not whether there was anything new: a run that writes all the time would never be done with.
+    """
+    files = list(files)
     lines = [_stamped(path, readings.setdefault(path, _Reading()), last) for path in files]
     for _, path, line in heapq.merge(*lines, key=lambda found: found[0]):
         print(printable(f"{path.parent.name}/{path.stem}: {line}", _LINE_CHARACTERS))
-        found = True
     sys.stdout.flush()
-    return found
+    return any(readings[path].cut for path in files)
 
 
 def _stamped(path: Path, reading: _Reading, last: bool) -> Iterator[tuple[str, Path, str]]:
@@ -126,6 +130,7 @@ def _modified(path: Path) -> str:
 
 def _new_lines(path: Path, reading: _Reading, last: bool) -> list[str]:
     """Return the complete lines after the last position; a line without an end only if the file is final."""
+    reading.cut = False
     try:
         status = path.stat()
         mark = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -139,10 +144,10 @@ def _new_lines(path: Path, reading: _Reading, last: bool) -> list[str]:
             data = file.read(_PIECE_BYTES)
     except (OSError, ValueError):
         return []  # not written yet, moved just now, or no regular file
-    cut = len(data) == _PIECE_BYTES
-    reading.mark = (0, 0, 0) if cut else mark  # there is more of it
-    whole = data if last and not cut else data[: data.rfind(b"\n") + 1]
-    if cut and not whole:
+    reading.cut = len(data) == _PIECE_BYTES
+    reading.mark = (0, 0, 0) if reading.cut else mark  # there is more of it
+    whole = data if last and not reading.cut else data[: data.rfind(b"\n") + 1]
+    if reading.cut and not whole:
         whole = data  # one line longer than a piece
     reading.position += len(whole)
     reading.tail = (reading.tail + whole)[-_REMEMBERED_BYTES:]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.common.files.reading import PLAN_BYTES, SAMPLES_BYTES, read_bytes
+from configs.common.files.reading import PLAN_BYTES, read_bytes
 from configs.plans.job import HostPlacement, Job
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
@@ -18,8 +18,8 @@ from slurm.launcher.node import GIVEN, GIVEN_NAME
 from slurm.launcher.setup_lines import prepared
 from slurm.schedulers.job_files import node_end, node_launcher
 from slurm.ssh.connection import Facts, Host, HostAway, HostError
-from slurm.ssh.staging import interpreter_name, run_folder, send
-from slurm.staging.packages import run_digest
+from slurm.ssh.staging import interpreter_name, run_folder, send, send_file
+from slurm.staging.packages import run_digest, whole_inputs
 
 _BETWEEN_BYTES = 1 << 20
 """Larger files are brought when the job is over: to carry them could disturb what is measured."""
@@ -81,11 +81,12 @@ class NodeJob:
             return
         root = folder.rpartition("/jobs/")[0]
         await self.host.ask("make", paths=[f"{folder}/parts", f"{root}/cache", f"{root}/inputs"])
-        inputs = [path for path in sorted((self._paths.folder.parents[1] / "inputs").glob("*")) if path.is_file()]
+        inputs = whole_inputs(self._paths.folder.parents[1] / "inputs")
         there = (await self.host.ask("sizes", paths=[f"{root}/inputs/{path.name}" for path in inputs]))[0]["sizes"]
         for path, size in zip(inputs, there, strict=True):
             if size != path.stat().st_size:
-                await send(self.host, read_bytes(path, SAMPLES_BYTES), f"{root}/inputs/{path.name}")
+                part = f".{path.name}.{self._placement.folder}.{self.rank}.part"
+                await send_file(self.host, path, f"{root}/inputs/{path.name}", part)
         await send(self.host, read_bytes(self._paths.job, PLAN_BYTES), f"{folder}/job.json")
 
     async def start(self, addresses: Sequence[str]) -> None:

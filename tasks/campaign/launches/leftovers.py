@@ -8,6 +8,7 @@ from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
+from slurm.launcher.job_files import remove_scripts
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.launches.staging import bring_home
 from tasks.campaign.ledger import planned_repeats
@@ -105,6 +106,7 @@ def collected_marker(run: RunPaths, name: str) -> Path:
 
 
 def mark_collected(run: RunPaths, name: str) -> None:
-    """Say that a job's parts are all merged."""
+    """Say that a job's parts are all merged, and remove what a launcher that was killed left of a script."""
+    remove_scripts(run.job(name))
     collected_marker(run, name).touch()
     bring_home(run, name)

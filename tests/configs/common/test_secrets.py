@@ -11,6 +11,7 @@ from configs.common.secrets import (
     holds_secret,
     is_secret,
     redacted,
+    secret_fields,
     shown_url,
     shown_value,
     without_password,
@@ -107,6 +108,21 @@ def test_values_of_secret_variables_are_found_in_text(monkeypatch: pytest.Monkey
     )
 
 
+def test_a_number_of_tokens_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts did not get their MAX_TOKENS, studies with one were refused, and its number was hidden everywhere."""
+    for name, value in (("MAX_TOKENS", "131072"), ("VLLM_MAX_TOKENS_PER_STEP", "8192"), ("NEW_TOKENS", "128k")):
+        monkeypatch.setenv(name, value)
+        assert not holds_secret(name, value) and shown_value(name, value) == value
+    assert redacted("a sequence of 131072 tokens") == "a sequence of 131072 tokens"
+    assert LocalTarget(name="here", env={"MAX_TOKENS": "512"}).env
+    work = {"kind": "script", "command": ["train.py"], "environment": {"MAX_NEW_TOKENS": "512"}}
+    assert parse_study(
+        {"study": "s", "workload": work, "experiments": {"one": {"kind": "strong", "grow": "dp", "to": 1}}}
+    )
+    for name, value in (("TOKENS", "a1b2c3"), ("DB_PASSWORD", "123456"), ("TOKEN", "123456"), ("ACCESS_KEY", "12345")):
+        assert holds_secret(name, value) and shown_value(name, value) == "(hidden)"
+
+
 @pytest.mark.parametrize("before", [0, 150, 190, 199, 200, 400, 5000])
 def test_a_secret_at_the_cut_of_a_text_is_hidden(before: int) -> None:
     secret = "hf_" + "Zq7" * 11
@@ -153,6 +169,49 @@ def test_a_secret_in_a_study_is_refused_since_the_study_is_kept(field: str, chan
     with pytest.raises(StudyError, match=f"^{field}: contains a secret") as caught:
         parse_study(study | change)
     assert HUSH.replace("-", "") not in str(caught.value).replace("-", "")
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("workload.params.wandb_api_key", {"params": {"wandb_api_key": "0123456789abcdef0123", "lr": 0.1}}),
+        ("workload.command.2", {"command": ["train.py", "--wandb-api-key", "0123456789abcdef0123"]}),
+        ("workload.command.2", {"command": ["train.py", "--db_password", "hush-42"]}),
+        ("workload.arguments.dtype.float32.1", {"arguments": {"dtype": {"float32": ["--hf-token", "hush-42"]}}}),
+        ("workload.config_files.a.yaml.db.password", {"config_files": {"a.yaml": {"db": {"password": "hush-42"}}}}),
+    ],
+)
+def test_so_is_one_that_only_its_field_or_the_option_before_it_names(field: str, change: dict[str, Any]) -> None:
+    study = {"study": "s", "experiments": {"one": {"kind": "sweep", "over": {"dtype": ["float32"]}}}}
+    with pytest.raises(StudyError, match=f"^{field}: contains a secret") as caught:
+        parse_study(study | {"workload": {"kind": "script", "command": ["train.py"], "measure": "wall"} | change})
+    assert not any(value in str(caught.value) for value in ("0123456789abcdef0123", "hush-42"))
+
+
+def test_what_an_experiment_sets_or_an_engine_is_given_by_such_a_name_is_one_too() -> None:
+    varied = {"experiments": {"one": {"variants": {"on": {"params.api_key": "hush-42"}}}}}
+    assert list(secret_fields(varied)) == ["experiments.one.variants.on.params.api_key"]
+    assert list(secret_fields({"engine_options": {"api-key": "hush-42"}})) == ["engine_options.api-key"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {
+            "pad_token": "<|endoftext|>",
+            "eos_token": "[END]",
+            "token": "<image>",
+            "max_tokens": "100000",
+            "key": "column",
+        },
+        {"api_key": "{params.key}", "password": "${DB_PASSWORD}", "private_key": "~/.ssh/id_ed25519", "secret": None},
+        {"api_key": "EMPTY", "use_auth_token": True, "access_key": 1234567},
+        {"api_key": "OPENAI_API_KEY", "hf_token": "os.environ/HF_TOKEN", "client_secret": "env:CLIENT"},
+        ["train.py", "--eos-token", "<|endoftext|>", "--key", "column", "--api-key", "--password", "/run/secrets/db"],
+    ],
+)
+def test_placeholders_paths_and_tokens_of_text_are_none(data: Any) -> None:
+    assert list(secret_fields(data)) == []
 
 
 def test_a_secret_in_a_targets_env_is_refused_since_env_is_kept() -> None:

@@ -1,6 +1,7 @@
 """Known samples give known rates."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from configs.workloads import DESCRIPTORS
 from configs.workloads.descriptor import ComparedLatency
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
+from configs.workloads.script import ScriptWorkload
 from configs.workloads.train import TrainWorkload
 
 GENERATE = Cell(model="m", workload=GenerateWorkload(num_prompts=4, new_tokens=5, batch_size=2), layout=Layout(dp=2))
@@ -178,3 +180,22 @@ def test_a_latency_with_a_column_of_its_own_is_the_median_of_its_samples(monkeyp
     rates = rates_of(MeasurementSamples(Cell(workload=NoopWorkload(items=6), layout=Layout(dp=2)), samples), {})
     assert rates.latency_seconds == pytest.approx(0.65)
     assert rates.items_per_second == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "rate"),
+    [
+        ({"measure": "hf_trainer"}, 2.0),
+        ({"measure": "hf_trainer", "unit": "input token"}, 8192.0),
+        ({"measure": "probe", "unit": "step"}, 2.0),
+        ({"measure": "probe", "unit": "sample"}, 8192.0),
+        ({"measure": "lines", "unit": "step", "lines": {"pattern": "(?P<step_units>.+) steps"}}, 8192.0),
+    ],
+)
+def test_a_script_that_counts_steps_has_no_rate_of_the_tokens_that_its_trainer_counts(
+    told: dict[str, Any], rate: float
+) -> None:
+    work = ScriptWorkload(command=("train.py",), **told)
+    samples = {"0/step_seconds": np.array([0.5, 0.5]), "0/step_units": np.array([4096.0, 4096.0])}
+    found = rates_of(MeasurementSamples(Cell(model="none", workload=work), samples), {})
+    assert found.items_per_second == pytest.approx(rate)

@@ -403,6 +403,26 @@ def test_a_cache_that_cannot_be_written_is_replaced(
     assert [path.suffix for path in folder.iterdir()] == [".so"] and folder.stat().st_mode & 0o777 == 0o700
 
 
+def test_code_is_loaded_from_no_folder_that_others_write_or_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name can be foretold: whoever put a library there had it run as this user."""
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shared, of_user = tmp_path / "cache" / "rankwise" / "kernels", tmp_path / f"rankwise-kernels-{os.getuid()}"
+    assert build._cache_folder() == shared
+    for mode in (0o770, 0o707):
+        shared.chmod(mode)
+        assert build._cache_folder() == of_user
+    of_user.rmdir()
+    (tmp_path / "mine").mkdir(mode=0o700)
+    of_user.symlink_to(tmp_path / "mine")
+    monkeypatch.setattr(build.tempfile, "mkdtemp", lambda prefix: str(tmp_path / f"{prefix}new"))
+    assert build._cache_folder() == tmp_path / "rankwise-kernels-new"
+    shared.chmod(0o755)
+    assert build._cache_folder() == shared
+
+
 def test_a_tilde_is_the_home_folder_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It became a folder named ~ where the process runs: as `env` of a target, and for a user without a home."""
     home, here = tmp_path / "home", tmp_path / "here"

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from configs.plans.job import Job, Measurement
-from configs.plans.paths import JobPaths
+from configs.plans.paths import JobPaths, RunPaths
 from configs.records.record import RankPart, Status, read_part
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.workloads.script import ScriptWorkload
 from engine.scripts.outputs import HEAD_BYTES, TAIL_BYTES
+from tasks.campaign.launches.leftovers import mark_collected
 from tasks.planning.script_inputs import pack_input
 from tests.support.cluster.launches import assert_nothing_left, launch, read_end
 
@@ -55,7 +56,7 @@ EXPECTED = {
 
 
 def run_script(
-    folder: Path, source: str, ranks: int = 2, **fields: object
+    folder: Path, source: str, ranks: int = 2, cell_seconds: float = 120.0, **fields: object
 ) -> tuple[JobPaths, Measurement, list[RankPart]]:
     """Run a script through the node's launcher; returns the parts that there are."""
     inputs = folder / "inputs"
@@ -75,7 +76,7 @@ def run_script(
         name="0001",
         study="s",
         measuring_pass="timed",
-        measuring=Measuring(cell_timeout_seconds=120.0),
+        measuring=Measuring(cell_timeout_seconds=cell_seconds),
         measurements=(measurement,),
         ranks_per_node=ranks,
         timeout_seconds=180.0,
@@ -117,6 +118,16 @@ def test_faults_of_scripts_are_told_apart_and_leave_nothing(fault: str, tmp_path
         assert all("fault.py" in paths.rank_log(rank).read_text() for rank in range(2))
     if fault in ("exit", "raise", "ignores SIGTERM"):
         assert end.rank == 1 and worst.rank == 1
+
+
+def test_the_folder_of_a_script_that_the_launcher_ends_is_removed(tmp_path: Path) -> None:
+    """Its inputs and all that it had written, checkpoints for one, stayed in the run folder, as after a Ctrl-C."""
+    writes = "open('checkpoint.bin', 'wb').write(bytes(1000)); os.symlink('/usr', 'data'); time.sleep(600)"
+    paths, _, _ = run_script(tmp_path, STEPS + writes, ranks=1, cell_seconds=4.0)
+    assert read_end(paths).kind == "CellTimeout"
+    assert_nothing_left(tmp_path)
+    mark_collected(RunPaths(tmp_path), paths.folder.name)
+    assert [path.name for path in paths.folder.glob(".script_*")] == []
 
 
 ABORTS = "import atexit, os\nif os.environ['RANK'] == '0': atexit.register(os.abort)\n"

@@ -191,6 +191,15 @@ def test_tokens_of_the_ranks_that_a_script_starts_itself_are_counted(tmp_path: P
     assert set(columns["step_units"]) == {200} and min(columns["step_seconds"]) > 0.03
 
 
+@pytest.mark.parametrize("combine", ["sum", "rank_0"])
+def test_steps_of_every_rank_are_kept_however_their_units_are_combined(combine: str, tmp_path: Path) -> None:
+    """A step takes as long as its slowest rank: with `combine: rank_0` those of the others were not there."""
+    code = "import time\nfrom rankwise_probe import step\nfor n in range(6): time.sleep(0.02); step(tokens=8)"
+    part, columns = node_parts(tmp_path, code, 1, measure="probe", combine=combine)[1]
+    assert part.status is Status.COMPLETED, part.failure
+    assert len(columns["step_seconds"]) == 5 and min(columns["step_seconds"]) > 0.02
+
+
 def test_an_interpreter_may_lie_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """`~/venv/bin/python: No such file or directory`, where it was."""
     monkeypatch.setenv("HOME", "/home/me")

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from configs.common.execution import Layout
 from configs.workloads.script import ScriptWorkload
-from engine.scripts.workdir import fill_workdir
+from engine.planner.choice.script_files import planned_contents
+from engine.scripts.workdir import fill_workdir, merged
 from tasks.planning.script_inputs import pack_input
 
 
@@ -62,3 +64,16 @@ def test_an_input_of_another_kind_is_refused_before_anything_is_unpacked(
     with pytest.raises(ValueError, match="no file inside the folder"):
         _filled(archive, tmp_path / "work")
     assert not list((tmp_path / "work").iterdir())
+
+
+def test_an_optimizer_of_another_type_has_no_settings_of_the_planners() -> None:
+    """`SGD.__init__() got an unexpected keyword argument 'betas'`, DeepSpeed said."""
+    work = ScriptWorkload(command=("train.py",), micro_batch_size=4, planned_files={"ds.json": "deepspeed"})
+    planned = planned_contents(work, Layout(dp=2, strategy="zero1"), "float32", 1, on_cpu=True)["ds.json"]
+    sgd = {"type": "SGD", "params": {"lr": 0.1}}
+    assert merged(planned, {"optimizer": sgd})["optimizer"] == sgd
+    assert merged({"deepspeed": planned}, {"deepspeed": {"optimizer": sgd}})["deepspeed"]["optimizer"] == sgd
+    for told in ({"params": {"lr": 0.1}}, {"type": "Adam", "params": {"lr": 0.1}}):
+        found = merged(planned, {"optimizer": told})["optimizer"]
+        assert found["params"] == planned["optimizer"]["params"] | {"lr": 0.1}
+        assert found["type"] == told.get("type", "AdamW")

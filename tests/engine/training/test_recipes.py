@@ -39,9 +39,11 @@ from tests.support.training.recipe_runs import (
     FEATURES,
     GLOBAL_BATCH,
     HELD,
+    Partly,
     Points,
     Run,
     make_model,
+    refused,
     train,
     train_apart,
 )
@@ -105,6 +107,12 @@ def test_two_ranks_follow_one(pool: RankPool, alone: dict[str, Any], run: Run) -
     assert not answers[1]["weights"]
 
 
+def test_two_ranks_train_a_model_with_a_layer_that_the_loss_does_not_depend_on(pool: RankPool) -> None:
+    whole = train(0, Run(spare=True))
+    for seen in pool.run(train, Run(ranks=2, spare=True)):
+        follows(seen, whole)
+
+
 def test_a_run_goes_on_alone_where_two_ranks_left_off(tmp_path: Path, pool: RankPool) -> None:
     """In mid-epoch, with the same global batch: 25 steps an epoch, the last checkpoint after step 49."""
     whole = train(0, Run(epochs=3))
@@ -149,6 +157,26 @@ def test_a_run_that_ended_is_not_made_again(tmp_path: Path, alone: dict[str, Any
     first, second = train(0, run), train(0, run)
     assert first["losses"] == alone["losses"]
     assert {**second, "seconds": first["seconds"]} == first
+
+
+def test_layers_that_share_a_weight_are_sharded_together(pool: RankPool) -> None:
+    """`Parameter 'weight' is shared with a parameter already managed by another FSDP group`, torch said."""
+    whole = train(0, Run(tied=True))
+    for seen in pool.run(train, Run(ranks=2, strategy="fsdp", tied=True)):
+        follows(seen, whole)
+
+
+def test_a_batch_norm_may_be_a_block_that_is_sharded_in_16_bits(pool: RankPool) -> None:
+    """`fully_shard has already been applied to the following module: BatchNorm1d`."""
+    expected = pool.run(train, Run(ranks=2, norm=True))[0]["losses"]
+    for seen in pool.run(train, Run(ranks=2, strategy="fsdp", dtype="bfloat16", norm=True)):
+        np.testing.assert_allclose(seen["losses"][:5], expected[:5], atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Rprop"])
+def test_optimizers_that_take_no_sharded_weights_are_refused_by_name(name: str, pool: RankPool) -> None:
+    said = f"optimizer.name: torch's {name} takes no sharded weights; use strategy ddp"
+    assert pool.run(refused, name) == [said, said]
 
 
 def test_running_means_are_those_of_all_ranks(pool: RankPool) -> None:
@@ -284,18 +312,6 @@ def test_gradients_that_no_loss_scale_makes_finite_end_the_training() -> None:
     recipe = ClassifyRecipe(Kinked(), nn.CrossEntropyLoss(), OptimizerSpec("SGD"), dtype="float16")
     with pytest.raises(FloatingPointError, match=r"at a loss scale of 3.05\d+e-05; lower the optimizer's lr"):
         recipe.train(a_loader(), epochs=20, verbose=False)
-
-
-class Partly(nn.Module):
-    """Has a layer that it does not call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.spare = make_model(), nn.Linear(FEATURES, CLASSES)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        scores: Tensor = self.used(inputs)
-        return scores
 
 
 @pytest.mark.parametrize("optimizer", [OptimizerSpec("AdamW", lr=0.01), OptimizerSpec("SGD", lr=0.1, momentum=0.9)])

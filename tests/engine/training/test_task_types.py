@@ -1,5 +1,6 @@
 """Every task learns, the same on two ranks as on one, and leaves a model that transformers and our engine load."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,18 @@ def test_ddp_trains_models_with_weights_that_the_task_leaves_out(kind: str, fold
     assert not task.leaves_weights_out, "a single rank does not ask"
 
 
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_zero_trains_a_model_of_an_odd_number_of_elements(strategy: Strategy, folder: Path, pool: RankPool) -> None:
+    """As classifiers of three classes have; `allgather_bucket_size must be a multiple of ...`, DeepSpeed said."""
+    rows = [{"text": f"day {n}", "label": str(n % 3)} for n in range(12)]
+    (folder / "inputs" / "thirds.ndjson").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    _, task, alone = train(made_context(folder, "bert classes", data="thirds"), 2)
+    assert sum(one.numel() for one in task.model.parameters()) % 2
+    shares = np.stack(pool.run(train_on_rank, str(folder), "bert classes", strategy, 2, 4, "thirds"))
+    assert np.allclose(shares[:, :, 0].sum(axis=0), alone[:, 0], rtol=1e-5)
+    assert np.allclose(shares[:, :, 1], alone[:, 1], rtol=1e-4)
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero1", "zero3"])
 def test_what_a_model_freezes_is_not_trained(strategy: str, folder: Path, pool: RankPool) -> None:
     """ZeRO lets weights decay that have no gradient: Marian's table of sines became smaller with each step."""
@@ -189,6 +202,14 @@ def test_an_image_has_as_many_tokens_as_its_model_computes(kind: str, folder: Pa
     model = make_task(workload_of(context), context).model
     [table] = [one for name, one in model.named_parameters() if name.endswith("position_embeddings")]
     assert train_rows.positions == table.shape[1] == read_architecture(config).positions
+
+
+@pytest.mark.parametrize("config", [MOBILENET, SWIN], ids=["mobilenet", "swin"])
+def test_records_say_how_many_batch_norms_a_model_has(config: dict[str, Any], folder: Path) -> None:
+    context = made_context(folder, "vit", config=config, steps=3)
+    norms = [one for one in make_task(workload_of(context), context).model.modules() if "BatchNorm" in str(type(one))]
+    assert workload.run(context.job.measurements[0], context).figures.get("batch_norms") == (len(norms) or None)
+    assert bool(norms) == (config is MOBILENET)
 
 
 def test_running_means_are_exported_with_the_weights(folder: Path, tmp_path: Path) -> None:
@@ -483,6 +504,32 @@ def test_a_padding_token_outside_the_vocabulary_is_none(folder: Path) -> None:
         context = made_context(folder, "bert classes", config=CONFIGS["bert"] | {"pad_token_id": padding})
         _, task, found = train(context, 1)
         assert np.isfinite(found).all() and task.config["pad_token_id"] == 0
+
+
+@pytest.mark.parametrize("told", [{"eos_token_id": 4}, {"eos_token_id": 3}, {}, {"pad_token_id": 4}])
+def test_a_text_that_ends_with_the_first_word_is_classified_whole(
+    told: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Which is `!` for GPT-2, Llama 3 and Qwen, whose configurations name no padding token."""
+    write_inputs(tmp_path / "inputs")
+    words = Tokenizer(models.WordLevel({"!": 0, "good": 1, "bad": 2, "?": 3, "</s>": 4}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "inputs" / "words.json"))
+    said = ["good !", "bad bad ?", "good bad good !"]
+    rows = [f'{{"text": "{text}", "label": "{len(text) % 2}"}}\n' for text in said]
+    (tmp_path / "inputs" / "said.ndjson").write_text("".join(rows))
+    config = {name: value for name, value in CONFIGS["gpt2"].items() if not name.endswith("token_id")} | told
+    context = made_context(tmp_path, "bert classes", config=config, data="said")
+    work = workload_of(context)
+    task, (train_rows, _) = make_task(work, context), load_examples(work, context)
+    inputs = train_rows.collate(np.arange(3), np.arange(3))
+    model: Any = task.model.eval()
+    with torch.no_grad():
+        found = model(input_ids=inputs["tokens"], attention_mask=inputs["seen"]).logits
+        for row, text in enumerate(said):
+            alone = model.transformer(input_ids=torch.tensor([words.encode(text).ids])).last_hidden_state
+            torch.testing.assert_close(found[row], model.score(alone[0, -1]))
+    assert task.config["pad_token_id"] == config.get("pad_token_id", task.config["pad_token_id"])
 
 
 @pytest.mark.parametrize(("image", "patch"), [([8, 8], [4, 2]), ([8, 4], 4), (8, None)])

@@ -1,12 +1,13 @@
 """`rankwise run --dry-run`: what is left of a study whose run folder is there."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from configs.plans.paths import RunPaths
 from configs.records.record import Failure, Status
-from configs.spec.study import load_study
+from configs.spec.study import StudyError, load_study
 from flows.cli.run import dry_run_study
 from flows.precheck import check_study
 from reports.reading.load import cell_names
@@ -56,3 +57,18 @@ def test_the_engine_of_a_cell_is_named_once(
     plan = check_study(load_study(path, []), tmp_path, tmp_path / "cache", tmp_path / "peer")
     (name,) = cell_names(plan).values()
     assert name.count("transformers") == 1, name
+
+
+def test_a_folder_whose_path_is_no_utf_8_is_named(tmp_path: Path) -> None:
+    """Jobs and plans are JSON: `validate` called such a study valid, and the run ended in a traceback."""
+    base = tmp_path / os.fsdecode(b"caf\xe9")
+    base.mkdir()
+    path = base / "left.yaml"
+    path.write_text(STUDY)
+    with pytest.raises(StudyError) as caught:
+        check_study(load_study(path, []), base, tmp_path / "cache", base / "runs" / "left")
+    place = f"{tmp_path}/caf\\udce9"
+    assert caught.value.problems == [
+        f"run folder {place}/runs/left: the path is not valid UTF-8. Rename the folder",
+        f"folder of the study {place}: the path is not valid UTF-8. Rename the folder",
+    ]

@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.measuring import Measuring
+from flows.cli.results import logs
 from tasks.campaign.run_lock import run_lock
 from tests.support.run_folders.studies import RANKWISE, rankwise_here, wait_until
 
@@ -74,6 +76,30 @@ def test_one_rank_or_one_job(run: RunPaths) -> None:
     ):
         done = rankwise_here("logs", run.folder, option, value, cwd=run.folder)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+def test_a_run_that_writes_all_the_time_has_its_logs_printed_once(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as there was a new line at each look the command went on, to the end of a run of hours."""
+    log, read, looks = run.job(JOB).rank_log(0), logs.open_regular, 0
+    log.write_text("begins\n")
+
+    def growing(path: Path) -> BufferedReader:
+        nonlocal looks
+        looks += 1
+        assert looks < 10
+        with path.open("a") as file:
+            file.write(f"step {looks}\n")
+        return read(path)
+
+    monkeypatch.setattr(logs, "open_regular", growing)
+    assert logs.print_logs(run.folder, follow=False) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{JOB}/rank_0: begins", f"{JOB}/rank_0: step 1"]
+    monkeypatch.setattr(logs, "_PIECE_BYTES", 16)  # of a log larger than a piece all that was there is read
+    log.write_text("".join(f"line {number}\n" for number in range(6)))
+    assert logs.print_logs(run.folder, follow=False) == 0
+    assert f"{JOB}/rank_0: line 5" in capsys.readouterr().out.splitlines()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from configs.records.record import Accounting, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.targets.target import LocalTarget, SlurmTarget
+from configs.workloads.script import ScriptWorkload
 from reports.answer import answer
 from reports.decisions.cost import (
     cell_costs,
@@ -151,6 +152,22 @@ def test_energy_is_that_of_all_nodes(tmp_path: Path) -> None:
         assert found == (pytest.approx(expected) if expected is not None else None)
         told = " ".join(cost_sentences(study, [cost], study_costs(study)))
         assert ("over all nodes" in told) == (expected is not None)
+
+
+@pytest.mark.parametrize(("measure", "expected"), [("probe", 6.0), ("wall", 1.5)])
+def test_energy_of_a_script_is_that_of_its_steps(measure: str, expected: float, tmp_path: Path) -> None:
+    """300 W on each of two GPUs while they work at 100 tokens/s; and idle for most of the time until the first step.
+
+    A mark of the script's is of a step, and of nothing that a rank has used in all.
+    """
+    work = ScriptWorkload(command=("train.py",), measure=measure, tokens_per_step=1024)
+    one = Cell(model=cell().model, workload=work, layout=cell(dp=2).layout)
+    run = write_run(tmp_path / "run", make_plan([one], repeats=1, prices={"local": 0.36}))
+    figures = {"measurement_seconds": 2.0, "gpu_energy_joules": 150.0, "gpu_power_watts": 300.0}
+    figures |= {"mark_step_joules": 9.0} if measure == "probe" else {}
+    write_measurements(run, one, [100.0], figures=figures)
+    (cost,) = cell_costs(load_run(run))
+    assert cost.joules_per_token is not None and cost.joules_per_token.median == pytest.approx(expected)
 
 
 @pytest.fixture

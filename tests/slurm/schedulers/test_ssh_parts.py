@@ -28,7 +28,7 @@ from slurm.schedulers.ssh.ending import EndedFromOutside, concluded
 from slurm.schedulers.ssh.job import SshJob
 from slurm.schedulers.ssh.node import _is_theirs
 from slurm.schedulers.ssh.turns import Turns
-from slurm.ssh import node_program
+from slurm.ssh import node_files, node_program
 from slurm.ssh.connection import Facts, HostAway, HostError
 from tests.support.flushed import names_of_flushed
 
@@ -386,3 +386,43 @@ def test_what_is_left_of_a_job_is_killed_however_long_a_look_at_the_processes_ta
     monkeypatch.setattr(node_program, "_processes", slowly_found)
     monkeypatch.setattr("os.kill", lambda pid, _: killed.append(pid))
     assert node_program.end_job("/there", 0) == {"left": []} and killed == [17]
+
+
+def test_inputs_of_any_size_are_carried_to_hosts_that_may_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's inputs may have 16 GiB: of more than 2 the job failed, and up to that they were read into memory."""
+
+    class Here:
+        name, largest = "a", 0
+
+        async def ask(self, operation: str, body: bytes = b"", **given: Any) -> tuple[dict[str, Any], bytes]:
+            self.largest = max(self.largest, len(body))
+            await asyncio.sleep(0)  # the other's turn
+            more = {"body": body} if operation == "put" else {}
+            given.pop("limit_seconds", None)
+            return getattr(node_files, operation)(**given, **more) or {}, b""
+
+    monkeypatch.setattr(node, "SAMPLES_BYTES", 99, raising=False)
+    run, root = tmp_path / "runs" / "s", tmp_path / "host"
+    paths = JobPaths(run / "jobs" / "0001-timed-x")
+    (run / "inputs").mkdir(parents=True)
+    content = bytes(range(256)) * 10_000
+    (run / "inputs" / "ab.tar").write_bytes(content)
+    (run / "inputs" / ".x4j5").write_text("left by a run that was killed")
+    paths.folder.mkdir(parents=True)
+    job = job_on(target("a", "b"), 2)
+    paths.job.write_text(job.model_dump_json())
+    placement = HostPlacement(hosts=("a", "b"), folder="0001-timed-x.1234")
+    hosts = [Here(), Here()]
+    made = [node.NodeJob(paths, job, job.target, host, placement, rank) for rank, host in enumerate(hosts)]  # type: ignore[arg-type]
+    for one in made:
+        monkeypatch.setattr(one, "_place", lambda: placed(f"{root}/jobs/0001"))
+
+    async def carried() -> None:
+        await asyncio.gather(*(one.carry() for one in made))
+
+    asyncio.run(carried())
+    assert [path.name for path in (root / "inputs").iterdir()] == ["ab.tar"]
+    assert (root / "inputs" / "ab.tar").read_bytes() == content
+    assert max(host.largest for host in hosts) <= 1 << 20

@@ -245,6 +245,20 @@ def test_inputs_are_copied_by_name(shared: Path, tmp_path: Path) -> None:
         assert (stage_inputs(inputs, shared / "run") / "aa.jsonl").read_text() == "{}"
 
 
+def test_inputs_of_any_size_are_copied_and_no_unfinished_one(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's inputs may have 16 GiB: of more than 2 the launch failed. What a kill had left went along for ever."""
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    (inputs / "ab.tar").write_bytes(bytes(100))
+    (inputs / ".x4j5").write_bytes(bytes(100))
+    monkeypatch.setattr(staging, "SAMPLES_BYTES", 99, raising=False)
+    there = stage_inputs(inputs, shared / "large")
+    assert [path.name for path in there.iterdir()] == ["ab.tar"] and (there / "ab.tar").stat().st_size == 100
+    assert (there / "ab.tar").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_missing_shared_folder_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         common_folder(tmp_path / "nowhere", "rankwise")

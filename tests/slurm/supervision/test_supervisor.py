@@ -1,6 +1,7 @@
 """A supervisor keeps a process running, on one port, until it is told to end or its time is over."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -161,3 +162,16 @@ def test_a_full_disk_does_not_keep_a_supervisor_from_its_folder(
     monkeypatch.setattr(os, "write", full)
     assert main([str(tmp_path)]) == 1
     assert "service.json" in capsys.readouterr().err  # the next thing that it needs
+
+
+def test_a_folder_on_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder that a cluster's nodes share may be: the end of a traceback was all that `deploy` could show."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"{tmp_path}: this file system has no locks (No locks available)")

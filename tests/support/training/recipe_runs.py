@@ -52,7 +52,10 @@ class Run:
     ranks: int = 1
     epochs: int | None = 2
     strategy: Any = "ddp"
+    dtype: Any = "float32"
     norm: bool = False
+    spare: bool = False
+    tied: bool = False
     checkpoints: str | None = None
     checkpoint_every: int = 7
     accumulation: int = 1
@@ -66,12 +69,32 @@ def make_model(norm: bool = False) -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def tied_model() -> nn.Module:
+    """Two of its layers have one weight."""
+    torch.manual_seed(5)
+    first, again = nn.Linear(16, 16), nn.Linear(16, 16)
+    again.weight = first.weight
+    return nn.Sequential(nn.Linear(FEATURES, 16), first, nn.Tanh(), again, nn.Tanh(), nn.Linear(16, CLASSES))
+
+
+class Partly(nn.Module):
+    """Has a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = make_model(), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.used(inputs)
+        return scores
+
+
 def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
     """What one process saw: the curve, evaluations, and the weights (of the master)."""
-    model = make_model(run.norm)
+    model = Partly() if run.spare else tied_model() if run.tied else make_model(run.norm)
     recipe = ClassifyRecipe(
         model, nn.CrossEntropyLoss(), OptimizerSpec(run.optimizer, patterns=["*"], lr=0.01), use_distributed=True,
-        strategy=run.strategy, accumulation=run.accumulation, timeout_seconds=40,
+        strategy=run.strategy, dtype=run.dtype, accumulation=run.accumulation, timeout_seconds=40,
     )  # fmt: skip
     size = GLOBAL_BATCH // run.ranks // run.accumulation
     history = recipe.train(
@@ -85,6 +108,15 @@ def train(rank: int, run: Run, points: Points | None = None) -> dict[str, Any]:
         "losses": history.losses, "norms": history.norms, "evaluations": history.evaluations, "weights": weights,
         "seconds": history.trained_seconds,
     }  # fmt: skip
+
+
+def refused(rank: int, name: str) -> str:
+    """What is said of an optimizer of torch's with sharded weights."""
+    try:
+        ClassifyRecipe(make_model(), nn.CrossEntropyLoss(), OptimizerSpec(name), strategy="fsdp")
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def train_apart(rank: int, folder: str, epochs: int) -> tuple[list[float], dict[str, Any]]:
@@ -103,7 +135,8 @@ def main(arguments: list[str]) -> None:
     points = Points(EXAMPLES, 2)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if len(rest) > 1 and os.environ["RANK"] == rest[1] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        points.kill_at = int(rest[2]) * GLOBAL_BATCH // world + 1
+        # ddp looks at the first batch before it trains on it.
+        points.kill_at = (int(rest[2]) + 1) * GLOBAL_BATCH // world + 1
     seen = train(0, Run(ranks=world, epochs=3, checkpoints=rest[0] if rest else None), points)
     if is_master_process():
         info = get_node_info()

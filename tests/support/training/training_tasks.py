@@ -155,11 +155,12 @@ def train(context: Context, steps: int) -> tuple[Trainer, Any, np.ndarray]:
     return trainer, task, np.array(found)
 
 
-def train_on_rank(rank: int, folder: str, case: str, strategy: Strategy, steps: int, micro: int) -> np.ndarray:
-    """For a pool of two ranks."""
-    trainer, _, found = train(
-        made_context(Path(folder), case, 2, rank, strategy=strategy, micro_batch_size=micro), steps
-    )
+def train_on_rank(
+    rank: int, folder: str, case: str, strategy: Strategy, steps: int, micro: int, data: str | None = None
+) -> np.ndarray:
+    """For a pool of two ranks. data: other data than the case's."""
+    work = {"micro_batch_size": micro} | ({"data": data} if data else {})
+    trainer, _, found = train(made_context(Path(folder), case, 2, rank, strategy=strategy, **work), steps)
     trainer.close()
     return found
 

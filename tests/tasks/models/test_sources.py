@@ -1,5 +1,7 @@
 """Models that are made up or lie in a folder, and their manifests; the hub is in test_tasks_providers_hub."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -15,6 +17,7 @@ from configs.common.base import SCHEMA_VERSION, sha256_of_file
 from configs.common.files.safetensors_header import header_tensors
 from configs.hardware.architectures import ARCHITECTURES
 from tasks.models import folder as folder_module
+from tasks.models import sources
 from tasks.models.sources import (
     hub_repository,
     load_manifest,
@@ -349,3 +352,16 @@ def test_verify_finds_what_changed(cache: Path, base: Path) -> None:
     (folder / "tokenizer.json").write_text("{   }")
     (folder / "config.json").unlink()
     assert verify_manifest(manifest) == {"tokenizer.json": "5 bytes, not 2", "config.json": "missing"}
+
+
+def test_a_cache_on_a_file_system_without_locks_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre is often mounted so: the fetch ended with `Function not implemented`, of what and where was not said."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    cache.mkdir(parents=True, exist_ok=True)
+    told = f"{cache}: this file system has no locks .* set RANKWISE_CACHE to a folder of another one"
+    with pytest.raises(ValueError, match=told), sources._locked(cache / "lock", "owner/model@1"):
+        pass

@@ -1,5 +1,6 @@
 """Data that a study names become files of its run: rows, images, and Hugging Face datasets by the real library."""
 
+import errno
 import json
 import shutil
 from collections.abc import Sequence
@@ -319,3 +320,60 @@ def test_a_parameter_of_a_script_that_is_called_as_a_field_names_no_file(tmp_pat
     }
     study = parse_study({"study": "s", "workload": work, "experiments": experiments})
     assert copy_inputs(study, RunPaths(tmp_path / "run"), tmp_path) == {}
+
+
+def script_study(tmp_path: Path) -> StudySpec:
+    """A study that names a file of each kind of keeping: copied, packed."""
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "text.jsonl").write_text('{"prompt": "once"}\n')
+    work = {"kind": "script", "command": ["train.py"], "inputs": ["train.py"], "measure": "wall"}
+    more = {"kind": "sweep", "base": {"workload": {"kind": "generate", "prompts": "text.jsonl"}}, "over": {"dp": [1]}}
+    both = {"one": {"kind": "sweep", "over": {"dp": [1]}}, "two": more}
+    models = [{"id": "synthetic:llama-1m@0"}]
+    return parse_study({"study": "s", "models": models, "workload": work, "experiments": both})
+
+
+def test_a_plan_that_is_only_looked_at_copies_nothing(tmp_path: Path) -> None:
+    """`validate` and `plan` filled /tmp with the data of a study, and called its own file the full disk."""
+    study = script_study(tmp_path)
+    kept, looked = RunPaths(tmp_path / "kept"), RunPaths(tmp_path / "looked")
+    names = copy_inputs(study, kept, tmp_path)
+    assert copy_inputs(study, looked, tmp_path, kept=False) == names and len(names) == 2
+    assert sorted(path.suffix for path in kept.inputs.iterdir()) == [".jsonl", ".tar"]
+    [link] = looked.inputs.iterdir()
+    assert link.name == f"{names['text.jsonl']}.jsonl" and link.readlink() == tmp_path / "text.jsonl"
+    assert copy_inputs(study, looked, tmp_path, kept=False) == names
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EIO])
+def test_a_disk_without_room_for_a_copy_is_the_copys(
+    fault: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, run = script_study(tmp_path), RunPaths(tmp_path / "run")
+
+    def full(source: Path, target: str) -> None:
+        raise OSError(fault, "no", str(source), None, target)
+
+    monkeypatch.setattr(inputs.shutil, "copyfile", full)
+    with pytest.raises(OSError, match="no") as caught:
+        copy_inputs(study, run, tmp_path)
+    place = run.inputs if fault == errno.ENOSPC else tmp_path / "text.jsonl"
+    assert caught.value.filename == str(place)
+    assert [path.suffix for path in run.inputs.iterdir()] == [".tar"]
+
+
+@pytest.mark.parametrize("name", ["text.txt", "rows.jsonl", "images.npz"])
+def test_data_that_no_rank_would_read_is_refused_before_a_run(name: str, tmp_path: Path) -> None:
+    """`validate` called the study valid, the run copied gigabytes, and each cell failed."""
+    most = inputs._MAX_LEARNT[{".jsonl": ".ndjson"}.get(Path(name).suffix, Path(name).suffix)]
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(most + 1)
+    assert f"workload.data: {name}: {most + 1:,} bytes to learn from, expected at most {most:,}" in problems(
+        tmp_path, name
+    )
+
+
+def test_so_is_a_dataset_of_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets.DatasetDict(train=reviews()).save_to_disk(str(tmp_path / "reviews"))
+    monkeypatch.setitem(inputs._MAX_LEARNT, ".ndjson", 100)
+    assert "hf:reviews: 386 bytes to learn from, expected at most 100" in problems(tmp_path, "hf:reviews")

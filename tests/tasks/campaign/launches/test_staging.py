@@ -1,5 +1,6 @@
 """Job folders in a cluster's shared folder, from the placing to the way home, and `rankwise push`."""
 
+import os
 import shutil
 import socket
 import sys
@@ -18,7 +19,7 @@ from configs.spec.study import StudyError
 from configs.targets.resources import Container
 from configs.targets.target import LocalTarget, PbsTarget, SlurmTarget, SshTarget, Target
 from slurm.staging.packages import run_root
-from tasks.campaign.launches.leftovers import bring_rest_home, resolve_leftovers
+from tasks.campaign.launches.leftovers import bring_rest_home, mark_collected, resolve_leftovers
 from tasks.campaign.launches.staging import TargetAway, bring_home, placed_job, stage_target, stage_targets
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.session import Session
@@ -139,6 +140,21 @@ def test_what_is_left_of_a_job_comes_home(run: RunPaths, shared: Path) -> None:
         assert not link.is_symlink() and (link / "rank_0.log").read_text() == "hello\n"
         assert (link / "slurm_0.log").read_text() == "x" and not away.exists()
     assert [entry.name for entry in run.jobs.iterdir()] == [job.name]
+
+
+def test_a_job_whose_launcher_was_killed_with_a_script_comes_home(run: RunPaths, shared: Path) -> None:
+    """Its pipes cannot be copied, so it never did; and all that its links led to was copied each time."""
+    job = placed_job(job_of(run, cluster(shared)), run)
+    paths = run.job(job.name)
+    for node_rank in (0, 1):
+        (paths.script("a", node_rank) / "work").mkdir(parents=True)
+        os.mkfifo(paths.script("a", node_rank) / "out_0")
+        (paths.script("a", node_rank) / "work" / "data").symlink_to(shared)
+    (shared / "weights.bin").write_text("not the script's")
+    mark_collected(run, job.name)
+    assert not paths.folder.is_symlink() and paths.scripts() == []
+    assert sorted(path.name for path in paths.folder.iterdir()) == ["collected", "parts"]
+    assert (shared / "weights.bin").exists()
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
