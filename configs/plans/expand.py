@@ -278,7 +278,8 @@ class _Builder(PointBuilder):
     def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[CellPoint]:
         if not self._override(draft, experiment.baseline, f"{where}.baseline"):
             return []
-        points = self._point(f"{where}.baseline", draft, {"variant": "baseline"}, "baseline", baseline=True)
+        # A copy: the number of prompts that follows from the baseline's batch and replicas is not that of a variant.
+        points = self._point(f"{where}.baseline", copied(draft), {"variant": "baseline"}, "baseline", baseline=True)
         for variant, overrides in experiment.variants.items():
             if variant == "baseline":
                 self._problem(f"{where}.variants.baseline: reserved name. Use another")
