@@ -336,3 +336,10 @@ def test_verify_finds_what_changed(cache: Path, base: Path) -> None:
     (folder / "tokenizer.json").write_text("{   }")
     (folder / "config.json").unlink()
     assert verify_manifest(manifest) == {"tokenizer.json": "5 bytes, not 2", "config.json": "missing"}
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_the_variable_that_moves_it(tmp_path: Path) -> None:
+    # As a home that is read-only on a cluster's nodes: only its path was named.
+    (tmp_path / "home").write_text("no folder")
+    with pytest.raises(ValueError, match=r"needed for synthetic:llama-1m@0\. Set RANKWISE_CACHE to"):
+        resolve_model("synthetic:llama-1m@0", None, tmp_path / "home" / ".cache" / "rankwise", tmp_path)
