@@ -189,9 +189,10 @@ class _Builder(PointBuilder):
             known = STUDIED[work["kind"]]
             if known.takes_prompts and work.get("num_prompts") is None:
                 available = self._prompts_in_file(cell_draft)
-                replicas = 1 if experiment.grow == "dp" else Layout.model_validate(draft["layout"]).dp
-                replicas *= 1 if experiment.kind == "weak" else max(degrees)
-                work["num_prompts"] = available or _whole(work.get("batch_size")) * replicas
+                full = _whole(work.get("batch_size"))
+                full *= 1 if experiment.grow == "dp" else Layout.model_validate(draft["layout"]).dp
+                most = full if experiment.kind == "weak" else full * max(degrees)
+                work["num_prompts"] = max(available, full) if available else most
             if experiment.kind == "weak" and known.grows is not None:
                 default = known.model.model_fields[known.grows].default
                 value = work.get(known.grows) or default
@@ -278,7 +279,8 @@ class _Builder(PointBuilder):
     def _optimization(self, where: str, experiment: Optimization, draft: Draft) -> list[CellPoint]:
         if not self._override(draft, experiment.baseline, f"{where}.baseline"):
             return []
-        points = self._point(f"{where}.baseline", draft, {"variant": "baseline"}, "baseline", baseline=True)
+        # A copy: the number of prompts that follows from the baseline's batch and replicas is not that of a variant.
+        points = self._point(f"{where}.baseline", copied(draft), {"variant": "baseline"}, "baseline", baseline=True)
         for variant, overrides in experiment.variants.items():
             if variant == "baseline":
                 self._problem(f"{where}.variants.baseline: reserved name. Use another")
@@ -376,7 +378,8 @@ class _Builder(PointBuilder):
         assert self.layout_choice is not None, "a study of layouts needs the planner"
         ranks = experiment.ranks or self.layout_choice.ranks(target)
         if known.takes_prompts and work.get("num_prompts") is None:
-            work["num_prompts"] = self._prompts_in_file(draft) or _whole(work.get("batch_size")) * ranks
+            available, full = self._prompts_in_file(draft), _whole(work.get("batch_size"))
+            work["num_prompts"] = max(available, full) if available else full * ranks
         chosen = [name for name in experiment.base if (field_path(draft, name) or ("",))[0] in ("layout", "nodes")]
         for name in chosen:
             self._problem(f"{where}.base.{name}: determined by the ranked layouts. Leave {name} out")

@@ -146,8 +146,9 @@ class PointBuilder:
             if self._has_boolean(f"{where}: ", draft, cell):
                 return None
             if isinstance(cell.workload, PromptedWorkload) and cell.workload.num_prompts is None:
-                count = self.count_prompts(cell.workload) if cell.workload.prompts else None
-                work["num_prompts"] = count or cell.workload.batch_size * cell.layout.dp
+                count = self.count_prompts(cell.workload) if cell.workload.prompts else 0
+                # A shorter file is repeated: a batch of 16 measured on a file of 4 would be a batch of 4.
+                work["num_prompts"] = max(count, cell.workload.batch_size * cell.layout.dp)
                 cell = Cell.model_validate(draft)
             cell.workload.check_warmup(self.study.measuring.warmup)
             return placed(cell, self._target(cell.target), cell.nodes if draft.get("nodes") is not None else None)

@@ -147,9 +147,9 @@ class PromptedWorkload(BaseWorkload):
             raise ValueError(
                 f"workload.micro_batch_size: got {self.micro_batch_size}, more than the batch of {self.batch_size}"
             )
-        if (self.num_prompts or 1) < layout.dp:
+        if self.num_prompts is not None and self.num_prompts < layout.dp:
             raise ValueError(
-                f"workload.num_prompts: got {self.num_prompts or 1}, fewer than replicas (dp={layout.dp}). "
+                f"workload.num_prompts: got {self.num_prompts}, fewer than replicas (dp={layout.dp}). "
                 f"Use at least {layout.dp}"
             )
 

@@ -85,9 +85,11 @@ def resolve_model(identifier: str, revision: str | None, cache: Path, base: Path
             return _folder(identifier, cache, base)
         return _repository(repository, revision, cache)
     except OSError as error:
+        failed = Path(str(error.filename or cache))
+        ours = failed.is_relative_to(cache) or cache.is_relative_to(failed)
         raise ValueError(
-            f"{printable(str(error.filename or cache), 200)}: {error.strerror or error}; "
-            f"needed for {printable(identifier, 200)}"
+            f"{printable(str(failed), 200)}: {error.strerror or error}; needed for {printable(identifier, 200)}"
+            + (". Set RANKWISE_CACHE to a folder with room that you may write to" if ours else "")
         ) from error
 
 

@@ -211,6 +211,8 @@ def search_instances(
         asked = replace(asked, counts=counts(True, None, None))
         options = options_on(asked, hardware, among)
         notes.append("no single GPU holds it; 2, 4 and 8 were tried too")
+    elif widen and any(option.machine.accelerator.kind != "cpu" for option in options.ordered):
+        notes.append("no number of GPUs was named; one is taken. More may cost less a token: --max-gpus tries them")
     if asked.max_seconds_per_token is not wish.max_seconds_per_token:
         if options.best is None:
             options = options_on(replace(asked, max_seconds_per_token=None), hardware, among)

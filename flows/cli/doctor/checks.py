@@ -123,7 +123,10 @@ def check_cores_and_memory() -> list[DoctorCheck]:
 
 def check_folders(runs: Path, cache: Path) -> list[DoctorCheck]:
     """Check free disk space for records and models, and the size of shared memory."""
-    found = [_room("run folder", runs, 1), _room("cache folder", cache, 5)]
+    found = [
+        _room("run folder", runs, 1, "name another folder with --runs"),
+        _room("cache folder", cache, 5, "set RANKWISE_CACHE to another folder"),
+    ]
     shared = Path("/dev/shm")
     if not shared.is_dir():
         remedy = "mount a tmpfs at /dev/shm; NCCL and data loaders share memory there"
@@ -136,12 +139,12 @@ def check_folders(runs: Path, cache: Path) -> list[DoctorCheck]:
     return [*found, DoctorCheck("shared memory", "ok", detail)]
 
 
-def _room(name: str, folder: Path, enough_gib: int) -> DoctorCheck:
+def _room(name: str, folder: Path, enough_gib: int, elsewhere: str) -> DoctorCheck:
     folder = folder.absolute()
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return DoctorCheck(
-            name, "missing", f"{folder}: {there} is not writable", "use another folder, or change its owner"
+            name, "missing", f"{folder}: {there} is not writable", f"{elsewhere}, or change the owner of this one"
         )
     free = shutil.disk_usage(there).free
     detail = f"{free / _GIB:.1f} GiB free in {folder}"

@@ -33,13 +33,17 @@ MEMORY_MEASUREMENT_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class StudyCost:
-    """`seconds` and `usd` leave out cells of unknown duration, which `unknown` counts. `usd`: None without a price."""
+    """`seconds` and `usd` leave out cells of unknown duration, which `unknown` counts. `usd`: None without a price.
+
+    nothing_known: no cell has a known duration, so that both are of starting the launches alone.
+    """
 
     launches: int
     measurements: int
     seconds: float
     unknown: int
     usd: float | None
+    nothing_known: bool = False
 
     @property
     def text(self) -> str:
@@ -47,7 +51,10 @@ class StudyCost:
         left_out = f", excluding {plural(self.unknown, 'cell')} of unknown duration" if self.unknown else ""
         paid = "" if self.usd is None else f", ${dollars(self.usd)}"
         launches = plural(self.launches, "launch")
-        return f"measuring takes about {duration_text(self.seconds)}{paid} in {launches}{left_out}"
+        about = f"about {duration_text(self.seconds)}{paid}"
+        if self.nothing_known:
+            return f"how long measuring takes is unknown; starting its {launches} alone takes {about}"
+        return f"measuring takes {about} in {launches}{left_out}"
 
 
 def duration_text(seconds: float) -> str:
@@ -92,7 +99,8 @@ def study_cost(plan: Plan) -> StudyCost:
         usd = (
             RUN_SECONDS * usd + sum(busy[pack] * (plan.usd_per_hour_of(cells[pack]) or 0.0) for pack in cells)
         ) / 3600
-    return StudyCost(sum(launches.values()), measurements, RUN_SECONDS + sum(busy.values()), unknown, usd)
+    seconds, nothing_known = RUN_SECONDS + sum(busy.values()), unknown == len(plan.cells)
+    return StudyCost(sum(launches.values()), measurements, seconds, unknown, usd, nothing_known)
 
 
 def measurement_seconds(cell: Cell, said: Prediction, rules: Measuring) -> float | None:

@@ -72,6 +72,8 @@ def plan_service(request: PlanRequest) -> int:
     idle = best.devices - best.used_devices
     if idle:
         print(f"Idle: {idle} of {best.devices} devices, which the figures per device and the price include")
+    if (limits := limits_title(wish)) is not None:
+        print(limits)
     print(f"Predicted from {support}")
     print(best_measurement_title(measurement, best.spread, left))
     print(
@@ -146,8 +148,10 @@ def assumed_options(request: PlanRequest, wish: ServingRequest) -> list[str]:
         ("--sequence-length", request.sequence_length, _DEFAULT_PROMPT),
     )
     architecture, prompt = wish.architecture, wish.prompt_tokens
+    limits = (("TTFT", "--ttft", wish.ttft_seconds), ("TPOT", "--tpot", wish.tpot_seconds)) if request.serve else ()
     return [
         *(f"{option} {default}" for option, given, default in options if given is None),
+        *(f"no limit of {name} ({option})" for name, option, limit in limits if limit is None),
         *length_note(architecture, prompt, prompt, "inference"),
         *room_note(architecture, prompt, wish.new_tokens),
     ]
@@ -159,6 +163,13 @@ def weights_note(wish: ServingRequest, machines: Sequence[Machine]) -> str:
     if all(without):
         return "weights in float16"
     return f"weights in {wish.weights}{', in float16 on GPUs that lack it' if any(without) else ''}"
+
+
+def limits_title(wish: ServingRequest) -> str | None:
+    """Return the limits asked for, with their units: milliseconds given as seconds rule nothing out."""
+    limits = (("TTFT", wish.ttft_seconds), ("TPOT", wish.tpot_seconds))
+    given = [f"{name} up to {short(limit)} s" for name, limit in limits if limit is not None]
+    return f"Limits: {', '.join(given)}" if given else None
 
 
 def catalog_of(request: PlanRequest) -> "HardwareCatalog":

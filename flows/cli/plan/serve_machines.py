@@ -26,6 +26,7 @@ from flows.cli.plan.serve import (
     catalog_of,
     latency_title,
     layout_title,
+    limits_title,
     market_of,
     named_point,
     prefill_title,
@@ -69,6 +70,8 @@ def plan_serving_machines(request: PlanRequest, kinds: Sequence[str]) -> int:
         names = [_machine_title(one) for one in cheaper[:_NAMED]]
         more = f" and {len(cheaper) - _NAMED} more" if len(cheaper) > _NAMED else ""
         print(f"Perhaps cheaper, within the errors of the predictions: {', '.join(names)}{more}")
+    if (limits := limits_title(wish)) is not None:
+        print(limits)
     print(f"Predicted from {support}")
     print(best_measurement_title(measurement, chosen.layout.spread, left))
     print(

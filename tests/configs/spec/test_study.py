@@ -256,6 +256,52 @@ def test_strong_scaling_holds_the_total_work(tmp_path: Path) -> None:
     assert [point.baseline for point in plan.experiments[0].points] == [True, False, False]
 
 
+@pytest.mark.parametrize(("file", "prompts"), [(None, [2, 4, 16]), ("p.jsonl", [5, 5, 16])])
+def test_prompts_follow_from_the_batch_and_the_replicas_where_no_number_is_given(
+    tmp_path: Path, file: str | None, prompts: list[int]
+) -> None:
+    # A sweep, a layout and a compression of two replicas were refused: "num_prompts: got 1, fewer than replicas".
+    # A variant had the number of the baseline: "batch 8" was measured on the one prompt that fills a batch of 1.
+    # A file of 5 prompts gave batches of 5 that were called batches of 8, and could be recommended as such.
+    sizes: list[dict[str, Any]] = [{"dp": 1, "batch_size": 2}, {"dp": 2, "batch_size": 2}, {"dp": 2, "batch_size": 8}]
+    workload = {"kind": "generate", "new_tokens": 4, "prompts": file}
+    variants = {f"v{number}": size for number, size in enumerate(sizes)}
+    experiments: dict[str, Any] = {
+        "s": {"kind": "sweep", "over": {"batch_size": [2]}, "base": {"dp": 1}},
+        "t": {"kind": "sweep", "over": {"batch_size": [2, 8]}, "base": {"dp": 2}},
+        "o": {"kind": "optimization", "variants": variants},
+        "c": {"kind": "compression", "baseline": {"dp": 2, "batch_size": 8}, "passes": ["int8"]},
+    }
+    plan = plan_of(tmp_path, study(workload=workload, experiments=experiments))
+    found = {
+        experiment.name: [
+            cell.workload.num_prompts
+            for point in experiment.points
+            if isinstance((cell := plan.cells[point.cell]).workload, GenerateWorkload) and not cell.workload.answers
+        ]
+        for experiment in plan.experiments
+    }
+    assert found["s"] + found["t"] == prompts and found["o"][1:] == prompts and found["c"] == [prompts[2]] * 2
+
+
+@pytest.mark.parametrize(("kind", "prompts"), [("strong", [8, 8]), ("weak", [8, 16])])
+def test_scaling_over_a_short_file_fills_the_batch_of_its_baseline(
+    tmp_path: Path, kind: str, prompts: list[int]
+) -> None:
+    workload = {"kind": "generate", "new_tokens": 4, "prompts": "p.jsonl", "batch_size": 8}
+    plan = plan_of(tmp_path, study(workload=workload, experiments={"s": {"kind": kind, "grow": "dp", "to": 2}}))
+    assert [cell.workload.num_prompts for cell in plan.cells.values()] == prompts  # type: ignore[union-attr]
+
+
+def test_fewer_prompts_than_replicas_are_refused(tmp_path: Path) -> None:
+    swept, scaled = {"kind": "sweep", "over": {"dp": [8]}}, {"kind": "strong", "grow": "dp", "points": [1, 8]}
+    target = {"kind": "slurm", "name": "g", "nodes": 1, "ranks_per_node": 8}
+    for more, experiment in (({"num_prompts": 5}, swept), ({"prompts": "p.jsonl"}, scaled)):
+        workload, experiments = {"kind": "generate", "new_tokens": 4, **more}, {"s": experiment}
+        with pytest.raises(StudyError, match=r"workload.num_prompts: got 5, fewer than replicas \(dp=8\)"):
+            plan_of(tmp_path, study(workload=workload, experiments=experiments, targets=[target]))
+
+
 def test_weak_scaling_holds_the_work_of_a_rank(tmp_path: Path) -> None:
     for workload, field, totals in [
         ({"kind": "generate", "num_prompts": 3}, "num_prompts", [3, 6]),

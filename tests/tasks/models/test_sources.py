@@ -365,3 +365,10 @@ def test_a_cache_on_a_file_system_without_locks_is_named(cache: Path, monkeypatc
     told = f"{cache}: this file system has no locks .* set RANKWISE_CACHE to a folder of another one"
     with pytest.raises(ValueError, match=told), sources._locked(cache / "lock", "owner/model@1"):
         pass
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_the_variable_that_moves_it(tmp_path: Path) -> None:
+    # As a home that is read-only on a cluster's nodes: only its path was named.
+    (tmp_path / "home").write_text("no folder")
+    with pytest.raises(ValueError, match=r"needed for synthetic:llama-1m@0\. Set RANKWISE_CACHE to"):
+        resolve_model("synthetic:llama-1m@0", None, tmp_path / "home" / ".cache" / "rankwise", tmp_path)

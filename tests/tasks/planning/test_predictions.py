@@ -9,7 +9,7 @@ import pytest
 from benchmarks.planner.cells import made_up_calibration
 from configs.common.execution import Layout
 from configs.hardware.architectures import ARCHITECTURES
-from configs.hardware.calibration import CalibratedFigure, MeasuredLink, Spread, calibration_path
+from configs.hardware.calibration import CalibratedFigure, Fingerprint, MeasuredLink, Spread, calibration_path
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
@@ -58,6 +58,22 @@ def test_an_old_plan_without_predictions_is_read() -> None:
 def test_without_a_calibration_the_estimate_is_told(tmp_path: Path) -> None:
     said = only(with_predictions(plan_of("generate"), tmp_path, tmp_path / "empty"))
     assert said.tokens_per_second and said.factor and said.factor >= 3 and "rough estimate" in said.basis
+
+
+def test_ranks_that_share_memory_are_not_estimated_as_gloo() -> None:
+    # Without a calibration a sum of two ranks of our engine counted 2 ms, of 50 us: tp=2 came out 16 times too slow.
+    one = Cell(model="m", workload=GenerateWorkload(num_prompts=2))
+    known = Fingerprint(cpu_model="a CPU", cores=2, torch=None)
+    here = LocalMachine(known, None, estimated_machine(known))
+    machines = {
+        "shared memory": here.while_running(one.model_copy(update={"layout": Layout(tp=2)})),
+        "training": here.while_running(Cell(model="m", workload=TrainWorkload(), layout=Layout(dp=2))),
+        "more ranks than cores": here.while_running(one.model_copy(update={"layout": Layout(tp=4)})),
+    }
+    links = {name: machine.neighbour for name, machine in machines.items()}
+    assert all(link is not None and link == machines[name].accelerator.link for name, link in links.items())
+    seconds = {name: link.latency_seconds for name, link in links.items() if link is not None}
+    assert seconds["shared memory"] < 1e-4 and seconds["training"] == seconds["more ranks than cores"] == 1e-3
 
 
 def test_the_price_of_the_target_makes_dollars(cache: Path, tmp_path: Path) -> None:

@@ -343,6 +343,16 @@ class TestInstances:
         assert found["gpu_count"] == 2
         assert any("no single GPU" in note for note in found["assumptions"])
 
+    def test_one_gpu_that_nobody_asked_for_is_told(self) -> None:
+        # A 70B model "costs least a token" on one of the eight H200 that are paid: two A100 do at a seventh.
+        def notes(**wish: Any) -> str:
+            return " ".join(SELECTOR.select_hardware_for_task("text_generation", "gpt2", **wish)["assumptions"])
+
+        assert "no number of GPUs was named; one is taken" in notes(accelerators=["t4"])
+        for wish in ({"gpu_count": 1}, {"max_gpus": 2}, {"distributed": True}):
+            assert "no number of GPUs" not in notes(accelerators=["t4"], **wish)
+        assert "no number of GPUs" not in notes(available_hardware=("cpu",))
+
     def test_nothing_at_all(self) -> None:
         options = options_on(
             InstanceRequest(find_model("gpt2"), False, 1, (1,), 128, 8), catalog(), Among(providers=("nobody",))

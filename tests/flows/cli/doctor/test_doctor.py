@@ -318,6 +318,8 @@ def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
     assert check.state == "missing" and "is not writable" in check.detail
     assert "GiB free" in _only(found, "cache folder").detail
     assert not (tmp_path / "not").exists()
+    check = _only(checks.check_folders(tmp_path, tmp_path / "file" / "cache"), "cache folder")
+    assert check.state == "missing" and (check.remedy or "").startswith("set RANKWISE_CACHE to another")
 
 
 def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

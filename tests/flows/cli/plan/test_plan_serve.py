@@ -123,3 +123,14 @@ def test_weights_are_in_a_format_that_the_gpus_have(devices: tuple[str, ...], sa
     assert weights_note(wish, of) == said
     if len(devices) == 1:
         assert said in json.loads(plan_serve(*words).stdout)["assumptions"]
+
+
+@pytest.mark.parametrize("where", [("--gpus", "1"), ("--rate", "1")])
+def test_limits_are_printed_with_their_units_and_those_left_out_are_named(where: tuple[str, ...]) -> None:
+    # 50, meant as milliseconds, rules nothing out: the answer named a TPOT of 379 ms and no limit.
+    words = ("plan", "--serve", "--model", "llama-3.2-1b", "--accelerator", "l4", *where)
+    given = CliRunner().invoke(app, [*words, "--ttft", "0.5", "--tpot", "50"]).stdout
+    assert "Limits: TTFT up to 0.5 s, TPOT up to 50 s" in given.splitlines() and "no limit of" not in given
+    none = CliRunner().invoke(app, list(words)).stdout.splitlines()
+    assert {"Assumed: no limit of TTFT (--ttft)", "Assumed: no limit of TPOT (--tpot)"} < set(none)
+    assert not any(line.startswith("Limits") for line in none)
