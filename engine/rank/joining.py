@@ -61,7 +61,7 @@ def _own_gpu(place: RankPlace, expected: bool | None, dtype: str) -> "torch.devi
     needed = 1 if place.own_device_only else place.local_world_size
     if found < needed:
         raise DeviceError(f"device: {needed} ranks on this node, but {found} GPU{'s' * (found > 1)}. {_FEWER}")
-    device = torch.device("cuda", 0 if place.own_device_only else place.local_rank)
+    device = torch.device("cuda", place.device_index)
     _check_dtype(device, dtype)
     torch.cuda.set_device(device)
     return device
@@ -122,7 +122,7 @@ def join_group(place: RankPlace, backend: str | None, timeout_seconds: float, pr
 
     timeout = timedelta(seconds=timeout_seconds)
     # Without it NCCL guesses the device from the rank, and connects only at the first collective.
-    device = torch.device("cuda", place.local_rank) if backend == "nccl" else None
+    device = torch.device("cuda", place.device_index) if backend == "nccl" else None
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's, which serves the store
     if prefix is None and has_agent:
         dist.init_process_group(backend, timeout=timeout, device_id=device)
@@ -139,7 +139,7 @@ def join_group(place: RankPlace, backend: str | None, timeout_seconds: float, pr
     def barrier() -> None:
         if backend == "nccl":
             torch.cuda.synchronize()
-            dist.barrier(device_ids=[place.local_rank])
+            dist.barrier(device_ids=[place.device_index])
             torch.cuda.synchronize()
         else:
             dist.barrier()

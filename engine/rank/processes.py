@@ -90,6 +90,11 @@ class RankPlace:
     own_device_only: bool = False
 
     @property
+    def device_index(self) -> int:
+        """Number of the rank's GPU among those that its process sees."""
+        return 0 if self.own_device_only else self.local_rank
+
+    @property
     def binding(self) -> dict[str, int | bool]:
         """Figures of a rank that is bound to the NUMA node of its GPU; none of another."""
         if self.numa_node is None:

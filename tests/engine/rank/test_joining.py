@@ -21,7 +21,14 @@ from engine.planner import accelerators
 from engine.planner.accelerators import LocalAccelerator
 from engine.rank.devices import claim_device
 from engine.rank.host_usage import version_of
-from engine.rank.joining import DeviceError, choose_device, choose_job_device, engine_libraries, other_server
+from engine.rank.joining import (
+    DeviceError,
+    choose_device,
+    choose_job_device,
+    engine_libraries,
+    join_group,
+    other_server,
+)
 from engine.rank.processes import RankPlace
 
 A10G = LocalAccelerator(name="NVIDIA A10G")
@@ -111,6 +118,22 @@ def test_a_host_with_gpus_that_torch_does_not_find_is_refused(gpus: Any) -> None
 def test_a_slice_is_the_only_device_of_its_rank(gpus: Any) -> None:
     gpus(1)
     assert choose_device(place(2, rank=1, own_device_only=True))[0] == torch.device("cuda", 0)
+
+
+def test_ranks_on_slices_join_their_group_with_the_only_device_that_they_see(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second rank named cuda:1, of which a process that sees one slice knows nothing: invalid device ordinal."""
+    gpus(1)
+    told: list[Any] = []
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, device_id, **__: told.append(device_id))
+    monkeypatch.setattr(torch.distributed, "barrier", lambda device_ids: told.append(device_ids))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for slices, device in ((True, 0), (False, 1)):
+        join_group(place(2, rank=1, own_device_only=slices), "nccl", 60.0, None)()
+        assert told == [torch.device("cuda", device), [device]]
+        told.clear()
 
 
 def test_bfloat16_needs_a_device_that_has_it(gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
