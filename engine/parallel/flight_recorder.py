@@ -40,9 +40,13 @@ def dump(path: Path) -> None:
 
 
 def _torch_entries() -> Any:
-    """Return torch's records; None if this build has no recorder."""
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    return json.loads(_dump_fr_trace_json())
+    """Return torch's records; those of NCCL, which has a recorder of its own, as `nccl` beside the others.
+
+    None if this build has no recorder.
+    """
+    from torch._C import _distributed_c10d as torch_c10d
+
+    general = getattr(torch_c10d, "_dump_fr_trace_json", None)
+    of_nccl = getattr(torch_c10d, "_dump_nccl_trace_json", None)  # builds with NCCL alone have it
+    found = None if general is None else json.loads(general())
+    return found if of_nccl is None else {**(found or {}), "nccl": json.loads(of_nccl())}
