@@ -28,7 +28,7 @@ def preload_deepspeed() -> None:
     """Import the library before a process forks, so that its 200 MB are not attributed to a cell; on CPUs only, because
     it queries GPUs, which must not be touched before a fork.
     """
-    if torch.version.cuda is None:
+    if torch.version.cuda is None and torch.version.hip is None:
         with contextlib.suppress(NotImplementedError):  # the child reports it
             _import("cpu")
 
