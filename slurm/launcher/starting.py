@@ -20,6 +20,7 @@ from configs.common.system.proc import end_with_parent
 from configs.plans.job import Job
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
+from configs.targets.target import EndpointTarget
 from configs.workloads import descriptor_of
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 from slurm.launcher.node_registration import Rendezvous
@@ -147,6 +148,9 @@ def rank_environment(
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
         environment.setdefault("TP_SOCKET_IFNAME", interface)
         environment.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # exactly this one, no prefix
+    if job.target.device == "cpu" and not isinstance(job.target, EndpointTarget):
+        # Scripts and other projects' servers take the GPUs that they see. HIP passes over an empty list.
+        environment["CUDA_VISIBLE_DEVICES"] = "-1"
     if job.measuring_pass == "memory":
         # glibc otherwise raises its threshold as blocks are freed, and the peak depends on history (mallopt(3)).
         environment["MALLOC_MMAP_THRESHOLD_"] = "65536"

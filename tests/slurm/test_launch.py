@@ -19,7 +19,7 @@ from configs.common.system.proc import start_ticks
 from configs.plans.job import Job, JobEnd, Launcher, Progress, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
-from configs.targets.target import SlurmTarget
+from configs.targets.target import EndpointTarget, LocalTarget, SlurmTarget
 from slurm.launch import is_second_time, is_superseded, write_launcher
 from slurm.launcher import ranks
 from slurm.launcher.end_cause import NotStartedError
@@ -198,6 +198,20 @@ def test_rank_environment(tmp_path: Path) -> None:
     assert (environment["HF_HUB_OFFLINE"], environment["RANKWISE_LAUNCHER_PID"]) == ("1", "7")
     assert "MALLOC_MMAP_THRESHOLD_" not in environment
     assert rank_environment(memory, {}, launcher_pid=7)["MALLOC_MMAP_THRESHOLD_"] == "65536"
+
+
+def test_nothing_that_is_started_for_cpus_sees_a_gpu(tmp_path: Path) -> None:
+    """Scripts, and servers such as llama.cpp's, computed on the GPUs of a target with `device: cpu`."""
+    job = read_job(write_job(tmp_path, [noop_measurement("a")], name="gpus").folder)
+    given = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert rank_environment(job, given, launcher_pid=7)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "CUDA_VISIBLE_DEVICES" not in rank_environment(job, {}, launcher_pid=7)
+    on_cores = job.model_copy(update={"target": LocalTarget(device="cpu")})
+    assert rank_environment(on_cores, given, launcher_pid=7)["CUDA_VISIBLE_DEVICES"] == "-1"
+    endpoint = EndpointTarget(url="http://127.0.0.1:1", model="m")
+    assert "CUDA_VISIBLE_DEVICES" not in rank_environment(
+        job.model_copy(update={"target": endpoint}), {}, launcher_pid=7
+    )
 
 
 def spread_job(folder: Path, **cell: Any) -> Job:
