@@ -9,15 +9,19 @@ raise WaitError if the awaited rank is known, else torch's errors.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from engine.parallel.shared_memory import SharedMemory, WaitError
 
-_RECORDABLE = ("none", "nccl")
+# torch 2.13 renamed them; 2.9 to 2.12, which images with a GPU have, know the old names only.
+all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_NCCL = "nccl"
+_RECORDABLE = ("none", _NCCL)
 """Transports whose operations are kernels of the device; "none": one rank."""
 
 
@@ -79,12 +83,18 @@ class GroupTransport:
         dist.all_reduce(tensor, group=self._group)
 
     def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
-        """See Transport."""
-        dist.all_gather(list(whole.unbind()), part, group=self._group)
+        """See Transport. NCCL would gather for a list into a buffer of its own, and copy every part out of it."""
+        if self.name == _NCCL:
+            all_gather_single(whole.view(-1), part.view(-1), group=self._group)
+        else:
+            dist.all_gather(list(whole.unbind()), part, group=self._group)
 
     def reduce_scatter(self, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """See Transport."""
-        dist.reduce_scatter(part, list(whole.unbind()), group=self._group)
+        """See Transport. NCCL would copy a list into a buffer of its own first."""
+        if self.name == _NCCL:
+            reduce_scatter_single(part.view(-1), whole.view(-1), group=self._group)
+        else:
+            dist.reduce_scatter(part, list(whole.unbind()), group=self._group)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """See Transport."""

@@ -20,12 +20,9 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.fsdp import FSDPModule
 
+from engine.parallel.transports import all_gather_single, reduce_scatter_single
 from engine.training.marks import Mark, mark
 from engine.training.trainer import Exposed
-
-# torch 2.13 renamed them; 2.9 to 2.12, which images with a GPU have, know the old names only.
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class BucketHook:
@@ -69,7 +66,7 @@ class _Gather:
         self._exposed.bytes += output_tensor.nbytes
         self._exposed.calls += 1
         with self._exposed.waiting():
-            return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
+            return all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class _Scatter(_Gather):
@@ -85,7 +82,7 @@ class _Scatter(_Gather):
         self._exposed.bytes += input_tensor.nbytes
         self._exposed.calls += 1
         with self._exposed.waiting():
-            work = _reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+            work = reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         self._ended = mark(False)
         return work
 

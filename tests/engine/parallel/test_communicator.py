@@ -4,7 +4,7 @@ import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from configs.common.execution import Layout
 from engine.kernels.build import load_library
-from engine.parallel import opening, peers, shared_memory
+from engine.parallel import opening, peers, shared_memory, transports
 from engine.parallel.communicator import Communicator, choose_backend, open_communicators
 from engine.parallel.grid import Grid
 from tests.support.rank_pool import RankPool
@@ -108,6 +108,32 @@ def collectives(rank: int, transport: str, counts: tuple[int, ...]) -> str:
     world = communicators(rank, (1, 4, 1), transport).world
     check_collectives(rank, world, counts, exact=transport == SHARED)
     return str(world.transport)
+
+
+def as_nccl(rank: int) -> list[str]:
+    """What the group is asked for, of gloo, by a transport that believes it to be NCCL's."""
+    world = communicators(rank, (1, 4, 1), GLOO).world
+    way: Any = world._way
+    asked: list[str] = []
+
+    def noted(name: str) -> Any:
+        genuine = getattr(transports, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            asked.append(name)
+            return genuine(*given, **named)
+
+        return call
+
+    singles = ("all_gather_single", "reduce_scatter_single")
+    with ExitStack() as stack:
+        stack.enter_context(pretending(way, "name", "nccl"))
+        for name in singles:
+            stack.enter_context(pretending(transports, name, noted(name)))
+        check_collectives(rank, world, (1, 7, 4096), exact=False)
+        scalars = world.all_gather(torch.tensor(float(rank)))
+        assert scalars.tolist() == [0.0, 1.0, 2.0, 3.0]
+    return sorted(set(asked))
 
 
 def hierarchy(rank: int, hosts: tuple[int, ...], counts: tuple[int, ...]) -> list[str]:
@@ -281,6 +307,11 @@ def closing(rank: int) -> int:
 # The tests.
 
 SMALL, LARGE = (1, 257), (40_001, 300_007)
+
+
+def test_nccl_gathers_and_scatters_one_tensor(four: RankPool) -> None:
+    """For a list it fills a buffer of its own and copies each part: `all_gather` was measured with a copy of it all."""
+    assert four.run(as_nccl) == [["all_gather_single", "reduce_scatter_single"]] * 4
 
 
 @compiled
