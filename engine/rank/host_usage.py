@@ -20,7 +20,11 @@ from engine.planner.local import cpu_model
 if TYPE_CHECKING:
     import torch
 
-RECORDED_PREFIXES = ("NCCL_", "CUDA_", "OMP_", "MKL_", "GLOO_", "TORCH_", "PYTORCH_", "MALLOC_", "KMP_")
+RECORDED_PREFIXES = (
+    *("NCCL_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32_OVERRIDE", "RCCL_", "HIP_", "ROCR_", "HSA_", "TRITON_"),
+    *("OMP_", "MKL_", "GLOO_", "TORCH_", "PYTORCH_", "MALLOC_", "KMP_"),
+)
+"""Of variables that libraries read and that can change a measurement; of NVIDIA_*, most are a container's."""
 
 
 class StorageBytes(NamedTuple):

@@ -90,6 +90,19 @@ def test_variables_in_force_are_kept_and_secrets_hidden(monkeypatch: pytest.Monk
     assert "UNRELATED" not in kept and "NOT_SET" not in kept
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA_TF32_OVERRIDE", "HSA_OVERRIDE_GFX_VERSION", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+     "RCCL_MSCCL_ENABLE", "CUBLAS_WORKSPACE_CONFIG"],
+)  # fmt: skip
+def test_variables_of_gpu_libraries_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record did not say that TF32 was turned on for all libraries, nor what AMD's were told."""
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("NVIDIA_DRIVER_CAPABILITIES", "compute,utility")
+    kept = host_usage.variables_in_force([])
+    assert kept[name] == "1" and "NVIDIA_DRIVER_CAPABILITIES" not in kept
+
+
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWISE_COMMIT", "a" * 40)
     monkeypatch.setenv("RANKWISE_DIRTY", "1")
