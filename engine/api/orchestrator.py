@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Times:
-    """Durations of this rank's operations, including waiting for other ranks."""
+    """Durations of this rank's operations, including waiting for other ranks; with NCCL of their submission."""
 
     count: int = 0
     total: float = 0.0
@@ -203,7 +203,8 @@ class MultiGPUOrchestrator:
         """Return statistics since initialize(). Times are seconds; without any operation they are 0.
 
         `communication_time` is of this rank's operations with count, total, mean, min and max; with
-        enable_monitoring=False its count is 0.
+        enable_monitoring=False its count is 0. With NCCL it is the time to submit them to the GPU, which is not waited
+        for; a barrier waits.
         """
         times = self._times
         return {
