@@ -20,3 +20,20 @@ HEAD_LOST = "HeadLost"
 
 SUSPENDED = "Suspended"
 """The scheduler stopped the job in a measurement, and let it go on: its times contain the pause."""
+
+_NO_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "cannot allocate memory",
+    "out of memory",
+    "cublas_status_alloc_failed",
+)
+
+
+def says_no_memory(text: str) -> bool:
+    """Return whether a library's message says that memory was lacking: of the host, or of a GPU.
+
+    Only torch's own allocator raises `torch.OutOfMemoryError`: CUDA, cuBLAS and NCCL take memory beside it.
+    """
+    lowered = text.lower()
+    return any(words in lowered for words in _NO_MEMORY)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from configs.common.failure_kinds import says_no_memory
 from engine.parallel import flight_recorder as flight
 from engine.parallel.grid import Grid
 from engine.parallel.opening import Ranks, connect
@@ -160,6 +161,8 @@ _SILENT = ("timed out", "timeout")
 def connection_failed(error: RuntimeError) -> bool | None:
     """Return whether torch reports a silent peer (True) or a closed connection (False); None: another error."""
     text = str(error).lower()
+    if says_no_memory(text):  # NCCL raises the same class for it
+        return None
     if any(words in text for words in _CLOSED):
         return False
     silent = any(words in text for words in _SILENT)

@@ -6,7 +6,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from configs.common.failure_kinds import PEER_LOST
+from configs.common.failure_kinds import PEER_LOST, says_no_memory
 from configs.common.printable import printable
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _SOURCE_PLACE = re.compile(
     re.DOTALL,
 )
 """Where in the C++ source of a library an error was raised: the traceback in the log has it."""
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "cannot allocate memory")
 _PEER_GONE = (
     "connection closed by peer",
     "connection reset by peer",
@@ -51,7 +50,7 @@ def classify(error: Exception, world_size: int) -> "tuple[Status, str]":
         return (Status.TIMEOUT if getattr(error, "silent", False) else Status.FAILED), PEER_LOST
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return Status.OUT_OF_MEMORY, kind
-    if isinstance(error, (RuntimeError, OSError)) and any(words in text for words in _NO_MEMORY):
+    if isinstance(error, (RuntimeError, OSError)) and says_no_memory(text):
         return Status.OUT_OF_MEMORY, kind
     if world_size > 1 and isinstance(error, RuntimeError):
         distributed = type(error).__module__ == "torch.distributed" or kind.startswith("Dist")

@@ -15,6 +15,7 @@ from configs.common.failure_kinds import PEER_LOST
 from configs.plans.job import JobEnd
 from configs.plans.paths import JobPaths
 from configs.records.record import Status, read_part
+from engine.parallel.communicator import connection_failed
 from engine.rank.failures import classify
 from tests.support.cluster.launches import assert_nothing_left, launch, noop_measurement, part, read_progress, write_job
 
@@ -180,6 +181,12 @@ def test_full_disk_keeps_what_is_there_and_is_reported(tmp_path: Path) -> None:
     assert_nothing_left(paths.folder)
 
 
+NCCL_WITHOUT_MEMORY = (
+    "NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL "
+    "version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+)
+
+
 @pytest.mark.parametrize(
     ("error", "ranks", "expected"),
     [
@@ -190,11 +197,20 @@ def test_full_disk_keeps_what_is_there_and_is_reported(tmp_path: Path) -> None:
         (RuntimeError("Connection closed by peer [127.0.0.1]:1"), 1, (Status.FAILED, "RuntimeError")),
         (RuntimeError("Timed out waiting 1000ms for recv operation"), 2, (Status.TIMEOUT, PEER_LOST)),
         (torch.distributed.DistBackendError("NCCL"), 2, (Status.FAILED, PEER_LOST)),
+        (torch.distributed.DistBackendError(NCCL_WITHOUT_MEMORY), 2, (Status.OUT_OF_MEMORY, "DistBackendError")),
+        (RuntimeError("CUDA error: out of memory"), 1, (Status.OUT_OF_MEMORY, "RuntimeError")),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when"), 1, (Status.OUT_OF_MEMORY, "RuntimeError")),
         (ValueError("timeout must be positive"), 2, (Status.FAILED, "ValueError")),
     ],
 )
 def test_classification(error: Exception, ranks: int, expected: tuple[Status, str]) -> None:
     assert classify(error, ranks) == expected
+
+
+def test_a_communicator_without_memory_names_no_other_rank_as_lost() -> None:
+    """A GPU that NCCL's buffers did not fit on was recorded as another rank that had ended."""
+    assert connection_failed(torch.distributed.DistBackendError(NCCL_WITHOUT_MEMORY)) is None
+    assert connection_failed(torch.distributed.DistBackendError("NCCL communicator was aborted")) is False
 
 
 def test_torchs_own_allocator_error_is_out_of_memory() -> None:
