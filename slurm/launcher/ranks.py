@@ -93,9 +93,9 @@ class RankSupervisor:
         job_json = self.paths.job.resolve()
         self.agent_folder.mkdir(exist_ok=True)
         launcher = os.getpid()
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        argv = start_argv(self.job, job_json, self.node_rank, self.meeting, self.agent_folder, visible, self.hosts)
         environment = rank_environment(self.job, os.environ, launcher, self.meeting.interface)
+        visible = environment.get("CUDA_VISIBLE_DEVICES")  # with that of the target's or the cell's `env`
+        argv = start_argv(self.job, job_json, self.node_rank, self.meeting, self.agent_folder, visible, self.hosts)
         # DeepSpeed's launcher does not say how many ranks the node has.
         self.agent = start_process(argv, environment | self.code | {"LOCAL_WORLD_SIZE": str(self.job.ranks_per_node)})
         verdict = self.watch()

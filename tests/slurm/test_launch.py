@@ -1,6 +1,7 @@
 """The launcher with real ranks: what it starts, how it notices every kind of end, that it leaves nothing."""
 
 import base64
+import importlib.util
 import json
 import os
 import signal
@@ -212,6 +213,28 @@ def test_nothing_that_is_started_for_cpus_sees_a_gpu(tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in rank_environment(
         job.model_copy(update={"target": endpoint}), {}, launcher_pid=7
     )
+
+
+def test_deepspeeds_launcher_is_told_the_gpus_that_the_study_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sets the variable of the ranks anew: with `env: {CUDA_VISIBLE_DEVICES: "4,5"}` they had GPUs 0 and 1."""
+    told: list[dict[str, list[str]]] = []
+
+    def started(argv: list[str], environment: dict[str, str]) -> None:
+        world = next(word for word in argv if word.startswith("--world_info="))
+        told.append(json.loads(base64.urlsafe_b64decode(world.partition("=")[2])))
+        raise InterruptedError
+
+    monkeypatch.setattr(ranks, "start_process", started)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    devices = {"CUDA_VISIBLE_DEVICES": "4,5"}
+    paths = write_job(tmp_path, [noop_measurement("a", ranks=2, env=devices)], name="deepspeed")
+    job = read_job(paths.folder).model_copy(update={"target": SlurmTarget(launcher="deepspeed")})
+    with pytest.raises(InterruptedError):
+        RankSupervisor(job, paths).run()
+    assert told == [{"node0": ["4", "5"]}]
 
 
 def spread_job(folder: Path, **cell: Any) -> Job:
