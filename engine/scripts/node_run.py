@@ -26,6 +26,7 @@ from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from configs.workloads.placeholders import filled_text
 from configs.workloads.script import ScriptWorkload
+from engine.planner.accelerators import DEVICE_ORDER
 from engine.planner.choice.script_files import planned_contents
 from engine.scripts import event_files, extension_locks, json_output, probe_samples
 from engine.scripts.commands import (
@@ -144,6 +145,8 @@ class NodeRun:
         found = {name: value for name, value in inherited.items() if not name.startswith(_NOT_THE_SCRIPTS)}
         found |= {"PYTHONUNBUFFERED": "1", "RANKWISE_SCRIPT": str(self.folder), **rank_variables(self.work, self.place)}
         found |= {"RANKWISE_STACKS": str(self.folder), "RANKWISE_STACKS_SIGNAL": str(int(STACKS_SIGNAL))}
+        if self.place.gpus:  # counted as the record names and samples them: CUDA's own order begins with the fastest
+            found = DEVICE_ORDER | found
         if self.work.measure in _BY_HOOKS:
             found["RANKWISE_PROBE"] = str(self.samples)
         if self.work.measure in ("hf_trainer", "lightning"):

@@ -61,6 +61,24 @@ def node_parts(
     return found
 
 
+@pytest.mark.parametrize(
+    ("gpus", "given", "order"),
+    [(True, None, "PCI_BUS_ID"), (True, "FASTEST_FIRST", "FASTEST_FIRST"), (False, None, None)],
+)
+def test_a_script_counts_gpus_as_its_record_does(
+    gpus: bool, given: str | None, order: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among different GPUs CUDA begins with the fastest one: name, power and energy were those of another."""
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", given)
+    work = ScriptWorkload(command=("python", "train.py"), launcher="torchrun")
+    measurement = Measurement(cell=Cell(workload=work), repeat=0, attempt=1)
+    place = NodePlace(0, 1, 1, "127.0.0.1", 1234, "127.0.0.1", ("127.0.0.1",), 1, gpus)
+    here: Any = SimpleNamespace(work=work, place=place, folder=tmp_path, samples=tmp_path, values={})
+    assert node_run.NodeRun.environment(here, measurement).get("CUDA_DEVICE_ORDER") == order
+
+
 LINES = {"pattern": r"step (?P<step>\d+)"}
 SOURCES = [{"measure": "lines", "lines": LINES}, {"measure": "lines", "lines": LINES | {"rank": "any"}},
            {"measure": "tensorboard"}]  # fmt: skip
