@@ -130,6 +130,11 @@ class BaseWorkload(Frozen):
         return "rank_0"
 
     @property
+    def energy_is_of_start_too(self) -> bool:
+        """Whether energy is counted from a program's start on, though its steps alone are timed."""
+        return False
+
+    @property
     def counts_calls(self) -> bool:
         """Whether throughput counts the steps themselves, whatever units are told of each."""
         return False

@@ -252,6 +252,11 @@ class ScriptWorkload(BaseWorkload):
         return self.unit if names & {UNITS, RATE, RANK_RATE} else "step"
 
     @property
+    def energy_is_of_start_too(self) -> bool:
+        """Of a program that is timed by its steps, and not as a whole or by what it says itself."""
+        return self.measure not in ("json", "wall")
+
+    @property
     def counts_calls(self) -> bool:
         """Whether the steps themselves count, whatever the probe or a Trainer tells; a line may tell of how many."""
         return self.counted == "step" and self.measure not in ("lines", "json")

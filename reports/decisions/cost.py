@@ -17,7 +17,6 @@ from configs.hardware.prices import OF_STUDY, STALE_DAYS, Price
 from configs.spec.cell import Cell
 from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
-from configs.workloads.script import ScriptWorkload
 from reports.decisions.spending import HOUR_SECONDS, PAUSE_SECONDS, PHASES, PROFILING, TargetCost
 from reports.numbers.statistics import Estimate, estimate
 from reports.reading.load import CellResult, StudyResult
@@ -123,8 +122,8 @@ def _watts(result: CellResult, measurement: Reading) -> float | None:
     Of a program of the user's whose steps are timed, the power while the GPUs worked: its energy is that of the start,
     too, in which they idle, and its own figures are of a step or a line.
     """
-    work, ranks = result.cell.workload, result.cell.layout.ranks
-    if isinstance(work, ScriptWorkload) and work.measure not in ("json", "wall"):
+    ranks = result.cell.layout.ranks
+    if result.cell.workload.energy_is_of_start_too:
         working = measurement.numbers_by_rank("gpu_power_watts")
         return sum(working) if len(working) == ranks else None
     names = {
