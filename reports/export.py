@@ -19,7 +19,7 @@ from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading, is_number
 from reports.tables import cpu_use, others_share
-from reports.training.cells import exposed_share, utilization_estimate
+from reports.training.cells import exposed_shares, utilization_estimate
 
 RATES = (
     "tokens_per_second",
@@ -162,7 +162,8 @@ def _cell_line(study: StudyResult, key: str, experiments: str) -> dict[str, Any]
     if result.kind.trains:
         shares = {name: utilization_estimate(study.plan, result, kind) for name, kind in _UTILIZATION.items()}
         line |= {name: share.median for name, share in shares.items() if share is not None}
-        line[_EXPOSED] = exposed_share(result)
+        exposed = exposed_shares(result)
+        line[_EXPOSED] = None if exposed is None else exposed.median
     return line | _steady(result)
 
 

@@ -6,13 +6,11 @@
 rounded, in the units that their names carry. What is not known is null.
 """
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from configs.common.base import Frozen
-from configs.plans.paths import RunPaths
 from configs.plans.plan import PlannedExperiment
 from reports.correctness.section import JudgedCell, judge_experiment
 from reports.decisions.cost import cell_costs
@@ -165,7 +163,7 @@ def run_answers(study: StudyResult) -> OpeningAnswers:
     needed = [repeats_to_decide(decisions), *(one.repeats_needed for *_, one in served if one is not None)]
     return OpeningAnswers(
         study=study.plan.study,
-        decisions=tuple(_decision(study.folder, one) for one in decisions),
+        decisions=tuple(_decision(one) for one in decisions),
         serving=tuple(_serving(one, choice) for one, _, choice in served if choice is not None),
         scaling=tuple(_scaling(study, one) for one in experiments if one.kind in ("strong", "weak")),
         correctness=tuple(_verdict(model, item) for model, item in judged),
@@ -176,11 +174,11 @@ def run_answers(study: StudyResult) -> OpeningAnswers:
     )
 
 
-def _decision(folder: Path, found: Decision) -> DecisionAnswer:
+def _decision(found: Decision) -> DecisionAnswer:
     choice = found.choice
 
     def cell(index: int | None) -> ChosenCell | None:
-        return None if index is None else _cell(folder, found, found.members[index])
+        return None if index is None else _cell(found, found.members[index])
 
     apart = None if choice is None or choice.simplest == choice.chosen else choice.simplest
     return DecisionAnswer(
@@ -198,9 +196,8 @@ def _decision(folder: Path, found: Decision) -> DecisionAnswer:
     )
 
 
-def _cell(folder: Path, found: Decision, result: CellResult) -> ChosenCell:
+def _cell(found: Decision, result: CellResult) -> ChosenCell:
     cost, latency = found.costs.get(result.key), result.latency
-    records = RunPaths(folder).records / result.key
     return ChosenCell(
         key=result.key,
         name=result.name,
@@ -211,7 +208,7 @@ def _cell(folder: Path, found: Decision, result: CellResult) -> ChosenCell:
         throughput=_value(result.estimate("throughput")),
         latency_seconds=None if latency is None else _value(result.estimate(latency.figure)),
         usd_per_hour=None if cost is None else cost.usd_per_hour,
-        records=tuple(path.relative_to(folder).as_posix() for path in sorted(records.glob("r*.json"))),
+        records=tuple(reading.path for reading in result.completed.values()),
     )
 
 

@@ -122,10 +122,16 @@ def gpu_use(measurements: list[Reading]) -> float | None:
 
 
 def cpu_use(result: CellResult) -> float | None:
-    """CPU seconds of all ranks over the seconds that their cores had, median over repeats."""
+    """CPU seconds of all ranks over the seconds that their cores had, median over repeats.
+
+    A server and its load generator are processes beside the one that measures; where theirs are unknown, the share is.
+    """
     shares = []
     for measurement in result.completed.values():
         busy, seconds = measurement.numbers_by_rank("cpu_seconds"), measurement.numbers_by_rank("measurement_seconds")
+        if result.kind.starts_server:
+            served = measurement.numbers_by_rank("children_cpu_seconds")
+            busy = [*busy, *served] if served else []
         cores = result.cell.layout.ranks * result.cell.cores_per_rank
         if busy and seconds and max(seconds) > 0:
             shares.append(sum(busy) / (max(seconds) * cores))

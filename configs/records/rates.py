@@ -152,8 +152,13 @@ class MeasurementSamples:
         return rest
 
     def latencies(self) -> dict[str, Floats]:
-        """Every single latency by kind (LATENCY_COLUMNS), in seconds, over all ranks. What it has not is left out."""
-        found = {}
+        """Every single latency by kind (LATENCY_COLUMNS), in seconds, over all ranks. What it has not is left out.
+
+        Of a kind without latencies of its own, as of a server's runs, the pass is no latency of anybody.
+        """
+        found: dict[str, Floats] = {}
+        if not descriptor_of(self.cell.workload).latencies:
+            return found
         for kind, column in LATENCY_COLUMNS.items():
             if column in self.columns:
                 values = self.walls if column == self.series else _joined(self.columns[column])
@@ -189,7 +194,8 @@ def rates_of(measurement: MeasurementSamples, figures: Mapping[str, Figure]) -> 
     column = known.series if known.latency is None else known.latencies[known.latency.waited_for]
     if column != known.series:
         waited = _joined(measurement.ranks(column))
-    return Rates(total, count, latency_seconds=_median(waited), **rates, **parts)
+    latency = _median(waited) if known.latencies else None
+    return Rates(total, count, latency_seconds=latency, **rates, **parts)
 
 
 def _train(

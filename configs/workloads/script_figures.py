@@ -21,8 +21,9 @@ RANK_RATE = "rank_units_per_second"
 """Names of groups that are understood; any other is a figure of the record, the median over all lines."""
 TAKEN = frozenset({
     "steps", "units_per_step", "stopped_early", "device_clock", "aborted_in_teardown", "broken_lines", "device",
-    "cpu_seconds", "measurement_seconds", "machine_cores", "cpu_busy_seconds", "others_cpu_share", "peak_memory_bytes",
-    "baseline_memory_bytes", "memory_growth_bytes", "throttled", "gpu_samples", "gpu_busy_share", "gpu_sm_clock_mhz",
+    "cpu_seconds", "measurement_seconds", "machine_cores", "cpu_busy_seconds", "others_cpu_share",
+    "children_cpu_seconds", "peak_memory_bytes", "baseline_memory_bytes", "memory_growth_bytes", "throttled",
+    "gpu_samples", "gpu_busy_share", "gpu_sm_clock_mhz",
     "gpu_memory_clock_mhz", "gpu_power_watts", "gpu_temperature_celsius", "gpu_energy_joules", "gpu_throttle_reasons",
 })  # fmt: skip
 """Figures that Rankwise itself puts into a script's record: one of the script's would take the place of it."""

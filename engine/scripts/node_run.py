@@ -44,7 +44,7 @@ from engine.scripts.rank_start import START_FILE
 from engine.scripts.series import NoFiguresError, StepSeries
 from engine.scripts.signs import RankEnd, rank_end, recorded_line
 from engine.scripts.stacks import STACKS_SIGNAL, stacks_of
-from engine.scripts.usage import usage
+from engine.scripts.usage import own_seconds, usage
 from engine.scripts.workdir import fill_workdir
 
 PROBE = Path(__file__).parents[1] / "probe"
@@ -92,6 +92,7 @@ class NodeRun:
         self._events: event_files.LastStep | None = None
         self.peaks: dict[int, int] = {}
         self.processor: dict[int, float] = {}
+        self.launcher_seconds: float | None = None
         self.aborted: set[int] = set()
         self._stepped_at = time.monotonic()
         self._steps = 0
@@ -405,6 +406,9 @@ class NodeRun:
         return max((seconds for seconds in told if seconds is not None), default=None)
 
     def _sample_memory(self, with_children: bool = False) -> None:
+        if self.process is not None:
+            # torchrun's import of torch alone would pass for another program that keeps the machine busy.
+            self.launcher_seconds = own_seconds(self.process.pid) or self.launcher_seconds
         for rank, pid in self._pids().items():
             seconds, peak = usage(pid, with_children)
             if seconds is not None:

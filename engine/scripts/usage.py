@@ -30,3 +30,11 @@ def usage(pid: int, with_children: bool = False) -> tuple[float | None, int | No
             if text:
                 peaks.append(int(text.split()[0]) * 1024)
     return sum(seconds) if seconds else None, max(peaks, default=None)
+
+
+def own_seconds(pid: int) -> float | None:
+    """Processor time of a process so far, without that of any other; None where it cannot be read."""
+    with suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return None

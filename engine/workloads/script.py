@@ -57,6 +57,8 @@ def run(
             "machine_cores": len(cores),
             "cpu_busy_seconds": None if busy is None or after is None else after - busy,
         }
+        if running.launcher_seconds is not None:
+            common["children_cpu_seconds"] = running.launcher_seconds
         gpu = [{"device": device.name, **sampler.figures()} for device, sampler in zip(devices, samplers, strict=False)]
         return _write_parts(measurement, job, paths, running, end, common, gpu, started_at, cores, write_part)
     finally:

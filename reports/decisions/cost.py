@@ -94,7 +94,7 @@ def cell_cost(result: CellResult, price: Price | None) -> CellCost:
         return CellCost(result, None)
     per_second = price.usd_per_hour * result.cell.nodes / HOUR_SECONDS
     items = result.estimate("prompts_per_second") or result.estimate("items_per_second")
-    steps = result.estimate("step_seconds")
+    steps = _mean_step_seconds(result)
     return CellCost(
         result,
         price,
@@ -103,6 +103,16 @@ def cell_cost(result: CellResult, price: Price | None) -> CellCost:
         usd_per_thousand_steps=None if steps is None else steps.scaled(per_second * 1e3),
         usd_per_thousand_items=inverse(items, per_second * 1e3),
     )
+
+
+def _mean_step_seconds(result: CellResult) -> Estimate | None:
+    """Mean seconds of a step, over the repeats: slow steps are paid for, and a median leaves them out. None of work
+    without steps."""
+    if result.estimate("step_seconds") is None:
+        return None
+    steps = result.values("passes")
+    means = [wall / steps[repeat] for repeat, wall in result.values("wall_seconds").items() if steps.get(repeat)]
+    return estimate(means, result.confidence)
 
 
 def _joules_per_token(result: CellResult) -> Estimate | None:

@@ -212,7 +212,10 @@ def _speedup(study: StudyResult, experiment: PlannedExperiment) -> tuple[_Known,
         return _Known(None, None, "no point has more ranks than the baseline"), experiment.name
     ratio = paired_ratio(largest.values("throughput"), base.values("throughput"), confidence=base.confidence)
     if ratio is not None:
-        return _Known(ratio.value, ratio.interval, _no_interval(ratio.count, "pair")), subject
+        compared = sum(one is not base and one.estimate("throughput") is not None for one in results)
+        alone = f"of this point alone; the table of the experiment corrects its intervals for {compared:,} points"
+        note = alone if ratio.interval is not None and compared > 1 else ""
+        return _Known(ratio.value, ratio.interval, _no_interval(ratio.count, "pair"), note), subject
     lost = [result for result in (largest, base) if not result.completed]
     why = f"not measured: {lost[0].status.replace('_', ' ')}" if lost else "no block has both points"
     return _Known(None, None, why), subject

@@ -388,14 +388,17 @@ def _several_models(results: Sequence[CellResult]) -> Iterator[Saving]:
 
 
 def _preprocessing(results: Sequence[CellResult]) -> Iterator[Saving]:
-    """Time spent on preparing inputs, over the time of the measurement: all that moving it elsewhere could free."""
+    """Time spent on preparing inputs, over that of the measurement, which it is part of: all that moving it could free.
+
+    A measurement shorter than that found them prepared by an earlier one of its launch.
+    """
     name = "preprocessing elsewhere"
     shares = []
     for result in results:
         for measurement in result.completed.values():
-            spent, whole = measurement.numbers_by_rank("preprocess_seconds"), measurement.figure("measurement_seconds")
-            if spent and whole:
-                shares.append(max(spent) / (whole + max(spent)))
+            spent, whole = map(measurement.numbers_by_rank, ("preprocess_seconds", "measurement_seconds"))
+            if spent and whole and 0 < max(whole) >= max(spent):
+                shares.append(max(spent) / max(whole))
     if not shares:
         yield Saving(name, HYBRID, UNKNOWN_EFFECT, "no record says how long the inputs took to prepare")
         return

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.common.arrays import Floats
+from configs.common.printable import plural_noun
 from configs.plans.plan import PlannedExperiment
 from configs.records.rates import LATENCY_COLUMNS, MeasurementSamples
 from reports.numbers.percentiles import Percentiles
@@ -129,7 +130,7 @@ def latency_sentence(result: MeasuredLatency) -> str:
     if marked:
         text += (
             f" {MARK} marks a P99 of fewer than 1,000 samples ({marked:,} of {plural(len(known), 'point')}): "
-            "a few slow requests decide it."
+            f"a few slow {plural_noun(result.kind)} decide it."
         )
     if any(percentiles.p99_interval for _, percentiles in known):
         text += " The interval comes from the scatter of the P99 of single repeats."

@@ -147,8 +147,10 @@ def corrections(study: StudyResult) -> dict[str, list[Prediction]]:
 def _why_not(prediction: Prediction | None, result: CellResult) -> str:
     if prediction is None:
         return NOT_PREDICTED
-    if not result.compared:
+    if result.cell.workload.keeps_answers:
         return ANSWERS
+    if not result.compared:
+        return prediction.reason or result.kind.unpredicted or NOT_PREDICTED
     if getattr(prediction, result.kind.throughput) is None:
         return prediction.reason or "no reason is given"
     return f"not measured ({result.status.replace('_', ' ')})"

@@ -122,7 +122,8 @@ def late_shares(samples: Mapping[str, Column], walls: Sequence[float]) -> list[f
         shortest = min(float(seconds[rank][place]) for rank, place in members)
         for rank, place in members:
             began = float(begins[rank][place])
-            waits[rank].append((began, began + float(seconds[rank][place]) - shortest))
+            # In this order the last to come waited for exactly 0.
+            waits[rank].append((began, began + (float(seconds[rank][place]) - shortest)))
     regions = [intervals([(0.0, wall)]) for wall in walls]
     return [
         length(intersection(intervals(waited), region)) / wall

@@ -99,7 +99,7 @@ def time_split_table(result: TimeSplit) -> Table:
         f"{result.unit}, ms, mean",
         *(f"{name}, ms (share)" for name in result.names),
         "communication",
-        "outside: preparing prompts, ms",
+        "outside: preparing inputs, ms",
         "outside: loading, s",
     )
     return first_rows(Table(columns, tuple(_row(result, point) for point in result.points)).without_empty_columns())

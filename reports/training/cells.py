@@ -49,7 +49,8 @@ def step_parts(result: CellResult) -> dict[str, float]:
 
 
 def exposed_share(result: CellResult) -> float | None:
-    """Share of a mean step that stands still for communication; None where it was not timed."""
+    """Share of a mean step that stands still for communication, as the table of its parts has it; None where it was not
+    timed. Elsewhere the figure is that of `exposed_shares`, a median over repeats as all others."""
     parts = step_parts(result)
     whole = sum(parts.values())
     return parts[EXPOSED] / whole if EXPOSED in parts and whole > 0 else None

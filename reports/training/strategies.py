@@ -30,7 +30,7 @@ from reports.text import (
     percent,
     plural,
 )
-from reports.training.cells import exposed_share, network_bytes_of
+from reports.training.cells import exposed_shares, network_bytes_of
 from reports.training.equality import what_is_learnt
 
 
@@ -195,7 +195,7 @@ def strategies_table(study: StudyResult, found: Strategies) -> Table:
 
 def _row(study: StudyResult, found: Strategies, way: Way) -> tuple[str, ...]:
     said, peaks = way.prediction or Prediction(), way.result.peak_by_rank()
-    exposed = said.exposed_communication_seconds
+    exposed, share = said.exposed_communication_seconds, exposed_shares(way.result)
     sent = network_bytes_of(study, way.result)
     return (
         escaped(way.name),
@@ -203,7 +203,7 @@ def _row(study: StudyResult, found: Strategies, way: Way) -> tuple[str, ...]:
         number(None if way.predicted is None else way.predicted * 1000),
         _place(way, found.ranked),
         _place(way, found.expected),
-        percent(exposed_share(way.result)),
+        percent(None if share is None else share.median),
         UNKNOWN if exposed is None or way.predicted is None else percent(exposed / way.predicted),
         number(None if sent is None else sent / 1e6),
         number(None if said.network_bytes_per_step is None else said.network_bytes_per_step / 1e6),

@@ -263,7 +263,7 @@ def _others_cpu_share(parts: list[RankPart]) -> float | None:
     # The first rank of each node says what its machine had.
     heads = [part.figures for part in parts if part.figures.get("machine_cores") is not None]
     wall, own = first.get("measurement_seconds"), [part.figures.get("cpu_seconds") for part in parts]
-    # A server and what sends its requests are processes of their own, and ours.
+    # A server and what sends its requests, or a script's launcher, are processes of their own, and ours.
     own += [part.figures["children_cpu_seconds"] for part in parts if "children_cpu_seconds" in part.figures]
     busy, cores = ([head.get(name) for head in heads] for name in ("cpu_busy_seconds", "machine_cores"))
     if not heads or not wall or not all(isinstance(value, int | float) for value in (wall, *busy, *cores, *own)):

@@ -54,6 +54,17 @@ def test_it_says_what_the_report_says(run: RunPaths) -> None:
     assert missing.status == "out_of_memory"
 
 
+def test_failed_attempts_are_not_behind_a_figure(run: RunPaths) -> None:
+    """Every record of the cell's folder was named, of attempts that failed and of repeats beyond the plan too."""
+    one = next(iter(load_run(run).plan.cells.values()))
+    write_measurements(run, one, [101.0], attempt=2)
+    write_record(run, one, 3, status=Status.NODE_FAILED, attempt=2)
+    write_record(run, one, 9, status=Status.TIMEOUT)
+    (decision,) = run_answers(load_run(run)).decisions
+    names = [] if decision.chosen is None else [Path(path).name for path in decision.chosen.records]
+    assert names == [f"r{repeat}-a{2 if repeat == 0 else 1}.json" for repeat in range(8)]
+
+
 def test_the_command_prints_it_and_writes_nothing(run: RunPaths) -> None:
     before = sorted(run.folder.rglob("*"))
     done = CliRunner().invoke(app, ["report", str(run.folder), "--format", "json"])

@@ -120,6 +120,20 @@ def test_lines_of_the_last_rank_are_read_on_its_node(tmp_path: Path) -> None:
     assert part.failure is not None and part.failure.kind == "NoFigures"
 
 
+def test_the_launcher_of_a_script_is_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's import of torch was called that of other processes: scripts were measured "on a busy machine"."""
+    plain, burn = node_run.node_command, 'for ((n = 0; n < 300000; n++)); do :; done; exec "$@"'
+
+    def slow(*of: Any) -> list[str]:
+        return ["bash", "-c", burn, "launcher", *(plain(*of) or [])]
+
+    monkeypatch.setattr(node_run, "node_command", slow)
+    part, _ = node_parts(tmp_path, "import time; time.sleep(1)", 0, measure="wall")[0]
+    spent, script = (part.figures[name] for name in ("children_cpu_seconds", "cpu_seconds"))
+    assert part.status is Status.COMPLETED and isinstance(spent, float) and isinstance(script, float)
+    assert spent > max(0.2, script), "of the launcher alone"
+
+
 @pytest.mark.parametrize(("launcher", "rank"), [("mpirun", None), ("accelerate", None), ("none", "1")])
 def test_a_rank_that_rankwise_was_started_with_is_not_the_scripts(
     launcher: str, rank: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,18 @@ def test_dollars_per_thousand_steps(tmp_path: Path) -> None:
     assert cost.usd_per_million_tokens.median == pytest.approx(1e6 / 1024 * 1e-3)
 
 
+def test_slow_steps_are_paid_for(tmp_path: Path) -> None:
+    """The median step left out what a slow one costs: a thousand steps cost less than their tokens did."""
+    one = train_cell()
+    run = write_run(tmp_path / "run", make_plan([one], prices={"local": 3.6}))
+    for repeat in range(6):
+        write_record(run, one, repeat, figures={"tokens_per_step": 1024}, samples={"0/step_seconds": [1.0] * 9 + [6.0]})
+    (cost,) = cell_costs(load_run(run))
+    assert cost.usd_per_thousand_steps is not None and cost.usd_per_million_tokens is not None
+    assert cost.usd_per_thousand_steps.median == pytest.approx(1.5)
+    assert cost.usd_per_million_tokens.median * 1024 * 1000 / 1e6 == pytest.approx(1.5)
+
+
 def test_without_a_price_there_are_no_dollars(tmp_path: Path) -> None:
     one = cell()
     run = write_run(tmp_path / "run", make_plan([one]))

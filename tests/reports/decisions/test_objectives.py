@@ -19,6 +19,7 @@ from reports.decisions.objectives import (
     objectives_summary,
     objectives_table,
 )
+from reports.experiments.scaling import scaling
 from reports.reading.load import load_run
 from tests.support.run_folders.priced_runs import (
     cell,
@@ -138,6 +139,19 @@ def test_speedup_is_of_the_largest_point_block_by_block(tmp_path: Path) -> None:
     assert found.word == "met" and found.value == pytest.approx(1.9)
     assert found.subject == "strong, 2 ranks over 1"
     assert "speed-up at least 1.80 times is met" in objectives_sentences([found])[0]
+
+
+def test_why_a_speedup_has_another_interval_than_in_the_table_of_its_experiment(tmp_path: Path) -> None:
+    """There it is corrected for all points; both are called a 95 % interval."""
+    cells = [cell(dp=ranks, num_prompts=16) for ranks in (1, 2, 4)]
+    plan = make_plan(cells, objectives={"speedup": 1.8}, experiments=[strong(cells)])
+    noise = [0, 3, -4, 2, -1, 5, -3, 1, -2, 4]
+    measured = [(cells[0], [100.0 + each for each in noise]), (cells[1], rates(190)), (cells[2], rates(370))]
+    (found,) = judged(tmp_path, plan, measured)
+    point = scaling(load_run(RunPaths(tmp_path / "run")), plan.experiments[0]).points[-1]
+    assert point.speedup is not None and point.speedup.interval is not None and found.interval is not None
+    assert point.speedup.interval[0] < found.interval[0] and found.interval[1] < point.speedup.interval[1]
+    assert found.reason.endswith("of this point alone; the table of the experiment corrects its intervals for 2 points")
 
 
 def test_speedup_of_a_lost_point(tmp_path: Path) -> None:

@@ -194,3 +194,17 @@ def test_a_value_of_a_curve_is_read_with_its_place() -> None:
     assert 'data-t="dp=2, 200 ms: 50.0 %"' in done and 'data-t="dp=2, 400 ms: 25.0 %"' in longer
     (loss,) = (svg(chart) for chart in loss_charts({"dp=2": np.array([3.0, np.nan, 2.0])}))
     assert 'data-t="dp=2, step 3: 2.00 nats"' in loss
+
+
+def test_training_has_steps_and_inputs_and_neither_requests_nor_prompts(tmp_path: Path) -> None:
+    cell = Cell(model=MODEL.identity, workload=TrainWorkload(steps=4))
+    run = write_plan(
+        tmp_path, plan_of([cell], [experiment("weak", "weak", [(cell, {"ranks": 1}, "dp 1")], grow="dp")], 1)
+    )
+    figures = {"tokens_per_step": 8, "preprocess_seconds": 0.004}
+    write_record(run, cell, samples={"0/step_seconds": [0.1, 0.2, 0.1, 0.1]}, figures=figures)
+    study = load_run(run)
+    found, split = latency(study, study.plan.experiments[0]), time_split(study, study.plan.experiments[0])
+    assert found is not None and split is not None
+    assert latency_sentence(found).endswith("a few slow steps decide it.")
+    assert "outside: preparing inputs, ms" in time_split_table(split).columns

@@ -1,15 +1,23 @@
 """The report of a load experiment whose server gave no result."""
 
+import csv
+import io
+
 import numpy as np
 import pytest
 
 from configs.load.samples import RequestOutcome
 from configs.plans.paths import RunPaths
+from configs.plans.prediction import Prediction
 from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
 from engine.workloads.serve import errors_text
+from reports.export import cells_csv
+from reports.planning.accuracy import judge, unjudged
+from reports.reading.load import load_run
 from reports.render import ReportSummary, render_page, render_report
+from reports.tables import cpu_use
 from tests.support.run_folders.load_runs import made_run, samples_of
 from tests.support.run_folders.report_runs import MODEL, experiment, plan_of, write_plan, write_record
 from tests.support.run_folders.reports import whole_report
@@ -47,3 +55,38 @@ def test_words_of_a_server_are_escaped_once(refused: tuple[RunPaths, ReportSumma
 def test_there_are_no_tables_without_a_row(refused: tuple[RunPaths, ReportSummary]) -> None:
     text = whole_report(refused[0])
     assert "Servers" not in text and "Latencies under load" not in text and "no answers" in text
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """A server on one core that answered, for 20 s; it and the load generator took 9 s of CPU, the measurement 1."""
+    cell = Cell(model=MODEL.identity, workload=ServeWorkload(rate=2))
+    plan = plan_of([cell], [experiment("load", "load", [(cell, {"workload.rate": 2}, "rate 2")])], repeats=1)
+    reason = "load on a server is not predicted"
+    plan = plan.model_copy(update={"predictions": {cell.key: Prediction(reason=reason)}})
+    run = write_plan(tmp_path_factory.mktemp("load") / "served", plan)
+    figures = {"measurement_seconds": 20.0, "cpu_seconds": 1.0, "children_cpu_seconds": 9.0}
+    made = made_run(np.arange(40) / 2, ttft=0.1)
+    write_record(run, cell, status=Status.COMPLETED, samples=samples_of([made]), figures=figures, hosts=["h"])
+    return run
+
+
+def test_the_length_of_a_run_is_no_latency_of_a_server(served: RunPaths) -> None:
+    """cells.csv had the seconds of the whole load run as `latency_seconds` and as percentiles of a pass."""
+    study = load_run(served)
+    (line,) = csv.DictReader(io.StringIO(cells_csv(study)))
+    assert not [name for name, value in line.items() if value and name.startswith(("latency_", "pass_"))]
+    (result,) = study.cells.values()
+    assert result.completed and result.estimate("latency_seconds") is None and result.percentiles("pass") is None
+
+
+def test_cores_of_a_server_are_used_by_the_server(served: RunPaths) -> None:
+    """Its own cores seemed idle: only the process that measures was counted."""
+    (result,) = load_run(served).cells.values()
+    assert cpu_use(result) == pytest.approx(0.5)
+
+
+def test_why_a_server_was_not_predicted(served: RunPaths) -> None:
+    """The report said that answers are kept, which no cell of a load experiment does."""
+    study = load_run(served)
+    assert dict(unjudged(study, judge(study))) == {"load on a server is not predicted": 1}

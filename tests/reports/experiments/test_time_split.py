@@ -65,6 +65,12 @@ def test_a_sum_that_takes_long_on_every_rank_is_transfer() -> None:
     assert late_shares(samples_of(sums((0, 5)), sums((0.5, 5))), [10, 10]) == [0, 0]
 
 
+def test_the_last_to_come_waited_for_nothing_at_all() -> None:
+    """Moments and durations that are no sums of powers of two left 5e-16 %."""
+    late, early = (0.3, 0.1), (0.1, 0.3)
+    assert late_shares(samples_of(sums(late), sums(early)), [0.7, 0.7])[0] == 0
+
+
 def test_waits_that_overlap_count_once_and_only_within_the_region() -> None:
     # Two sums under way at once: rank 0 waits from 0 to 6 for both, and beyond its wall time of 8 for the third.
     samples = samples_of(sums((0, 5), (1, 6), (7, 9)), sums((4, 1), (6, 1), (15, 1)))

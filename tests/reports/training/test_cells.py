@@ -1,6 +1,7 @@
 """Training in the report, from made-up records: utilization, the step's parts, equal learning, ways side by side."""
 
 import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
+from configs.spec.objectives import Objectives
 from reports.decisions.objectives import judge_objectives
+from reports.export import cells_csv
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.style import drawn
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
@@ -205,6 +208,27 @@ def test_the_parts_sum_to_the_step(run: RunPaths) -> None:
     assert exposed_share(ddp) == pytest.approx(0.1)
     assert exposed_share(study.cells[by_way(study.plan, "slow")["ddp half"].key]) is None
     assert "10.0 % of a step" in split_sentence(cells)
+
+
+def test_exposed_communication_is_one_figure_wherever_it_stands(tmp_path: Path) -> None:
+    """The median over repeats, as objectives are judged by; cells.csv and the strategies had the mean instead."""
+    plan = planned(STUDY, repeats=6)
+    plan = plan.model_copy(update={"objectives": Objectives(exposed_communication_share=0.15)})
+    run = write_plan(tmp_path / "run", plan)
+    cell, other = (by_way(plan, "slow")[name] for name in ("ddp", "fsdp"))
+    figures = {"tokens_per_step": TOKENS, "steps": 5}
+    for way in (cell, other):
+        for repeat, share in enumerate((0.1, 0.1, 0.1, 0.1, 0.1, 0.25)):
+            samples = step_samples(way, 0.1, (4.0, 3.5, 3.0, 2.8, 2.7), share)
+            write_record(run, way, repeat, samples=samples, figures=figures)
+    study = load_run(run)
+    (judged,) = (one for one in judge_objectives(study) if one.result and one.result.key == cell.key)
+    (line,) = (line for line in csv.DictReader(io.StringIO(cells_csv(study))) if line["key"] == cell.key)
+    (compared,) = (one for one in strategies(study) if one.target == "slow" and "float32" in one.title)
+    assert judged.value == pytest.approx(0.1)
+    assert float(line["exposed_communication_share"]) == pytest.approx(0.1)
+    assert column(strategies_table(study, compared), "exposed communication")[0] == "10.0 %"
+    assert exposed_share(study.cells[cell.key]) == pytest.approx(0.125), "of a mean step, beside its other parts"
 
 
 def test_what_is_beside_the_step(run: RunPaths) -> None:
