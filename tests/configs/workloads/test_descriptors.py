@@ -77,7 +77,6 @@ ALLOWED = {
         2,
         "questions and methods by the kind of an experiment, `communication` among them",
     ),
-    "reports/decisions/cost.py": (1, "the energy of a script is that of its steps, where these are timed"),
     "reports/experiments/targets.py": (1, "the kind of an experiment, not of a workload"),
     "tasks/planning/inputs.py": (2, "counts the prompts of a file, and looks whether they are texts"),
     "tasks/planning/predictions.py": (1, "the training that a script is predicted as"),
