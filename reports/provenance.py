@@ -145,6 +145,20 @@ def models_table(study: StudyResult) -> Table | None:
     return Table(columns, tuple(rows), text_columns=5) if rows else None
 
 
+def models_sentence(study: StudyResult) -> str:
+    """Why a model has several hashes of its weights; empty where none has."""
+    found: dict[str | None, set[object]] = {}
+    for result in study.cells.values():
+        hashes = (reading.record.figures.get("weights_hash") for reading in result.completed.values())
+        found.setdefault(result.cell.model, set()).update(value for value in hashes if value)
+    if all(len(hashes) < 2 for hashes in found.values()):
+        return ""
+    return (
+        "A hash is over the weights that the first rank holds, in the cell's precision. Other precisions, and other "
+        "parts of a model that is split by tp or pp, have other hashes of the same weights."
+    )
+
+
 def loading_table(study: StudyResult) -> Table | None:
     """Seconds until the weights were in memory, by what fixes them; only a launch's first measurement tells.
 

@@ -263,7 +263,7 @@ def failures_section(context: TemplateContext) -> Section:
 def _how(context: TemplateContext) -> Section:
     more = []
     if context["models"]:
-        more.append(Section("Models", table=context["models"]))
+        more.append(Section("Models", context["models_sentence"], context["models"]))
     environment, shared = context["environment"], context["environments"]
     if shared:
         tables = _tables(("", context["differences"]), ("What is the same in all:", environment))
