@@ -125,12 +125,18 @@ def ratio_cell(value: Ratio | None) -> str:
     return text if value.count == 1 else f"{text} {_bounds(value, lambda bound: number(bound, digits))}"
 
 
+def change(share: float) -> str:
+    """A change as per cent, a rise with its sign: `+6.30 %`, `-7.00 %`, `0 %`."""
+    text = percent(share)
+    return f"+{text}" if share > 0 else text
+
+
 def change_cell(value: Ratio | None) -> str:
-    """The same as a change: `-6.30 % (-7.00 % to -5.10 %)`."""
+    """The same as a change: `-6.30 % (-7.00 % to +1.10 %)`."""
     if value is None:
         return UNKNOWN
-    change = percent(value.value - 1)
-    return change if value.count == 1 else f"{change} {_bounds(value, lambda bound: percent(bound - 1))}"
+    text = change(value.value - 1)
+    return text if value.count == 1 else f"{text} {_bounds(value, lambda bound: change(bound - 1))}"
 
 
 def _bounds(value: Ratio, written: Callable[[float], str]) -> str:
