@@ -162,7 +162,8 @@ def _cost(context: TemplateContext) -> Section | None:
         more.append(Section("Of the work", table=context["unit_costs"], more=plots))
     lines = tuple(Markdown(line) for line in context["cost_lines"])
     if context["fronts"]:
-        more.append(Section("Trade-offs", question=QUESTIONS["fronts"], more=tuple(context["fronts"])))
+        told = Markdown(context["fronts_sentence"])
+        more.append(Section("Trade-offs", told, question=QUESTIONS["fronts"], more=tuple(context["fronts"])))
     return Section("Cost", question=QUESTIONS["cost"], lines=lines, more=tuple(more)) if lines or more else None
 
 

@@ -20,7 +20,7 @@ class Section:
     """A question, the sentence that answers it, the figure to see it in, the tables behind it, and how it was measured.
 
     plot: name of the figure in the album. records: paths of the records, relative to the run folder.
-    short: whether the short form shows it.
+    num_records: how many there are, of which `records` may be the first. short: whether the short form shows it.
     """
 
     title: str
@@ -35,6 +35,7 @@ class Section:
     caption: str = ""
     tables: tuple[tuple[str, Table], ...] = ()
     records: tuple[str, ...] = ()
+    num_records: int = 0
 
     @property
     def all_tables(self) -> list[tuple[str, Table]]:

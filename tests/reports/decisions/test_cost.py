@@ -39,6 +39,7 @@ from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
 from reports.plots.style import drawn
 from reports.reading.load import StudyResult, load_run
+from reports.render import analyze_run, appendix_text
 from reports.sections.decisions import decision_context
 from tests.support.run_folders.priced_runs import (
     LARGE,
@@ -310,7 +311,10 @@ def test_of_too_many_fronts_those_of_the_most_cells_are_shown(tmp_path: Path) ->
     run = write_run(tmp_path / "run", make_plan(cells))
     for one in cells:
         write_measurements(run, one, RATES)
-    shown = decision_context(load_run(run), Album(draws=False))["fronts"]
+    context = decision_context(load_run(run), Album(draws=False))
+    shown = context["fronts"]
+    assert context["fronts_sentence"].startswith("The 8 trade-offs of the most cells are shown, of 9; ")
+    assert context["fronts_sentence"] in appendix_text(analyze_run(run, draws=False).context)
     assert [section.title.split("prompt tokens ")[1][0] for section in shown] == [*"1234567", "9"]
 
 

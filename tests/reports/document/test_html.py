@@ -79,6 +79,13 @@ def test_markdown_and_page_hold_the_same_sections(run: RunPaths) -> None:
         assert f">{heading}</h2>" in text
 
 
+def test_a_list_of_records_says_that_there_are_more(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under an experiment of 140 records stood `Records (60)`."""
+    (count,) = set(re.findall(r"<summary>Records \((\d+)\)", render_page(run))[:1])
+    monkeypatch.setattr("reports.sections.experiments.MAX_RECORDS", 1)
+    assert f"<summary>Records (1 of {count}; records.parquet has all)</summary>" in render_page(run)
+
+
 def test_the_samples_of_a_cell_are_named_by_what_they_are(run: RunPaths) -> None:
     """Of generation the column has the time of a token, the samples are whole requests, many times as long."""
     data = cells_data(load_run(run))
