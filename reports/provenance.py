@@ -16,7 +16,7 @@ from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
 from reports.reading.read import Reading
 from reports.tables import MOST_ROWS, first_rows, max_over_ranks
-from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, plural
+from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, fact_text, joined, number, plural
 
 
 def environment_table(study: StudyResult) -> Table | None:
@@ -25,7 +25,7 @@ def environment_table(study: StudyResult) -> Table | None:
     if not known:
         return None
     rows = [(name, value) for name, value in known[0].items() if all(flat.get(name) == value for flat in known)]
-    return Table(("what", "value"), tuple((code(name), escaped(value)) for name, value in rows), text_columns=2)
+    return Table(("what", "value"), tuple((code(name), fact_text(value)) for name, value in rows), text_columns=2)
 
 
 def environment_differences(study: StudyResult) -> Table | None:
@@ -33,7 +33,7 @@ def environment_differences(study: StudyResult) -> Table | None:
     names, known = _differing(study)
     if not names:
         return None
-    rows = tuple((code(name), *(escaped(flat.get(name, UNKNOWN)) for flat in known.values())) for name in names)
+    rows = tuple((code(name), *(fact_text(flat.get(name, UNKNOWN)) for flat in known.values())) for name in names)
     return Table(("what", *(code(digest) for digest in known)), rows, text_columns=len(known) + 1)
 
 

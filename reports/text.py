@@ -19,6 +19,7 @@ _MATH = re.compile(r"\$(?!\d)")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 """What begins or ends a formula in Markdown as GitHub and editors show it; `$5` is dollars."""
 
+_PYTHON_WORDS = {"None": "none", "True": "true", "False": "false"}
 _MOST_DIGITS = 1e15
 """From here on a number is written with its exponent: further digits are no number's that a float holds."""
 
@@ -181,6 +182,11 @@ def escaped(text: str) -> str:
 def code(text: str) -> str:
     """A path or a name in a table, as code."""
     return f"`{printable(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def fact_text(*values: str) -> str:
+    """Values of a fact of the environment for a table, as a person writes them: `none`, `true`, `gloo, nccl`."""
+    return escaped(", ".join(_PYTHON_WORDS.get(value, value) for value in sorted(values))) or UNKNOWN
 
 
 def anchor(heading: str) -> str:
