@@ -15,6 +15,8 @@ from reports.numbers.statistics import ROUNDING, Bounds, Estimate, Ratio
 
 UNKNOWN = "–"
 
+_CODE = re.compile(r"`([^`<>&\\\s](?:[^`<>&\\]{0,118}[^`<>&\\\s])?)`")
+"""A command or a field, as our own sentences write them; marks of HTML are left to `escaped`."""
 _MATH = re.compile(r"\$(?!\d)")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 """What begins or ends a formula in Markdown as GitHub and editors show it; `$5` is dollars."""
@@ -171,7 +173,16 @@ def mebibytes(value: float | None) -> str:
 
 def escaped(text: str) -> str:
     """Text from elsewhere (a message, a prompt) on one line, with no meaning to Markdown or HTML."""
-    flat = printable(" ".join(text.split()))
+    return _without_marks(printable(" ".join(text.split())))
+
+
+def prose(text: str) -> str:
+    """A plain sentence as inline Markdown: what stands between backticks is code, the rest as `escaped`."""
+    parts = _CODE.split(printable(" ".join(text.split())))
+    return "".join(f"`{part}`" if place % 2 else _without_marks(part) for place, part in enumerate(parts))
+
+
+def _without_marks(flat: str) -> str:
     for character, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         flat = flat.replace(character, instead)
     for character in "\\`*_[]|~":

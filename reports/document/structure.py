@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from reports.charts.chart import Chart
-from reports.text import Table, anchor, escaped
+from reports.text import Table, anchor, prose
 
 
 class Markdown(str):
@@ -59,8 +59,8 @@ class Document:
 
 
 def as_markdown(text: str) -> str:
-    """The text with inline marks: as it is where it has them, else escaped."""
-    return text if isinstance(text, Markdown) else escaped(text)
+    """The text with inline marks: as it is where it has them, else with those of code alone."""
+    return text if isinstance(text, Markdown) else prose(text)
 
 
 def anchors(document: Document) -> dict[str, str]:

@@ -20,6 +20,7 @@ from reports.text import (
     joined,
     number,
     percent,
+    prose,
     ratio_cell,
     ratio_text,
 )
@@ -114,3 +115,18 @@ def test_a_rise_has_its_sign() -> None:
     assert change_cell(Ratio(1.12, 1.1, 1.2, 10, (0.99, 1.15))) == "+12.0 % (-1.00 % to +15.0 %)"
     assert change_cell(Ratio(0.9, 0.9, 0.9, 1, None)) == "-10.0 %"
     assert [change(share) for share in (0.5, 0.0, -0.5)] == ["+50.0 %", "0 %", "-50.0 %"]
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("Set `machine` to <one>.", "Set `machine` to &lt;one&gt;."),  # it was \\`machine\\`
+        ("`rankwise plan` of a_b|c", "`rankwise plan` of a\\_b\\|c"),
+        ("`a|b` and `c", "`a|b` and \\`c"),
+        ("an odd ` mark, 5` more", "an odd \\` mark, 5\\` more"),
+        ("`<b>`", "\\`&lt;b&gt;\\`"),
+    ],
+)
+def test_backticks_of_a_sentence_are_code(text: str, markdown: str) -> None:
+    assert prose(text) == markdown
+    assert inline_plain(prose("`a` b_c")) == "a b_c"
