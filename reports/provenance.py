@@ -16,7 +16,7 @@ from reports.numbers.steady import LEAST_PASSES
 from reports.reading.load import StudyResult, flat_environment, model_title
 from reports.reading.read import Reading
 from reports.tables import MOST_ROWS, first_rows, max_over_ranks
-from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, joined, number, plural
+from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, fact_text, joined, number, plural
 
 
 def environment_table(study: StudyResult) -> Table | None:
@@ -25,7 +25,7 @@ def environment_table(study: StudyResult) -> Table | None:
     if not known:
         return None
     rows = [(name, value) for name, value in known[0].items() if all(flat.get(name) == value for flat in known)]
-    return Table(("what", "value"), tuple((code(name), escaped(value)) for name, value in rows), text_columns=2)
+    return Table(("what", "value"), tuple((code(name), fact_text(value)) for name, value in rows), text_columns=2)
 
 
 def environment_differences(study: StudyResult) -> Table | None:
@@ -33,7 +33,7 @@ def environment_differences(study: StudyResult) -> Table | None:
     names, known = _differing(study)
     if not names:
         return None
-    rows = tuple((code(name), *(escaped(flat.get(name, UNKNOWN)) for flat in known.values())) for name in names)
+    rows = tuple((code(name), *(fact_text(flat.get(name, UNKNOWN)) for flat in known.values())) for name in names)
     return Table(("what", *(code(digest) for digest in known)), rows, text_columns=len(known) + 1)
 
 
@@ -143,6 +143,20 @@ def models_table(study: StudyResult) -> Table | None:
         )
     columns = ("model", "identity", "weights", "parameters", "hash of the weights")
     return Table(columns, tuple(rows), text_columns=5) if rows else None
+
+
+def models_sentence(study: StudyResult) -> str:
+    """Why a model has several hashes of its weights; empty where none has."""
+    found: dict[str | None, set[object]] = {}
+    for result in study.cells.values():
+        hashes = (reading.record.figures.get("weights_hash") for reading in result.completed.values())
+        found.setdefault(result.cell.model, set()).update(value for value in hashes if value)
+    if all(len(hashes) < 2 for hashes in found.values()):
+        return ""
+    return (
+        "A hash is over the weights that the first rank holds, in the cell's precision. Other precisions, and other "
+        "parts of a model that is split by tp or pp, have other hashes of the same weights."
+    )
 
 
 def loading_table(study: StudyResult) -> Table | None:

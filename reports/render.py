@@ -217,6 +217,7 @@ def _study_wide(study: StudyResult, album: Album, judged: list[tuple[str, Judged
         "failures": tables.failures_table(study),
         "unreadable": tables.unreadable_table(study),
         "models": provenance.models_table(study),
+        "models_sentence": provenance.models_sentence(study),
         "measuring": [*provenance.measuring_lines(study), *steady_lines(study), *quality_lines(study)],
         "stopped": stopped_table(study),
         "unsteady": unsteady_table(study),

@@ -6,7 +6,7 @@ text = template_environment().get_template("report.md.j2").render(context)
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.text import escaped, plural
+from reports.text import escaped, plural, prose
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,7 +25,7 @@ def template_environment() -> "Environment":
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(escaped=escaped, plural=plural)
+    environment.filters.update(escaped=escaped, plural=plural, prose=prose)
     return environment
 
 

@@ -15,10 +15,13 @@ from reports.numbers.statistics import ROUNDING, Bounds, Estimate, Ratio
 
 UNKNOWN = "–"
 
+_CODE = re.compile(r"`([^`<>&\\\s](?:[^`<>&\\]{0,118}[^`<>&\\\s])?)`")
+"""A command or a field, as our own sentences write them; marks of HTML are left to `escaped`."""
 _MATH = re.compile(r"\$(?!\d)")
 _PARENTHESES = re.compile(r"\([^()]*\)")
 """What begins or ends a formula in Markdown as GitHub and editors show it; `$5` is dollars."""
 
+_PYTHON_WORDS = {"None": "none", "True": "true", "False": "false"}
 _MOST_DIGITS = 1e15
 """From here on a number is written with its exponent: further digits are no number's that a float holds."""
 
@@ -125,12 +128,18 @@ def ratio_cell(value: Ratio | None) -> str:
     return text if value.count == 1 else f"{text} {_bounds(value, lambda bound: number(bound, digits))}"
 
 
+def change(share: float) -> str:
+    """A change as per cent, a rise with its sign: `+6.30 %`, `-7.00 %`, `0 %`."""
+    text = percent(share)
+    return f"+{text}" if share > 0 else text
+
+
 def change_cell(value: Ratio | None) -> str:
-    """The same as a change: `-6.30 % (-7.00 % to -5.10 %)`."""
+    """The same as a change: `-6.30 % (-7.00 % to +1.10 %)`."""
     if value is None:
         return UNKNOWN
-    change = percent(value.value - 1)
-    return change if value.count == 1 else f"{change} {_bounds(value, lambda bound: percent(bound - 1))}"
+    text = change(value.value - 1)
+    return text if value.count == 1 else f"{text} {_bounds(value, lambda bound: change(bound - 1))}"
 
 
 def _bounds(value: Ratio, written: Callable[[float], str]) -> str:
@@ -164,7 +173,16 @@ def mebibytes(value: float | None) -> str:
 
 def escaped(text: str) -> str:
     """Text from elsewhere (a message, a prompt) on one line, with no meaning to Markdown or HTML."""
-    flat = printable(" ".join(text.split()))
+    return _without_marks(printable(" ".join(text.split())))
+
+
+def prose(text: str) -> str:
+    """A plain sentence as inline Markdown: what stands between backticks is code, the rest as `escaped`."""
+    parts = _CODE.split(printable(" ".join(text.split())))
+    return "".join(f"`{part}`" if place % 2 else _without_marks(part) for place, part in enumerate(parts))
+
+
+def _without_marks(flat: str) -> str:
     for character, instead in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
         flat = flat.replace(character, instead)
     for character in "\\`*_[]|~":
@@ -175,6 +193,11 @@ def escaped(text: str) -> str:
 def code(text: str) -> str:
     """A path or a name in a table, as code."""
     return f"`{printable(text).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
+
+
+def fact_text(*values: str) -> str:
+    """Values of a fact of the environment for a table, as a person writes them: `none`, `true`, `gloo, nccl`."""
+    return escaped(", ".join(_PYTHON_WORDS.get(value, value) for value in sorted(values))) or UNKNOWN
 
 
 def anchor(heading: str) -> str:

@@ -5,6 +5,7 @@
     printable_lines(message, 4000)            # keeps line feeds, which our own messages use
     plural(1, "cell")                         # "1 cell"
     significant(1841.3)                       # "1,840", not "1.84e+03"
+    value_text({"dp": 2})                     # "dp=2", a value of a study file in words
     file_slug("strong: tiny (random)")        # "strong-tiny-random", for the name of a file
     csv_text("=1+1")                          # "'=1+1", which no spreadsheet computes
 
@@ -84,6 +85,21 @@ def significant(value: float, digits: int = 3) -> str:
     """So many significant digits without an exponent of large values: `0.0427`, `12.3`, `1,840`."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:.{digits}g}" if abs(rounded) < 10**digits else f"{rounded:,.0f}"
+
+
+def value_text(value: object) -> str:
+    """A value of a study file in words, not as Python writes it: `dp=2 tp=2`, `int8 + int4`, `true`, `none`."""
+    if value is None or value in ([], ()):
+        return "none"
+    if value == {}:
+        return "default"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return " ".join(f"{name}={value_text(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return " + ".join(map(value_text, value))
+    return str(value)
 
 
 def file_slug(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.common.execution import Layout
+from configs.common.printable import value_text
 from configs.plans.answered import answering_drafts, kept_answers, used_workloads
 from configs.plans.plan import CellPoint, ConsideredLayout, Plan, PlannedExperiment, PlannedModel, empty_plan
 from configs.plans.points import CountPrompts, PointBuilder
@@ -270,9 +271,10 @@ class _Builder(PointBuilder):
             cell_draft = copied(draft)
             if not self._override(cell_draft, chosen, f"{where}.over"):
                 return []
-            label = ", ".join(f"{name.removeprefix('workload.')} {value}" for name, value in chosen.items())
+            label = ", ".join(f"{name.removeprefix('workload.')} {value_text(value)}" for name, value in chosen.items())
             spot, refusable = f"{where} at {label}", not CHOICES.isdisjoint(chosen)
             made = self._point(spot, cell_draft, chosen, label, not points, refusable)
+            self.note_unfilled_batch(spot, chosen, made)
             points += [point for point in made if not balances or first.setdefault(point.cell, chosen) == chosen]
         return points
 
@@ -288,7 +290,9 @@ class _Builder(PointBuilder):
             cell_draft = copied(draft)
             if self._override(cell_draft, overrides, f"{where}.variants.{variant}"):
                 spot, refusable = f"{where}.variants.{variant}", not CHOICES.isdisjoint(overrides)
-                points.extend(self._point(spot, cell_draft, {"variant": variant}, variant, False, refusable))
+                made = self._point(spot, cell_draft, {"variant": variant}, variant, False, refusable)
+                self.note_unfilled_batch(spot, overrides, made)
+                points.extend(made)
         return points
 
     def _correctness(self, where: str, experiment: Correctness, draft: Draft) -> list[CellPoint]:

@@ -72,6 +72,16 @@ class PointBuilder:
             what = "is given twice" if first == point.label else f"is the same cell as {first}"
             self._problem(f"{where}: {point.label} {what}. Leave one of the two out")
 
+    def note_unfilled_batch(self, where: str, chosen: Overrides, points: list[CellPoint]) -> None:
+        """Note points that are told apart by a batch that none of their replicas gets."""
+        nested = chosen.get("workload")
+        names = {name.removeprefix("workload.") for name in chosen} | set(nested if isinstance(nested, dict) else ())
+        for cell in (self.cells[point.cell] for point in points if "batch_size" in names):
+            try:
+                cell.workload.check_batch(cell.layout.dp)
+            except ValueError as error:
+                self._problem(f"{where}: {error}")
+
     def note_without_figures(self, where: str, kind: str, points: list[CellPoint]) -> None:
         """Note an experiment that compares the throughput of cells which have none."""
         shown_by = [STUDIED[self.cells[point.cell].workload.kind].shown_by for point in points]
@@ -150,6 +160,7 @@ class PointBuilder:
                 # A shorter file is repeated: a batch of 16 measured on a file of 4 would be a batch of 4.
                 work["num_prompts"] = max(count, cell.workload.batch_size * cell.layout.dp)
                 cell = Cell.model_validate(draft)
+            cell.workload.check_batch()  # of one replica: scaling and layouts may share a batch out
             cell.workload.check_warmup(self.study.measuring.warmup)
             return placed(cell, self._target(cell.target), cell.nodes if draft.get("nodes") is not None else None)
         except ValidationError as error:

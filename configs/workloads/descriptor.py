@@ -73,6 +73,9 @@ class BaseWorkload(Frozen):
     def check_warmup(self, warmup: int) -> None:
         """Raise ValueError where `warmup`, the study's, leaves none of a fixed number of steps to measure."""
 
+    def check_batch(self, replicas: int = 1) -> None:
+        """Raise ValueError where no replica ever gets a full batch: smaller ones would be shown under its name."""
+
     @property
     def min_timeout_seconds(self) -> float:
         """A time limit below which the fields make no sense; the study's, where it is longer, holds."""

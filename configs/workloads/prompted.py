@@ -153,6 +153,16 @@ class PromptedWorkload(BaseWorkload):
                 f"Use at least {layout.dp}"
             )
 
+    def check_batch(self, replicas: int = 1) -> None:
+        """Raise ValueError if no replica ever gets a full batch: smaller ones would be shown under its name."""
+        if self.num_prompts is None or -(-self.num_prompts // replicas) >= self.batch_size:
+            return
+        shared = "" if replicas == 1 else f" on each of {replicas} replicas"
+        raise ValueError(
+            f"workload.num_prompts: got {self.num_prompts}, too few to fill a batch of {self.batch_size}{shared}. "
+            f"Use at least {self.batch_size * replicas}, or leave num_prompts out"
+        )
+
     @property
     def _batch_text(self) -> str:
         pieces = "" if self.micro_batch_size is None else f" in micro-batches of {self.micro_batch_size}"

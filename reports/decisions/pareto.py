@@ -183,9 +183,14 @@ def pareto_sentence(pareto: Pareto) -> str:
         last.x.median / first.x.median,
         max(first.y.median, last.y.median) / min(first.y.median, last.y.median),
     )
+    same_x, same_y = number(x_gain) == "1.00", number(y_gain) == "1.00"
+    if same_x and same_y:
+        return f"{text} They are equal in both to three digits, median against median."
     text += f" From {first.result.name} to {last.result.name}, median against median,"
     if pareto.more_x:
-        speed = f"{number(x_gain)} times the speed"
-        return f"{text} a user gets {speed}, and a rank gives {number(y_gain)} times fewer tokens."
-    growth = f"throughput grows {number(y_gain)} times"
-    return f"{text} {growth}, and {one_unit(first.result)} costs {number(x_gain)} times as much."
+        speed = "the same speed" if same_x else f"{number(x_gain)} times the speed"
+        tokens = "as many tokens" if same_y else f"{number(y_gain)} times fewer tokens"
+        return f"{text} a user gets {speed}, and a rank gives {tokens}."
+    growth = "throughput is the same" if same_y else f"throughput grows {number(y_gain)} times"
+    costs = "as much" if same_x else f"{number(x_gain)} times as much"
+    return f"{text} {growth}, and {one_unit(first.result)} costs {costs}."

@@ -162,7 +162,8 @@ def _cost(context: TemplateContext) -> Section | None:
         more.append(Section("Of the work", table=context["unit_costs"], more=plots))
     lines = tuple(Markdown(line) for line in context["cost_lines"])
     if context["fronts"]:
-        more.append(Section("Trade-offs", question=QUESTIONS["fronts"], more=tuple(context["fronts"])))
+        told = Markdown(context["fronts_sentence"])
+        more.append(Section("Trade-offs", told, question=QUESTIONS["fronts"], more=tuple(context["fronts"])))
     return Section("Cost", question=QUESTIONS["cost"], lines=lines, more=tuple(more)) if lines or more else None
 
 
@@ -263,7 +264,7 @@ def failures_section(context: TemplateContext) -> Section:
 def _how(context: TemplateContext) -> Section:
     more = []
     if context["models"]:
-        more.append(Section("Models", table=context["models"]))
+        more.append(Section("Models", context["models_sentence"], context["models"]))
     environment, shared = context["environment"], context["environments"]
     if shared:
         tables = _tables(("", context["differences"]), ("What is the same in all:", environment))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from html import escape, unescape
 
 from reports.document.structure import Markdown
+from reports.text import prose
 
 _TOKEN = re.compile(
     r"\\(?P<char>.)|`(?P<code>[^`]*)`|(?P<bold>\*\*)|(?P<entity>&(?:lt|gt|amp);)|(?P<text>[^\\`*&]+|.)", re.S
@@ -15,9 +16,9 @@ _TOKEN = re.compile(
 
 
 def inline_html(text: str, markdown: bool = True) -> str:
-    """The text as HTML, safe between tags; `markdown`: whether marks in it have a meaning."""
+    """The text as HTML, safe between tags; `markdown`: whether marks in it have a meaning, other than backticks."""
     if not markdown:
-        return escape(text, quote=True)
+        text = prose(text)
     parts, bold = [], False
     for kind, value in tokens(text):
         if kind == "bold":

@@ -20,7 +20,7 @@ from configs.common.printable import printable, shortened
 from reports.document.assemble import EXPERIMENTS
 from reports.document.inline import inline_plain, tokens
 from reports.document.references import REFERENCES
-from reports.document.structure import Document, Markdown, Section
+from reports.document.structure import Document, Section, as_markdown
 from reports.numbers.statistics import LEAST_REPEATS
 from reports.reading.load import StudyResult
 from reports.text import UNKNOWN, Table, first_of, joined, plural
@@ -245,11 +245,9 @@ def literal(text: str) -> str:
 
 
 def rich(text: str) -> str:
-    """A text of a section: code and emphasis where it is Markdown."""
-    if not isinstance(text, Markdown):
-        return literal(text)
+    """A text of a section: code, and emphasis where it is Markdown."""
     parts, bold = [], False
-    for kind, value in tokens(text):
+    for kind, value in tokens(as_markdown(text)):
         if kind == "bold":
             bold = not bold
         elif kind == "code":

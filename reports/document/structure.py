@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from reports.charts.chart import Chart
-from reports.text import Table, anchor, escaped
+from reports.text import Table, anchor, prose
 
 
 class Markdown(str):
@@ -20,7 +20,7 @@ class Section:
     """A question, the sentence that answers it, the figure to see it in, the tables behind it, and how it was measured.
 
     plot: name of the figure in the album. records: paths of the records, relative to the run folder.
-    short: whether the short form shows it.
+    num_records: how many there are, of which `records` may be the first. short: whether the short form shows it.
     """
 
     title: str
@@ -35,6 +35,7 @@ class Section:
     caption: str = ""
     tables: tuple[tuple[str, Table], ...] = ()
     records: tuple[str, ...] = ()
+    num_records: int = 0
 
     @property
     def all_tables(self) -> list[tuple[str, Table]]:
@@ -58,8 +59,8 @@ class Document:
 
 
 def as_markdown(text: str) -> str:
-    """The text with inline marks: as it is where it has them, else escaped."""
-    return text if isinstance(text, Markdown) else escaped(text)
+    """The text with inline marks: as it is where it has them, else with those of code alone."""
+    return text if isinstance(text, Markdown) else prose(text)
 
 
 def anchors(document: Document) -> dict[str, str]:

@@ -19,13 +19,13 @@ from reports.tables import MOST_ROWS, first_rows
 from reports.text import (
     UNKNOWN,
     Table,
+    change,
     change_cell,
     escaped,
     estimate_cell,
     joined,
     mebibytes,
     number,
-    percent,
     ratio_cell,
     ratio_text,
 )
@@ -170,7 +170,7 @@ def optimization_table(base: CellResult | None, gains: list[Gain]) -> Table:
         own = "1" if base.completed else UNKNOWN
         rows.append(("baseline", UNKNOWN, *_absolute(base, own, UNKNOWN, UNKNOWN)))
     for gain in gains:
-        memory = percent(gain.memory - 1) if gain.memory is not None else UNKNOWN
+        memory = change(gain.memory - 1) if gain.memory is not None else UNKNOWN
         absolute = _absolute(gain.result, ratio_cell(gain.throughput), change_cell(gain.seconds), memory)
         rows.append((escaped(gain.variant), f"{len(gain.throughput_by_repeat)}", *absolute))
     return Table(columns, tuple(rows)).without_empty_columns()

@@ -11,7 +11,7 @@ intervals come from the order of the values alone, and are None where there are 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, exp, log2
+from math import ceil, exp, log2, sqrt
 
 import numpy as np
 
@@ -152,7 +152,7 @@ def paired_ratio(
 ) -> Ratio | None:
     """first / second in each block that has both, by repeat; None where no block has both.
 
-    Value and interval are those of the median of the pairs' ratios (`median_interval`, of logarithms),
+    Value and interval are those of the median of the pairs' ratios, of logarithms (`median_interval`),
     which supposes nothing of the noise, not even that both cells have the same. The signed-rank test's
     interval is shorter where the noise is normal, but wrong where two cells' noise is skewed differently
     (docs/measurements/statistics.md).
@@ -161,7 +161,9 @@ def paired_ratio(
     if not ratios:
         return None
     found = median_interval(np.log(ratios), corrected(confidence, comparisons))
-    value = float(np.median(ratios))
+    # Of two in the middle the geometric mean: with the arithmetic one, a ratio and its inverse may both exceed 1.
+    low, high = ratios[(len(ratios) - 1) // 2], ratios[len(ratios) // 2]
+    value = min(max(sqrt(low) * sqrt(high), low), high)
     # Without noise exp(log(x)) is not quite x, and the interval would leave the value out.
     bounds = None if found is None else (min(value, exp(found[0])), max(value, exp(found[1])))
     return Ratio(value, ratios[0], ratios[-1], len(ratios), bounds, comparisons)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from configs.common.printable import value_text
 from reports.numbers.statistics import Estimate
 from reports.text import first_of
 
@@ -235,8 +236,9 @@ def axis_positions(values: Sequence[Any]) -> tuple[list[float], list[str] | None
     """x of each value: itself where all are numbers, else the position of its text, and the texts."""
     if is_numeric(values):
         return [float(value) for value in values], None
-    labels = list(dict.fromkeys(str(value) for value in values))
-    return [float(labels.index(str(value))) for value in values], labels
+    texts = [value_text(value) for value in values]
+    labels = list(dict.fromkeys(texts))
+    return [float(labels.index(text)) for text in texts], labels
 
 
 def is_numeric(values: Sequence[Any]) -> bool:

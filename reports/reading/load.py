@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.common.files.reading import read_json_object, reason_of
-from configs.common.printable import plural_noun, printable
+from configs.common.printable import plural_noun, printable, value_text
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedExperiment, PlannedModel, read_plan
 from configs.records.rates import Column
@@ -343,7 +343,7 @@ def _field_text(name: str, value: Any) -> str:
     word = name.rpartition(".")[2]
     if word == "num_prompts" and value not in (None, 1):
         return f"{value} prompts"
-    return f"no {word}" if value is None else f"{word} {value[:12] if _is_hash(value) else value}"
+    return f"no {word}" if value is None else f"{word} {value[:12] if _is_hash(value) else value_text(value)}"
 
 
 def _label(cell: Cell) -> str:

@@ -15,7 +15,20 @@ from reports.reading.run_figures import FIGURE_KINDS, CellFigures, RunFigures
 from reports.runs.compare import OF_SINGLE, CellChange, Change, Comparison, ComparisonVerdict
 from reports.tables import NOISE_LIMIT
 from reports.templating import template_environment
-from reports.text import UNKNOWN, Table, aligned, code, escaped, joined, number, percent, plural, ratio_digits, repeats
+from reports.text import (
+    UNKNOWN,
+    Table,
+    aligned,
+    code,
+    escaped,
+    fact_text,
+    joined,
+    number,
+    percent,
+    plural,
+    ratio_digits,
+    repeats,
+)
 
 LISTED = 20
 """Unmatched cells that are named before the rest is counted."""
@@ -110,7 +123,7 @@ def _ratio_and_verdict(change: Change | None, cell: CellChange) -> str:
 def difference_table(comparison: Comparison) -> Table | None:
     """What differs between the environments and the rules of measuring; None where nothing does."""
     rows = [
-        (code(item.what), escaped(", ".join(item.first)) or UNKNOWN, escaped(", ".join(item.second)) or UNKNOWN)
+        (code(item.what), fact_text(*item.first), fact_text(*item.second))
         for item in (*comparison.differences, *comparison.rules)
     ]
     return Table(("what", "first", "second"), tuple(rows), text_columns=3) if rows else None

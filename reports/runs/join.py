@@ -38,7 +38,19 @@ from reports.runs.compare import FIRST, OF_SINGLE
 from reports.runs.compare_text import short_commit
 from reports.runs.join_best import Contender, best_sentences
 from reports.templating import template_environment
-from reports.text import UNKNOWN, Table, code, count, escaped, estimate_cell, first_of, joined, number, percent
+from reports.text import (
+    UNKNOWN,
+    Table,
+    code,
+    count,
+    escaped,
+    estimate_cell,
+    fact_text,
+    first_of,
+    joined,
+    number,
+    percent,
+)
 
 _NAMED = 5
 """Cells with wrong answers that a sentence names."""
@@ -233,7 +245,7 @@ def nodes_environment_table(nodes: Sequence[JoinedNode]) -> Table | None:
     """The facts in which the nodes differ, a column for each node; None where they differ in nothing."""
     names = _differing(nodes)
     facts = [node.facts(names) for node in nodes]
-    rows = [(code(name), *(escaped(", ".join(sorted(known[name]))) or UNKNOWN for known in facts)) for name in names]
+    rows = [(code(name), *(fact_text(*known[name]) for known in facts)) for name in names]
     return Table(("what", *(escaped(node.name) for node in nodes)), tuple(rows), len(nodes) + 1) if rows else None
 
 

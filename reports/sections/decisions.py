@@ -5,7 +5,7 @@
 `reports.document.assemble` makes sections of them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,8 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
     decisions = decide(study, costs, judgements, wrong)
     saved = savings(study, costs, targets, judged, wrong)
     measured = any(cell.result.completed for cell in cells)
+    # One cell alone trades nothing.
+    fronts = [front for front in [*user_fronts(study, wrong), *cost_fronts(costs, wrong)] if len(front.points) > 1]
     return {
         "decisions": decisions,
         "next_lines": [*next_lines(decisions, study.cells.values()), *next_server_lines(server_choices(study))],
@@ -78,7 +80,8 @@ def decision_context(study: StudyResult, album: Album, judged: Sequence[tuple[st
         "cost_plots": _cost_plots(costs, album),
         "cost_units": {cost.result.cell.workload.kind: plural_noun(cost.result.work_unit) for cost in costs},
         "max_bars": MOST_BARS,
-        "fronts": _fronts([*user_fronts(study, wrong), *cost_fronts(costs, wrong)], album),
+        "fronts": _fronts(fronts, album),
+        "fronts_sentence": _fronts_sentence(len(fronts)),
         "nodes": node_table(cells),
         "nodes_sentence": nodes_sentence(cells),
         "node_latency": node_latency_table(cells),
@@ -99,9 +102,14 @@ def _cost_plots(costs: Sequence[CellCost], album: Album) -> dict[str, str]:
     return plots
 
 
-def _fronts(fronts: Iterable[Pareto], album: Album) -> list[Section]:
-    """A section for each front of two cells or more, of too many those of the most cells: one alone trades nothing."""
-    several = [front for front in fronts if len(front.points) > 1]
+def _fronts_sentence(count: int) -> str:
+    """What too many fronts leave out; empty where all are shown."""
+    shown = f"The {MOST_FRONTS} trade-offs of the most cells are shown, of {count:,}; `cells.csv` has every cell."
+    return shown if count > MOST_FRONTS else ""
+
+
+def _fronts(several: Sequence[Pareto], album: Album) -> list[Section]:
+    """A section for each front, of too many those of the most cells."""
     most = sorted(several, key=lambda front: -len(front.points))[:MOST_FRONTS]
     drawn = [front for front in several if any(front is one for one in most)]
     return [

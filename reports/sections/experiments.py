@@ -106,7 +106,8 @@ def experiment_sections(
         kind: [
             replace(
                 _with_engines(study, experiment, maker(study, experiment, album), judged),
-                records=records_of(study, experiment),
+                records=(paths := records_of(study, experiment))[:MAX_RECORDS],
+                num_records=len(paths),
             )
             for experiment in experiments_of(study, kind)
         ]
@@ -115,9 +116,9 @@ def experiment_sections(
 
 
 def records_of(study: StudyResult, experiment: PlannedExperiment) -> tuple[str, ...]:
-    """Paths of the records behind an experiment's figures, the first MAX_RECORDS of them."""
+    """Paths of the records behind an experiment's figures."""
     paths = [reading.path for result in study.points(experiment) for reading in result.completed.values()]
-    return tuple(dict.fromkeys(paths))[:MAX_RECORDS]
+    return tuple(dict.fromkeys(paths))
 
 
 def target_sections(study: StudyResult, album: Album) -> list[Section]:

@@ -10,6 +10,8 @@ from reports.numbers.statistics import Estimate, Ratio
 from reports.text import (
     Table,
     aligned,
+    change,
+    change_cell,
     code,
     count,
     escaped,
@@ -18,6 +20,7 @@ from reports.text import (
     joined,
     number,
     percent,
+    prose,
     ratio_cell,
     ratio_text,
 )
@@ -105,3 +108,25 @@ def test_a_range_that_leaves_out_1_shows_it() -> None:
     assert ahead.is_above(1)
     assert ratio_cell(ahead) == "1.002 [1.002 to 1.002]"
     assert ratio_text(ahead, "pair") == "1.002 times (1.002 to 1.002, range of 5 pairs)"
+
+
+def test_a_rise_has_its_sign() -> None:
+    """`change of it 12.0 % (-1.00 % to 15.0 %)` beside the `+12.0 %` of compression."""
+    assert change_cell(Ratio(1.12, 1.1, 1.2, 10, (0.99, 1.15))) == "+12.0 % (-1.00 % to +15.0 %)"
+    assert change_cell(Ratio(0.9, 0.9, 0.9, 1, None)) == "-10.0 %"
+    assert [change(share) for share in (0.5, 0.0, -0.5)] == ["+50.0 %", "0 %", "-50.0 %"]
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("Set `machine` to <one>.", "Set `machine` to &lt;one&gt;."),  # it was \\`machine\\`
+        ("`rankwise plan` of a_b|c", "`rankwise plan` of a\\_b\\|c"),
+        ("`a|b` and `c", "`a|b` and \\`c"),
+        ("an odd ` mark, 5` more", "an odd \\` mark, 5\\` more"),
+        ("`<b>`", "\\`&lt;b&gt;\\`"),
+    ],
+)
+def test_backticks_of_a_sentence_are_code(text: str, markdown: str) -> None:
+    assert prose(text) == markdown
+    assert inline_plain(prose("`a` b_c")) == "a b_c"

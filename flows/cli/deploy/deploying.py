@@ -12,7 +12,7 @@ import typer
 from configs.common.base import WrongArgument, expanded
 from configs.common.dollars import dollars
 from configs.common.execution import Dtype, Layout
-from configs.common.printable import file_slug, plural
+from configs.common.printable import file_slug, plural, significant
 from configs.common.secrets import redacted
 from configs.hardware.catalog import HOME_REGIONS
 from configs.hardware.prices import listed_offers
@@ -308,8 +308,7 @@ def _deployed(
         "" if measured is None or measured.speed is None else f"{measured.speed:.2f}",
         measured.loss_text if measured else "",
         bundle.verdict,
-        f"{1000 * timing.seconds:.1f}",
-        f"{timing.per_second:,.0f} {timing.unit}",
+        *_timed(timing),
         "right",
         price,
         _per_million(usd, timing),
@@ -325,6 +324,11 @@ def _deployed(
 
 def _size(count: int | None) -> str:
     return "" if count is None else f"{count / _MIB:.1f}"
+
+
+def _timed(timing: Timing) -> tuple[str, str]:
+    """Milliseconds of a request, and units a second: three significant digits each."""
+    return significant(1000 * timing.seconds), f"{significant(timing.per_second)} {timing.unit}"
 
 
 def _per_million(usd_per_hour: float | None, timing: Timing) -> str:

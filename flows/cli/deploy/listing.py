@@ -135,7 +135,8 @@ def run_undeploy(name: str | None, everything: bool) -> int:
             typer.echo(f"{one}: {words_of(error)}", err=True)
             code = 1
             continue
-        told = "" if not cost else f"; it cost {dollars(cost)} USD"
+        priced = "; what it cost is unknown, for it has no price" if cost is None else f"; it cost {dollars(cost)} USD"
+        told = "" if cost == 0 else priced  # own machines
         typer.echo(f"{one}: taken down, nothing is left{told}")
     if not names:
         typer.echo("nothing is deployed")

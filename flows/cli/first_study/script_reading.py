@@ -31,6 +31,8 @@ _ROLES = {
     "seed": r"(random_)?seed",
 }
 """Field of a study -> names of options that mean it."""
+_WITHOUT_VALUE = ("store_true", "store_false", "store_const", "append_const", "count")
+"""Actions of argparse's flags."""
 _TRAINER_RUNS_SHORT = (
     "--output_dir", "out", "--max_steps", "32", "--logging_steps", "1", "--save_strategy", "no", "--report_to", "none"
 )  # fmt: skip
@@ -183,9 +185,11 @@ def _options(tree: ast.AST, commands: Subcommands) -> Iterator[ScriptOption]:
             continue
         seen.add(flag)
         given = {each.arg: each.value for each in call.keywords}
-        if isinstance(given.get("action"), ast.Constant):
-            continue  # a flag without a value
-        yield ScriptOption(flag, _plain(given.get("default")), _role(flag), commands.owner(call) or None)
+        action = _plain(given.get("action"))
+        if action in ("help", "version"):
+            continue
+        role = None if action in _WITHOUT_VALUE or _plain(given.get("is_flag")) is True else _role(flag)
+        yield ScriptOption(flag, _plain(given.get("default")), role, commands.owner(call) or None)
 
 
 def _required(tree: ast.AST, commands: Subcommands) -> Iterator[str]:

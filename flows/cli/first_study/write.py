@@ -16,10 +16,12 @@ from configs.common.files.yaml_text import yaml_text
 from configs.spec.study import StudySpec, parse_study
 from flows.cli.errors import resolved
 from flows.cli.first_study.own_modules import OwnModules, own_modules
-from flows.cli.first_study.script_reading import ScriptFacts, ScriptOption, script_facts
+from flows.cli.first_study.script_reading import ScriptFacts, script_facts
 from flows.cli.options import write_output
 
 Ask = Callable[[str, str], str]
+_MAX_TOLD = 8
+"""Options that the command names; the file has all."""
 _FIELDS = ("micro_batch_size", "accumulation_steps", "sequence_length")
 
 
@@ -149,7 +151,8 @@ def commented(study: dict[str, Any], facts: ScriptFacts) -> str:
 
 def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) -> list[str]:
     """What was found and what was written."""
-    flags = ", ".join(option.flag for option in _shown(facts.options)) or "no options of argparse or click"
+    flags = ", ".join(option.flag for option in facts.options[:_MAX_TOLD]) or "no options of argparse or click"
+    flags += f" and {more:,} more" if (more := len(facts.options) - _MAX_TOLD) > 0 else ""
     printed = f'; prints "{facts.printed}"' if facts.printed else ""
     name = script.name if facts.command is None else f"{script.name} {facts.command}"
     found = [f"{name} takes {flags}{printed}"]
@@ -168,10 +171,6 @@ def told(facts: ScriptFacts, script: Path, output: Path, study: dict[str, Any]) 
 def _missing(facts: ScriptFacts, study: dict[str, Any]) -> list[str]:
     """What the script requires and the written command lacks."""
     return [name for name in facts.required if name not in study["workload"]["command"]]
-
-
-def _shown(options: list[ScriptOption]) -> list[ScriptOption]:
-    return options[:8]
 
 
 def _named(path: Path, folder: Path) -> str:

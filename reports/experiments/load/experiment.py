@@ -16,6 +16,7 @@ from math import isclose
 import numpy as np
 
 from configs.common.execution import Dtype
+from configs.common.printable import value_text
 from configs.plans.plan import PlannedExperiment
 from configs.records.samples import DamagedSamplesError
 from configs.targets.target import EndpointTarget
@@ -195,7 +196,7 @@ class LoadExperiment:
             at = next((value for name, value in planned.values.items() if _short(name) == self.axis), None)
             # A load too that is written as YAML takes for text: 5e-1.
             if isinstance(at, int | float | str):
-                title = ", ".join(f"{_short(name)} {value}" for name, value in rest.items())
+                title = ", ".join(f"{_short(name)} {value_text(value)}" for name, value in rest.items())
                 found.setdefault(title, []).append((float(at), point))
         return {title: sorted(points, key=lambda one: one[0]) for title, points in found.items()}
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs.common.files.reading import MIB
+from configs.common.printable import value_text
 from reports.experiments.comparison import SweepPoint
 from reports.numbers.statistics import Estimate
 from reports.plots.style import (
@@ -76,7 +77,7 @@ def sweep_axes(points: Sequence[SweepPoint]) -> tuple[str, dict[str, list[int]]]
     series: dict[str, list[int]] = {}
     for position, point in enumerate(points):
         rest = [
-            f"{field.removeprefix('workload.').replace('_', ' ')} {point.values[field]}"
+            f"{field.removeprefix('workload.').replace('_', ' ')} {value_text(point.values[field])}"
             for field in fields
             if field != axis
         ]

@@ -4,7 +4,16 @@ import re
 
 import pytest
 
-from configs.common.printable import csv_text, file_slug, plural, plural_noun, printable, printable_lines, significant
+from configs.common.printable import (
+    csv_text,
+    file_slug,
+    plural,
+    plural_noun,
+    printable,
+    printable_lines,
+    significant,
+    value_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +107,21 @@ def test_a_count_of_one_has_the_singular(count: int, noun: str, text: str) -> No
 def test_units_of_throughput_have_their_plural(unit: str, units: str) -> None:
     """Of studies that rankwise init writes, the report had batchs/s."""
     assert plural_noun(unit) == units
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (8, "8"),
+        ("bfloat16", "bfloat16"),
+        (["int8", "int4"], "int8 + int4"),
+        ({"dp": 2, "strategy": "fsdp"}, "dp=2 strategy=fsdp"),
+        (False, "false"),
+        (None, "none"),
+        ([], "none"),
+        ({}, "default"),
+        (0, "0"),
+    ],
+)
+def test_values_of_a_study_file_are_shown_in_words(value: object, shown: str) -> None:
+    assert value_text(value) == shown

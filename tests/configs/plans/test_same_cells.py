@@ -28,7 +28,7 @@ def plan_of(experiment: dict[str, Any]) -> Plan:
         ({"kind": "sweep", "over": {"batch_size": [2, "2"]}}, "batch_size 2 is given twice"),
         (
             {"kind": "sweep", "over": {"layout": [{"tp": 1}, {"pp": 1}]}},
-            "layout {'pp': 1} is the same cell as layout {'tp': 1}",
+            "layout pp=1 is the same cell as layout tp=1",
         ),
         (
             {"kind": "optimization", "baseline": {"dtype": "bfloat16"}, "variants": {"half": {"dtype": "bfloat16"}}},
@@ -65,3 +65,12 @@ def test_a_grid_of_stages_and_balances_measures_one_stage_once() -> None:
         plan_of({"kind": "sweep", "over": {"stage_balance": ["memory", "speed"]}})
     with pytest.raises(StudyError, match="pp 2, stage_balance speed is given twice"):
         plan_of({"kind": "sweep", "over": {"pp": [2, 2], "stage_balance": ["speed"]}})
+
+
+def test_points_are_labelled_in_words() -> None:
+    """Tables and headlines showed `compression ['int8']`, `layout {'tp': 2}` and `read_probe True`."""
+    over = {"layout": [{}, {"tp": 2}], "compression": [["int8"]], "read_probe": [True], "micro_batch_size": [None]}
+    rest = "compression int8, read_probe true, micro_batch_size none"
+    points = plan_of({"kind": "sweep", "over": over}).experiments[0].points
+    assert [point.label for point in points] == [f"layout default, {rest}", f"layout tp=2, {rest}"]
+    assert points[1].values == {name: values[-1] for name, values in over.items()}

@@ -293,6 +293,36 @@ def test_scaling_over_a_short_file_fills_the_batch_of_its_baseline(
     assert [cell.workload.num_prompts for cell in plan.cells.values()] == prompts  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("experiment", "problem"),
+    [
+        (
+            {"kind": "sweep", "over": {"batch_size": [1, 16]}},
+            "at batch_size 16: .* got 4, too few to fill a batch of 16. ",
+        ),
+        (
+            {"kind": "sweep", "over": {"dp": [1, 2], "batch_size": [2, 4]}},
+            "a batch of 4 on each of 2 replicas. .* 8, or",
+        ),
+        ({"kind": "optimization", "variants": {"v": {"batch_size": 3, "dp": 2}}}, "variants.v: .* Use at least 6, or"),
+        ({"kind": "strong", "grow": "dp", "to": 2, "base": {"batch_size": 5}}, "got 4, too few to fill a batch of 5. "),
+    ],
+)
+def test_a_batch_that_the_prompts_never_fill_is_refused(
+    tmp_path: Path, experiment: dict[str, Any], problem: str
+) -> None:
+    # A sweep to batch 16 over 4 prompts showed and recommended "batch 16"; what ran were batches of 4.
+    workload = {"kind": "generate", "new_tokens": 4, "num_prompts": 4}
+    with pytest.raises(StudyError, match=problem):
+        plan_of(tmp_path, study(workload=workload, experiments={"s": experiment}))
+
+
+def test_scaling_and_layouts_may_share_a_batch_out(tmp_path: Path) -> None:
+    workload = {"kind": "generate", "new_tokens": 4, "num_prompts": 4, "batch_size": 4}
+    for experiment in ({"kind": "strong", "grow": "dp", "to": 2}, {"kind": "sweep", "over": {"dp": [1, 2]}}):
+        assert len(plan_of(tmp_path, study(workload=workload, experiments={"s": experiment})).cells) == 2
+
+
 def test_fewer_prompts_than_replicas_are_refused(tmp_path: Path) -> None:
     swept, scaled = {"kind": "sweep", "over": {"dp": [8]}}, {"kind": "strong", "grow": "dp", "points": [1, 8]}
     target = {"kind": "slurm", "name": "g", "nodes": 1, "ranks_per_node": 8}

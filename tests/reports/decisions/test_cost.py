@@ -39,6 +39,7 @@ from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.decisions.pareto import draw_pareto, pareto_height
 from reports.plots.style import drawn
 from reports.reading.load import StudyResult, load_run
+from reports.render import analyze_run, appendix_text
 from reports.sections.decisions import decision_context
 from tests.support.run_folders.priced_runs import (
     LARGE,
@@ -293,6 +294,25 @@ def test_fronts_of_a_study_and_their_figures(tmp_path: Path) -> None:
     assert first == second
 
 
+def test_equal_cells_of_a_front_trade_nothing(tmp_path: Path) -> None:
+    """Of two equal cells "a user gets 1.00 times the speed, and a rank gives 1.00 times fewer tokens"."""
+    cells = [cell(), cell().model_copy(update={"dtype": "bfloat16"})]
+    told = {}
+    for name, faster in (("equal", 1.0), ("apart", 1.5)):
+        run = write_run(tmp_path / name, make_plan(cells, prices={"local": 0.36}))
+        for item in cells:
+            write_measurements(run, item, RATES)
+        study = load_run(run)
+        for front in (*user_fronts(study), *cost_fronts(cell_costs(study))):
+            slow, fast = front.points
+            fast = replace(fast, x=fast.x.scaled(faster))
+            told[name, front.more_x] = pareto_sentence(replace(front, points=(slow, fast)))
+    for more_x in (True, False):
+        assert told["equal", more_x].endswith(" They are equal in both to three digits, median against median.")
+    assert told["apart", True].endswith("a user gets 1.50 times the speed, and a rank gives as many tokens.")
+    assert told["apart", False].endswith("throughput is the same, and a token costs 1.50 times as much.")
+
+
 def test_a_front_holds_cells_of_the_same_work_only(tmp_path: Path) -> None:
     """A short prompt that is faster than a long one beats nothing."""
     short = [cell(batch_size=size, prompt_tokens=16) for size in (1, 4)]
@@ -322,7 +342,10 @@ def test_of_too_many_fronts_those_of_the_most_cells_are_shown(tmp_path: Path) ->
     run = write_run(tmp_path / "run", make_plan(cells))
     for one in cells:
         write_measurements(run, one, RATES)
-    shown = decision_context(load_run(run), Album(draws=False))["fronts"]
+    context = decision_context(load_run(run), Album(draws=False))
+    shown = context["fronts"]
+    assert context["fronts_sentence"].startswith("The 8 trade-offs of the most cells are shown, of 9; ")
+    assert context["fronts_sentence"] in appendix_text(analyze_run(run, draws=False).context)
     assert [section.title.split("prompt tokens ")[1][0] for section in shown] == [*"1234567", "9"]
 
 

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from configs.records.record import Failure, Status
 from reports.document.cells import cells_data
 from reports.document.html import html_environment, json_block, policy, report_page
 from reports.document.inline import inline_html, inline_plain
+from reports.document.paper import rich
 from reports.document.structure import Document, Section
 from reports.reading.load import load_run
-from reports.render import analyze_run, render_page, render_report
+from reports.render import analyze_run, render_page, render_report, report_text
 from reports.text import Table
 from tests.support.browser import chromium, find_chromium, serious_faults
 from tests.support.run_folders.made_studies import cells_of, planned, write_measurements, write_plan, write_record
@@ -77,6 +79,13 @@ def test_markdown_and_page_hold_the_same_sections(run: RunPaths) -> None:
     text = render_page(run)
     for heading in re.findall(r"^## (.+)$", run.appendix.read_text(), flags=re.M):
         assert f">{heading}</h2>" in text
+
+
+def test_a_list_of_records_says_that_there_are_more(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under an experiment of 140 records stood `Records (60)`."""
+    (count,) = set(re.findall(r"<summary>Records \((\d+)\)", render_page(run))[:1])
+    monkeypatch.setattr("reports.sections.experiments.MAX_RECORDS", 1)
+    assert f"<summary>Records (1 of {count}; records.parquet has all)</summary>" in render_page(run)
 
 
 def test_the_samples_of_a_cell_are_named_by_what_they_are(run: RunPaths) -> None:
@@ -251,3 +260,15 @@ def _use_cells(page: Page) -> str:
     page.locator("#cell-close").click()
     expect(page.locator("#cell")).to_be_hidden()
     return record
+
+
+def test_commands_of_plain_sentences_are_code_in_every_form(run: RunPaths) -> None:
+    """The report said \\`rankwise run\\`, and the page had the backticks."""
+    analysis = analyze_run(run, False)
+    told = "`rankwise run` measures a_b again"
+    document = replace(analysis.document, sentences=(("Damaged:", told, None),), next_lines=(told,))
+    context = analysis.context | {"document": document, "next_lines": [told]}
+    assert report_text(context).count("`rankwise run` measures a\\_b again") == 2
+    page = report_page(document, cells_data(load_run(run)))
+    assert page.count("<code>rankwise run</code> measures a_b again") == 2
+    assert '#raw("rankwise run");' in rich(told)

@@ -60,3 +60,18 @@ def test_a_figure_of_many_variants_is_no_taller_than_the_pages(tmp_path: Path, m
     (section,) = experiment_sections(load_run(run), Album())["optimization"]
     assert max(heights) < 20 and section.table is not None and len(section.table.rows) == len(cells)
     assert section.lines == ("The figure shows the first 40 of 1,200 variants, the table all.",)
+
+
+def test_a_rise_of_latency_and_peak_memory_has_its_sign(tmp_path: Path) -> None:
+    base, more = generate(), generate(dtype="bfloat16")
+    points = [(base, {"variant": "baseline"}, "baseline"), (more, {"variant": "more"}, "more")]
+    run = write_plan(tmp_path / "run", plan_of([base, more], [experiment("e", "optimization", points)], repeats=1))
+    for cell, times in ((base, 1.0), (more, 2.0)):
+        samples = generated(cell, 1.0)
+        samples["0/request_seconds"] = [times * seconds for seconds in samples["0/request_seconds"]]
+        write_record(run, cell, samples=samples)
+        write_record(run, cell, figures={"peak_memory_bytes": int(times * 2**20)}, measuring_pass="memory")
+    study = load_run(run)
+    table = optimization_table(*optimization(study, study.plan.experiments[0]))
+    for name in ("change of it (interval)", "change of peak"):
+        assert table.rows[1][table.columns.index(name)].startswith("+")

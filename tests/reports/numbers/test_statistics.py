@@ -138,6 +138,16 @@ def test_a_paired_ratio_is_of_the_pairs() -> None:
     assert paired_ratio({0: 1.0}, {1: 1.0}) is None
 
 
+def test_of_two_pairs_a_ratio_and_its_inverse_are_not_both_above_1() -> None:
+    """`tp=2 does 1.01 times as much`, and elsewhere `1 rank 1.06 times better`: of 0.75 and 1.27."""
+    one, other = {0: 75.0, 1: 127.0}, {0: 100.0, 1: 100.0}
+    there, back = paired_ratio(one, other), paired_ratio(other, one)
+    assert there is not None and back is not None
+    assert there.value == pytest.approx(0.9760, abs=1e-4) and back.value == pytest.approx(1 / there.value)
+    same = paired_ratio({0: 11.0, 1: 11.0}, {0: 10.0, 1: 10.0})
+    assert same is not None and same.value == 1.1, "to the bit"
+
+
 def test_what_a_block_does_to_both_cells_cancels() -> None:
     blocks = seeded(2).lognormal(size=10)
     first, second = dict(enumerate(1.1 * blocks)), dict(enumerate(blocks))
@@ -158,6 +168,7 @@ def test_a_ratio_turned_round_is_its_inverse(pairs: list[tuple[float, float]]) -
         ),
     ):
         assert there is not None and back is not None and there.interval is not None and back.interval is not None
+        assert back.value == pytest.approx(1 / there.value)
         assert back.interval == pytest.approx((1 / there.interval[1], 1 / there.interval[0]))
         assert there.interval[0] * (1 - 1e-9) <= there.value <= there.interval[1] * (1 + 1e-9)
         assert there.low * (1 - 1e-9) <= there.interval[0] and there.interval[1] <= there.high * (1 + 1e-9)

@@ -208,12 +208,13 @@ def test_nothing_to_compare_is_an_error_that_says_why() -> None:
 
 
 def test_environment_differences_come_first() -> None:
-    second = run_of(cell_of(), name="b", environment={"torch": "2.10", "commit": "beef", "zeta": "1"})
+    second = run_of(cell_of(), name="b", environment={"torch": "2.10", "commit": "beef", "zeta": "None"})
     comparison = compare(run_of(cell_of()), second)
     assert [item.what for item in comparison.differences] == ["commit", "torch", "zeta"]
     text = terminal_text(comparison)
     assert text.index("The environments differ in commit, torch and zeta") < text.index("No regression")
     said = markdown(comparison)
+    assert "| `zeta` | – | none |" in said, "not as Python writes it"
     assert "| `torch` | 2.9 | 2.10 |" in said and said.index("torch") < said.index("No regression")
 
 

@@ -577,3 +577,28 @@ def test_logs_are_those_of_all_machines_that_answer(
 def test_a_million_tokens_that_cost_less_than_a_cent_are_not_free() -> None:
     fast = Timing(seconds=0.001, per_second=200_000.0, unit="tokens/s", requests=1)
     assert deploying._per_million(0.526, fast) == "0.00073" and deploying._per_million(None, fast) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "unit", "shown"),
+    [
+        (1.0823, 0.924, "embeddings/s", ("1,080", "0.924 embeddings/s")),
+        (0.01234, 1296.6, "tokens/s", ("12.3", "1,300 tokens/s")),
+    ],
+)
+def test_times_and_rates_have_three_digits(seconds: float, rate: float, unit: str, shown: tuple[str, str]) -> None:
+    """The table had `1082.3` ms and `1 embeddings/s`, which may be 0.5 or 1.4."""
+    assert deploying._timed(Timing(seconds=seconds, per_second=rate, unit=unit, requests=1)) == shown
+
+
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [(0.0, ""), (1.25, "; it cost 1.25 USD"), (None, "; what it cost is unknown, for it has no price")],
+)
+def test_what_a_deployment_cost_is_told_or_called_unknown(
+    monkeypatch: pytest.MonkeyPatch, store: Store, capsys: pytest.CaptureFixture[str], cost: float | None, told: str
+) -> None:
+    """Of a rented machine without a price nothing was said, as of an own one."""
+    monkeypatch.setattr(listing, "take_down", lambda *_: cost)
+    assert listing.run_undeploy("one", everything=False) == 0
+    assert capsys.readouterr().out == f"one: taken down, nothing is left{told}\n"

@@ -57,6 +57,26 @@ def test_a_script_with_options_and_lines(tmp_path: Path, capsys: pytest.CaptureF
     assert "throughput is counted" not in (tmp_path / "without.yaml").read_text()
 
 
+def test_options_without_a_value_are_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--fp16` and `--compile` were neither said to be taken nor among the further options"""
+    more = """
+parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
+parser.add_argument("--log", action="append")
+parser.add_argument("--verbose", action="count")
+parser.add_argument("--batch-size", action="store_true")
+parser.add_argument("--version", action="version", version="1")
+args = parser.parse_args()
+"""
+    init_study(written(tmp_path, PLAIN.replace("args = parser.parse_args()\n", more)), tmp_path / "s.yaml", 8, None)
+    told = capsys.readouterr().out.splitlines()[0]
+    assert told.startswith(
+        "train.py takes --micro-batch, --lr, --seq-len, --seed, --fp16, --out, --compile, --log and 2 m"
+    )
+    comments = (tmp_path / "s.yaml").read_text()
+    assert "options of the script: --fp16 --out --compile --log --verbose --batch-size\n" in comments
+    assert load_study(tmp_path / "s.yaml").workload.model_dump()["command"][1] == "--micro-batch"
+
+
 @pytest.mark.parametrize(
     ("printed", "line", "groups", "unit"),
     [
