@@ -35,7 +35,7 @@ from configs.records.samples import read_samples
 from configs.serving.installations import installation
 from configs.serving.settings import ServingSettings
 from configs.targets.target import EndpointTarget
-from configs.workloads.serve import MAX_START_SECONDS, ServeWorkload
+from configs.workloads.serve import ServeWorkload
 from engine.context import Context, RankResult
 from engine.load.__main__ import bearer_token
 from engine.planner.families import read_architecture
@@ -125,7 +125,7 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
     url = f"http://127.0.0.1:{wanted.port}"
     server = RunningServer(command, url, context.paths.folder / "server.log")
     context.closing.callback(server.stop)
-    ready_seconds = server.wait_until_ready(MAX_START_SECONDS)
+    ready_seconds = server.wait_until_ready(wanted.work.ready_seconds)
     vocabulary = context.manifest.config.get("vocab_size")
     shown, run = " ".join(command.shown or command.argv), context.paths.folder.parent.parent
     figures: dict[str, Figure] = {
