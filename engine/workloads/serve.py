@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from configs.common.base import content_hash, write_atomically
-from configs.common.files.reading import read_model
+from configs.common.files.reading import read_model, read_tail
 from configs.common.system.ports import free_port
 from configs.load.job import Endpoint, LoadJob
 from configs.load.samples import CHUNK_COLUMN, FACTS_FILE, JOB_FILE, LAG_COLUMN, SAMPLE_COLUMNS, SAMPLES_FILE, LoadFacts
@@ -49,6 +49,8 @@ _MAX_TEXT = 1500
 _OTHER_ERRORS = "other errors"
 _LOOK_SECONDS = 0.5
 _GENERATOR_NICE = -10
+_GENERATOR_LOG = "generator.log"
+_LAST_BYTES = 4000
 
 
 @dataclass(frozen=True)
@@ -316,7 +318,8 @@ class _Runs:
 
     def _generate(self, folder: Path) -> None:
         command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder), str(os.getpid())]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        log = folder / _GENERATOR_LOG  # nobody reads a pipe while it runs, which holds 64 KiB
+        with log.open("wb") as errors, subprocess.Popen(command, stderr=errors) as process:
             with suppress(OSError):  # as root: a generator that shares the server's cores is woken in time
                 os.setpriority(os.PRIO_PROCESS, process.pid, _GENERATOR_NICE)
             try:
@@ -327,9 +330,9 @@ class _Runs:
             except ServerDiedError:
                 process.terminate()
                 raise
-            errors = process.stderr.read() if process.stderr else ""
         if process.returncode != 0:
-            raise RuntimeError(f"load generator: {(errors.strip().splitlines() or ['it died'])[-1]}")
+            lines = read_tail(log, _LAST_BYTES).strip().splitlines()
+            raise RuntimeError(f"load generator: {(lines or ['it died'])[-1]}")
 
     def _inputs(self) -> str:
         """Return the folder of the input files; they are named by hash, with the suffix of JSON lines."""

@@ -16,7 +16,7 @@ from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
 from configs.spec.measuring import Measuring
 from configs.workloads.serve import ServeWorkload
-from engine.workloads.serve import _next_rate, _own_command, _served, as_typed, shown_command
+from engine.workloads.serve import _next_rate, _own_command, _Runs, _served, as_typed, shown_command
 from engine.workloads.servers.commands import ServerCommand, Wanted
 from engine.workloads.servers.process import RunningServer, ServerDiedError
 from tasks.models.sources import manifest_path, resolve_model
@@ -113,3 +113,26 @@ def test_a_search_that_cannot_go_on_says_why_in_a_sentence(tmp_path: Path) -> No
     """It was shown as a list of Python."""
     with pytest.raises(RuntimeError, match=r"^search: FileNotFoundError: .*search\.json"):
         _next_rate(tmp_path)
+
+
+def test_a_generator_that_writes_much_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pipe was read at its end alone: after 64 KiB of warnings it stood still until the cell's time limit."""
+    stand_in = tmp_path / "python"
+    written = "b'warning \\xff\\n' * 30000 + b'arrivals.file: no such file\\n'"
+    script = f"import sys; sys.stderr.buffer.write({written}); sys.exit(2)"
+    stand_in.write_text(f"#!{sys.executable}\n{script}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("engine.workloads.serve.sys.executable", str(stand_in))
+    looked = [0]
+
+    def check() -> None:
+        looked[0] += 1
+        if looked[0] > 60:
+            raise ServerDiedError("the generator has stood still for half a minute")
+
+    folder = tmp_path / "run-001"
+    folder.mkdir()
+    served = SimpleNamespace(server=SimpleNamespace(check=check))
+    runs = _Runs(None, None, served, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"^load generator: arrivals\.file: no such file$"):
+        runs._generate(folder)
