@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model, read_text
 from configs.common.system.forking import wait_for_exit
 from configs.common.system.proc import is_alive
 from configs.plans.job import Job
@@ -109,7 +109,7 @@ def _note_submission(paths: JobPaths) -> None:
 def _may_begin(paths: JobPaths) -> bool:
     """Whether the job was submitted so lately that its launcher can still come up."""
     try:
-        submitted, _, boot = paths.submitted.read_text().partition(" ")
+        submitted, _, boot = read_text(paths.submitted).partition(" ")
         age_seconds = time.monotonic() - float(submitted)
     except (FileNotFoundError, ValueError):
         return False
