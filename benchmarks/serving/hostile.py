@@ -141,7 +141,7 @@ def _headers(rng: random.Random, model: str) -> Hostile:
     if choice == 6:
         return Hostile("", (rng.randbytes(200) + b"\r\n\r\n",))
     if choice == 7:
-        line = b"GET /" + b"a" * (100 << 10) + b" HTTP/1.1\r\nHost: x\r\n\r\n"
+        line = b"GET /" + b"a" * (100 << 10) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
         return Hostile("", (line,))
     return Hostile("", (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",))
 
@@ -152,7 +152,9 @@ def _paths(rng: random.Random, model: str) -> Hostile:
     )
     if rng.random() < 0.3:
         method = rng.choice(["DELETE", "PUT", "PATCH", "TRACE"])
-        return Hostile("", (f"{method} /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode(),))
+        return Hostile(
+            "", (f"{method} /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode(),)
+        )
     return _post(_fields(model), path=path)
 
 

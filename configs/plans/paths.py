@@ -158,6 +158,12 @@ class JobPaths:
         return self.parts / f"{measurement}.nsys_rank_{rank}.nsys-rep"
 
 
+def job_order(name: str) -> tuple[int, str]:
+    """Return the key by which names of job folders sort in order of creation: `10000-...` is behind `9999-...`."""
+    first = name.partition("-")[0]
+    return int(first) if first.isdecimal() else 0, name  # a person may have put others there
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """Files of one run folder."""

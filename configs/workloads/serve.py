@@ -29,8 +29,6 @@ from configs.workloads.descriptor import BaseWorkload, Descriptor
 DEFAULT_RATE = 1.0
 MIN_RATE, MAX_RATE = 0.01, 10_000.0
 """Bounds of a search for the highest rate, where the target has no cap."""
-MAX_START_SECONDS = 300.0
-"""Time in which a server must be ready."""
 RUN_COLUMNS = ("run_rate", "run_issuing_seconds", "run_wall_seconds", "run_requests", "run_lag_samples")
 """Of each run of the generator: one, or those of a search, in order. Rates are requests per second, NaN: none."""
 PROBE_COLUMNS = ("probe_tokens", "probe_same_tokens", "probe_margin_nats")
@@ -41,8 +39,11 @@ STATE_COLUMNS = ("state_seconds", "state_running", "state_waiting", "state_memor
 
 
 SERVER_FIELDS = frozenset(
-    {"max_length", "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options"}
-)
+    {
+        "max_length", "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options",
+        "ready_seconds",
+    }
+)  # fmt: skip
 """Fields that say how a server is run; the others say what it is asked, and with which bounds."""
 
 
@@ -87,6 +88,7 @@ class ServeWorkload(BaseWorkload):
     prefix_caching: bool = True
     batch_invariant: bool = Field(False, description="rankwise: refuse where company could change an answer's bits")
     engine_options: dict[str, str | int | float | bool] = Field({}, description="passed to the server as they are")
+    ready_seconds: float = Field(300.0, ge=1, le=86_400, description="time in which the server must be ready")
 
     @model_validator(mode="after")
     def _one_kind_of_traffic(self) -> Self:
@@ -139,7 +141,9 @@ class ServeWorkload(BaseWorkload):
     @property
     def process_state(self) -> dict[str, Any]:
         """What the server is started with."""
-        names = ("max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options")
+        names = (
+            "max_sequences", "kv_cache_gib", "prefix_caching", "batch_invariant", "engine_options", "ready_seconds",
+        )  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "tokens": self.server_tokens}
 
     @property
@@ -152,7 +156,7 @@ class ServeWorkload(BaseWorkload):
     @property
     def min_timeout_seconds(self) -> float:
         runs = self.max_runs if self.find is not None else 1
-        return MAX_START_SECONDS + runs * (1.5 * self.duration_seconds + 10) + 30 * self.judged_requests
+        return self.ready_seconds + runs * (1.5 * self.duration_seconds + 10) + 30 * self.judged_requests
 
     @property
     def server_only(self) -> dict[str, str]:

@@ -139,6 +139,14 @@ class TrainWorkload(BaseWorkload):
         return self.steps
 
     def check_warmup(self, warmup: int) -> None:
+        """Raise ValueError where a fixed number of steps ends within `warmup`, the study's, or within the schedule's
+        warm-up: the rate that the record names would never be reached."""
+        if self.steps is not None and self.learning_rate_warmup_steps > self.steps:
+            raise ValueError(
+                f"workload.learning_rate_warmup_steps: got {self.learning_rate_warmup_steps}, more than the "
+                f"{plural(self.steps, 'step')} of training, which never reach the learning rate. "
+                f"Use at most {self.steps}, or more steps"
+            )
         if self.steps is not None and self.steps <= warmup:
             raise ValueError(
                 f"workload.steps: {self.steps} leaves none to measure after measuring.warmup of {warmup}. "

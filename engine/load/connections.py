@@ -11,6 +11,7 @@ later, when its own reader is scheduled.
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from time import monotonic
@@ -24,6 +25,8 @@ from engine.load.responses import NotHttpError, ResponseReader
 _CONNECT_SECONDS = 30.0
 _FAILED_IN_A_ROW = 3
 _PATH = "/v1/completions"
+NO_CONNECTION = "no connection"
+"""How the message of a request begins that got none."""
 _OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 """Errors of this machine, of which the server knows nothing."""
 
@@ -139,7 +142,7 @@ class ConnectionPool:
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
         self._connecting: set[asyncio.Timeout] = set()
-        self._closed = False
+        self._closed: str | None = None
         self.connections = 0
 
     async def resolve(self) -> None:
@@ -163,7 +166,7 @@ class ConnectionPool:
             try:
                 connection, idle = await self._connection(used_again, deadline)
             except OSError as error:
-                kind, what = RequestOutcome.CONNECTION, "no connection"
+                kind, what = RequestOutcome.CONNECTION, NO_CONNECTION
                 if error.errno in _OUT_OF_SOCKETS:
                     kind, what = RequestOutcome.DROPPED, "not sent"
                 reply.fail(kind, f"{what}: {error.strerror or error}")
@@ -183,8 +186,8 @@ class ConnectionPool:
 
     async def _connection(self, used_again: bool, deadline: float) -> tuple[_Connection, bool]:
         """A connection, and whether it was idle before. Raises OSError, also once the pool is closed."""
-        if self._closed:
-            raise OSError("interrupted")
+        if self._closed is not None:
+            raise OSError(self._closed)
         while used_again and self._idle:
             connection = self._idle.pop()
             if connection.reusable:
@@ -204,11 +207,13 @@ class ConnectionPool:
                     finally:
                         self._connecting.discard(limit)
             except TimeoutError:
-                if self._closed:
-                    raise OSError("interrupted") from None
+                if self._closed is not None:
+                    raise OSError(self._closed) from None
                 problem = OSError("the server did not accept it in time")
             except OSError as error:
                 problem = error
+                if error.errno and str(error.strerror).startswith("Connect call failed"):  # asyncio's, without a reason
+                    problem = OSError(error.errno, os.strerror(error.errno))
             else:
                 self.connections += 1
                 self._open.add(connection)
@@ -227,9 +232,12 @@ class ConnectionPool:
         reply.fail(RequestOutcome.TIMEOUT, f"no complete answer within {seconds:g} s")
         connection.close()
 
-    def close(self) -> None:
-        """Close all connections; requests in flight end with Outcome.CONNECTION, and no others begin."""
-        self._closed = True
+    def close(self, why: str = "interrupted") -> None:
+        """Close all connections; requests in flight end with Outcome.CONNECTION, and no others begin.
+
+        why: of those that had no connection yet.
+        """
+        self._closed = why
         for limit in self._connecting:
             limit.reschedule(asyncio.get_running_loop().time())
         for connection in [*self._open]:

@@ -24,7 +24,7 @@ from configs.load.arrivals import ClosedLoop, TraceArrivals
 from configs.load.job import LoadJob
 from configs.load.samples import LAG_EVERY_SECONDS, LoadFacts, RequestOutcome
 from engine.load.arrivals import TraceRow, arrival_seconds, read_trace
-from engine.load.connections import ConnectionPool
+from engine.load.connections import NO_CONNECTION, ConnectionPool
 from engine.load.contents import Conversation, RequestContent, RequestSource, body_of
 from engine.load.recorder import RequestRecorder
 from engine.load.replies import Reply
@@ -35,6 +35,8 @@ _LEAD_SECONDS = 0.1
 """Between the end of the preparations and the run's start."""
 _UNANSWERED_SECONDS = 1.0
 """A user's pause after a request without an answer. As `Retry-After: 1`, the shortest that a server can ask for."""
+_UNREACHED_SECONDS, _MIN_UNREACHED = 10.0, 3
+"""So long after its first request, and after so many, a run ends that has had no connection: nobody is there."""
 _FEW_COLLECTIONS = (100_000, 50, 1000)
 
 
@@ -60,6 +62,8 @@ class Generator:
         self._refused_due: float | None = None  # of the first request that a count or a cap left out
         self._asked_tokens = job.caps.spent_tokens
         self._in_flight = 0
+        self._unreached = 0  # requests without a connection, until the first one that has one
+        self._first_started: float | None = None
         self._lately = deque[float]()  # when requests were sent, as far back as the cap of rate looks
         self._capped: str | None = None
         self._stopped = False
@@ -188,6 +192,7 @@ class Generator:
 
     async def _request(self, turn: RequestContent, body: bytes, due: float, place: tuple[int, int]) -> Reply:
         started = monotonic()
+        self._first_started = started if self._first_started is None else self._first_started
         caps = self.job.caps
         if self._in_flight >= caps.max_in_flight:
             reply, sent = Reply(), None
@@ -199,7 +204,16 @@ class Generator:
             finally:
                 self._in_flight -= 1
         self._recorder.add(turn, place, due, started, sent, monotonic(), reply)
+        if reply.outcome is RequestOutcome.CONNECTION and not self._pool.connections:
+            self._end_if_nobody_is_there(reply, monotonic() - self._first_started)
         return reply
+
+    def _end_if_nobody_is_there(self, reply: Reply, tried_seconds: float) -> None:
+        self._unreached += 1
+        if self._unreached >= _MIN_UNREACHED and tried_seconds >= _UNREACHED_SECONDS and self._capped is None:
+            why = reply.message.removeprefix(f"{NO_CONNECTION}: ")
+            tried = f"{tried_seconds:.0f} s"
+            self._stop(f"{NO_CONNECTION} in {tried}: {why}", told=f"given up after {tried}")
 
     def _thought(self, mean_seconds: float) -> float:
         return float(self._thinking.exponential(mean_seconds)) if mean_seconds else 0.0
@@ -264,14 +278,14 @@ class Generator:
                 self._sleepers.discard(sleeper)
         return not self._stopped
 
-    def _stop(self, reason: str, abort: bool = True) -> None:
-        """Send nothing more; abort: end what is in flight too."""
+    def _stop(self, reason: str, abort: bool = True, told: str = "interrupted") -> None:
+        """Send nothing more; abort: end what is in flight too, which `told` says of it."""
         self._capped = self._capped or reason
         self._stopped = True
         for sleeper in self._sleepers:
             _wake(sleeper)
         if abort:
-            self._pool.close()
+            self._pool.close(told)
 
     async def _watch_lag(self) -> None:
         loop = asyncio.get_running_loop()

@@ -25,6 +25,7 @@ from configs.common.base import write_atomically
 from configs.common.files.reading import read_bytes, read_model
 from configs.serving.deployment import BackendState, FrontConfig, FrontState, RoutedServer
 from engine.routing.choosing import BackendLoad, next_backend
+from engine.serving.http.hosts import foreign_host, refusal_of
 
 MAX_BODY_BYTES = 4 << 20
 _LOOK_SECONDS, _HEALTH_SECONDS, _AGAIN_SECONDS = 0.1, 0.5, 0.05
@@ -100,7 +101,9 @@ class Front:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         assert scope["type"] == "http"
-        if scope["path"] in ("/healthz", "/health"):
+        if (name := foreign_host(scope["headers"], self.config.host, self.config.key)) is not None:
+            await _answer(send, 403, _error(refusal_of(name)))
+        elif scope["path"] in ("/healthz", "/health"):
             await _answer(send, 200, {"status": "ok"})
         elif not self._is_allowed(scope):
             await _answer(send, 401, _error("the Authorization header needs this address's bearer token"))

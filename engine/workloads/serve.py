@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from configs.common.base import content_hash, write_atomically
-from configs.common.files.reading import read_model
+from configs.common.files.reading import read_model, read_tail
 from configs.common.system.ports import free_port
 from configs.load.job import Endpoint, LoadJob
 from configs.load.samples import CHUNK_COLUMN, FACTS_FILE, JOB_FILE, LAG_COLUMN, SAMPLE_COLUMNS, SAMPLES_FILE, LoadFacts
@@ -35,7 +35,7 @@ from configs.records.samples import read_samples
 from configs.serving.installations import installation
 from configs.serving.settings import ServingSettings
 from configs.targets.target import EndpointTarget
-from configs.workloads.serve import MAX_START_SECONDS, ServeWorkload
+from configs.workloads.serve import ServeWorkload
 from engine.context import Context, RankResult
 from engine.load.__main__ import bearer_token
 from engine.planner.families import read_architecture
@@ -49,6 +49,8 @@ _MAX_TEXT = 1500
 _OTHER_ERRORS = "other errors"
 _LOOK_SECONDS = 0.5
 _GENERATOR_NICE = -10
+_GENERATOR_LOG = "generator.log"
+_LAST_BYTES = 4000
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
     url = f"http://127.0.0.1:{wanted.port}"
     server = RunningServer(command, url, context.paths.folder / "server.log")
     context.closing.callback(server.stop)
-    ready_seconds = server.wait_until_ready(MAX_START_SECONDS)
+    ready_seconds = server.wait_until_ready(wanted.work.ready_seconds)
     vocabulary = context.manifest.config.get("vocab_size")
     shown, run = " ".join(command.shown or command.argv), context.paths.folder.parent.parent
     figures: dict[str, Figure] = {
@@ -316,7 +318,8 @@ class _Runs:
 
     def _generate(self, folder: Path) -> None:
         command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder), str(os.getpid())]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        log = folder / _GENERATOR_LOG  # nobody reads a pipe while it runs, which holds 64 KiB
+        with log.open("wb") as errors, subprocess.Popen(command, stderr=errors) as process:
             with suppress(OSError):  # as root: a generator that shares the server's cores is woken in time
                 os.setpriority(os.PRIO_PROCESS, process.pid, _GENERATOR_NICE)
             try:
@@ -327,9 +330,9 @@ class _Runs:
             except ServerDiedError:
                 process.terminate()
                 raise
-            errors = process.stderr.read() if process.stderr else ""
         if process.returncode != 0:
-            raise RuntimeError(f"load generator: {(errors.strip().splitlines() or ['it died'])[-1]}")
+            lines = read_tail(log, _LAST_BYTES).strip().splitlines()
+            raise RuntimeError(f"load generator: {(lines or ['it died'])[-1]}")
 
     def _inputs(self) -> str:
         """Return the folder of the input files; they are named by hash, with the suffix of JSON lines."""

@@ -24,7 +24,7 @@ from configs.records.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.targets.resources import ClusterTarget
 from configs.targets.target import Target
-from flows.cli.console import plain_console
+from flows.cli.console import lasting_console, plain_console
 from flows.cli.errors import discard_output
 from flows.cli.offers import agreed_to_rent
 from flows.expected import EXPECTED, sentence_of
@@ -118,9 +118,10 @@ def run_study(
     from tasks.campaign.ledger import read_ledger, targets_to_measure
 
     study, plan = _checked(path, assignments, runs, clusters=True)
+    report = _short(RunPaths((runs / study.study).absolute()).report)
+    console = lasting_console(f"the run goes on, Ctrl-C ends it. Its report: {report}")
     # Layouts and forecasts rest on what was measured of this machine.
-    outdated = calibrate and ensure_calibration(plan, print)
-    console = plain_console()
+    outdated = calibrate and ensure_calibration(plan, console.print)
     logging.raiseExceptions = False  # Prefect's log handler prints to stderr where its API is away
     with ExitStack() as leases:
         api, unavailable = _begin_api(leases)

@@ -10,6 +10,7 @@ of these and of its word the `end.json` (`slurm.schedulers.ending`), with what t
 `accounting.json`.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,7 +42,8 @@ _CANCEL_SECONDS = 7.5
 _CANCEL_LOOK_SECONDS = 0.4
 
 _lock = Lock()
-_searched: dict[Path, tuple[float, int]] = {}  # job folder -> when its job was last looked for by name, how often
+_searched: dict[Path, tuple[float, float, int]] = {}
+"""Job folder -> when its job was first and last looked for by name (`time.monotonic`), and how often."""
 _blocked: dict[Path, float] = {}  # job folder -> since when it waits for a reason that will not pass
 _begun: dict[Path, float] = {}  # job folder -> when a launcher of it was first seen
 _ending: dict[Path, float] = {}  # job folder -> when it was last asked to end
@@ -290,12 +292,14 @@ def _searched_for(paths: JobPaths) -> str | None:
         return None
     every = cluster_target(job_in(paths.folder)).poll_seconds
     with _lock:
-        last, times = _searched.get(paths.folder, (-every, 0))
-        if time.monotonic() - last < every:
+        now = time.monotonic()
+        first, last, times = _searched.get(paths.folder, (now, -math.inf, 0))
+        if now - last < every:
             return None
-        _searched[paths.folder] = (time.monotonic(), times + 1)
+        _searched[paths.folder] = (first, now, times + 1)
     job_id = _found_by_name(paths)
-    age = time.time() - paths.submitting.stat().st_mtime
+    # By its file it may be younger than it is, where the clock was set back or is another machine's.
+    age = max(time.time() - paths.submitting.stat().st_mtime, time.monotonic() - first)
     if job_id is None and age > _SUBMITTING_SECONDS and times + 1 >= _SEARCHES and _none_of_that_name(paths):
         why = f"{UNKNOWN_JOB[cluster_target(job_in(paths.folder)).scheduler]}: the submitting process ended too early"
         write_unlaunched_end(paths, Status.LOST, why)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.files.reading import PLAN_BYTES, read_model, read_text
 from configs.common.system.forking import wait_for_exit
 from configs.common.system.proc import is_alive
 from configs.plans.job import Job
@@ -19,7 +19,7 @@ from configs.plans.paths import JobPaths
 from configs.records.record import Status
 from slurm.forking import parents
 from slurm.launcher import processes
-from slurm.launcher.job_files import read_launcher, stamp, write_unlaunched_end
+from slurm.launcher.job_files import read_launcher, write_unlaunched_end
 from slurm.schedulers.refusals import JobState
 
 START_LIMIT_SECONDS = 30.0
@@ -33,10 +33,9 @@ def submit(folder: Path) -> None:
     if not paths.job.is_file():
         raise FileNotFoundError(f"{paths.job}: no such job")
     job = read_model(paths.job, Job, PLAN_BYTES)
-    paths.submitted.touch()
-    stamp(paths.submitted)
+    _note_submission(paths)
     parents.launch(job, paths.job)
-    stamp(paths.submitted)  # a parent may have had to import first
+    _note_submission(paths)  # a parent may have had to import first
 
 
 def submit_many(folders: Sequence[Path]) -> None:
@@ -100,10 +99,28 @@ def cancel(folder: Path) -> None:
         write_unlaunched_end(paths, Status.CANCELLED, "cancelled on request")
 
 
+def _note_submission(paths: JobPaths) -> None:
+    """Write when the job was submitted, by a clock that nobody sets: its reading, and the boot that it counts from."""
+    written = paths.submitted.with_name(f".{paths.submitted.name}.{os.getpid()}")
+    written.write_text(f"{time.monotonic()} {_boot()}")
+    os.replace(written, paths.submitted)
+
+
 def _may_begin(paths: JobPaths) -> bool:
     """Whether the job was submitted so lately that its launcher can still come up."""
     try:
-        age_seconds = time.time() - paths.submitted.stat().st_mtime
-    except FileNotFoundError:
+        submitted, _, boot = read_text(paths.submitted).partition(" ")
+        age_seconds = time.monotonic() - float(submitted)
+    except (FileNotFoundError, ValueError):
+        return False
+    if boot != _boot():
         return False
     return age_seconds < _YOUNG_SECONDS or (age_seconds < START_LIMIT_SECONDS and bool(processes.of_job(paths.folder)))
+
+
+def _boot() -> str:
+    """Return the id of this machine's boot; empty where the kernel tells none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

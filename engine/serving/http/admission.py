@@ -1,4 +1,4 @@
-"""What every server has in common: its application, the token, and the size and time of a request's body.
+"""What every server has in common: its application, the token, the Host of requests, and a body's size and time.
 
 app = application(server, {"/v1/completions": complete}, metrics, readiness, refused)
 authorise(request, api_key)                       # ApiError 401
@@ -15,8 +15,9 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.common.files.reading import brief
-from configs.serving.settings import ServingLimits
+from configs.serving.settings import ServingLimits, ServingSettings
 from engine.serving.http.errors import ApiError, answer_errors_in_this_form
+from engine.serving.http.hosts import foreign_host, refusal_of
 from engine.serving.http.model import ServedModel
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -26,9 +27,27 @@ Handler = Callable[[Request], Awaitable[Response]]
 class ServesModel(Protocol):
     """A server with one model. api_key: the bearer token that requests need; None: none. in_progress: requests."""
 
+    settings: ServingSettings
     model: ServedModel
     api_key: str | None
     in_progress: int
+
+
+class _OwnHosts:
+    """Refuses requests of an ASGI application that a page elsewhere may have made: see `foreign_host`."""
+
+    def __init__(self, app: ASGIApp, server: ServesModel, refused: Callable[[int], None]) -> None:
+        self._app, self._server, self._refused = app, server, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        server = self._server
+        name = foreign_host(scope.get("headers", ()), server.settings.host, server.api_key)
+        if name is None:
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(403, refusal_of(name), code="host_not_allowed")
+        self._refused(error.status)
+        await JSONResponse(error.body, error.status)(scope, receive, send)
 
 
 class _Counting:
@@ -99,6 +118,7 @@ def application(
     }.items():
         app.add_api_route(path, handler, methods=["GET"], response_model=None)
     answer_errors_in_this_form(app, refused)
+    app.add_middleware(_OwnHosts, server=server, refused=refused)
     app.add_middleware(_Counting, server=server)
     return app
 

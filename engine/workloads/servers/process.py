@@ -67,7 +67,10 @@ class RunningServer:
             if fetched(self.url + self.command.ready_path) is not None:
                 return waited
             time.sleep(_LOOK_SECONDS)
-        raise ServerDiedError(f"the server was not ready within {seconds:.0f} s: {self._last_lines()}")
+        raise ServerDiedError(
+            f"workload.ready_seconds: the server was not ready within {seconds:.0f} s. "
+            f"Raise it if the model takes longer to load. End of its log: {self._last_lines()}"
+        )
 
     def check(self) -> None:
         """Raise ServerDiedError where the server has ended."""

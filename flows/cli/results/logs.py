@@ -15,7 +15,7 @@ from pathlib import Path
 from configs.common.base import WrongArgument
 from configs.common.files.reading import brief, open_regular
 from configs.common.printable import printable
-from configs.plans.paths import JobPaths, RunPaths
+from configs.plans.paths import JobPaths, RunPaths, job_order
 from flows.cli.results.inspect import open_run
 
 _POLL_SECONDS = 0.5
@@ -85,7 +85,7 @@ def _job_folders(run: RunPaths, job: str) -> list[Path]:
     """Return the job folders of a run and of its preflight checks, in order of creation."""
     folders = [*run.folder.glob("preflight/jobs/[0-9]*-*"), *run.jobs.glob("[0-9]*-*")]
     chosen = (folder for folder in folders if folder.name.startswith(job))
-    return sorted(chosen, key=lambda folder: (folder.parents[1] == run.folder, folder.name))
+    return sorted(chosen, key=lambda folder: (folder.parents[1] == run.folder, job_order(folder.name)))
 
 
 def _files(paths: JobPaths, rank: int | None) -> list[Path]:

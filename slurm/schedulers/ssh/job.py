@@ -70,6 +70,7 @@ class SshJob:
         self._task: asyncio.Task[None] | None = None
         self._since = time.time()
         self._began: float | None = None
+        self._soon_until = 0.0  # of `time.monotonic`
         self._found = False
         """An earlier process began it."""
 
@@ -141,7 +142,7 @@ class SshJob:
                 await asyncio.sleep(_SOON_SECONDS)
         if len(self.nodes) > 1:
             await asyncio.gather(*(self._patiently(node, node.release) for node in self.nodes))
-        self.state, self._began = "running", time.time()
+        self.state, self._began, self._soon_until = "running", time.time(), time.monotonic() + _SOON_FOR_SECONDS
         self.note = f"on {', '.join(node.host.name for node in self.nodes)}"
 
     async def _patiently(self, node: NodeJob, work: Callable[[], Awaitable[_Answer]]) -> _Answer:
@@ -178,7 +179,7 @@ class SshJob:
         return list(losses.values())
 
     def _pause(self) -> float:
-        young = self._began is not None and time.time() - self._began < _SOON_FOR_SECONDS
+        young = self._began is not None and time.monotonic() < self._soon_until
         return min(_SOON_SECONDS, self.target.poll_seconds) if young else self.target.poll_seconds
 
     async def _look(self, node: NodeJob, losses: dict[int, EndedFromOutside]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
-from configs.plans.paths import RunPaths
+from configs.plans.paths import RunPaths, job_order
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
 from slurm.launcher.job_files import remove_scripts
@@ -84,7 +84,7 @@ def _record_failed_start(run: RunPaths, name: str, collected: Collected) -> None
 
 def _uncollected(run: RunPaths) -> list[tuple[str, Job]]:
     """Job folders that may hold what no record holds yet, oldest first."""
-    names = sorted(folder.name for folder in run.jobs.glob("[0-9]*-*"))
+    names = sorted((folder.name for folder in run.jobs.glob("[0-9]*-*")), key=job_order)
     left = [name for name in names if not collected_marker(run, name).exists() and run.job(name).job.exists()]
     return [(name, read_model(run.job(name).job, Job, PLAN_BYTES)) for name in left]
 

@@ -12,6 +12,7 @@ from configs.spec.cell import Cell
 from configs.workloads.communication import CommunicationWorkload
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
+from configs.workloads.serve import ServeWorkload
 from configs.workloads.train import TrainWorkload
 
 
@@ -23,6 +24,7 @@ def test_the_key_does_not_move() -> None:
     # Written down on purpose: a change here orphans every record that users have.
     assert cell().key == "b0c92eeb3452d31b"
     assert Cell(workload=NoopWorkload()).key == "8cd1cded73dd0114"
+    assert Cell(model="m", workload=ServeWorkload(), target="local").key == "82d09e4141aaf536"
 
 
 def test_a_default_that_is_spelt_out_has_the_same_key() -> None:
@@ -51,6 +53,16 @@ def test_only_workload_fields_vary_inside_a_launch() -> None:
     assert cell().pack_key == cell(workload=GenerateWorkload(num_prompts=9, batch_size=3)).pack_key
     assert cell().pack_key != cell(dtype="bfloat16").pack_key
     assert cell().pack_key != cell(workload=TrainWorkload()).pack_key
+
+
+def test_servers_with_different_times_to_be_ready_share_no_launch_and_have_the_time_within_its_limit() -> None:
+    """The time was 300 s for all: a model that loads longer could never be measured."""
+    plain, slow = (cell(workload=ServeWorkload(ready_seconds=seconds)) for seconds in (300, 1800))
+    assert plain.pack_key != slow.pack_key
+    assert slow.workload.min_timeout_seconds - plain.workload.min_timeout_seconds == 1500
+    for wrong in (0.5, 90_000, float("inf"), float("nan")):
+        with pytest.raises(ValidationError, match="ready_seconds"):
+            ServeWorkload(ready_seconds=wrong)
 
 
 def test_training_on_several_ranks_is_ddp() -> None:

@@ -241,6 +241,19 @@ def test_steps_that_are_all_warmup_are_refused(
     assert plan_of(tmp_path, data | {"workload": workload | with_more}).cells
 
 
+def test_a_warm_up_of_the_learning_rate_that_training_does_not_reach_is_refused(tmp_path: Path) -> None:
+    """The record named a rate that no step had."""
+    alone = {"alone": {"kind": "sweep", "over": {"steps": [50, 5]}}}
+    work = {"kind": "train", "learning_rate_warmup_steps": 20}
+    data = study(workload=work, experiments=alone)
+    message = r"learning_rate_warmup_steps: got 20, more than the 5 steps of training, .* at most 5, or more steps"
+    with pytest.raises(StudyError, match=message):
+        plan_of(tmp_path, data)
+    assert plan_of(tmp_path, data | {"workload": work | {"learning_rate_warmup_steps": 5}}).cells
+    unknown = {"alone": {"kind": "sweep", "over": {"layout.dp": [1]}}}
+    assert plan_of(tmp_path, data | {"experiments": unknown}).cells, "how many steps there will be is not known"
+
+
 @pytest.mark.parametrize("assignment", ["measuring", "models.7.name=x", "study.a.b=1", "pack=[1"])
 def test_a_bad_assignment_is_refused(tmp_path: Path, assignment: str) -> None:
     with pytest.raises(StudyError, match="--set"):

@@ -95,6 +95,7 @@ def test_images_have_no_sequence_length() -> None:
         {"prefix_caching": False},
         {"batch_invariant": True},
         {"engine_options": {"max_num_batched_tokens": 2048}},
+        {"ready_seconds": 1800.0},
     ],
 )
 def test_what_only_a_server_of_the_study_can_be_given_is_refused_of_an_endpoint(field: dict[str, Any]) -> None:

@@ -1,8 +1,10 @@
 """The generator against a server of known answers, in its own process as always."""
 
 import asyncio
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from engine.load.recorder import RequestRecorder
 from engine.load.replies import Reply
 from reports.load.metrics import serving_metrics
 from reports.load.samples import read_load_run
-from reports.load.verdict import judged
+from reports.load.verdict import Verdict, judged
 
 TOKEN = "LOAD_TEST_TOKEN"
 
@@ -227,6 +229,69 @@ def test_no_server_is_an_error_of_each_request(tmp_path: Path) -> None:
     columns, facts = samples(tmp_path)
     assert done.returncode == 0 and set(columns["outcome"]) == {RequestOutcome.CONNECTION}
     assert len(facts.errors) == 1 and "no connection" in next(iter(facts.errors))
+
+
+@pytest.mark.parametrize("arrivals", [PoissonArrivals(rate=4), ClosedLoop(users=2)])
+def test_a_run_that_no_server_takes_ends_early(tmp_path: Path, arrivals: Arrivals) -> None:
+    """A wrong address was told at the end of the run, with hours of samples of nothing."""
+    with serving(Script()) as url:
+        pass
+    began = time.monotonic()
+    done = run(tmp_path, url, arrivals, duration_seconds=120)
+    columns, facts = samples(tmp_path)
+    assert done.returncode == 0 and 8 <= time.monotonic() - began < 60, done.stderr
+    assert facts.capped is not None and re.match(r"no connection in 1\d s: Connection refused$", facts.capped)
+    assert len(columns["outcome"]) == facts.requests >= 3
+    assert judged(read_load_run(tmp_path), serving_metrics(read_load_run(tmp_path))).verdict is Verdict.NO_ANSWERS
+
+
+def test_a_server_that_was_reached_once_may_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its absence is then data: requests are sent for the whole run."""
+    monkeypatch.setattr("engine.load.generator._UNREACHED_SECONDS", 0.2)
+
+    async def scenario(answers: bool) -> LoadFacts:
+        ports: list[int] = []
+
+        async def answer_none(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            server.close()
+            writer.close()
+
+        server = await asyncio.start_server(answer_none, "127.0.0.1", 0)
+        ports.append(server.sockets[0].getsockname()[1])
+        if not answers:
+            server.close()
+        endpoint = Endpoint(url=f"http://127.0.0.1:{ports[0]}", model="m")
+        job = LoadJob(endpoint=endpoint, arrivals=ConstantArrivals(rate=20), duration_seconds=1.5)
+        return await Generator(job).run(tmp_path)
+
+    assert asyncio.run(scenario(answers=True)).capped is None
+    assert "no connection in" in (asyncio.run(scenario(answers=False)).capped or "")
+
+
+def test_connections_that_are_still_tried_end_with_the_run_that_reaches_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waited for its own time limit, half a minute behind the end; they are told as what they are."""
+    monkeypatch.setattr("engine.load.generator._UNREACHED_SECONDS", 0.5)
+
+    async def scenario() -> LoadFacts:
+        tried = 0
+
+        async def create_connection(*_: object, **__: object) -> None:
+            nonlocal tried
+            tried += 1
+            await asyncio.sleep(0.05 if tried <= 3 else 300)
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", create_connection)
+        endpoint = Endpoint(url="http://127.0.0.1:9", model="m")
+        job = LoadJob(endpoint=endpoint, arrivals=ConstantArrivals(rate=20), duration_seconds=100)
+        return await Generator(job).run(tmp_path)
+
+    monkeypatch.setattr("engine.load.connections._CONNECT_SECONDS", 2.0)
+    facts = asyncio.run(scenario())
+    assert facts.wall_seconds < 20 and facts.capped == "no connection in 2 s: the server did not accept it in time"
+    assert "no connection: given up after 2 s" in facts.errors and "interrupted" not in str(facts.errors)
 
 
 def test_caps_of_tokens_and_requests_in_flight_protect_the_server(tmp_path: Path, script: Script, url: str) -> None:

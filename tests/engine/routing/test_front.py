@@ -125,6 +125,21 @@ def test_a_token_is_required_and_the_backends_own_is_sent(tmp_path: Path) -> Non
         assert one.keys == ["Bearer key-of-a"]
 
 
+def test_a_front_without_a_token_answers_no_page_elsewhere(tmp_path: Path) -> None:
+    """A name that points at loopback let a web page use the servers behind, whose tokens the front has."""
+    with upstreams("a") as [one], running_front(tmp_path, FrontConfig(backends=(one.backend,))) as url:
+        port = url.rpartition(":")[2]
+        for name in ("127.0.0.1", "localhost"):
+            assert post(f"http://{name}:{port}").json() == {"name": "a"}
+        keys = list(one.keys)
+        for path in ("/v1/models", "/readyz", "/healthz"):
+            answer = httpx.get(url + path, headers={"Host": f"evil.example:{port}"}, timeout=600, trust_env=False)
+            assert answer.status_code == 403 and "'evil.example' is refused" in answer.json()["error"]["message"]
+        assert one.keys == keys
+        assert httpx.get(f"{url}/v1/models", headers={"Host": "localhost"}, timeout=600, trust_env=False).is_success
+        assert one.gets[-1]["host"].startswith("127.0.0.1:"), "a server behind sees its own address"
+
+
 def test_refused_and_unreachable_backends_are_passed_over(tmp_path: Path) -> None:
     with upstreams("a", "b") as [one, two], running_front(tmp_path, config(one.backend, two.backend)) as url:
         one.status = 503

@@ -381,6 +381,10 @@ def test_what_is_exported_loads_in_transformers(make: MakeContext, tmp_path: Pat
         ({"tokenizer": "absent"}, r"workload.tokenizer: .*absent.json cannot be read"),
         ({"config": CONFIG | {"vocab_size": 50}}, "workload.tokenizer: .* the model has 50"),
         ({"steps": 2}, "workload.steps: 2 leaves none to measure"),
+        (
+            {"steps": 9, "learning_rate_warmup_steps": 10},
+            "workload.learning_rate_warmup_steps: got 10, more than the 9",
+        ),
     ],
 )
 def test_mistakes_are_named_by_field(make: MakeContext, tmp_path: Path, work: dict[str, Any], message: str) -> None:

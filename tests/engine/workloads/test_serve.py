@@ -1,8 +1,10 @@
 """What a launch that serves keeps of its server's command."""
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,12 @@ from configs.plans.model_manifest import read_model_manifest
 from configs.plans.paths import JobPaths
 from configs.serving.settings import ServingSettings
 from configs.spec.cell import Cell
-from configs.spec.engines import EngineEnvironment
+from configs.spec.engines import TEXT_ONLY, EngineEnvironment
 from configs.spec.measuring import Measuring
 from configs.workloads.serve import ServeWorkload
-from engine.workloads.serve import _next_rate, _own_command, as_typed, shown_command
-from engine.workloads.servers.commands import Wanted
+from engine.workloads.serve import _next_rate, _own_command, _Runs, _served, as_typed, shown_command
+from engine.workloads.servers.commands import ServerCommand, Wanted
+from engine.workloads.servers.process import RunningServer, ServerDiedError
 from tasks.models.sources import manifest_path, resolve_model
 
 RUN = Path("/home/ann/work/runs/s")
@@ -63,7 +66,73 @@ def test_a_server_lies_in_the_folder_of_its_launch(tmp_path: Path, monkeypatch: 
         assert Path(read_model(path, ServingSettings).folder) == path.parent and path.parent.is_dir()
 
 
+@pytest.mark.parametrize("engine", ["rankwise", "transformers", "vllm", "sglang", "llama.cpp"])
+def test_a_server_of_every_engine_has_the_time_that_the_study_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """It had 300 s, whatever the model: large ones load and compile longer."""
+    asked: list[float] = []
+
+    class Server:
+        command = ServerCommand(["server"])
+
+        def __init__(self, *_: object) -> None: ...
+
+        def stop(self) -> None: ...
+
+        def wait_until_ready(self, seconds: float) -> float:
+            asked.append(seconds)
+            return 1.0
+
+    for name in ("command_of", "_own_command"):
+        monkeypatch.setattr(f"engine.workloads.serve.{name}", lambda *_: Server.command)
+    monkeypatch.setattr("engine.workloads.serve.installation", lambda *_: EngineEnvironment())
+    monkeypatch.setattr("engine.workloads.serve.RunningServer", Server)
+    prompts = {"prompts": "p.jsonl"} if engine in TEXT_ONLY else {}
+    context: Any = SimpleNamespace(
+        job=SimpleNamespace(target=None, engines={}, cache=str(tmp_path)), manifest=SimpleNamespace(config={}),
+        device=SimpleNamespace(type="cpu"), paths=JobPaths(tmp_path / "run" / "jobs" / "1"), closing=ExitStack(),
+    )  # fmt: skip
+    for work, seconds in (ServeWorkload(**prompts), 300.0), (ServeWorkload(ready_seconds=2400, **prompts), 2400.0):
+        cell = Cell(model="m", engine=engine, workload=work, target="local")  # type: ignore[arg-type]
+        _served(SimpleNamespace(cell=cell), context)  # type: ignore[arg-type]
+        assert asked.pop() == seconds
+
+
+def test_a_server_that_is_not_ready_in_time_names_the_field_to_raise(tmp_path: Path) -> None:
+    script = "import time; print('Loading shards: 40 %', flush=True); time.sleep(60)"
+    server = RunningServer(ServerCommand([sys.executable, "-c", script]), "http://127.0.0.1:9", tmp_path / "log")
+    try:
+        with pytest.raises(ServerDiedError, match=r"^workload\.ready_seconds: .* within 1 s\. Raise it .*: Loading"):
+            server.wait_until_ready(1.0)
+    finally:
+        server.stop()
+
+
 def test_a_search_that_cannot_go_on_says_why_in_a_sentence(tmp_path: Path) -> None:
     """It was shown as a list of Python."""
     with pytest.raises(RuntimeError, match=r"^search: FileNotFoundError: .*search\.json"):
         _next_rate(tmp_path)
+
+
+def test_a_generator_that_writes_much_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pipe was read at its end alone: after 64 KiB of warnings it stood still until the cell's time limit."""
+    stand_in = tmp_path / "python"
+    written = "b'warning \\xff\\n' * 30000 + b'arrivals.file: no such file\\n'"
+    script = f"import sys; sys.stderr.buffer.write({written}); sys.exit(2)"
+    stand_in.write_text(f"#!{sys.executable}\n{script}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("engine.workloads.serve.sys.executable", str(stand_in))
+    looked = [0]
+
+    def check() -> None:
+        looked[0] += 1
+        if looked[0] > 60:
+            raise ServerDiedError("the generator has stood still for half a minute")
+
+    folder = tmp_path / "run-001"
+    folder.mkdir()
+    served = SimpleNamespace(server=SimpleNamespace(check=check))
+    runs = _Runs(None, None, served, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"^load generator: arrivals\.file: no such file$"):
+        runs._generate(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.plans.paths import RunPaths
+from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
 from configs.spec.measuring import Measuring
 from flows.cli.results import logs
@@ -140,3 +140,14 @@ def test_following_sees_new_jobs_cut_files_and_moved_folders(run: RunPaths, foll
     appears(followed, f"{JOB}/rank_0: half and half")
     printed = followed.read_text().splitlines()
     assert len(printed) == len(set(printed)), printed
+
+
+def test_jobs_stand_in_order_of_their_numbers(run: RunPaths) -> None:
+    """As text, the ten thousandth launch stood between the first and the second thousand."""
+    for number in (9999, 10000, 2):
+        folder = run.jobs / f"{number:04d}-timed-ab"
+        folder.mkdir()
+        JobPaths(folder).rank_log(0).write_text("says\n")
+    assert [line.split("-")[0] for line in lines_of(run)] == ["0002", "9999", "10000"]
+    refused = rankwise_here("logs", run.folder, "--job", "7", cwd=run.folder)
+    assert "The run has 0001-timed-ab to 10000-timed-ab" in refused.stderr

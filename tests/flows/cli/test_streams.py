@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.run_folders.studies import RANKWISE, write_study
+
 _RANKWISE = "from flows.cli.main import app; app()"
 _INTERRUPTED_DOCTOR = """import os, signal, sys
 from flows.cli.doctor import command
@@ -73,6 +75,56 @@ def test_a_full_disk_without_a_buffer_is_one_line(words: list[str]) -> None:
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     assert (done.returncode, done.stderr.splitlines()) == (1, ["No space left on device"])
+
+
+_LASTING = """import sys, threading
+from flows.cli.console import lasting_console
+console = lasting_console("the run goes on")
+console.print("first")
+sys.stdin.readline()
+thread = threading.Thread(target=lambda: [console.print("x" * 100_000) for _ in range(3)])
+thread.start()
+thread.join()
+console.print("y" * 100_000)
+print("z" * 100_000, flush=True)
+sys.stdin.readline()
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_run_goes_on_whose_output_is_read_no_more(both: bool) -> None:
+    """`| head -1` ended it: with exit code 1, without a word, or silenced the thread that printed its progress."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", _LASTING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if both else subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with run:
+        assert run.stdin is not None and run.stdout is not None
+        assert run.stdout.readline() == "first\n"
+        run.stdout.close()
+        run.stdin.write("\n\n")
+        run.stdin.close()
+        said = "" if run.stderr is None else run.stderr.read()
+    assert (run.returncode, said) == (3, "" if both else "standard output is closed; the run goes on\n")
+
+
+@pytest.mark.slow
+def test_a_study_is_measured_to_its_end_behind_a_reader_that_has_gone(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    environment = os.environ | {"PREFECT_API_URL": "http://127.0.0.1:9/api", "RANKWISE_DATA": str(tmp_path / "data")}
+    command = [RANKWISE, "run", "s.yaml", "--no-calibrate"]
+    run = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with run:
+        assert run.stdout is not None and run.stderr is not None
+        assert run.stdout.readline().startswith("Rankwise ")
+        run.stdout.close()
+        said = run.stderr.read()
+    assert run.returncode == 0, said
+    assert said.count("standard output is closed; the run goes on, Ctrl-C ends it. Its report: runs/s/report.md") == 1
+    assert (tmp_path / "runs" / "s" / "report.md").is_file()
 
 
 def test_what_ends_the_doctor_is_told_without_a_traceback() -> None:

@@ -260,6 +260,19 @@ def test_a_submission_that_is_not_found_is_looked_for_twice_and_cancelled_by_nam
     assert slurm.calls("scancel") == ["--name=rw-1-0001-timed"]
 
 
+def test_a_submission_from_before_a_clock_was_set_back_is_given_up_in_its_time(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It seemed younger than it was, and was looked for until the clock had caught up."""
+    monkeypatch.setattr(cluster, "_SUBMITTING_SECONDS", 1.0)
+    paths = made_job(tmp_path, job_id=None)
+    later = time.time() + 3600
+    os.utime(paths.submitting, (later, later))
+    assert cluster.poll(paths.folder) == "waiting"
+    assert ended(paths).status is Status.LOST
+    assert slurm.calls("scancel") == ["--name=rw-1-0001-timed"]
+
+
 def test_a_task_whose_siblings_are_there_is_known_by_them(slurm: Cluster, tmp_path: Path) -> None:
     paths = made_job(tmp_path, job_id=None)
     paths.submitting.write_text(Submitting(name="rw-1-0001-timed", index=3).model_dump_json())

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -140,14 +139,42 @@ def test_a_file_server_whose_clock_is_behind_loses_no_job_that_has_just_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New files have its times: a launcher that had not come up yet was ended as one that never would."""
-    touch = Path.touch
+    replace = os.replace
 
-    def by_the_server(path: Path, *arguments: Any) -> None:
-        touch(path, *arguments)
+    def by_the_server(written: Path, path: Path) -> None:
+        replace(written, path)
         os.utime(path, (time.time() - 120, time.time() - 120))
 
-    monkeypatch.setattr(Path, "touch", by_the_server)
+    monkeypatch.setattr(os, "replace", by_the_server)
     monkeypatch.setattr(local.parents, "launch", lambda job, job_json: 1)  # it is on its way
     paths = write_job(tmp_path, [noop_measurement("a")])
     local.submit(paths.folder)
     assert local.poll(paths.folder) == "waiting"
+
+
+@pytest.mark.parametrize("moved_seconds", [-3600, 3600])
+def test_a_clock_that_is_set_changes_nothing_of_a_job_that_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved_seconds: int
+) -> None:
+    """Set back, a launcher that had died at its start was waited for by as much; set forward, one was ended at once."""
+    monkeypatch.setattr(local.parents, "launch", lambda job, job_json: 1)
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    local.submit(paths.folder)
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + moved_seconds)
+    assert local.poll(paths.folder) == "waiting"
+    wait_until(lambda: local.poll(paths.folder) == "ended", "the loss to be noticed", limit_seconds=30)
+    assert "the launcher never started" in str(read_end(paths).message)
+
+
+def test_a_job_that_was_submitted_before_the_machine_started_again_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.parents, "launch", lambda job, job_json: 1)
+    paths = write_job(tmp_path, [noop_measurement("a")])
+    with monkeypatch.context() as former:
+        former.setattr(local, "_boot", lambda: "another")
+        former.setattr(time, "monotonic", lambda: 1e9)
+        local.submit(paths.folder)
+    assert local.poll(paths.folder) == "ended"
+    assert read_end(paths).status is Status.LOST

@@ -396,7 +396,7 @@ def test_a_stream_that_nobody_reads_frees_its_slot(server: RunningServer) -> Non
     """Also where the client is gone before the first token."""
     parts = httpx.URL(server.url)
     body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     for _ in range(5):
         with socket.create_connection((str(parts.host), parts.port or 80)) as connection:
             connection.sendall(head + body)

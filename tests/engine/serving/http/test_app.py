@@ -38,7 +38,7 @@ APPS = pytest.mark.parametrize("made", [decoder_app, encoder_app])
 def client_of(app: FastAPI) -> openai.AsyncOpenAI:
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     http = httpx.AsyncClient(transport=transport)
-    return openai.AsyncOpenAI(base_url="http://server/v1", api_key="none", max_retries=0, http_client=http)
+    return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http)
 
 
 @APPS
@@ -64,7 +64,7 @@ def test_a_slash_at_the_end_of_a_path_changes_nothing(made: Any, tmp_path: Path)
 
     async def scenario() -> None:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for path in ("/v1/models", f"/v1/models/{NAME}", "/healthz", "/metrics"):
                 plain, slashed = await client.get(path), await client.get(f"{path}/")
                 assert plain.status_code == slashed.status_code == 200
@@ -107,7 +107,7 @@ def test_every_error_is_counted_by_its_status(made: Any, tmp_path: Path) -> None
 
     async def scenario() -> str:
         transport = httpx.ASGITransport(made(tmp_path, model), raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert [(await client.get(path)).status_code for path in ("/v1/models/x", "/none")] == [500, 404]
             return (await client.get("/metrics")).text
 

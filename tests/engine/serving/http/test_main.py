@@ -121,7 +121,7 @@ def test_an_answer_that_its_client_has_not_read_is_sent_to_its_end(tmp_path: Pat
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)
             await loop.sock_connect(client, listener.getsockname())
-            await loop.sock_sendall(client, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+            await loop.sock_sendall(client, b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
             while not any(one.transport.get_write_buffer_size() for one in http.server_state.connections):
                 await asyncio.sleep(0.01)
             end = await _drain(server, signals)

@@ -102,3 +102,15 @@ def test_jobs_that_lie_elsewhere_are_of_the_folder_that_has_them(tmp_path: Path)
         run = written(link.folder / str(number), target, inputs)
         job = Job.model_validate_json(run.job(NAME).job.read_text())
         assert copied_from(run, NAME, job) is None
+
+
+def test_what_was_left_is_taken_in_order_of_its_numbers(tmp_path: Path, ended: list[Path]) -> None:
+    """As text, the ten thousandth launch stood before the second thousand."""
+    run = written(tmp_path, LocalTarget())
+    text = run.job(NAME).job.read_text()
+    for number in (10000, 9999):
+        name = f"{number}-timed-ab"
+        run.job(name).folder.mkdir(parents=True)
+        run.job(name).job.write_text(text.replace(NAME, name))
+    found = resolve_leftovers(session(run, **wants_the_cell()))
+    assert found.running == [NAME, "9999-timed-ab", "10000-timed-ab"]
