@@ -115,8 +115,8 @@ def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list
     later = {place for place in planned if only_failed and ledger.decisive(place) is None} - under_way
     if later:
         run_progress.notes.append(
-            f"{plural(len(later), 'measurement')} never tried, left out by --only-failed. What was tried before a script "
-            "or other fields of the study were edited is no part of it any more. Run without the option to measure all"
+            f"{plural(len(later), 'measurement')} never tried, left out by --only-failed. What was tried before "
+            "a script or other fields of the study were edited is no part of it now. Without the option all is measured"
         )
     run_progress.total = len(planned) - len(later)
     run_progress.done = run_progress.total - sum(len(launch.measurements) for launch in launches) - len(under_way)
