@@ -91,6 +91,19 @@ def test_a_baseline_that_is_the_run_itself_is_refused(runs: Path, capsys: pytest
     assert not file.exists()
 
 
+def test_a_run_that_failed_altogether_has_no_other_environment(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every fact of the machine was listed as a difference, with `–` for the run that has no figure."""
+    run = RunPaths(runs / "slow")
+    for key, cell in read_plan(run.plan).cells.items():
+        for file in (run.records / key).iterdir():
+            file.unlink()
+        write_record(run, cell, status=Status.FAILED)
+    assert compare_runs(runs / "first", run.folder) == 4
+    text = capsys.readouterr().out
+    assert "\n\nNo cell of at least one side has a figure, so the environments are not compared.\n\n" in text
+    assert "2 of 2 cells newly fail" in text
+
+
 def first_record(run: Path) -> Path:
     """A record that begins before all others of its run."""
     record = sorted((run / "records").glob("*/r0-a1.json"))[0]
