@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import get_args
 
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.printable import plural
 from configs.plans.job import Job
 from configs.plans.packing import Launch, pack_launches
 from configs.records.record import MeasuringPass
@@ -112,6 +113,11 @@ def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list
     planned = planned_repeats(plan)
     # What --only-failed leaves for a later run is not completed, nor a part of this one.
     later = {place for place in planned if only_failed and ledger.decisive(place) is None} - under_way
+    if later:
+        run_progress.notes.append(
+            f"{plural(len(later), 'measurement')} never tried, left out by --only-failed. What was tried before "
+            "a script or other fields of the study were edited is no part of it now. Without the option all is measured"
+        )
     run_progress.total = len(planned) - len(later)
     run_progress.done = run_progress.total - sum(len(launch.measurements) for launch in launches) - len(under_way)
     return launches

@@ -19,7 +19,7 @@ from configs.common.printable import plural, printable, printable_lines
 from configs.common.secrets import redacted, shown_url
 from configs.plans.packing import Launch, pack_launches
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel, UnusableModel
+from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
 from configs.records.record import MeasuringPass
 from configs.spec.study import StudyError, StudySpec, load_study
 from configs.targets.resources import ClusterTarget
@@ -208,6 +208,7 @@ def publish_folder(folder: Path) -> int:
     run = RunPaths(folder)
     if not run.plan.is_file() or not run.report.is_file():
         raise WrongArgument(f"{folder}: no report of a run here. Expected a run folder, such as runs/quickstart")
+    read_plan(run.plan)  # a folder that cannot be read is no fault of the API, and nothing is started for it
     with ExitStack() as leases:
         api, unavailable = _begin_api(leases)
         from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings

@@ -132,7 +132,11 @@ class RunFigures:
 
 
 def run_figures(study: StudyResult, name: str) -> RunFigures:
-    """Reduce a run folder as read. `name` is what texts call the run."""
+    """Reduce a run folder as read. `name` is what texts call the run.
+
+    `started_at` is that of the first record of the folder, also of one that a later attempt replaced or that the study
+    lost since: by it a history knows the run again after failed repeats were measured anew, or the study was edited.
+    """
     used = [reading.record for reading in study.readings if reading.used]
     known = {digest: None if data is None else flat_environment(data) for digest, data in study.environments.items()}
     for digest, devices in _devices(study).items():
@@ -142,7 +146,7 @@ def run_figures(study: StudyResult, name: str) -> RunFigures:
     return RunFigures(
         name=name,
         study=study.plan.study,
-        started_at=min((record.started_at for record in used if record.started_at), default=None),
+        started_at=min((start for each in study.readings if (start := each.record.started_at)), default=None),
         finished_at=max((record.finished_at for record in used if record.finished_at), default=None),
         rules=_rules(study.plan),
         cells={key: _cell(result) for key, result in study.cells.items()},

@@ -221,9 +221,11 @@ def changed_environment(
 ) -> tuple[Difference, ...]:
     """In what the environments differ that these cells were measured in; what matters most comes first.
 
-    others: the cells of the second run, where they have other keys.
+    others: the cells of the second run, where they have other keys. Nothing where no cell of a side was measured.
     """
     sides = ((first, keys), (second, keys if others is None else others))
+    if not all(any(run.cells[key].completed for key in used) for run, used in sides):
+        return ()
     names = {name for run in (first, second) for flat in run.environments.values() for name in flat or ()}
     facts = [run.facts(names, used) for run, used in sides]
     hosts = [{host for key in used for host in run.cells[key].hosts} for run, used in sides]

@@ -134,7 +134,12 @@ def difference_sentence(comparison: Comparison) -> str:
     known = [
         any(flat is not None for flat in run.environments.values()) for run in (comparison.first, comparison.second)
     ]
-    if not all(known):
+    measured = [
+        any(cell.completed for cell in comparison.matched(run)) for run in (comparison.first, comparison.second)
+    ]
+    if not all(measured):
+        text = "No cell of at least one side has a figure, so the environments are not compared."
+    elif not all(known):
         text = "Of at least one run no environment is known, so nobody can say in what they differ."
     elif comparison.differences:
         text = f"The environments differ in {joined(item.what for item in comparison.differences)}"

@@ -7,7 +7,7 @@
 
 Figures are kept by repeat, so every statistic of today's or tomorrow's version comes out of them although the
 run folder is gone. A name stands for one run and moves when it is given again. Each run is there once: added again
-after more of it was measured, it takes the place of its earlier state.
+after more of it was measured, it takes the place of its earlier state. Cells that its study lost meanwhile stay.
 Several processes may write at once: each change is one transaction that waits for the file. The journal is
 SQLite's default one, because write-ahead logs do not work on the network file systems that clusters keep runs
 on (https://www.sqlite.org/wal.html, "All processes using a database must be on the same host computer").
@@ -74,11 +74,15 @@ class KeptRun:
 
 @dataclass(frozen=True)
 class Added:
-    """What adding a run did. `moved_from`: the other run that its name stood for before."""
+    """What adding a run did. `moved_from`: the other run that its name stood for before.
+
+    `kept`: cells that the history had of this run and that its study has no more.
+    """
 
     number: int
     state: Literal["new", "known", "grown"]
     moved_from: int | None
+    kept: int = 0
 
 
 @contextmanager
@@ -174,13 +178,16 @@ class RunHistory:
             else:
                 number = self._insert(run, content, None if found is None else int(found[0]))
             moved = self._name(name, number) if name is not None else None
-        return Added(number, state, moved)
+            had = self._connection.execute("SELECT count(*) FROM cells WHERE run = ?", (number,)).fetchone()[0]
+        return Added(number, state, moved, had - len(run.cells))
 
     def _insert(self, run: RunFigures, content: str, number: int | None) -> int:
         """Write a run, in the place of an earlier state of it where it has a number already."""
         if number is not None:
-            for table in ("figures", "cells", "environments"):
-                self._connection.execute(f"DELETE FROM {table} WHERE run = ?", (number,))
+            keys = json.dumps(list(run.cells))
+            for table in ("figures", "cells"):
+                query = f"DELETE FROM {table} WHERE run = :run AND {_AMONG}"
+                self._connection.execute(query, {"run": number, "keys": keys})
         row = (content, run.name, run.study, run.commit, run.environment, run.started_at, run.finished_at)
         columns = "content, source, study, commit_id, environment, started_at, finished_at, added_at, rules, id"
         values = (*row, utc_now(), json.dumps(dict(run.rules)), number)
@@ -189,7 +196,7 @@ class RunHistory:
         query += f" ON CONFLICT (id) DO UPDATE SET {updates} RETURNING id"
         number = int(self._connection.execute(query, values).fetchone()[0])
         self._connection.executemany(
-            "INSERT INTO environments VALUES (?, ?, ?)",
+            "INSERT OR REPLACE INTO environments VALUES (?, ?, ?)",
             [
                 (number, digest, None if flat is None else json.dumps(dict(flat)))
                 for digest, flat in run.environments.items()

@@ -80,5 +80,7 @@ def test_what_only_failed_leaves_for_later_is_not_said_to_be_completed(
     monkeypatch.setattr(measuring, "_run_launches", lambda *_: None)
     assert measuring.measure_missing(session, only_failed=True) == 1
     assert (session.run_progress.done, session.run_progress.total) == (1, 2)
+    (note,) = session.run_progress.notes
+    assert note.startswith("10 measurements never tried, left out by --only-failed. "), note
     assert measuring.measure_missing(session, only_failed=False) == 1
-    assert session.run_progress.total == 12
+    assert session.run_progress.total == 12 and session.run_progress.notes == [note]

@@ -158,11 +158,12 @@ def history_add(folder: Path, name: str | None = None, history_file: Path | None
     said = {
         "new": f"added as run {added.number}",
         "known": f"already present as run {added.number}",
-        "grown": f"updated with new measurements as run {added.number}",
+        "grown": f"updated as run {added.number} with what the folder has now",
     }[added.state]
     named = f", named {name}" if name is not None else ""
     moved = f" (previously run {added.moved_from})" if added.moved_from is not None else ""
-    print(printable(f"{folder}: {said}{named}{moved}  ({file})"))
+    kept = f"; kept: {plural(added.kept, 'cell')} that its study no longer has" if added.kept else ""
+    print(printable(f"{folder}: {said}{named}{moved}{kept}  ({file})"))
     return NO_REGRESSION
 
 

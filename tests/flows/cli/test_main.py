@@ -127,6 +127,18 @@ def test_what_the_command_line_names_and_is_not_there_ends_with_exit_code_2(
     assert "kept" not in done.stderr
 
 
+def test_a_run_folder_that_cannot_be_published_is_not_blamed_on_the_api(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Prefect API http://...: plan.json: schema_version ...; not published`, after a server was started for it."""
+    (tmp_path / "plan.json").write_text('{"schema_version": 2}')
+    (tmp_path / "report.md").write_text("# old\n")
+    monkeypatch.setattr("flows.cli.run._begin_api", lambda leases: (None, "no API is asked"))
+    done = CliRunner().invoke(app, ["publish", str(tmp_path)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"{tmp_path}/plan.json: schema_version: got 2, expected"), done.stderr
+
+
 def test_addresses_and_paths_are_printed_as_they_are() -> None:
     """`:b:` and `:x:` are emoji to the library that prints, and parts of addresses and names here."""
     for written in ("/nosuch/fe80::b:1", "/nosuch:x:[red]/:100:"):

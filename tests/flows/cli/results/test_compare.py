@@ -8,9 +8,12 @@ from xml.etree import ElementTree as xml
 import pytest
 from typer.testing import CliRunner
 
+from configs.plans.paths import RunPaths
 from configs.plans.plan import read_plan
+from configs.records.record import Status
 from flows.cli.main import app
 from flows.cli.results.compare import compare_runs, history_add, history_list, history_show, join_runs
+from reports.runs.history import open_history
 from tests.support.run_folders.report_runs import generated, node_run, write_record
 from tests.support.run_folders.studies import rankwise, write_study
 
@@ -86,6 +89,66 @@ def test_a_baseline_that_is_the_run_itself_is_refused(runs: Path, capsys: pytest
     assert compare_runs(runs / "moved", None, baseline="main", markdown_file=file) == 2
     assert capsys.readouterr().err.endswith(f"--baseline main: is {runs / 'moved'} itself, expected another run\n")
     assert not file.exists()
+
+
+def test_a_run_that_failed_altogether_has_no_other_environment(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every fact of the machine was listed as a difference, with `–` for the run that has no figure."""
+    run = RunPaths(runs / "slow")
+    for key, cell in read_plan(run.plan).cells.items():
+        for file in (run.records / key).iterdir():
+            file.unlink()
+        write_record(run, cell, status=Status.FAILED)
+    assert compare_runs(runs / "first", run.folder) == 4
+    text = capsys.readouterr().out
+    assert "\n\nNo cell of at least one side has a figure, so the environments are not compared.\n\n" in text
+    assert "2 of 2 cells newly fail" in text
+
+
+def first_record(run: Path) -> Path:
+    """A record that begins before all others of its run."""
+    record = sorted((run / "records").glob("*/r0-a1.json"))[0]
+    record.write_text(json.dumps({**json.loads(record.read_text()), "started_at": "2025-12-31T00:00:00Z"}))
+    return record
+
+
+def test_a_run_whose_failed_repeat_was_measured_again_is_the_same_run(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The attempt that failed began first. Without it the run was another one, and passed as compared with itself."""
+    run = RunPaths(runs / "slow")
+    first = first_record(run.folder)
+    completed, samples = json.loads(first.read_text()), first.with_suffix(".npz").read_bytes()
+    write_record(run, read_plan(run.plan).cells[first.parent.name], status=Status.FAILED)
+    first_record(run.folder)
+    history_add(run.folder, "main")
+    again = first.with_name("r0-a2.json")
+    late = {"attempt": 2, "started_at": "2026-12-31T00:00:00Z", "finished_at": "2026-12-31T00:00:30Z"}
+    again.write_text(json.dumps({**completed, **late}))
+    again.with_suffix(".npz").write_bytes(samples)
+    capsys.readouterr()
+    history_add(run.folder)
+    assert "updated as run 1 with what the folder has now" in capsys.readouterr().out
+    assert compare_runs(run.folder, None, baseline="main") == 2
+
+
+def test_cells_that_a_study_lost_stay_in_the_history_of_its_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were deleted where the run was added again, and a baseline's figures with them."""
+    key = first_record(runs / "slow").parent.name
+    history_add(runs / "slow", "main")
+    plan = json.loads((runs / "slow" / "plan.json").read_text())
+    del plan["cells"][key], plan["repeats"][key]
+    for experiment in plan["experiments"]:
+        experiment["points"] = [point for point in experiment["points"] if point["cell"] != key]
+    (runs / "slow" / "plan.json").write_text(json.dumps(plan))
+    capsys.readouterr()
+    history_add(runs / "slow")
+    assert "run 1 with what the folder has now; kept: 1 cell that its study no longer has" in capsys.readouterr().out
+    with open_history(runs / "history.sqlite") as history:
+        (kept,) = history.runs()
+    assert kept.figures.cells[key].estimate("throughput") is not None and len(kept.figures.cells) == 2
+    assert kept.figures.facts(["commit"], [key])["commit"] == kept.figures.facts(["commit"])["commit"]
+    assert compare_runs(runs / "slow", None, baseline="main") == 2
+    assert compare_runs(runs / "again", None, baseline="main") == 0
 
 
 def test_a_name_that_the_history_does_not_have_is_a_wrong_argument(runs: Path) -> None:
