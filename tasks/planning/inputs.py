@@ -31,7 +31,7 @@ from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
-from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached
+from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached, written_twice
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -278,7 +278,7 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path, kept: bool = True) 
             if names.setdefault(written, digest) != digest:
                 problems.append(f"{dotted}: {_kept_otherwise(written, first[written])}")
             first.setdefault(written, dotted)
-    problems += unreached(study, base) + misplaced(study)
+    problems += unreached(study, base) + misplaced(study) + written_twice(study, base)
     if problems:
         raise StudyError(problems)
     return names
