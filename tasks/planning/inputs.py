@@ -348,6 +348,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) 
         return pack_input(base, written, folder, kept)
     source = base / written
     _check_source(source, written)
+    digest = sha256_of_file(source)  # first: that of another content than the one looked at is found out by the copy
     if field == "prompts":
         read_prompts(source, None, None)
     if field == "reference":
@@ -356,8 +357,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) 
             write_atomically(folder / f"{saved.workload.prompts}.jsonl", saved.prompts)
     if field == "prices":
         read_price_file(source, written)
-    digest = sha256_of_file(source)
-    _place(source, folder / f"{digest}{_SUFFIXES[field]}", kept)
+    _place(source, written, folder / f"{digest}{_SUFFIXES[field]}", kept)
     return digest
 
 
@@ -374,12 +374,12 @@ def _copy_learnt(written: str, base: Path, folder: Path, kept: bool) -> str:
         return digest
     suffix = _EXAMPLES.get(source.suffix.lower(), _TEXT)
     _check_size(source, suffix, written)
+    digest = sha256_of_file(source)
     if suffix == ".ndjson":
         read_examples(source)
     if suffix == ".npz" and not zipfile.is_zipfile(source):
         raise ValueError(f"{written}: not an .npz file (write it with `numpy.savez`)")
-    digest = sha256_of_file(source)
-    _place(source, folder / f"{digest}{suffix}", kept)
+    _place(source, written, folder / f"{digest}{suffix}", kept)
     return digest
 
 
@@ -390,8 +390,11 @@ def _check_size(path: Path, suffix: str, written: str) -> None:
         raise ValueError(f"{printable(written, 200)}: {size:,} bytes to learn from, expected at most {most:,}")
 
 
-def _place(source: Path, destination: Path, kept: bool = True) -> None:
-    """Copy a file, whole or not at all; a link does where the copy is not to be kept."""
+def _place(source: Path, written: str, destination: Path, kept: bool) -> None:
+    """Copy a file, whole or not at all; a link does where the copy is not to be kept.
+
+    destination: named by the file's hash. Raises ValueError where the file has another one by now.
+    """
     if not kept:
         if not destination.is_symlink():
             destination.symlink_to(source.absolute())
@@ -402,6 +405,8 @@ def _place(source: Path, destination: Path, kept: bool = True) -> None:
     os.close(handle)
     try:
         shutil.copyfile(source, name)
+        if sha256_of_file(Path(name)) != destination.stem:
+            raise ValueError(f"{printable(written, 200)}: changed while it was read. Start again when nobody writes it")
         os.chmod(name, 0o644)
         os.replace(name, destination)
     except OSError as error:
