@@ -178,7 +178,7 @@ class Deploying:
     def _fit(self, manifest_path: str) -> str:
         """Refuse what the server cannot load, or what does not fit, before anything is rented."""
         from engine.planner.families import read_architecture
-        from tasks.models.sources import load_manifest
+        from tasks.models.model_cache import load_manifest
 
         manifest, wanted = load_manifest(Path(manifest_path)), self.wanted
         architecture = read_architecture(manifest.config, manifest.identity)
@@ -331,7 +331,7 @@ def _servers_of_a_machine(wanted: WantedDeployment) -> int:
 
 
 def _model_bytes(manifest: Path) -> int:
-    from tasks.models.sources import load_manifest
+    from tasks.models.model_cache import load_manifest
 
     return sum(file.size_bytes for file in load_manifest(manifest).files.values())
 

@@ -29,8 +29,9 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
+from tasks.models.model_cache import manifest_path
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
-from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
+from tasks.models.sources import ModelContentError, hub_repository, resolve_model
 from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached, written_twice
 
 if TYPE_CHECKING:

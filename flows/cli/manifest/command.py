@@ -229,7 +229,7 @@ def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
 def _check_model(bundle: "ServingBundle | None") -> None:
     """Raise ValueError for a model whose files are no longer those that the bundle's evidence is of."""
     from configs.common.base import sha256_of_file
-    from tasks.models.sources import load_manifest, verify_manifest
+    from tasks.models.model_cache import load_manifest, verify_manifest
 
     if bundle is None or bundle.identity.startswith("synthetic:"):
         return
@@ -243,7 +243,7 @@ def _check_model(bundle: "ServingBundle | None") -> None:
 
 def _write_model(folder: Path, bundle: "ServingBundle") -> None:
     """Bring the files of a real model into `model`; a synthetic one is made where it is served."""
-    from tasks.models.sources import load_manifest
+    from tasks.models.model_cache import load_manifest
 
     if bundle.identity.startswith("synthetic:"):
         return

@@ -16,7 +16,8 @@ from configs.spec.measuring import Measuring
 from configs.workloads.serve import ServeWorkload
 from engine.workloads.serve import _next_rate, _own_command, as_typed, shown_command
 from engine.workloads.servers.commands import Wanted
-from tasks.models.sources import manifest_path, resolve_model
+from tasks.models.model_cache import manifest_path
+from tasks.models.sources import resolve_model
 
 RUN = Path("/home/ann/work/runs/s")
 
