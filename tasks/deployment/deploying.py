@@ -49,8 +49,9 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import LeftBehind, Say
 from tasks.providers.labels import label, owner
 from tasks.providers.leases import RentalLedger, open_ledger, read_entries
+from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import ProviderError, RentalLease
-from tasks.providers.renting import Limits, plan_rental, rent
+from tasks.providers.renting import plan_rental, rent
 from tasks.providers.study_nodes import hosts_of_nodes, request_of
 from tasks.serving.settings import only_of_decoders
 

@@ -40,8 +40,10 @@ from tasks.providers.leases import (
     token_of,
     unsettled_seconds,
 )
+from tasks.providers.readiness import waiting
+from tasks.providers.readiness.waiting import Limits, NodeWaiting
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import Limits, RentalFailed, _Renting, extend_run, plan_rental
+from tasks.providers.renting import RentalFailed, _Renting, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name, request_of
 
 ROOT = Path(__file__).parents[3]
@@ -252,14 +254,14 @@ def test_why_ec2_ended_an_instance_is_told(state: str, told: bool) -> None:
         "StateReason": {"Code": "Client.InternalError", "Message": why},
     }
     node = _node(entry, "us-east-1")
-    renting = object.__new__(_Renting)
+    ready = object.__new__(NodeWaiting)
     if not told:
-        renting._check_not_taken_back({"i-1"}, [node])
+        ready._check_not_taken_back({"i-1"}, [node])
         return
     with pytest.raises(ProviderError, match=f"^i-1 was taken back before it was ready: {why}$"):
-        renting._check_not_taken_back({"i-1"}, [node])
+        ready._check_not_taken_back({"i-1"}, [node])
     with pytest.raises(ProviderError, match=r"before it was ready$"):
-        renting._check_not_taken_back({"i-1"}, [])
+        ready._check_not_taken_back({"i-1"}, [])
 
 
 @pytest.mark.parametrize("code", ["MissingInput", "InvalidInput"])
@@ -376,8 +378,9 @@ def test_one_limit_holds_from_the_answer_to_the_last_node_that_is_set_up(
 ) -> None:
     """`wait_minutes` was counted twice: until the nodes ran, and again until they answered."""
     now = [0.0]
-    monkeypatch.setattr(renting, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
-    monkeypatch.setattr(renting, "probe", lambda *_: "pending")
+    for module in (renting, waiting):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(waiting, "probe", lambda *_: "pending")
     node = Node(id="i-1", region="us-east-1", zone=None, market="spot", state="pending", public_address="192.0.2.1")
     booted = node.model_copy(update={"state": "running"})
     cloud = SimpleNamespace(
