@@ -7,6 +7,7 @@ need.bytes, need.unknown          # of all ranks of the largest cell; why that o
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.common.printable import printable
 from configs.spec.cell import Cell
 from configs.spec.study import StudySpec
 from configs.workloads import descriptor_of
@@ -35,7 +36,7 @@ def study_memory(study: StudySpec, base: Path, cache: Path) -> StudyMemory:
     try:
         plan = planned(study, base, cache).plan
     except (OSError, ValueError, TransientFetchError) as error:
-        return StudyMemory(0, str(error))
+        return StudyMemory(0, printable(str(error).partition("\n")[0], 300))
     most, unknown = 0, None
     for key, cell in plan.cells.items():
         peak = plan.predictions[key].peak_memory_bytes

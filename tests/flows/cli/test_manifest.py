@@ -305,10 +305,18 @@ def test_a_job_has_the_memory_that_its_study_takes(fields: dict[str, Any], least
     assert least <= asked < least + 8 and most == max(16, 2 * asked + 4)
 
 
-def test_a_job_says_whose_memory_is_not_counted(tmp_path: Path) -> None:
-    output, request, limit = memory_of(tmp_path, models=[{"id": "somebody/unheard-of", "name": "m"}])
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("somebody/unheard-of", "somebody/unheard-of: its size is not known to the planner"),
+        ("synthetic:llama-9q@0", "models[0].id: unknown architecture 'llama-9q'"),
+    ],
+)
+def test_a_job_says_whose_memory_is_not_counted(model: str, why: str, tmp_path: Path) -> None:
+    output, request, limit = memory_of(tmp_path, models=[{"id": model, "name": "m"}])
     assert (request, limit) == ("4Gi", "16Gi")
-    assert "  memory: not all cells are counted (somebody/unheard-of: its size is not known to the planner)" in output
+    [line] = [line for line in output.splitlines() if line.startswith("  memory: ")]
+    assert line.startswith(f"  memory: not all cells are counted ({why}") and line.endswith("in base/job.yaml")
 
 
 def test_the_pods_of_a_script_have_memory_for_each_rank(tmp_path: Path) -> None:
