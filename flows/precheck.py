@@ -14,7 +14,8 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from tasks.checks.machine import check_clusters, check_resources
 from tasks.checks.requirements import check_requirements
 from tasks.checks.resumed import check_rules
-from tasks.models.sources import DEFAULT_REVISION, hub_repository
+from tasks.models.model_cache import DEFAULT_REVISION
+from tasks.models.sources import hub_repository
 from tasks.planning.inputs import (
     copy_inputs,
     earlier_plan,

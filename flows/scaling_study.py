@@ -43,6 +43,7 @@ from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
 from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
+from tasks.planning.script_inputs import replaced_notes
 from tasks.prefect_api.api import api_error_text, await_api, end_lost_groups, end_lost_run, tag_run, tags_of
 from tasks.prefect_api.cancellation import ApiWatcher
 from tasks.prefect_api.credentials import api_environment
@@ -279,6 +280,9 @@ def _resolved(
     for note in filter(None, (resolved_note(specs[model.name], model) for model in models)):
         run_logger().info(note)
         run_progress.notes.append(f"{note}, pinned in plan.json")
+    for note in replaced_notes(study, base):
+        run_logger().info(note)
+        run_progress.notes.append(note)
     plan, resolved = resolve_study.after(*fetched)(study, models, run, base, cache, CheckedPlan(checked), unusable)
     if in_flow_run():
         tag_run(flow_run.id, tags_of(plan.models, plan.targets))

@@ -56,7 +56,7 @@ STARTED = {
     "arguments", "params",
 }  # fmt: skip
 """Fields that say what is started: to sweep one changes what runs, whatever the placeholders are."""
-_TEMPLATE_SUFFIX = ".j2"
+TEMPLATE_SUFFIX = ".j2"
 
 
 class StopAfter(Frozen):
@@ -158,9 +158,9 @@ class ScriptWorkload(BaseWorkload):
             raise ValueError(f"workload.measure: got {self.measure}, but tensorboard is given. Use tensorboard")
         if self.measure in ("wall", "json") and self.stop_after is not None and self.stop_after.steps is not None:
             raise ValueError(f"workload.stop_after.steps: measure {self.measure} counts no steps. Use minutes")
-        loose = [name for name in self.templates if not name.endswith(_TEMPLATE_SUFFIX)]
+        loose = [name for name in self.templates if not name.endswith(TEMPLATE_SUFFIX)]
         if loose:
-            raise ValueError(f"workload.templates: {loose[0]}: expected a name that ends in {_TEMPLATE_SUFFIX}")
+            raise ValueError(f"workload.templates: {loose[0]}: expected a name that ends in {TEMPLATE_SUFFIX}")
         secret = next((name for name, value in self.environment.items() if holds_secret(name, value)), None)
         if secret is not None:
             raise ValueError(

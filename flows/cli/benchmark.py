@@ -130,7 +130,7 @@ def make_studies(asked: BenchmarkRequest, file: "BenchmarkFile") -> "list[StudyS
     from configs.spec.study import parse_study
     from flows.folders import cache_folder
     from tasks.checks.verification import kind_of
-    from tasks.models.sources import load_manifest
+    from tasks.models.model_cache import load_manifest
     from tasks.planning.inputs import planned_model
 
     targets = _targets(asked, file)

@@ -58,7 +58,8 @@ def export(
 def _export(model: str, to: str, out: Path, dtype: str, optimization: str) -> int:
     """Fetch the model's files, then run the engine's exporter in a separate process. Returns its exit code."""
     from flows.folders import cache_folder
-    from tasks.models.sources import resolve_model, save_manifest
+    from tasks.models.model_cache import save_manifest
+    from tasks.models.sources import resolve_model
 
     name, _, revision = model.partition("@") if not model.startswith("synthetic:") else (model, "", "")
     if Path(model).exists():

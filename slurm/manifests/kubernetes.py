@@ -39,6 +39,7 @@ def kubernetes_of_server(
     key = {"name": "RANKWISE_API_KEY", "valueFrom": {"secretKeyRef": {"name": f"{name}-key", "key": "key"}}}
     ready = {"httpGet": {"path": "/readyz", "port": "http"}}
     alive = {"httpGet": {"path": "/healthz", "port": "http"}}
+    weights = served.weights_bytes >> 30
     container = {
         "name": "server",
         "image": image,
@@ -48,7 +49,7 @@ def kubernetes_of_server(
         "startupProbe": ready | {"periodSeconds": 5, "failureThreshold": 120},
         "readinessProbe": ready | {"periodSeconds": 5, "timeoutSeconds": 3},
         "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
-        "resources": _resources(served.weights_bytes),
+        "resources": _resources("1", 2 + weights, 8 + 2 * weights),
         "securityContext": _CONTAINER_SECURITY,
         "volumeMounts": [_SHM_MOUNT, _CACHE_MOUNT],
     }
@@ -97,7 +98,10 @@ def kubernetes_of_server(
 
 
 def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int) -> dict[str, Any]:
-    """Return an Indexed Job: a pod for each node, torchrun in each, meeting at pod 0 by the headless Service."""
+    """Return an Indexed Job: a pod for each node, torchrun in each, meeting at pod 0 by the headless Service.
+
+    A pod asks for 1 GiB a rank (4 at least) and is ended beyond 4 GiB a rank (16 at least).
+    """
     labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
     words = [
         "torchrun",
@@ -120,7 +124,7 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
         "command": words,
         "env": environment,
         "ports": [{"name": "rendezvous", "containerPort": _MASTER_PORT}],
-        "resources": {"requests": {"cpu": str(ranks_per_node), "memory": "4Gi"}, "limits": {"memory": "16Gi"}},
+        "resources": _resources(str(ranks_per_node), max(4, ranks_per_node), max(16, 4 * ranks_per_node)),
         "securityContext": _CONTAINER_SECURITY,
         "volumeMounts": [_SHM_MOUNT, {"name": "script", "mountPath": "/workspace", "readOnly": True}],
     }
@@ -142,18 +146,24 @@ def kubernetes_of_script(name: str, image: str, nodes: int, ranks_per_node: int)
 
 
 def kubernetes_of_study(
-    name: str, image: str, gpus: int = 1, files: Mapping[str, str] = MappingProxyType({"study.yaml": "study.yaml"})
+    name: str,
+    image: str,
+    gpus: int = 1,
+    files: Mapping[str, str] = MappingProxyType({"study.yaml": "study.yaml"}),
+    memory_bytes: int = 0,
 ) -> dict[str, Any]:
     """Return a Job that runs a study, whose run folder is on a claim; the study is a ConfigMap, made beforehand.
 
     gpus: those of its overlay `gpu`. files: key in the ConfigMap -> place beside the study, of all that it names.
+    memory_bytes: what all ranks of its largest cell take; the Job asks for 4 GiB and is ended beyond 16 at least.
     """
+    needed = -(-memory_bytes >> 30)
     labels = {"app.kubernetes.io/name": "rankwise", "app.kubernetes.io/instance": name}
     container = {
         "name": "study",
         "image": image,
         "args": ["run", "/study/study.yaml", "--runs", "/home/rankwise/runs", "--no-calibrate"],
-        "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "16Gi"}},
+        "resources": _resources("2", max(4, 2 + needed), max(16, 8 + 2 * needed)),
         "securityContext": _CONTAINER_SECURITY,
         "volumeMounts": [
             _SHM_MOUNT,
@@ -179,10 +189,9 @@ def kubernetes_of_study(
     return _with_overlays({"job.yaml": job, "claim.yaml": claim}, job, "study", gpus, None)
 
 
-def _resources(weights_bytes: int) -> dict[str, Any]:
-    """Return what a server asks a node for: its weights, which loading may hold twice, and the rest."""
-    weights = weights_bytes >> 30
-    return {"requests": {"cpu": "1", "memory": f"{2 + weights}Gi"}, "limits": {"memory": f"{8 + 2 * weights}Gi"}}
+def _resources(cores: str, request_gib: int, limit_gib: int) -> dict[str, Any]:
+    """Return what a container asks a node for, and where it is ended: loading may hold weights twice."""
+    return {"requests": {"cpu": cores, "memory": f"{request_gib}Gi"}, "limits": {"memory": f"{limit_gib}Gi"}}
 
 
 def _job(name: str, labels: dict[str, str], container: dict[str, Any], volumes: list[Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import compileall
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import stat
@@ -34,6 +35,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from configs.common.base import content_hash, sha256_of_file, write_atomically
+from configs.common.files.abandoned import remove_abandoned
 from configs.common.files.flushing import flush_file
 from configs.common.files.project_files import project_file
 from configs.common.files.reading import PLAN_BYTES, open_regular, read_model
@@ -71,6 +73,8 @@ WHOLE_PYTHON = (
 """Lines of sh: `python`, an interpreter or an environment as a node finds it, becomes the interpreter."""
 
 Notice = Callable[[str], None]
+_HALF_MADE = re.compile(r"\.[0-9a-f]{8,64}\.\w{8}(\.cleared)?")
+"""Names of folders that `_made_whole` fills, and of those that they take the place of."""
 _PIECE_BYTES = 16 << 20
 _INSTALL_LIMIT_SECONDS = 3600.0  # gigabytes over a slow network
 
@@ -150,6 +154,8 @@ def stage_interpreter(shared: Path, python: str | None, notice: Notice) -> Path:
     python: an interpreter of theirs (perhaps in an image) that has the libraries; None: they are installed below
     `shared` by this machine's pip, which takes minutes. Raises OSError, and ValueError with pip's words.
     """
+    for kind in ("code", "libraries", "envs"):
+        remove_abandoned(shared / "rankwise" / kind, _HALF_MADE)
     code = _stage_code(shared, notice)
     if python is None:
         python = str(_stage_libraries(shared, notice) / "bin" / "python")
@@ -279,6 +285,7 @@ def stage_model(shared: Path, manifest: ModelManifest, name: str, notice: Notice
     """
     path = staged_manifest(shared, name)
     folder = path.parent
+    remove_abandoned(folder.parent, _HALF_MADE)
     damaged = _damaged(path, thorough) if folder.exists() else []
     if folder.exists() and not damaged:
         return path

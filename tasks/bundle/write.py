@@ -30,6 +30,7 @@ from tasks.campaign.ledger import missing_measurements, read_ledger
 from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model, resolved_note
 from tasks.planning.predictions import with_predictions
+from tasks.planning.script_inputs import replaced_notes
 
 _COPIED_BYTES = 256 << 20
 """Maximum size of weights in the folder; larger ones are copied to the cluster once, for all users."""
@@ -106,7 +107,7 @@ def _written(study: StudySpec, chosen: SlurmTarget, base: Path, cache: Path, fol
     write_atomically(run.study, study_yaml(study))
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     measurements = sum(plan.repeats.values())
-    notes = tuple(filter(None, map(resolved_note, study.models, models)))
+    notes = (*filter(None, map(resolved_note, study.models, models)), *replaced_notes(study, base))
     return RequestedFiles(
         folder, sum(step.profiler is None for step in steps), manifest.nodes, measurements, large, notes
     )

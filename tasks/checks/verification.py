@@ -39,8 +39,8 @@ from tasks.checks.verification_inputs import (
     saved_inputs,
     with_tokenizer,
 )
+from tasks.models.model_cache import load_manifest
 from tasks.models.saved_reference import SavedReference, place_reference
-from tasks.models.sources import load_manifest
 from tasks.planning.inputs import copy_inputs, make_plan, model_spec, planned_model, resolved_note
 from tasks.planning.predictions import with_predictions
 

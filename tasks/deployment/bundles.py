@@ -29,7 +29,7 @@ from reports.experiments.compression import MOST_LOSS
 from tasks.checks.layouts import check_layout
 from tasks.checks.verification import kind_of
 from tasks.deployment.level_checks import check_levels
-from tasks.models.sources import load_manifest
+from tasks.models.model_cache import load_manifest
 from tasks.planning.inputs import model_spec, planned_model
 from tasks.providers.giving_back import Say
 

@@ -49,8 +49,9 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import LeftBehind, Say
 from tasks.providers.labels import label, owner
 from tasks.providers.leases import RentalLedger, open_ledger, read_entries
+from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import ProviderError, RentalLease
-from tasks.providers.renting import Limits, plan_rental, rent
+from tasks.providers.renting import plan_rental, rent
 from tasks.providers.study_nodes import hosts_of_nodes, request_of
 from tasks.serving.settings import only_of_decoders
 
@@ -178,7 +179,7 @@ class Deploying:
     def _fit(self, manifest_path: str) -> str:
         """Refuse what the server cannot load, or what does not fit, before anything is rented."""
         from engine.planner.families import read_architecture
-        from tasks.models.sources import load_manifest
+        from tasks.models.model_cache import load_manifest
 
         manifest, wanted = load_manifest(Path(manifest_path)), self.wanted
         architecture = read_architecture(manifest.config, manifest.identity)
@@ -331,7 +332,7 @@ def _servers_of_a_machine(wanted: WantedDeployment) -> int:
 
 
 def _model_bytes(manifest: Path) -> int:
-    from tasks.models.sources import load_manifest
+    from tasks.models.model_cache import load_manifest
 
     return sum(file.size_bytes for file in load_manifest(manifest).files.values())
 

@@ -33,7 +33,7 @@ from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.checks.machine import check_environment
 from tasks.checks.verification import kind_of
 from tasks.checks.verification_inputs import made_prompts
-from tasks.models.sources import load_manifest
+from tasks.models.model_cache import load_manifest
 from tasks.planning.inputs import copy_inputs, make_plan
 from tasks.providers.giving_back import Say
 

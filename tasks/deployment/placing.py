@@ -8,7 +8,7 @@ placer.backend(server), url_of(server), placer.end(server)
 import re
 import time
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -240,19 +240,29 @@ class Placer:
         return RoutedServer(name=name, url=url_of(server), key=self._key, usd_per_hour=self._price, draining=draining)
 
     def end(self, server: PlacedServer) -> None:
-        """End a server and its tunnel. Raises PlaceError."""
-        stop(self.place_of(server.node), server.folder)
-        for other, path in enumerate(server.peers, 1):
-            stop(self.place_of(other), path)
-        if server.tunnel is not None:
-            stop(self.here, server.tunnel)
+        """End a server and its tunnel. Raises PlaceError naming what was not ended, after all the rest is."""
+        parts = [(self.place_of(server.node), server.folder)]
+        parts += [(self.place_of(other), path) for other, path in enumerate(server.peers, 1)]
+        parts += [] if server.tunnel is None else [(self.here, server.tunnel)]
+        _stop_all(parts)
 
     def end_numbered(self, number: int) -> None:
-        """End a server of which only the number is known; one that never began is no error. Raises PlaceError."""
-        for node in range(self._count) if self.sharded else [self._node_of(number)]:
-            place = self.place_of(node)
-            stop(place, f"{place.root}/servers/{number}")
-        stop(self.here, f"{self.here.root}/tunnels/{number}")
+        """End a server of which only the number is known; one that never began is no error. Raises as `end` does."""
+        places = [self.place_of(node) for node in (range(self._count) if self.sharded else [self._node_of(number)])]
+        parts = [(place, f"{place.root}/servers/{number}") for place in places]
+        _stop_all([*parts, (self.here, f"{self.here.root}/tunnels/{number}")])
+
+
+def _stop_all(parts: Sequence[tuple[Place, str]]) -> None:
+    """End services by place and folder. A machine that is away keeps no other; it is named by the PlaceError."""
+    problems = []
+    for place, folder in parts:
+        try:
+            stop(place, folder)
+        except OSError as error:
+            problems.append(error.strerror or str(error))
+    if problems:
+        raise PlaceError(None, "; ".join(problems))
 
 
 def url_of(server: PlacedServer) -> str:

@@ -22,7 +22,7 @@ from engine.planner.families import read_architecture
 from engine.planner.local import estimated_machine, this_fingerprint
 from engine.planner.serving import block_bytes, cache_room
 from tasks.deployment.places import Place, PlaceAway, is_supervised, read, start_supervisor, state, write
-from tasks.models.sources import load_manifest
+from tasks.models.model_cache import load_manifest
 
 T = TypeVar("T")
 READY_SECONDS = 600.0

@@ -9,8 +9,8 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -42,6 +42,15 @@ _MAX_NAMES = 5
 
 class ModelContentError(ValueError):
     """A model's files cannot be measured, whatever the study says of it."""
+
+
+@contextmanager
+def content_faults() -> Iterator[None]:
+    """Mark errors as faults of the model's files."""
+    try:
+        yield
+    except ValueError as error:
+        raise ModelContentError(str(error)) from error
 
 
 class FileHashes:

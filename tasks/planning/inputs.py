@@ -29,9 +29,10 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
+from tasks.models.model_cache import manifest_path
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
-from tasks.models.sources import ModelContentError, hub_repository, manifest_path, resolve_model
-from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached
+from tasks.models.sources import ModelContentError, hub_repository, resolve_model
+from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached, written_twice
 
 if TYPE_CHECKING:
     from tasks.planning.predictions import MachineOf
@@ -278,7 +279,7 @@ def copy_inputs(study: StudySpec, run: RunPaths, base: Path, kept: bool = True) 
             if names.setdefault(written, digest) != digest:
                 problems.append(f"{dotted}: {_kept_otherwise(written, first[written])}")
             first.setdefault(written, dotted)
-    problems += unreached(study, base) + misplaced(study)
+    problems += unreached(study, base) + misplaced(study) + written_twice(study, base)
     if problems:
         raise StudyError(problems)
     return names
@@ -348,6 +349,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) 
         return pack_input(base, written, folder, kept)
     source = base / written
     _check_source(source, written)
+    digest = sha256_of_file(source)  # first: that of another content than the one looked at is found out by the copy
     if field == "prompts":
         read_prompts(source, None, None)
     if field == "reference":
@@ -356,8 +358,7 @@ def _copy_input(field: str, written: str, base: Path, folder: Path, kept: bool) 
             write_atomically(folder / f"{saved.workload.prompts}.jsonl", saved.prompts)
     if field == "prices":
         read_price_file(source, written)
-    digest = sha256_of_file(source)
-    _place(source, folder / f"{digest}{_SUFFIXES[field]}", kept)
+    _place(source, written, folder / f"{digest}{_SUFFIXES[field]}", kept)
     return digest
 
 
@@ -374,12 +375,12 @@ def _copy_learnt(written: str, base: Path, folder: Path, kept: bool) -> str:
         return digest
     suffix = _EXAMPLES.get(source.suffix.lower(), _TEXT)
     _check_size(source, suffix, written)
+    digest = sha256_of_file(source)
     if suffix == ".ndjson":
         read_examples(source)
     if suffix == ".npz" and not zipfile.is_zipfile(source):
         raise ValueError(f"{written}: not an .npz file (write it with `numpy.savez`)")
-    digest = sha256_of_file(source)
-    _place(source, folder / f"{digest}{suffix}", kept)
+    _place(source, written, folder / f"{digest}{suffix}", kept)
     return digest
 
 
@@ -390,8 +391,11 @@ def _check_size(path: Path, suffix: str, written: str) -> None:
         raise ValueError(f"{printable(written, 200)}: {size:,} bytes to learn from, expected at most {most:,}")
 
 
-def _place(source: Path, destination: Path, kept: bool = True) -> None:
-    """Copy a file, whole or not at all; a link does where the copy is not to be kept."""
+def _place(source: Path, written: str, destination: Path, kept: bool) -> None:
+    """Copy a file, whole or not at all; a link does where the copy is not to be kept.
+
+    destination: named by the file's hash. Raises ValueError where the file has another one by now.
+    """
     if not kept:
         if not destination.is_symlink():
             destination.symlink_to(source.absolute())
@@ -402,6 +406,8 @@ def _place(source: Path, destination: Path, kept: bool = True) -> None:
     os.close(handle)
     try:
         shutil.copyfile(source, name)
+        if sha256_of_file(Path(name)) != destination.stem:
+            raise ValueError(f"{printable(written, 200)}: changed while it was read. Start again when nobody writes it")
         os.chmod(name, 0o644)
         os.replace(name, destination)
     except OSError as error:

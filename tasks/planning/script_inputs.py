@@ -24,7 +24,7 @@ from configs.plans.paths import RunPaths
 from configs.spec.cell import Cell
 from configs.spec.experiments import Optimization, StrongScaling, Sweep, WeakScaling
 from configs.spec.study import StudySpec
-from configs.workloads.script import FIELDS, STARTED, ScriptWorkload
+from configs.workloads.script import FIELDS, STARTED, TEMPLATE_SUFFIX, ScriptWorkload
 from engine.planner.choice.script_files import planned_contents
 
 MAX_BYTES = 16 << 30
@@ -219,6 +219,59 @@ def misplaced(study: StudySpec) -> list[str]:
                 "Set workload.tokens_per_step, or items_per_step and unit"
             )
     return list(dict.fromkeys(problems))
+
+
+def written_twice(study: StudySpec, base: Path) -> list[str]:
+    """A problem for each file that two fields name, of which the script would find one alone."""
+    problems = []
+    for work in _works(study):
+        named = {_stored_name(written) for written in work.inputs if (base / written).is_file()}
+        rendered = {_stored_name(name.removesuffix(TEMPLATE_SUFFIX)) for name in work.templates}
+        written = {_stored_name(name): field for field, name in _written(work)}
+        twice = [(name, "workload.inputs", "workload.templates") for name in named & rendered]
+        for name in written:
+            twice += [(name, "workload.inputs", written[name])] if name in named else []
+            twice += [(name, "workload.templates", written[name])] if name in rendered else []
+        problems += [
+            f"{last}: {printable(name, 200)} would replace the file of that name of {first}. Leave one of the two out, "
+            "or name one otherwise"
+            for name, first, last in sorted(twice)
+        ]
+    return list(dict.fromkeys(problems))
+
+
+def replaced_notes(study: StudySpec, base: Path) -> list[str]:
+    """Say which files of folders among a script's inputs are replaced by files that the study has written."""
+    notes = []
+    for work in _works(study):
+        folders = [(base / written, PurePosixPath(_stored_name(written))) for written in work.inputs]
+        for field, name in _written(work):
+            place = PurePosixPath(_stored_name(name))
+            for source, stored in folders:
+                if place.is_relative_to(stored) and source.is_dir() and (source / place.relative_to(stored)).is_file():
+                    shown = printable(str(source / place.relative_to(stored)), 400)
+                    notes.append(f"{shown} is replaced in the script's folder by the file of that name of {field}")
+    return list(dict.fromkeys(notes))
+
+
+def _written(work: ScriptWorkload) -> list[tuple[str, str]]:
+    """(field, name) of each file that the study has written."""
+    planned = [("workload.planned_files", name) for name in work.planned_files]
+    return [*planned, *(("workload.config_files", name) for name in work.config_files)]
+
+
+def _works(study: StudySpec) -> Iterator[ScriptWorkload]:
+    """Each script as an experiment or a point of it starts it."""
+    for experiment in study.experiments.values():
+        overrides: list[Mapping[str, Any]] = [{}]
+        if isinstance(experiment, Sweep):
+            overrides += [{field: value} for field, values in experiment.over.items() for value in values]
+        elif isinstance(experiment, Optimization):
+            overrides = [experiment.baseline | changed for changed in ({}, *experiment.variants.values())]
+        for changed in overrides:
+            work = _with(study.workload, experiment.base | dict(changed))
+            if isinstance(work, ScriptWorkload):
+                yield work
 
 
 def _reaches(name: str, reached: set[str]) -> bool:

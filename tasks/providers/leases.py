@@ -17,11 +17,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from configs.common.base import utc_now
 from configs.common.files.flushing import flush_file
 from configs.common.files.reading import open_regular, read_bytes, read_model
+from configs.common.system.lock_files import locks_needed
 from configs.hardware.node_names import Cloud
 from tasks.providers.rental import RentalLease, Rung
 
@@ -31,6 +32,10 @@ _NAMESPACE = uuid.UUID("6b0f3d3e-6f0c-5a57-9f5e-7d1f0c7f2a10")
 _LEDGER_BYTES = 8 << 20
 SETTLED_SECONDS = 60.0
 """After this long an unanswered create call has either left a resource with tags or done nothing."""
+
+
+class RentalHeld(ValueError):
+    """Another process is at work on a rental, or uses its nodes."""
 
 
 class RentalLedger:
@@ -64,19 +69,28 @@ class RentalLedger:
 
 @contextmanager
 def open_ledger(folder: Path) -> Iterator[RentalLedger]:
-    """Open the ledger of a run's folder for writing. Raises ValueError while another process holds it."""
+    """Open the ledger of a run's folder for writing.
+
+    Raises RentalHeld while another process holds it, and ValueError where the file system has no locks.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "ledger.jsonl"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle, fcntl.LOCK_EX, folder)
         except BlockingIOError:
-            raise ValueError(f"{folder.name}: another command is at work on it. Wait until it has ended") from None
+            raise RentalHeld(f"{folder.name}: another command is at work on it. Wait until it has ended") from None
         flush_file(folder)  # its entry for the ledger, too
         yield RentalLedger(path, handle)
     finally:
         os.close(handle)
+
+
+def _lock(file: int | IO[bytes], how: int, folder: Path) -> None:
+    """Lock a file of a rental's folder. Raises BlockingIOError: it is held, ValueError: there are no locks."""
+    with locks_needed(folder, "set RANKWISE_DATA to a folder of another one"):
+        fcntl.flock(file, how | fcntl.LOCK_NB)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -132,14 +146,17 @@ def unsettled_seconds(entries: list[dict[str, Any]], now: float, settle: float =
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Hold the nodes of a run for this process, which alone may use them. Raises ValueError while another does."""
+    """Hold the nodes of a run for this process, which alone may use them.
+
+    Raises RentalHeld while another does, and ValueError where the file system has no locks.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(folder / _USER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle, fcntl.LOCK_EX, folder)
         except BlockingIOError:
-            raise ValueError(f"{folder.name}: another run uses these nodes") from None
+            raise RentalHeld(f"{folder.name}: another run uses these nodes") from None
         yield
     finally:
         os.close(handle)
@@ -188,7 +205,7 @@ def is_dead(folder: Path) -> bool:
     """Return whether no process is renting or giving back for this run, and its nodes are not up either.
 
     Nodes that are ready need no process, unless a study rented them: they live until they expire. The kernel's lock
-    ends with its process.
+    ends with its process. Raises OSError and ValueError where that cannot be known, as on a file system without locks.
     """
     entries = read_entries(folder / "ledger.jsonl")
     if not entries:
@@ -203,7 +220,7 @@ def is_dead(folder: Path) -> bool:
     try:
         with open_ledger(folder):
             return True
-    except ValueError:
+    except RentalHeld:
         return False
 
 
@@ -211,7 +228,7 @@ def _is_abandoned(folder: Path) -> bool:
     """Return whether a study rented these nodes, and its run has ended without giving them back."""
     try:
         with open_regular(folder / _USER_LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(file, fcntl.LOCK_SH, folder)
     except (BlockingIOError, FileNotFoundError):
         return False
     return True

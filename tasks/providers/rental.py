@@ -208,3 +208,10 @@ class Provider(Protocol):
     def extend(self, resource: Resource, expires_at: int) -> None:
         """Write a later expiry to the tags of a resource."""
         ...
+
+
+def node_address(node: Node, request: RentalRequest) -> str:
+    """Return the address to connect to."""
+    address = node.public_address if request.public_address else node.private_address
+    assert address is not None
+    return address

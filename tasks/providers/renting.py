@@ -8,11 +8,11 @@ Whatever ends `rent` (an error, Ctrl-C, SIGTERM), everything that it made is giv
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from configs.common.base import write_atomically
 from configs.common.printable import plural
@@ -20,7 +20,7 @@ from configs.common.secrets import redacted
 from configs.hardware.prices import Offer
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
-from tasks.providers.connections import probe, prolong, write_known_hosts
+from tasks.providers.connections import prolong
 from tasks.providers.giving_back import Say, Teardown, found_before, give_back, regions_of
 from tasks.providers.ladder import RentalOffer, is_excluded, ladder, node_price
 from tasks.providers.leases import (
@@ -32,34 +32,26 @@ from tasks.providers.leases import (
     token_of,
     unsettled_seconds,
 )
-from tasks.providers.node_gpus import has_amd_gpus, wait_for_gpus
-from tasks.providers.rental import MAX_HOURS, Node, Problem, Provider, ProviderError, RentalLease, RentalRequest, Rung
+from tasks.providers.readiness.node_gpus import has_amd_gpus
+from tasks.providers.readiness.waiting import PROBES_AT_ONCE, Limits, NodeWaiting
+from tasks.providers.rental import (
+    MAX_HOURS,
+    Node,
+    Problem,
+    Provider,
+    ProviderError,
+    RentalLease,
+    RentalRequest,
+    Rung,
+    node_address,
+)
 
-Returned = TypeVar("Returned")
-_THROTTLED_TRIES, _TRANSIENT_TRIES = 6, 3
-_PROBES_AT_ONCE = 16
 ROUNDING = 1e-9
 """A price times a number of nodes may miss the product by its last bit: 3 x 0.1 is above 0.3."""
 
 
 class RentalFailed(ValueError):
     """No nodes: what was tried and why each attempt ended. Nothing is left."""
-
-
-@dataclass
-class Limits:
-    """How long renting waits, in seconds."""
-
-    ready_seconds: float = 600.0
-    """In one place, from the answer that names the nodes until all of them run and are set up over SSH."""
-    host_key_seconds: float = 120.0
-    """How long another host key is waited out (never trusted): Google's images run sshd before the startup script."""
-    driver_seconds: float = 120.0
-    """How long a driver that does not show all GPUs is waited for: it may be built, or installed, at the first boot."""
-    poll_seconds: float = 5.0
-    first_pause_seconds: float = 2.0
-    teardown: Teardown = field(default_factory=Teardown)
-    sleep: Callable[[float], None] = time.sleep
 
 
 def plan_rental(
@@ -186,6 +178,9 @@ class _Renting:
     limits: Limits
     attempt: int
 
+    def __post_init__(self) -> None:
+        self._waiting = NodeWaiting(self.provider, self.lease, self.folder, self.say, self.limits)
+
     def climb(self, rungs: list[Rung]) -> list[Node]:
         """Ask rung after rung. Raises RentalFailed when none is left, ProviderError that no other rung can mend."""
         up = 2 * self.limits.ready_seconds  # nodes that are ready at the last moment still live to be extended
@@ -197,11 +192,8 @@ class _Renting:
             # What earlier places took is off the lease; a study extends its nodes once they are up.
             lives = max(self.lease.expires_at - int(time.time()), int(min(lives, up)))
             try:
-                nodes = self._one_rung(rung, user_data(self.folder, lives))
-                deadline = time.monotonic() + self.limits.ready_seconds
-                nodes = self._wait_until_running(rung, nodes, deadline)
-                self._wait_until_reachable(rung, nodes, deadline)
-                self._wait_for_gpus(rung, nodes)
+                made = self._one_rung(rung, user_data(self.folder, lives))
+                nodes = self._waiting.until_ready(rung, made)
                 self._remove_others(rung, nodes)
                 return nodes
             except ProviderError as error:
@@ -226,7 +218,7 @@ class _Renting:
         price = "price unknown" if rung.usd_per_hour is None else f"{rung.usd_per_hour:.4g} USD/h a node"
         self.say(f"asking for {self.lease.request.nodes} x {self.lease.request.instance} in {rung.words}, {price}")
         self.ledger.write("prepare", provider=self.provider.name, region=rung.region)
-        self._with_retries(lambda: self.provider.prepare(self.lease, rung.region))
+        self._waiting.with_retries(lambda: self.provider.prepare(self.lease, rung.region))
         token = token_of(self.lease, self.attempt, rung)
         self.ledger.write("create", provider=self.provider.name, token=token, **rung.model_dump())
         nodes = self._created(boot, rung, token)
@@ -247,106 +239,12 @@ class _Renting:
                 raise
 
         try:
-            return self._with_retries(create)
+            return self._waiting.with_retries(create)
         except ProviderError as error:
             # After a transient error a call may have taken effect, whatever a later one was told.
             if "transient" not in problems:
                 self.ledger.write("refused", token=token, problem=error.problem, code=error.code)
             raise
-
-    def _with_retries(self, call: Callable[[], Returned]) -> Returned:
-        pause = self.limits.first_pause_seconds
-        tries = {"throttled": _THROTTLED_TRIES, "transient": _TRANSIENT_TRIES}
-        done = 0
-        while True:
-            try:
-                return call()
-            except ProviderError as error:
-                done += 1
-                if done >= tries.get(error.problem, 1):
-                    raise
-                self.say(f"{error.problem}: {redacted(str(error))}; trying again in {pause:g} s")
-            self.limits.sleep(pause)
-            pause *= 2
-
-    def _wait_until_running(self, rung: Rung, made: list[Node], deadline: float) -> list[Node]:
-        """Poll until all nodes run and have addresses. Raises ProviderError: one was taken back, or the time is up."""
-        ids = {node.id for node in made}
-        seen: set[str] = set()
-        public = self.lease.request.public_address
-        while True:
-            found = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
-            mine = [node for node in found if node.id in ids]
-            ready = [node for node in mine if node.state == "running" and (node.public_address or not public)]
-            if len(ready) == len(ids):
-                return sorted(ready, key=lambda node: node.id)
-            self._check_not_taken_back(seen, mine)
-            seen |= {node.id for node in mine}
-            if time.monotonic() > deadline:
-                waited = f"{len(ready)} of {plural(len(ids), 'node')} up after {self.limits.ready_seconds:g} s"
-                raise ProviderError("capacity", "", waited)
-            self.limits.sleep(self.limits.poll_seconds)
-
-    def _check_not_taken_back(self, seen: set[str], nodes: list[Node]) -> None:
-        """Raise ProviderError where a spot node was reclaimed, or powered itself off, before it was ready.
-
-        AWS lists such a node for an hour; GCP lists it no longer.
-        """
-        up = {node.id for node in nodes if node.state not in ("stopping", "gone")}
-        reasons = {node.id: f": {node.reason}" for node in nodes if node.reason}
-        for id in sorted((seen | {node.id for node in nodes}) - up):
-            raise ProviderError("capacity", "", f"{id} was taken back before it was ready{reasons.get(id, '')}")
-
-    def _wait_until_reachable(self, rung: Rung, nodes: list[Node], deadline: float) -> None:
-        """Connect to each node with its planted host key until its user data has run. Raises ProviderError."""
-        user = self.lease.request.user or self.provider.default_user
-        addresses = [node_address(node, self.lease.request) for node in nodes]
-        write_known_hosts(self.folder, addresses)
-        waiting = dict(zip(addresses, nodes, strict=True))
-        wrong_since: dict[str, float] = {}
-        while waiting:
-            for address, answer in self._probes(user, list(waiting)).items():
-                node = waiting[address]
-                if answer == "ready":
-                    del waiting[address]
-                elif answer == "failed" or (
-                    answer == "wrong host key"
-                    and time.monotonic() - wrong_since.setdefault(address, time.monotonic())
-                    >= self.limits.host_key_seconds
-                ):
-                    what = "its user data failed" if answer == "failed" else "host key differs from the one planted"
-                    raise ProviderError("unreachable", "", f"{node.id} ({address}): {what}")
-                elif time.monotonic() > deadline:
-                    last = "user data has not finished" if answer == "pending" else answer
-                    limit = f"after {self.limits.ready_seconds:g} s"
-                    raise ProviderError("unreachable", "", f"{node.id} ({address}): {last} {limit}")
-            if waiting:
-                self.limits.sleep(min(self.limits.poll_seconds, 2.0))
-                self._check_still_there(rung, nodes)
-
-    def _wait_for_gpus(self, rung: Rung, nodes: list[Node]) -> None:
-        """Return when each node's driver shows as many GPUs as are wanted. Raises ProviderError."""
-        request = self.lease.request
-
-        def pause() -> None:
-            self.limits.sleep(self.limits.poll_seconds)
-            self._check_still_there(rung, nodes)
-
-        named = {node_address(node, request): node.id for node in nodes}
-        user = request.user or self.provider.default_user
-        wait_for_gpus(self.folder, user, named, request, self.limits.driver_seconds, pause)
-
-    def _check_still_there(self, rung: Rung, nodes: list[Node]) -> None:
-        """Raise ProviderError where one of these was taken back meanwhile."""
-        now = self._with_retries(lambda: self.provider.nodes(self.lease.run, rung.region))
-        ids = {node.id for node in nodes}
-        self._check_not_taken_back(ids, [node for node in now if node.id in ids])
-
-    def _probes(self, user: str, addresses: list[str]) -> dict[str, str]:
-        """How far each node is, asked side by side: one that drops packets holds up none of the others."""
-        with ThreadPoolExecutor(min(len(addresses), _PROBES_AT_ONCE)) as pool:
-            answers = pool.map(lambda address: probe(self.folder, user, address), addresses)
-            return dict(zip(addresses, answers, strict=True))
 
     def _remove_others(self, rung: Rung, nodes: list[Node]) -> None:
         """Remove nodes of lost answers, and network rules where the ladder began. `down` tries again what fails."""
@@ -363,13 +261,6 @@ class _Renting:
                         self.provider.delete(resource)
             except ProviderError as error:
                 self.say(f"{region}: {redacted(str(error))}; removed with the rest later")
-
-
-def node_address(node: Node, request: RentalRequest) -> str:
-    """Return the address to connect to."""
-    address = node.public_address if request.public_address else node.private_address
-    assert address is not None
-    return address
 
 
 def give_back_run(provider: Provider, lease: RentalLease, folder: Path, say: Say, patience: Teardown) -> int:
@@ -417,7 +308,7 @@ def extend_run(
             return prolong(folder, user, node_address(node, lease.request), expires_at - int(time.time()))
 
         # Side by side, as each that does not answer takes its time: giving back waits for this, and not for ever.
-        with ThreadPoolExecutor(min(len(nodes), _PROBES_AT_ONCE)) as pool:
+        with ThreadPoolExecutor(min(len(nodes), PROBES_AT_ONCE)) as pool:
             missed = [node.id for node, done in zip(nodes, pool.map(took, nodes), strict=True) if not done]
         if len(missed) == len(nodes):
             raise ValueError(f"{lease.run}: {', '.join(missed)} did not take the new end")

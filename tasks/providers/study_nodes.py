@@ -44,15 +44,14 @@ from tasks.providers.leases import (
     read_entries,
     read_lease,
 )
-from tasks.providers.node_gpus import gpus_of_instance, lacking_gpus
-from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest
+from tasks.providers.readiness.node_gpus import gpus_of_instance, lacking_gpus
+from tasks.providers.readiness.waiting import Limits
+from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, node_address
 from tasks.providers.renting import (
     ROUNDING,
-    Limits,
     RentalFailed,
     extend_run,
     give_back_run,
-    node_address,
     nodes_of,
     plan_rental,
     provider_of,

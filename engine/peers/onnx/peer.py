@@ -6,6 +6,7 @@ on the nodes by model, precision and versions. Its time is a figure of the launc
     loaded = load_onnx(measurement, context)
 """
 
+import re
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from configs.common.base import content_hash
+from configs.common.files.abandoned import remove_abandoned
 from configs.common.files.flushing import flush_all
 from configs.families.config import ModelConfig
 from configs.plans.job import Measurement
@@ -35,6 +37,9 @@ from engine.prompts.tokens import PromptBatch
 
 OPTIMIZATION = "all"
 _KEPT = "onnx"
+_PREFIX = ".export-"
+_HALF_MADE = re.compile(re.escape(_PREFIX) + r"\w{8}")
+"""What an export that is killed leaves behind, as large as the model."""
 _VERSIONS = ("torch", "transformers", "onnx", "onnxscript")
 
 
@@ -134,10 +139,11 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
         "versions": {name: version(name) for name in _VERSIONS},
     }
     folder = Path(context.job.cache) / "onnx" / content_hash(known)
+    remove_abandoned(folder.parent, _HALF_MADE)
     if folder.is_dir():
         return folder, {"export_seconds": None}
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".export-"))
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=_PREFIX))
     began = time.perf_counter()
     try:
         _export(context, unfinished)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from configs.serving.deployment import ServingBundle
     from configs.spec.study import StudySpec
     from flows.cli.manifest.study_files import MountedFile
+    from flows.cli.manifest.study_memory import StudyMemory
 
 app = typer.Typer(help="Write files for Docker, Compose, Kubernetes and Apptainer.", no_args_is_help=True)
 What = Annotated[str, typer.Argument(metavar="BUNDLE|STUDY.yaml", help="bundle of a deployment, or study file")]
@@ -100,6 +101,7 @@ def k8s(
         _refuse(context, *(("nodes", "only for a study") if bundle is not None else ("replicas", "only for a bundle")))
         served = None if bundle is None else _served(bundle, gpus)
         mounted = _mounted(study, Path(what)) if study is not None and nodes == 1 else []
+        need = _needed(study, Path(what)) if study is not None and nodes == 1 else None
         folder = _new(out)
         if served is not None:
             files = kubernetes_of_server(served, image, replicas)
@@ -111,11 +113,16 @@ def k8s(
                 files = kubernetes_of_script(name, image, nodes, max(1, gpus)) | {"train.py": multi_node_example()}
                 needed = ["configmap", f"{name}-script", f"--from-file={folder}/train.py"]
             else:
-                files = kubernetes_of_study(name, image, max(1, gpus), {file.key: file.path for file in mounted})
+                assert need is not None
+                placed = {file.key: file.path for file in mounted}
+                files = kubernetes_of_study(name, image, max(1, gpus), placed, need.bytes)
                 needed = ["configmap", f"{name}-study", *(f"--from-file={file.key}={file.source}" for file in mounted)]
         write_files(folder, files)
         apply = ["kubectl", "apply", "-k", f"{folder}/overlays/{'gpu' if gpus else 'cpu'}"]
-        return _said(folder, shlex.join(["kubectl", "create", *needed]), shlex.join(apply))
+        code = _said(folder, shlex.join(["kubectl", "create", *needed]), shlex.join(apply))
+        if need is not None and need.unknown is not None:
+            print(f"  memory: not all cells are counted ({need.unknown}). Check `resources` in base/job.yaml")
+        return code
 
     _exit(context, work)
 
@@ -152,6 +159,13 @@ def _mounted(study: "StudySpec", path: Path) -> "list[MountedFile]":
     from flows.cli.manifest.study_files import study_files
 
     return study_files(study, path)
+
+
+def _needed(study: "StudySpec", path: Path) -> "StudyMemory":
+    from flows.cli.manifest.study_memory import study_memory
+    from flows.folders import cache_folder
+
+    return study_memory(study, path.parent, cache_folder())
 
 
 def write_files(folder: Path, files: dict[str, Any]) -> None:
@@ -215,7 +229,7 @@ def _write_context(folder: Path, bundle: "ServingBundle | None") -> None:
 def _check_model(bundle: "ServingBundle | None") -> None:
     """Raise ValueError for a model whose files are no longer those that the bundle's evidence is of."""
     from configs.common.base import sha256_of_file
-    from tasks.models.sources import load_manifest, verify_manifest
+    from tasks.models.model_cache import load_manifest, verify_manifest
 
     if bundle is None or bundle.identity.startswith("synthetic:"):
         return
@@ -229,7 +243,7 @@ def _check_model(bundle: "ServingBundle | None") -> None:
 
 def _write_model(folder: Path, bundle: "ServingBundle") -> None:
     """Bring the files of a real model into `model`; a synthetic one is made where it is served."""
-    from tasks.models.sources import load_manifest
+    from tasks.models.model_cache import load_manifest
 
     if bundle.identity.startswith("synthetic:"):
         return

@@ -135,9 +135,10 @@ def _up(
     from flows.folders import cache_folder, rented_folder
     from tasks.providers.clouds import provider_named
     from tasks.providers.labels import label, owner
-    from tasks.providers.node_gpus import gpus_of_instance, lacking_gpus
-    from tasks.providers.rental import RentalLease
-    from tasks.providers.renting import Limits, node_address, plan_rental, rent
+    from tasks.providers.readiness.node_gpus import gpus_of_instance, lacking_gpus
+    from tasks.providers.readiness.waiting import Limits
+    from tasks.providers.rental import RentalLease, node_address
+    from tasks.providers.renting import plan_rental, rent
 
     with _wrong_arguments():
         study = label(study, "--study")
@@ -237,7 +238,8 @@ def ssh(
         import subprocess
 
         from tasks.providers.connections import ssh_argv
-        from tasks.providers.renting import node_address, nodes_of
+        from tasks.providers.rental import node_address
+        from tasks.providers.renting import nodes_of
 
         provider, lease, folder = _rental(run)
         up = nodes_of(folder)

@@ -40,7 +40,8 @@ from flows.cli.tables import print_table
 from flows.folders import cache_folder
 from reports.planning.text import sources
 from reports.reading.load import StudyResult, load_run
-from tasks.models.sources import hub_repository, manifest_path
+from tasks.models.model_cache import manifest_path
+from tasks.models.sources import hub_repository
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model, prices_of
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
 from tasks.planning.target_machine import for_cell, local_node, named_machine, on_unknown_cpus

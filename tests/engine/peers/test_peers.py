@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,8 @@ import torch
 
 from configs.common.base import sha256_of_file
 from configs.common.execution import Layout
+from configs.common.files import abandoned
+from configs.common.files.abandoned import ABANDONED_SECONDS
 from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.job import Job, Measurement
 from configs.plans.model_manifest import ModelFile, ModelManifest
@@ -324,6 +327,23 @@ def test_an_export_is_on_disk_before_it_has_its_name(
     with names_of_flushed() as flushed:
         folder, _ = peer._exported(SimpleNamespace(job=job, manifest=manifest))  # type: ignore[arg-type]
     assert flushed == {folder / "decoder.onnx"}
+
+
+def test_an_export_that_was_killed_leaves_nothing_for_ever(
+    manifest: ModelManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each left a folder as large as the model in the cache."""
+    monkeypatch.setattr(peer, "version", lambda name: "1")
+    monkeypatch.setattr(peer, "_export", lambda context, folder: (folder / "decoder.onnx").write_text("own"))
+    cell = Cell(model=manifest.identity, workload=WORK, layout=Layout(), dtype="float32", engine="onnxruntime")
+    context: Any = SimpleNamespace(job=SimpleNamespace(cache=str(tmp_path), cell=cell), manifest=manifest)
+    left = Path(tempfile.mkdtemp(dir=peer._exported(context)[0].parent, prefix=peer._PREFIX))
+    peer._exported(context)
+    assert left.exists(), "another launch may be filling it"
+    now = time.time() + 2 * ABANDONED_SECONDS
+    monkeypatch.setattr(abandoned, "time", SimpleNamespace(time=lambda: now))
+    folder, _ = peer._exported(context)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_a_rank_whose_export_is_ready_second_takes_the_first_ones(

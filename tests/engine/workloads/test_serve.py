@@ -19,7 +19,8 @@ from configs.workloads.serve import ServeWorkload
 from engine.workloads.serve import _next_rate, _own_command, _Runs, _served, as_typed, shown_command
 from engine.workloads.servers.commands import ServerCommand, Wanted
 from engine.workloads.servers.process import RunningServer, ServerDiedError
-from tasks.models.sources import manifest_path, resolve_model
+from tasks.models.model_cache import manifest_path
+from tasks.models.sources import resolve_model
 
 RUN = Path("/home/ann/work/runs/s")
 

@@ -174,7 +174,7 @@ def test_a_hub_that_is_away_is_said_in_one_line(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    monkeypatch.setattr("tasks.models.sources.look_up", away)
+    monkeypatch.setattr("tasks.models.model_cache.look_up", away)
     monkeypatch.setattr("tasks.prefect_api.stages._BACKOFF_SECONDS", 0.0)
     done = CliRunner().invoke(app, words if words[0] == "run" else [*words, "--out", "out"])
     assert isinstance(done.exception, SystemExit) and done.exit_code == 1, done.exception

@@ -269,3 +269,59 @@ def test_another_file_of_the_studys_name_does_not_take_its_place(tmp_path: Path)
     done = CliRunner().invoke(app, ["manifest", "k8s", str(tmp_path / "own.yaml"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2 and "study.yaml is the study's own name in a Job" in done.output
     assert "no such file: " in done.output and "gone.txt" in done.output, "all problems at once"
+
+
+def memory_of(folder: Path, **fields: Any) -> tuple[str, str, str]:
+    """What is printed, and the request and the limit of memory of a study's Job."""
+    told = {
+        "study": "s",
+        "models": [{"id": "Qwen/Qwen2.5-7B", "name": "m"}],
+        "workload": {"kind": "generate", "prompt_tokens": 8, "num_prompts": 4, "new_tokens": 2},
+        "experiments": {"one": {"kind": "sweep", "over": {"dtype": ["float32"]}}},
+    }
+    (folder / "study.yaml").write_text(yaml.safe_dump(told | fields))
+    done = CliRunner().invoke(app, ["manifest", "k8s", str(folder / "study.yaml"), "--out", str(folder / "out")])
+    assert done.exit_code == 0, done.output
+    spec = yaml.safe_load((folder / "out" / "base" / "job.yaml").read_text())["spec"]["template"]["spec"]
+    asked = spec["containers"][0]["resources"]
+    return done.output, asked["requests"]["memory"], asked["limits"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "least"),
+    [
+        ({}, 30),  # 7.6 billion parameters in 4 bytes are 28 GiB
+        ({"experiments": {"one": {"kind": "sweep", "over": {"engine": ["transformers"]}}}}, 30),  # by its weights
+        ({"experiments": {"one": {"kind": "sweep", "over": {"layout.dp": [2]}}}}, 58),  # each replica has its own
+        ({"models": [{"id": "synthetic:llama-1m@0", "name": "m"}]}, 4),
+    ],
+    ids=["large", "another engine", "two replicas", "tiny"],
+)
+def test_a_job_has_the_memory_that_its_study_takes(fields: dict[str, Any], least: int, tmp_path: Path) -> None:
+    """Every study's Job was ended beyond 16 GiB, whatever its models."""
+    output, request, limit = memory_of(tmp_path, **fields)
+    assert "memory:" not in output
+    asked, most = int(request.removesuffix("Gi")), int(limit.removesuffix("Gi"))
+    assert least <= asked < least + 8 and most == max(16, 2 * asked + 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("somebody/unheard-of", "somebody/unheard-of: its size is not known to the planner"),
+        ("synthetic:llama-9q@0", "models[0].id: unknown architecture 'llama-9q'"),
+    ],
+)
+def test_a_job_says_whose_memory_is_not_counted(model: str, why: str, tmp_path: Path) -> None:
+    output, request, limit = memory_of(tmp_path, models=[{"id": model, "name": "m"}])
+    assert (request, limit) == ("4Gi", "16Gi")
+    [line] = [line for line in output.splitlines() if line.startswith("  memory: ")]
+    assert line.startswith(f"  memory: not all cells are counted ({why}") and line.endswith("in base/job.yaml")
+
+
+def test_the_pods_of_a_script_have_memory_for_each_rank(tmp_path: Path) -> None:
+    for gpus, asked in (("1", ("4Gi", "16Gi")), ("8", ("8Gi", "32Gi"))):
+        (tmp_path / gpus).mkdir()
+        job = written(tmp_path / gpus, "strong", "k8s", "--nodes", "2", "--gpus", gpus)["base/job.yaml"]
+        resources = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+        assert (resources["requests"]["memory"], resources["limits"]["memory"]) == asked

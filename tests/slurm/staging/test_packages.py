@@ -7,17 +7,20 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 
 from benchmarks.structure.source import SCRIPTS
 from configs.common.base import sha256_of_file
-from configs.common.files import project_files
+from configs.common.files import abandoned, project_files
+from configs.common.files.abandoned import ABANDONED_SECONDS
 from configs.common.files.project_files import ROOT
 from configs.plans.model_manifest import ModelManifest
 from slurm.staging import packages as staging
@@ -213,6 +216,27 @@ def test_a_synthetic_model_has_its_configuration_there(shared: Path, tmp_path: P
     config.unlink()
     stage_model(shared, manifest, "s", lambda _: None)
     assert config.exists()
+
+
+def test_what_a_killed_run_left_half_made_is_removed(
+    shared: Path, manifest: ModelManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of a model, each as large as it is, stayed on the shared disk for ever."""
+    digest = "0123456789abcdef"
+
+    def left() -> list[Path]:
+        return [path for path in (shared / "rankwise").glob("*/*") if path.name.startswith(".")]
+
+    for kind, cut in (("models", ""), ("code", ""), ("libraries", ".cleared"), ("envs", "")):
+        (shared / "rankwise" / kind / f".{digest}.x1y2z3_4{cut}" / "files").mkdir(parents=True)
+    stage_model(shared, manifest, digest, lambda _: None)
+    stage_interpreter(shared, sys.executable, lambda _: None)
+    assert len(left()) == 4, "somebody may be filling them"
+    now = time.time() + 2 * ABANDONED_SECONDS
+    monkeypatch.setattr(abandoned, "time", SimpleNamespace(time=lambda: now))
+    stage_model(shared, manifest, digest, lambda _: None)
+    stage_interpreter(shared, sys.executable, lambda _: None)
+    assert left() == []
 
 
 @pytest.mark.nightly

@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import parse_qs
 from xml.sax.saxutils import escape
 
-from tasks.providers.node_gpus import gpus_of_instance
+from tasks.providers.readiness.node_gpus import gpus_of_instance
 from tests.support.clouds.faults import Answer, Call, FaultyCloud
 from tests.support.patience import patient
 

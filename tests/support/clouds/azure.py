@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tasks.providers.node_gpus import gpus_of_instance
+from tasks.providers.readiness.node_gpus import gpus_of_instance
 from tests.support.clouds.faults import Call, Fault
 from tests.support.clouds.hosts import Hosts
 

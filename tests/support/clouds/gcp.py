@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tasks.providers.node_gpus import gpus_of_instance
+from tasks.providers.readiness.node_gpus import gpus_of_instance
 from tests.support.clouds.faults import Answer, Call, FaultyCloud
 
 PROJECT = "rankwise-tests"

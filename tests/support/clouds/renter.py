@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired
+from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest
-from tasks.providers.renting import Limits, extend_run, give_back_run, plan_rental, rent
+from tasks.providers.renting import extend_run, give_back_run, plan_rental, rent
 from tests.support.clouds.faults import Fault
 from tests.support.patience import patient
 
@@ -30,7 +31,8 @@ import sys
 from pathlib import Path
 from tasks.providers.clouds import provider_named
 from tasks.providers.rental import RentalLease
-from tasks.providers.renting import Limits, give_back_run, plan_rental, rent
+from tasks.providers.readiness.waiting import Limits
+from tasks.providers.renting import give_back_run, plan_rental, rent
 from tasks.providers.giving_back import Teardown
 lease = RentalLease.model_validate_json(sys.argv[1])
 folder, provider = Path(sys.argv[2]) / lease.run, provider_named(lease.request.provider)

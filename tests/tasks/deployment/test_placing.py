@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from configs.serving.deployment import ServiceState, ServingBundle
+from configs.serving.deployment import PlacedServer, ServiceState, ServingBundle
 from configs.targets.target import SshTarget
 from tasks.deployment import placing
-from tasks.deployment.places import LocalPlace
+from tasks.deployment.places import LocalPlace, Place, PlaceError
 from tasks.deployment.placing import Placer, TunnelWatch
 from tasks.deployment.servers import AWAY_SECONDS, ServerNotReady, ServerSpec
 from tasks.deployment.slurm_places import SlurmPartition
@@ -99,3 +99,34 @@ def test_servers_share_their_own_machine_alone(
     with pytest.raises(ServerNotReady, match="enough"):
         placer.place(BUNDLE, 1, together, 1.0, lambda: None)
     assert [spec.share for spec in placed] == [share]
+
+
+@pytest.mark.parametrize("numbered", [False, True], ids=["noted", "by its number"])
+def test_a_host_that_is_away_keeps_neither_peers_nor_tunnel(
+    numbered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the first host of a sharded server away, the ranks of the others and the tunnel ran until they expired."""
+    tried: list[tuple[str, str]] = []
+
+    def end_there(place: Place, folder: str) -> None:
+        tried.append((place.name, folder))
+        if place.name in ("host0", "host2"):
+            raise PlaceError(None, f"{place.name}: not reached")
+
+    def host_of(target: Any, node: int, folder: str) -> SimpleNamespace:
+        return SimpleNamespace(name=f"host{node}", root=f"/{node}")
+
+    monkeypatch.setattr(placing, "stop", end_there)
+    monkeypatch.setattr(placing, "SshPlace", host_of)
+    target = SshTarget.model_validate({"kind": "ssh", "hosts": ["a", "b", "c"]})
+    store = Store(data=tmp_path, rented=tmp_path, cache=tmp_path)
+    placer = Placer(store, "d", target, None, "key", 4e9, lambda _: None, sharded=True)
+    tunnel = f"{placer.here.root}/tunnels/7"
+    peers = ("/1/servers/7", "/2/servers/7")
+    server = PlacedServer(
+        generation=7, bundle="b", node=0, folder="/0/servers/7", port=1, tunnel=tunnel, local_port=1, peers=peers
+    )
+    with pytest.raises(PlaceError, match="host0: not reached; host2: not reached"):
+        placer.end_numbered(7) if numbered else placer.end(server)
+    hosts = [(f"host{node}", f"/{node}/servers/7") for node in range(3)]
+    assert tried == [*hosts, ("local", tunnel)]

@@ -218,7 +218,7 @@ def test_what_is_served_is_what_must_fit(
 
     config = {**LLAMA, "max_position_embeddings": 8192}
     manifest = SimpleNamespace(config=config, identity="llama", folder="", files={})
-    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    monkeypatch.setattr("tasks.models.model_cache.load_manifest", lambda _: manifest)
     monkeypatch.setattr("tasks.deployment.fit.check_fit", check)
     store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
     bundle = WantedBundle(model="./llama", max_length=wanted)
@@ -248,7 +248,7 @@ def test_servers_of_one_machine_must_fit_together(
     """Each was held against the whole memory: the node was rented, and the second server did not start."""
     config = {**LLAMA, "max_position_embeddings": 8192}
     manifest = SimpleNamespace(config=config, identity="llama", folder="", files={})
-    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    monkeypatch.setattr("tasks.models.model_cache.load_manifest", lambda _: manifest)
     store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
     rented = {"kind": "aws", "instance": target.removeprefix("aws:"), "regions": ["us-east-1"], "nodes": nodes}
     wanted = WantedDeployment(
@@ -273,7 +273,7 @@ def test_a_server_that_is_not_sharded_has_the_memory_of_one_machine(
     """Of two machines with a server each, it was held against the memory of both: it did not start there."""
     config = {**LLAMA, "max_position_embeddings": 8192}
     manifest = SimpleNamespace(config=config, identity="llama", folder="", files={})
-    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    monkeypatch.setattr("tasks.models.model_cache.load_manifest", lambda _: manifest)
 
     class Host:
         def __init__(self, *_: Any) -> None: ...
@@ -308,7 +308,7 @@ def test_an_encoder_has_no_ranks_that_wait(monkeypatch: pytest.MonkeyPatch, tmp_
         "hidden_act": "gelu", "type_vocab_size": 2,
     }  # fmt: skip
     manifest = SimpleNamespace(config=bert, identity="bert")
-    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    monkeypatch.setattr("tasks.models.model_cache.load_manifest", lambda _: manifest)
     store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
     bundle = WantedBundle(model="./bert", group_timeout_seconds=90.0)
     made = Deploying(store, WantedDeployment("one", parse_target("local:cpu"), bundle), print, None)
@@ -328,7 +328,7 @@ def test_a_model_that_no_server_here_loads_is_refused_first(
 ) -> None:
     """It was found on the rented node, to which its weights had been brought."""
     manifest = SimpleNamespace(config=LLAMA | changes, identity="llama", folder="", files={})
-    monkeypatch.setattr("tasks.models.sources.load_manifest", lambda _: manifest)
+    monkeypatch.setattr("tasks.models.model_cache.load_manifest", lambda _: manifest)
     store = Store(data=tmp_path, rented=tmp_path / "rented", cache=tmp_path / "cache")
     made = Deploying(
         store, WantedDeployment("one", parse_target("local:cpu"), WantedBundle(model="./llama")), print, None
@@ -348,7 +348,8 @@ def test_a_model_too_large_for_the_target_is_refused_before_its_weights_are_fetc
     (folder / "model.safetensors").write_bytes(bytes(64))
     store = Store(data=tmp_path / "data", rented=tmp_path / "rented", cache=tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tasks.models.sources._files", lambda *_: pytest.fail("all weights are read"))
+    for module in ("sources", "model_cache"):
+        monkeypatch.setattr(f"tasks.models.{module}.hashed_files", lambda *_: pytest.fail("all weights are read"))
     rented = RentedTarget.model_validate({"kind": "aws", "instance": "g5.xlarge", "regions": ["us-east-1"]})
     with HubServer({"acme/llama-70b": Repository(folder)}) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)

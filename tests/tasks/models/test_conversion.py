@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from engine.tools import convert
-from tasks.models.sources import TransientFetchError, manifest_path, resolve_model
+from tasks.models.model_cache import manifest_path
+from tasks.models.sources import TransientFetchError, resolve_model
 from tests.support.servers.hub_server import Fault, HubServer, Repository
 from tests.support.servers.openllama_model import make_openllama
 

@@ -17,14 +17,8 @@ from configs.common.base import sha256_of_file
 from configs.plans.model_manifest import POOLING, ModelManifest
 from configs.plans.pooling import pooling_of
 from tasks.models import hub as hub_module
-from tasks.models.sources import (
-    TransientFetchError,
-    _locked,
-    manifest_path,
-    resolve_model,
-    save_manifest,
-    verify_manifest,
-)
+from tasks.models.model_cache import _locked, manifest_path, save_manifest, verify_manifest
+from tasks.models.sources import TransientFetchError, resolve_model
 from tests.support.run_folders.studies import wait_until
 from tests.support.servers.hub_server import (
     CONFIG,
@@ -161,7 +155,7 @@ def test_a_cache_of_others_serves_by_any_name_of_its_commit(
     def write(path: Path, *rest: Any) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    for module in ("sources", "folder"):
+    for module in ("model_cache", "folder"):
         monkeypatch.setattr(f"tasks.models.{module}.write_atomically", write)
     assert resolve_model("acme/tiny", "main", cache, base) == manifest
 

@@ -17,15 +17,8 @@ from configs.common.base import SCHEMA_VERSION, sha256_of_file
 from configs.common.files.safetensors_header import header_tensors
 from configs.hardware.architectures import ARCHITECTURES
 from tasks.models import folder as folder_module
-from tasks.models import sources
-from tasks.models.sources import (
-    hub_repository,
-    load_manifest,
-    manifest_path,
-    resolve_model,
-    save_manifest,
-    verify_manifest,
-)
+from tasks.models.model_cache import _locked, load_manifest, manifest_path, save_manifest, verify_manifest
+from tasks.models.sources import hub_repository, resolve_model
 from tests.support.servers.hub_server import (
     CONFIG,
     make_model,
@@ -363,7 +356,7 @@ def test_a_cache_on_a_file_system_without_locks_is_named(cache: Path, monkeypatc
     monkeypatch.setattr(fcntl, "flock", flock)
     cache.mkdir(parents=True, exist_ok=True)
     told = f"{cache}: this file system has no locks .* set RANKWISE_CACHE to a folder of another one"
-    with pytest.raises(ValueError, match=told), sources._locked(cache / "lock", "owner/model@1"):
+    with pytest.raises(ValueError, match=told), _locked(cache / "lock", "owner/model@1"):
         pass
 
 

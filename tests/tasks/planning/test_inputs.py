@@ -235,7 +235,7 @@ def test_a_full_disk_leaves_no_part_of_an_input(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "inputs").mkdir()
     monkeypatch.setattr(inputs.shutil, "copyfile", refuse)
     with pytest.raises(OSError, match="No space"):
-        inputs._place(tmp_path / "here", tmp_path / "inputs" / "digest.txt")
+        inputs._place(tmp_path / "here", "here", tmp_path / "inputs" / "digest.txt", kept=True)
     assert list((tmp_path / "inputs").iterdir()) == []
 
 
@@ -360,6 +360,30 @@ def test_a_disk_without_room_for_a_copy_is_the_copys(
     place = run.inputs if fault == errno.ENOSPC else tmp_path / "text.jsonl"
     assert caught.value.filename == str(place)
     assert [path.suffix for path in run.inputs.iterdir()] == [".tar"]
+
+
+@pytest.mark.parametrize("name", ["text.txt", "rows.jsonl"])
+def test_a_file_that_is_edited_while_it_is_read_is_not_copied(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run kept the new content under the old one's hash, by which its figures and those of others are compared."""
+    (tmp_path / name).write_text('{"text": "before", "label": 0}\n')
+    real = inputs.sha256_of_file
+
+    def edited(path: Path) -> str:
+        digest = real(path)
+        if path == tmp_path / name:
+            path.write_text('{"text": "after", "label": 1}\n')
+        return digest
+
+    monkeypatch.setattr(inputs, "sha256_of_file", edited)
+    said = f"workload.data: {name}: changed while it was read. Start again when nobody writes it"
+    assert problems(tmp_path, name) == said
+    assert list((tmp_path / "run" / "inputs").iterdir()) == []
+    monkeypatch.undo()
+    _, names, folder = copied(tmp_path, name)
+    [kept] = folder.iterdir()
+    assert kept.stem == names[name] == real(kept)
 
 
 @pytest.mark.parametrize("name", ["text.txt", "rows.jsonl", "images.npz"])

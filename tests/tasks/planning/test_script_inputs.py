@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.spec.study import parse_study
-from tasks.planning.script_inputs import misplaced, pack_input
+from tasks.planning.script_inputs import misplaced, pack_input, replaced_notes, written_twice
 
 SLURM = {"kind": "slurm", "name": "cluster", "partition": "p", "nodes": 2, "ranks_per_node": 1}
 WEAK = {"weak": {"kind": "weak", "grow": "dp", "to": 2}}
@@ -85,3 +85,47 @@ def test_a_link_to_a_folder_around_it_is_refused(to: str, tmp_path: Path) -> Non
     (tmp_path / "data" / "linked").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="data/linked/back: a link to a folder that it lies in"):
         pack_input(tmp_path, "data", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("work", "problem"),
+    [
+        (
+            {"config_files": {"conf/ds.json": {"a": 1}}},
+            "workload.config_files: conf/ds.json would replace the file of ",
+        ),
+        ({"planned_files": {"./conf/ds.json": "deepspeed"}}, "workload.planned_files: conf/ds.json would replace the"),
+        (
+            {"templates": ["conf/ds.json.j2"]},
+            "workload.templates: conf/ds.json would replace the file of that name of ",
+        ),
+        ({"config_files": {"ds.json": {"a": 1}}}, ""),
+    ],
+    ids=["written", "planned", "rendered", "elsewhere"],
+)
+def test_a_file_that_two_fields_name_is_refused(work: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """The script found the last one, and nothing said that the user's own was gone."""
+    (tmp_path / "conf").mkdir()
+    for name in ("t.py", "conf/ds.json", "conf/ds.json.j2"):
+        (tmp_path / name).write_text("{}")
+    inputs = ["t.py", "conf/ds.json", "conf/ds.json.j2"]
+    told = {"study": "s", "workload": {"kind": "script", "command": ["t.py"], "inputs": inputs, "measure": "wall"}}
+    whole = parse_study(told | {"workload": told["workload"] | work, "experiments": ONE})  # type: ignore[operator]
+    assert [text[: len(problem)] for text in written_twice(whole, tmp_path)] == [problem] * bool(problem)
+    over = {f"workload.{field}": [value] for field, value in work.items()}
+    swept = parse_study(told | {"experiments": {"one": {"kind": "sweep", "over": over}}})
+    assert len(written_twice(swept, tmp_path)) == bool(problem), "also where a point of a sweep has it"
+
+
+@pytest.mark.parametrize("given", [".", "conf"])
+def test_a_file_of_a_folder_that_is_replaced_is_named(given: str, tmp_path: Path) -> None:
+    """A checkout has its ds.json, which a study may well have another one instead of."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "ds.json").write_text("{}")
+    work = {"kind": "script", "command": ["t.py"], "inputs": [given], "measure": "wall"}
+    work |= {"config_files": {"conf/ds.json": {"a": 1}}, "planned_files": {"other.json": "torch"}}
+    study = parse_study({"study": "s", "workload": work, "experiments": ONE})
+    replaced = tmp_path / "conf" / "ds.json"
+    told = f"{replaced} is replaced in the script's folder by the file of that name of workload.config_files"
+    assert replaced_notes(study, tmp_path) == [told]
+    assert written_twice(study, tmp_path) == []

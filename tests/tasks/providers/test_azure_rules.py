@@ -17,8 +17,9 @@ from tasks.providers.azure.provider import Azure
 from tasks.providers.azure.requests import machine, refuse_retired
 from tasks.providers.giving_back import Teardown, why_doomed
 from tasks.providers.leases import open_ledger
+from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import Node, ProviderError, RentalLease, RentalRequest, Rung
-from tasks.providers.renting import Limits, RentalFailed, _Renting, plan_rental
+from tasks.providers.renting import RentalFailed, _Renting, plan_rental
 
 REQUEST = RentalRequest(
     provider="azure", instance="Standard_NC24ads_A100_v4", nodes=2, regions=("eastus",), ssh_from="203.0.113.7/32"

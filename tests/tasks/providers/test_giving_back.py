@@ -25,8 +25,10 @@ from tasks.providers.clouds import provider_named
 from tasks.providers.giving_back import ReapResult, Teardown, remove_expired, why_doomed
 from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import is_dead, open_ledger, read_entries
+from tasks.providers.readiness import waiting
+from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import Limits, RentalFailed, extend_run, give_back_run, rent
+from tasks.providers.renting import RentalFailed, extend_run, give_back_run, rent
 from tasks.providers.study_nodes import StudyNodes
 
 REGION = "us-east-1"
@@ -479,13 +481,13 @@ def late_cloud(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[Any]], Lat
     def made(problems: Sequence[Any]) -> LateCloud:
         cloud = LateCloud(problems)
         stand_in = SimpleNamespace(time=lambda: cloud.now, monotonic=lambda: cloud.now)
-        for module in (renting, leases, giving_back):
+        for module in (renting, waiting, leases, giving_back):
             monkeypatch.setattr(module, "time", stand_in)
         for name in ("make_keys", "remove_keys"):
             monkeypatch.setattr(renting, name, lambda folder: None)
         monkeypatch.setattr(renting, "user_data", lambda folder, lives_seconds: "")
-        monkeypatch.setattr(renting, "write_known_hosts", lambda folder, addresses: None)
-        monkeypatch.setattr(renting, "probe", lambda folder, user, address: "ready")
+        monkeypatch.setattr(waiting, "write_known_hosts", lambda folder, addresses: None)
+        monkeypatch.setattr(waiting, "probe", lambda folder, user, address: "ready")
         return cloud
 
     return made

@@ -1,5 +1,7 @@
 """The order of the ladder, what a refusal rules out, the ledger, and what is planted in user data."""
 
+import errno
+import fcntl
 import json
 import os
 import re
@@ -29,9 +31,19 @@ from tasks.providers.connections import ssh_argv
 from tasks.providers.giving_back import why_doomed
 from tasks.providers.labels import label, owner
 from tasks.providers.ladder import is_excluded, ladder
-from tasks.providers.leases import in_use, is_dead, open_ledger, read_entries, token_of, unsettled_seconds
+from tasks.providers.leases import (
+    in_use,
+    is_dead,
+    not_given_back,
+    open_ledger,
+    read_entries,
+    token_of,
+    unsettled_seconds,
+)
+from tasks.providers.readiness import waiting
+from tasks.providers.readiness.waiting import Limits, NodeWaiting
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import Limits, RentalFailed, _Renting, extend_run, plan_rental
+from tasks.providers.renting import RentalFailed, _Renting, extend_run, plan_rental
 from tasks.providers.study_nodes import rental_name, request_of
 
 ROOT = Path(__file__).parents[3]
@@ -242,14 +254,14 @@ def test_why_ec2_ended_an_instance_is_told(state: str, told: bool) -> None:
         "StateReason": {"Code": "Client.InternalError", "Message": why},
     }
     node = _node(entry, "us-east-1")
-    renting = object.__new__(_Renting)
+    ready = object.__new__(NodeWaiting)
     if not told:
-        renting._check_not_taken_back({"i-1"}, [node])
+        ready._check_not_taken_back({"i-1"}, [node])
         return
     with pytest.raises(ProviderError, match=f"^i-1 was taken back before it was ready: {why}$"):
-        renting._check_not_taken_back({"i-1"}, [node])
+        ready._check_not_taken_back({"i-1"}, [node])
     with pytest.raises(ProviderError, match=r"before it was ready$"):
-        renting._check_not_taken_back({"i-1"}, [])
+        ready._check_not_taken_back({"i-1"}, [])
 
 
 @pytest.mark.parametrize("code", ["MissingInput", "InvalidInput"])
@@ -366,8 +378,9 @@ def test_one_limit_holds_from_the_answer_to_the_last_node_that_is_set_up(
 ) -> None:
     """`wait_minutes` was counted twice: until the nodes ran, and again until they answered."""
     now = [0.0]
-    monkeypatch.setattr(renting, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
-    monkeypatch.setattr(renting, "probe", lambda *_: "pending")
+    for module in (renting, waiting):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(waiting, "probe", lambda *_: "pending")
     node = Node(id="i-1", region="us-east-1", zone=None, market="spot", state="pending", public_address="192.0.2.1")
     booted = node.model_copy(update={"state": "running"})
     cloud = SimpleNamespace(
@@ -400,6 +413,30 @@ def test_a_ledger_has_one_writer_and_its_run_is_alive_meanwhile(tmp_path: Path) 
     with open_ledger(folder) as ledger:
         ledger.write("ready", nodes=[])
     assert not is_dead(folder)
+
+
+@pytest.mark.parametrize("last", ["opened", "ready"])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """The message was `No locks available` alone; that its run is alive, or has ended, is not known there."""
+    folder = tmp_path / "r"
+    with in_use(folder), open_ledger(folder) as ledger:
+        ledger.write("opened")
+        ledger.write(last, nodes=[])
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    told = f"^{re.escape(str(folder))}: this file system has no locks .* set RANKWISE_DATA to a folder of another one"
+    for opened in (open_ledger, in_use):
+        with pytest.raises(ValueError, match=told), opened(folder):
+            pass
+    with pytest.raises(ValueError, match=told):
+        is_dead(folder)
+    assert not_given_back(tmp_path) == {}
+    resource = Resource(provider="aws", kind="disk", id="v", region="us-east-1", run="r", expires_at=1000)
+    with pytest.raises(ValueError, match=told):
+        why_doomed(resource, tmp_path, False, now=100)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from tasks.campaign.launches.leftovers import bring_rest_home, mark_collected, r
 from tasks.campaign.launches.staging import TargetAway, bring_home, placed_job, stage_target, stage_targets
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.session import Session
-from tasks.models.sources import manifest_path, resolve_model
+from tasks.models.model_cache import manifest_path
+from tasks.models.sources import resolve_model
 from tests.support.cluster.launches import noop_measurement
 from tests.support.run_folders.studies import rankwise, rankwise_here, write_study
 

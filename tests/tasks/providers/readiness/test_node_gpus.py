@@ -8,13 +8,15 @@ from typing import Any, cast
 import pytest
 
 from configs.targets.rented import RentedTarget
-from tasks.providers import node_gpus, renting
+from tasks.providers import renting
 from tasks.providers.giving_back import Teardown
 from tasks.providers.ladder import RentalOffer
 from tasks.providers.leases import read_entries
-from tasks.providers.node_gpus import gpus_of_instance, lacking_gpus
+from tasks.providers.readiness import node_gpus, waiting
+from tasks.providers.readiness.node_gpus import gpus_of_instance, lacking_gpus
+from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import Node, Provider, RentalLease, RentalRequest, Resource, Rung
-from tasks.providers.renting import Limits, RentalFailed, plan_rental, rent
+from tasks.providers.renting import RentalFailed, plan_rental, rent
 from tasks.providers.study_nodes import request_of
 
 REGION = "us-east-1"
@@ -136,8 +138,8 @@ def rented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     for name in ("make_keys", "remove_keys"):
         monkeypatch.setattr(renting, name, lambda folder: None)
     monkeypatch.setattr(renting, "user_data", lambda folder, lives_seconds: "")
-    monkeypatch.setattr(renting, "write_known_hosts", lambda folder, addresses: None)
-    monkeypatch.setattr(renting, "probe", lambda folder, user, address: "ready")
+    monkeypatch.setattr(waiting, "write_known_hosts", lambda folder, addresses: None)
+    monkeypatch.setattr(waiting, "probe", lambda folder, user, address: "ready")
 
     def made(cloud: Cloud, driver_seconds: float = 0.0, **given: Any) -> list[Node]:
         wanted = request(nodes=2, **given)
