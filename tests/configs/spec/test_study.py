@@ -119,7 +119,7 @@ BAD = {
     ),
     "the same in a sweep": (
         study(workload={"kind": "noop"}, experiments={"b": {"kind": "sweep", "over": {"items": [True, 2]}}}),
-        "experiments.b at items True: workload.items: expected a number, got true",
+        "experiments.b at items true: workload.items: expected a number, got true",
     ),
     "the same of nodes": (
         study(workload={"kind": "noop"}, experiments={"b": {"kind": "sweep", "over": {"nodes": [True]}}}),
