@@ -129,7 +129,7 @@ def test_a_request_is_given_up_when_its_client_goes_or_its_time_is_over(leaves: 
         return {"vectors": [[1.0]] * len(tokens)}
 
     limits = ServingLimits(request_seconds=600 if leaves else 3.0)
-    settings: Any = SimpleNamespace(name="m", limits=limits, max_length=16, max_sequences=4)
+    settings: Any = SimpleNamespace(name="m", host="127.0.0.1", limits=limits, max_length=16, max_sequences=4)
     model: Any = SimpleNamespace(name="m", check_tokens=lambda ids: None)
     computing: Any = SimpleNamespace(ask=ask, ready=True)
     figures = Figures("m")
