@@ -42,7 +42,12 @@ def hostile_request(number: int, model: str) -> Hostile:
 
 
 def _post(body: bytes, headers: dict[str, str] | None = None, path: str = "/v1/completions") -> Hostile:
-    given = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body))} | (headers or {})
+    given = {
+        "Host": "localhost",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **(headers or {}),
+    }
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in given.items()) + "\r\n"
     return Hostile("", (head.encode("utf-8", "surrogateescape") + body,))
 
