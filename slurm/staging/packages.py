@@ -373,10 +373,8 @@ def _copy(source: Path, target: Path) -> None:
         os.chmod(name, 0o644)
         os.replace(name, target)
     except OSError as error:
-        error.filename, error.filename2 = (
-            str(target),
-            None,
-        )  # not the file that was to be copied, nor the temporary name
+        # Not the file that was to be copied, nor the temporary name.
+        error.filename, error.filename2 = str(target), None
         raise
     finally:
         Path(name).unlink(missing_ok=True)

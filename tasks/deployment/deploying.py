@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,35 +200,41 @@ class Deploying:
 
     def _check_memory(self, architecture: "Architecture", length: int) -> str:
         """Return how the model fits the target. length: tokens of a sequence. Raises ValueError where it does not."""
-        from tasks.deployment.fit import check_fit, devices_of, memory_of_rank
+        from tasks.deployment.fit import check_fit
 
         wanted, layout = self.wanted, self.wanted.bundle.layout
-        ranks = layout.dp * layout.tp * layout.pp
         provider = name = None
-        devices = 0
         if wanted.rented is not None:
-            name = f"{wanted.rented.kind}/{wanted.rented.instance}"
-            provider = wanted.rented.kind
-            available = memory_of_rank(name, -(-ranks // wanted.rented.nodes) if wanted.sharded else ranks)
-            devices = devices_of(wanted.target)
-        elif wanted.ssh is not None:
-            host = SshPlace(wanted.ssh, 0, "")
-            machines = len(wanted.ssh.hosts) if wanted.sharded else 1  # of one server
-            available, devices = _memory_of_rank(host, None, ranks, machines), host.gpu_count()
-        elif wanted.partition is not None:
-            place = partition_place(wanted.partition, self._folder, 0.0, self.say)
-            available = _memory_of_rank(place, None, ranks)
-        else:
-            here = LocalPlace(self._folder, self.store.cache)
-            available = _memory_of_rank(here, wanted.target.device, ranks)
-            devices = 0 if wanted.target.device == "cpu" else here.gpu_count()
+            provider, name = wanted.rented.kind, f"{wanted.rented.kind}/{wanted.rented.instance}"
+        available, devices = self._room
         servers = _servers_of_a_machine(wanted)
         if not wanted.sharded:
-            servers = ceil(servers / device_groups(devices, ranks))  # others have GPUs of their own
+            servers = ceil(servers / device_groups(devices, layout.ranks))  # others have GPUs of their own
         return check_fit(
             architecture, layout, wanted.bundle.dtype, length, available, wanted.target.text, self.store.cache,
             provider, name, servers,
         )  # fmt: skip
+
+    @cached_property
+    def _room(self) -> tuple[int | None, int]:
+        """Bytes of memory of each rank (None: unknown), and GPUs of a machine; asked once. Raises ValueError, OSError."""
+        from tasks.deployment.fit import devices_of, memory_of_rank
+
+        wanted, ranks = self.wanted, self.wanted.bundle.layout.ranks
+        if wanted.rented is not None:
+            name = f"{wanted.rented.kind}/{wanted.rented.instance}"
+            on_one = -(-ranks // wanted.rented.nodes) if wanted.sharded else ranks
+            return memory_of_rank(name, on_one), devices_of(wanted.target)
+        if wanted.ssh is not None:
+            host = SshPlace(wanted.ssh, 0, "")
+            machines = len(wanted.ssh.hosts) if wanted.sharded else 1  # of one server
+            return _memory_of_rank(host, None, ranks, machines), host.gpu_count()
+        if wanted.partition is not None:
+            place = partition_place(wanted.partition, self._folder, 0.0, self.say)
+            return _memory_of_rank(place, None, ranks), 0
+        here = LocalPlace(self._folder, self.store.cache)
+        devices = 0 if wanted.target.device == "cpu" else here.gpu_count()
+        return _memory_of_rank(here, wanted.target.device, ranks), devices
 
     def _deploy(self, model: Any, fit_text: str, ledger: RentalLedger) -> tuple[Deployment, Timing]:
         wanted, began = self.wanted, time.time()

@@ -121,7 +121,11 @@ def bring_repository(repository: str, revision: str | None, cache: Path) -> Mode
 
 def repository_config(repository: str, revision: str | None, cache: Path) -> dict[str, Any]:
     """Return the configuration of a repository, of which nothing else is fetched. Raises as `bring_repository`."""
-    snapshot = look_up(repository, revision or DEFAULT_REVISION)
+    revision = revision or DEFAULT_REVISION
+    known = _cached(f"{repository}@{revision}", cache) if _COMMIT.fullmatch(revision) else None
+    if known is not None:
+        return known.config
+    snapshot = look_up(repository, revision)
     identity = f"{snapshot.repository}@{snapshot.commit}"
     place = manifest_path(identity, cache).parent
     folder = place / "files"

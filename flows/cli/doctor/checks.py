@@ -164,7 +164,9 @@ def check_slurm_tool(name: str, arguments: tuple[str, ...]) -> list[DoctorCheck]
     if problem:
         daemon = "slurmdbd" if name == "sacct" else "slurmctld"
         remedy = f"check that {daemon} runs and slurm.conf names its host"
-        if "Access/permission denied" in problem:
+        from slurm.schedulers.commands.listing import DENIED
+
+        if DENIED in problem:
             remedy = "the site hides this from its users (PrivateData of slurm.conf); jobs are submitted all the same"
         return [DoctorCheck(f"slurm {name}", "warning", problem, remedy)]
     return [DoctorCheck(f"slurm {name}", "ok", f"responds ({plural(len(text.splitlines()), 'line')})")]

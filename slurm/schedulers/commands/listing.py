@@ -28,7 +28,7 @@ _UNUSABLE = ("down", "drain", "fail", "error", "unknown", "inval", "future", "no
 _UNSET_MB = 1  # RealMemory where slurm.conf does not set it
 _SIZES = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 # Slurm's text of ESLURM_ACCESS_DENIED, slurm_errno.c of Slurm 20.11 to 25.05.
-_DENIED = "Access/permission denied"
+DENIED = "Access/permission denied"
 
 
 class ClusterError(ValueError):
@@ -207,7 +207,7 @@ def asked(command: list[str], cluster: str | None = None) -> str:
         raise ClusterError(f"Slurm: `{command[0]}` timed out after {_LIMIT_SECONDS:.0f} s ({where})") from error
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        denied = _DENIED in said
+        denied = DENIED in said
         raise (Denied if denied else ClusterError)(f"Slurm: {'refused' if denied else 'no response'} ({where}): {said}")
     return done.stdout
 

@@ -18,7 +18,7 @@ from configs.plans.model_manifest import POOLING, ModelManifest
 from configs.plans.pooling import pooling_of
 from tasks.models import hub as hub_module
 from tasks.models.model_cache import _locked, manifest_path, save_manifest, verify_manifest
-from tasks.models.sources import TransientFetchError, resolve_model
+from tasks.models.sources import TransientFetchError, described_config, resolve_model
 from tests.support.run_folders.studies import wait_until
 from tests.support.servers.hub_server import (
     CONFIG,
@@ -107,6 +107,7 @@ def test_repository_is_fetched_once(
     hub.requests.clear()
     watched.clear()
     assert resolve_model("acme/tiny", commit, cache, base) == manifest
+    assert described_config("acme/tiny", commit, cache, base) == manifest.config
     assert hub.requests == [] and watched == []
 
 
