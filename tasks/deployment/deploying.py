@@ -217,7 +217,10 @@ class Deploying:
 
     @cached_property
     def _room(self) -> tuple[int | None, int]:
-        """Bytes of memory of each rank (None: unknown) and GPUs of a machine; asked once. Raises ValueError, OSError."""
+        """Bytes of memory of each rank (None: unknown), and GPUs of a machine; the target is asked once.
+
+        Raises ValueError, OSError.
+        """
         from tasks.deployment.fit import devices_of, memory_of_rank
 
         wanted, ranks = self.wanted, self.wanted.bundle.layout.ranks
