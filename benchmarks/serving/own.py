@@ -7,6 +7,7 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from benchmarks.inference.bench import run_shipped
 from benchmarks.inference.rows import read_measured
+from benchmarks.serving.cores import product_cores
 from benchmarks.serving.model import ModelFiles
 from benchmarks.serving.sending import Sender, whole_speed
 from benchmarks.serving.servers import MeasuredServer, Variant, running
@@ -60,11 +62,14 @@ def layout_row(files: ModelFiles, folder: Path, rounds: int) -> tuple[list[Table
     speeds: dict[str, dict[int, float]] = {one.name: {} for one in wanted}
     steps: dict[str, dict[int, float]] = {one.name: {} for one in wanted}
     between: dict[str, list[float]] = {one.name: [] for one in wanted}
+    products: dict[bool, dict[int, float]] = {False: {}, True: {}}
     sender = Sender(files)
-    with running(wanted, files, None, folder / "logs") as servers:
+    with running(wanted, files, None, folder / "logs") as servers, product_cores(files.folder) as cores:
         for server in servers.values():
             sender.send(server, 3.0, users=8)
         for turn in range(rounds):
+            for in_step, gains in products.items():
+                gains[turn] = cores.gain(in_step)
             for name, server in servers.items():
                 before = _counters(server)
                 speeds[name][turn] = whole_speed(sender.send_answers(server, users=32))
@@ -78,6 +83,7 @@ def layout_row(files: ModelFiles, folder: Path, rounds: int) -> tuple[list[Table
     rows = [
         ("tp=2 against one rank, end to end", ratio_cell(whole), f"at least {END_TO_END_BAR}"),
         ("the same, the engine's steps alone", ratio_cell(engine), f"at least {STEPS_BAR}"),
+        *_product_rows(products),
     ]
     met = whole.value >= END_TO_END_BAR and engine.value >= STEPS_BAR
     for ranks, name in ((1, "tp=1"), (2, "tp=2")):
@@ -90,6 +96,15 @@ def layout_row(files: ModelFiles, folder: Path, rounds: int) -> tuple[list[Table
         told = f"at least {BOUND_BAR * 100:g}"
         rows.append((f"{name}: server of engine alone, %", number(100 * speed / alone[ranks]), told))
     return [Table(("32 users, 64 in 64 out", "found", "bar"), tuple(rows))], met
+
+
+def _product_rows(products: dict[bool, dict[int, float]]) -> Iterator[tuple[str, str, str]]:
+    """What two processes without an engine gain in the same minutes: no bar, but the ceiling of those above."""
+    names = {False: "the steps' products alone, apart", True: "the same, in step"}
+    for in_step, gains in products.items():
+        found = paired_ratio(gains, dict.fromkeys(gains, 1.0))
+        assert found is not None
+        yield names[in_step], ratio_cell(found), ""
 
 
 def _counters(server: MeasuredServer) -> tuple[float, float, float]:
