@@ -15,6 +15,8 @@ from configs.workloads import descriptor_of
 from configs.workloads.descriptor import Descriptor
 from configs.workloads.train import TRAINING_PARTS
 from reports.decisions.cost import cell_cost, price_of
+from reports.experiments.load.columns import RESULTS, SERVED, STEADY, served_values
+from reports.experiments.load.experiment import load_point
 from reports.numbers.statistics import Estimate
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading, is_number
@@ -88,7 +90,8 @@ _STATE = (
 
 def _cell_columns(kinds: list[Descriptor]) -> list[str]:
     """What a person looks for first, then the other figures, then what the cell is."""
-    columns = [*_CELL, *_estimates((*RATES, *_USD)), *_tails(LATENCY_COLUMNS), *_UTILIZATION, _EXPOSED, *_STATE]
+    columns = [*_CELL, *_estimates((*RATES, *_USD)), *_tails(LATENCY_COLUMNS), *_UTILIZATION, _EXPOSED]
+    columns += [RESULTS, STEADY, *_estimates(SERVED), *_STATE]
     return [*columns, *_workload_fields(kinds), "records"]
 
 
@@ -102,8 +105,10 @@ def _columns_of(kinds: list[Descriptor]) -> set[str]:
         rates |= {"prompts_per_second"} if kind.takes_prompts else set()
         rates |= {f"usd_per_million_{kind.unit}s"} & set(_USD)
         latencies |= {name for name, column in LATENCY_COLUMNS.items() if column in kind.columns}
-    shares = {*_UTILIZATION, _EXPOSED} if any(kind.trains for kind in kinds) else set()
-    return {*_CELL, *_estimates(rates), *_tails(latencies), *shares, *_STATE, *_workload_fields(kinds), "records"}
+    others = {*_UTILIZATION, _EXPOSED} if any(kind.trains for kind in kinds) else set()
+    if any(kind.starts_server for kind in kinds):
+        others |= {RESULTS, STEADY, *_estimates(SERVED)}
+    return {*_CELL, *_estimates(rates), *_tails(latencies), *others, *_STATE, *_workload_fields(kinds), "records"}
 
 
 def _workload_fields(kinds: list[Descriptor]) -> list[str]:
@@ -159,12 +164,22 @@ def _cell_line(study: StudyResult, key: str, experiments: str) -> dict[str, Any]
         line |= _estimate(usd, getattr(cost, usd))
     for kind in LATENCY_COLUMNS:
         line |= _percentiles(result, kind)
+    if result.kind.starts_server and result.completed:
+        line |= _served(study, result)
     if result.kind.trains:
         shares = {name: utilization_estimate(study.plan, result, kind) for name, kind in _UTILIZATION.items()}
         line |= {name: share.median for name, share in shares.items() if share is not None}
         exposed = exposed_shares(result)
         line[_EXPOSED] = None if exposed is None else exposed.median
     return line | _steady(result)
+
+
+def _served(study: StudyResult, result: CellResult) -> dict[str, Any]:
+    point = load_point(study, result)
+    line: dict[str, Any] = {RESULTS: len(point.valid), STEADY: point.steady if point.valid else None}
+    for name, value in served_values(point).items():
+        line |= _estimate(name, value)
+    return line | _estimate("usd_per_million_tokens", point.usd_per_million_tokens)
 
 
 _WHAT = ("median", "min", "max", "low", "high")

@@ -65,6 +65,7 @@ def test_files_of_the_root_and_the_commit_are_in_the_wheel(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "docs/")) or name.endswith(".pyc")]
 
 
+@pytest.mark.slow
 def test_a_wheel_from_the_source_distribution_has_the_same_files_and_commit(wheel: Path, tmp_path: Path) -> None:
     """`python -m build` and `uv build` make the wheel so."""
     with tarfile.open(build("sdist", ROOT, tmp_path / "sdist")) as archive:

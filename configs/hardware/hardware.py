@@ -93,6 +93,11 @@ class Accelerator(Frozen):
             return False
         return self.flops(dtype) <= self.peak_flops.get("float32", 0.0)
 
+    def multiplies_in_tiles(self, dtype: str) -> bool:
+        """Whether a CPU makes products of a format in tiles (AMX: 16 to 32 times the rate of float32)."""
+        plain = self.peak_flops.get("float32")
+        return self.kind == "cpu" and plain is not None and self.flops(dtype) >= 8 * plain
+
 
 _WIDER: dict[str, tuple[NumberFormat, ...]] = {
     "float32": ("float32",),

@@ -93,7 +93,8 @@ def sweep_sentence(points: list[SweepPoint]) -> str:
     worst_value, worst = min(values, key=lambda pair: pair[0])
     text = f"Throughput is highest at {best.label}: {number(best_value)} {best.result.unit}"
     ours, least = best.result, worst.result
-    ratio = paired_ratio(ours.values("throughput"), least.values("throughput"), len(values) - 1 or 1, ours.confidence)
+    pairs = max(1, len(values) * (len(values) - 1) // 2)  # the one with the largest ratio is shown
+    ratio = paired_ratio(ours.values("throughput"), least.values("throughput"), pairs, ours.confidence)
     if best is worst:
         text += "."
     elif ratio is None and worst_value <= 0:

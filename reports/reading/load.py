@@ -198,6 +198,11 @@ class StudyResult:
     other_devices: tuple[str, ...] = ()
     """Repeats that are left out, because the others of their cell ran on another device."""
 
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """What takes long to compute of the records and is asked for by several sections, by a name of theirs."""
+        return {}
+
     def points(self, experiment: PlannedExperiment) -> list[CellResult]:
         """The cells of an experiment, in the order of its points."""
         return [self.cells[point.cell] for point in experiment.points]

@@ -7,19 +7,22 @@ What there may be is known by the ledger, in which every step has its line befor
 """
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from configs.common.files.reading import parse_model
+from configs.common.secrets import redacted
 from configs.serving.deployment import Deployment
 from configs.targets.target import SshTarget
-from tasks.deployment.places import LocalPlace, PlaceError, SshPlace, stop
+from tasks.deployment.places import LocalPlace, Place, PlaceAway, PlaceError, SshPlace, stop
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place
 from tasks.deployment.store import Store
 from tasks.providers.attempts import attempts_of
 from tasks.providers.clouds import BILLED_WHEN_OFF, provider_named
-from tasks.providers.giving_back import Say, Teardown
+from tasks.providers.giving_back import LeftBehind, Say, Teardown
 from tasks.providers.leases import RentalLedger, open_ledger, read_entries, read_lease
+from tasks.providers.rental import ProviderError
 from tasks.providers.renting import give_back_run
 
 
@@ -39,39 +42,73 @@ def take_down(store: Store, name: str, say: Say, patience: Teardown | None = Non
 def remove_everything(store: Store, name: str, ledger: RentalLedger, say: Say, patience: Teardown) -> float | None:
     """End the front, tunnels and servers, and give rented nodes back. Returns the rental's cost in USD.
 
-    What runs here is found by the folders; on hosts that are not rented by what the ledger says was placed. A host that
-    cannot be reached does not keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
+    What runs here is found by the folders; on hosts that are not rented by what the ledger says was placed. A host or a
+    cloud that does not answer does not keep the rest: it is named at the end. Raises LeftBehind, PlaceError.
     """
     here = LocalPlace(store.folder(name), store.cache)
-    problems: list[str] = []
-    for folder in [*Path(here.root).glob("tunnels/*"), *Path(here.root).glob("servers/*"), Path(here.root) / "front"]:
-        if folder.is_dir():
-            try:
-                stop(here, str(folder))
-            except OSError as error:
-                problems.append(str(error.strerror or error))
+    folders = [*Path(here.root).glob("tunnels/*"), *Path(here.root).glob("servers/*"), Path(here.root) / "front"]
+    problems = _stopped(here, [str(folder) for folder in folders if folder.is_dir()])
     rentals = _rentals(store, name, ledger)
-    cost: float | None = 0.0
-    for rental in rentals:
-        folder = store.rented / rental
+    costs: list[float | None] = []
+    left: list[LeftBehind] = []
+    for folder in (store.rented / rental for rental in rentals):
         if not (folder / "lease.json").exists():
             continue
-        lease = read_lease(folder)
-        entries = read_entries(folder / "ledger.jsonl")
-        if not entries or entries[-1]["event"] != "given_back":
-            give_back_run(provider_named(lease.request.provider), lease, folder, say, patience)
-        billed_when_off = lease.request.provider in BILLED_WHEN_OFF
-        attempts = attempts_of(read_entries(folder / "ledger.jsonl"), time.time(), billed_when_off)
-        costs = [attempt.usd(lease.request.nodes) for attempt in attempts]
-        cost = None if cost is None or None in costs else cost + sum(one for one in costs if one is not None)
+        try:
+            costs.append(_give_back(folder, say, patience))
+        except LeftBehind as error:
+            left.append(error)
+        except (OSError, ValueError, ProviderError) as error:
+            left.append(LeftBehind(folder.name, [], [redacted(str(error))]))
     for entry in ledger.entries:
         if entry["event"] == "slurm":
             problems += _clear_partition(store, name, entry["partition"], say)
     if not rentals:
         problems += _clear_hosts(store, name, ledger)
+    if left:
+        raise _together(left, problems)
     if problems:
         raise PlaceError(None, "; ".join(problems))
-    return cost
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+
+def _stopped(place: Place, folders: Iterable[str]) -> list[str]:
+    """End the services of these folders, each whatever comes of the others; returns what went wrong.
+
+    Raises PlaceAway where the place does not answer: it would not for the others.
+    """
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            stop(place, folder)
+        except PlaceAway:
+            raise
+        except OSError as error:
+            problems.append(str(error.strerror or error))
+    return problems
+
+
+def _give_back(folder: Path, say: Say, patience: Teardown) -> float | None:
+    """Give a rental's nodes back; returns what they cost in USD, None: they have no price. Raises LeftBehind."""
+    lease = read_lease(folder)
+    provider, entries = lease.request.provider, read_entries(folder / "ledger.jsonl")
+    if not entries or entries[-1]["event"] != "given_back":
+        give_back_run(provider_named(provider), lease, folder, say, patience)
+    attempts = attempts_of(read_entries(folder / "ledger.jsonl"), time.time(), provider in BILLED_WHEN_OFF)
+    costs = [attempt.usd(lease.request.nodes) for attempt in attempts]
+    return None if None in costs else sum(cost for cost in costs if cost is not None)
+
+
+def _together(left: list[LeftBehind], problems: list[str]) -> LeftBehind:
+    """Return one error that names what all of these leave, and whatever else went wrong."""
+    if len(left) == 1 and not problems:
+        return left[0]
+    return LeftBehind(
+        ", ".join(each.run for each in left),
+        [words for each in left for words in each.left],
+        [*(problem for each in left for problem in each.problems), *problems],
+        [resource for each in left for resource in each.removed],
+    )
 
 
 def _rentals(store: Store, name: str, ledger: RentalLedger) -> list[str]:
@@ -89,12 +126,12 @@ def _clear_partition(store: Store, name: str, written: str, say: Say) -> list[st
     try:
         forget_measuring(partition, store.folder(name) / "measuring")
         place = partition_place(partition, store.folder(name), 0.0, say)
-        for folder in Path(place.root).glob("servers/*"):
-            stop(place, str(folder))
-        place.ask("remove", paths=[place.root])
+        problems = _stopped(place, [str(folder) for folder in Path(place.root).glob("servers/*")])
+        if not problems:  # the folders are how what still runs is found
+            place.ask("remove", paths=[place.root])
     except (OSError, ValueError) as error:
         return [getattr(error, "strerror", None) or str(error)]
-    return []
+    return problems
 
 
 def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
@@ -115,9 +152,10 @@ def _clear_hosts(store: Store, name: str, ledger: RentalLedger) -> list[str]:
     for node in range(len(target.hosts)):
         try:
             place = SshPlace(target, node, folder or f"deployments/{name}")
-            for number in numbers:
-                stop(place, f"{place.root}/servers/{number}")
-            place.ask("remove", paths=[place.root])
+            found = _stopped(place, [f"{place.root}/servers/{number}" for number in numbers])
+            problems += found
+            if not found:
+                place.ask("remove", paths=[place.root])
         except OSError as error:
             problems.append(str(error.strerror or error))
     return problems

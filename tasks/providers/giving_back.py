@@ -39,12 +39,12 @@ _REFUSALS = 3
 
 
 class LeftBehind(Exception):
-    """Resources that may go on costing money, each named, with the last error. removed: those that are gone."""
+    """Resources that may go on costing money, each named, with the last errors. removed: those that are gone."""
 
     def __init__(
         self, run: str, left: Sequence[str], problems: Sequence[str], removed: Sequence[Resource] = ()
     ) -> None:
-        self.left, self.removed = list(left), list(removed)
+        self.run, self.left, self.problems, self.removed = run, list(left), list(problems), list(removed)
         named = [f"  {words}" for words in left] or ["  unknown: the provider could not be asked"]
         lines = [f"NOT given back of run {run}:", *named, *problems]
         super().__init__("\n".join([*lines, "Run `rankwise reap` once the provider answers."]))

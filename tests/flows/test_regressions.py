@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.plans.paths import RunPaths
-from flows.regressions import last_before, regressions_since_last
+from flows.regressions import regressions_since_last, sweeps_before
 from tests.support.run_folders.report_runs import node_run
 
 
@@ -37,4 +37,23 @@ def test_the_one_before_is_the_newest_that_has_a_report(sweeps: Path) -> None:
     RunPaths(sweep(sweeps, 2)).report.unlink()
     (sweeps / "2026-01-02T23-00-00Z" / "another").mkdir(parents=True)
     (sweeps / "kept").mkdir()
-    assert last_before(sweeps, sweep(sweeps, 3)) == sweep(sweeps, 1)
+    assert list(sweeps_before(sweeps, sweep(sweeps, 3))) == [sweep(sweeps, 1)]
+
+
+def test_a_night_that_measured_nothing_is_passed_over(sweeps: Path) -> None:
+    """What became slower in the night after a failed one was compared with that alone, and never told."""
+    for record in RunPaths(sweep(sweeps, 2)).records.rglob("*.json"):
+        record.unlink()
+    found = regressions_since_last(sweeps, sweep(sweeps, 3))
+    assert len(found) == 2
+    assert all("0.90 times" in sentence and str(sweep(sweeps, 1)) in sentence for sentence in found), found
+
+
+def test_of_a_night_that_measured_half_the_other_half_is_compared_with_the_one_before(sweeps: Path) -> None:
+    records = RunPaths(sweep(sweeps, 2)).records
+    half = sorted(folder for folder in records.iterdir() if folder.is_dir())[0]
+    for record in half.rglob("*.json"):
+        record.unlink()
+    found = regressions_since_last(sweeps, sweep(sweeps, 3))
+    nights = [sentence.rpartition("(before: ")[2] for sentence in found]
+    assert sorted(nights) == [f"{sweep(sweeps, 1)})", f"{sweep(sweeps, 2)})"], found

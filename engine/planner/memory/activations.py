@@ -297,18 +297,10 @@ def _block(sizes: _Sizes) -> tuple[TapePasses, float, float, float]:
     x = tape.given(sizes.stream)
     local = not sizes.framework.sequence_parallel or sizes.tp == 1  # a gathered sequence is not computed again
     normed = _gathered(tape, _norm(tape, x, sizes, vectors), sizes)
-    if any("qkv" in weight.name for weight in architecture.weights):
-        width = queries + 2 * keys
-        fused = _linear(tape, normed, sizes, hidden, width, share * hidden * width, pointwise=local)
-        kept.append(tokens * (queries + 2 * keys) * product)
-        parts = tape.apply((fused,), None, (), (kept[-1],))
-        q, k, v = (tape.apply((parts,), None) for _ in range(3))
-        # The three parts' gradients are concatenated again by the node of `parts`, at the end.
-    else:
-        q = _linear(tape, normed, sizes, hidden, queries, share * hidden * queries, pointwise=local)
-        k = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
-        v = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
-        kept += [tokens * queries * product, tokens * keys * product, tokens * keys * product]
+    q = _linear(tape, normed, sizes, hidden, queries, share * hidden * queries, pointwise=local)
+    k = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
+    v = _linear(tape, normed, sizes, hidden, keys, share * hidden * keys, pointwise=local)
+    kept += [tokens * queries * product, tokens * keys * product, tokens * keys * product]
     if any(weight.name == "attention.query_key_norm" for weight in architecture.weights):
         q = _norm(tape, q, sizes, 0.0, architecture.heads / sizes.tp)
         k = _norm(tape, k, sizes, 0.0, keys / architecture.head_dim)

@@ -15,7 +15,7 @@ from engine.planner.architecture import Architecture, Weight
 from engine.planner.flops import attention_pairs, recomputed_share
 from engine.planner.memory.stored import activated_width
 from engine.planner.setup import TrainingSetup
-from engine.planner.timing.constants import DeviceConstants
+from engine.planner.timing.constants import DeviceConstants, attention_flops, product_flops
 
 _TILE = 128  # rows and columns of scores that fused attention computes at once; tiles on the diagonal are whole
 _FUSED_BACKWARD = 2.5  # five products where the forward has two: the scores are computed again (arXiv 2205.14135)
@@ -139,7 +139,7 @@ def _products(setup: TrainingSetup, constants: DeviceConstants, weights: Iterabl
         elements = weight.shard(tp)
         outputs = weight.shape[0] if weight.split != 0 else elements // (weight.size // weight.shape[0])
         inputs, rows = elements // outputs, _rows(setup, weight)
-        arithmetic = 2 * rows * elements / (device.flops(number) * constants.matmul)
+        arithmetic = 2 * rows * elements / product_flops(device, number, constants)
         touched = (rows * (inputs + outputs) + elements) * element / bandwidth
         # Filling a tile's pipeline takes the same bytes of the inner dimension in any format.
         depth = constants.product_depth * 2 / element
@@ -160,7 +160,7 @@ def _attention(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     """Predict scores and weighted values; eager attention computes all of them and stores them in memory."""
     architecture, device = setup.architecture, setup.machine.accelerator
     number = PRODUCT_FORMAT[setup.precision]
-    peak = device.flops("bfloat16" if number == "float8" else number)
+    number = "bfloat16" if number == "float8" else number
     dim = (architecture.head_dim + (architecture.value_dim or architecture.head_dim)) / 2
     heads = setup.micro_batch * -(-architecture.heads // setup.layout.tp)
     if not dim or not heads:
@@ -168,11 +168,11 @@ def _attention(setup: TrainingSetup, constants: DeviceConstants) -> Seconds:
     scores = heads * _pairs(architecture, setup.sequence_length, fused=setup.attention == "fused")
     if setup.attention == "eager":
         touched = _EAGER_SCORE_BYTES * scores / _bandwidth(setup, constants)
-        products = 4 * dim * scores / (peak * constants.matmul) * (1 + constants.product_depth / dim)
+        products = 4 * dim * scores / product_flops(device, number, constants) * (1 + constants.product_depth / dim)
         return Seconds(products + touched, 2 * products + 1.5 * touched)
     shallow = (1 + constants.head_depth / dim) / (1 + constants.head_depth / 128)
     least = architecture.layers * device.kernel_seconds
-    forward = max(4 * dim * scores / (peak * constants.attention) * shallow, least)
+    forward = max(4 * dim * scores / attention_flops(device, number, constants) * shallow, least)
     return Seconds(forward, _FUSED_BACKWARD * forward)
 
 

@@ -17,7 +17,8 @@ from configs.hardware.hardware import Accelerator
 class DeviceConstants:
     """Shares of the device's peak figures, and overlap.
 
-    matmul: of peak FLOP/s, by a large product. attention: of peak FLOP/s, by fused attention with heads of 128, of the
+    matmul: of peak FLOP/s, by a large product. tiles: the same on a CPU in formats that it multiplies in tiles (AMX),
+    whose peak memory and clock cannot feed. attention: of peak FLOP/s, by fused attention with heads of 128, of the
     FLOPs that a causal mask leaves. memory: of the memory's bandwidth. link: of the links' rates. passes: real memory
     traffic of elementwise kernels over the bytes that `timing.compute` counts (biases, casts and copies are not
     counted). overlap: share of compute behind which FSDP's or DDP's communication can hide. contention: cost of hidden
@@ -29,6 +30,7 @@ class DeviceConstants:
     """
 
     matmul: float = 0.65
+    tiles: float = 1.0
     attention: float = 0.35
     memory: float = 0.8
     link: float = 0.8
@@ -44,6 +46,17 @@ class DeviceConstants:
     def replace(self, **changes: float) -> "DeviceConstants":
         """Return the constants with some changed."""
         return replace(self, **changes)
+
+
+def product_flops(device: Accelerator, number: str, constants: DeviceConstants) -> float:
+    """Return the FLOP/s of a large product. Raises ValueError for a format whose rate is not known."""
+    return device.flops(number) * (constants.tiles if device.multiplies_in_tiles(number) else constants.matmul)
+
+
+def attention_flops(device: Accelerator, number: str, constants: DeviceConstants) -> float:
+    """Return the FLOP/s of fused attention with heads of 128. Raises ValueError as `product_flops` does."""
+    share = constants.tiles if device.multiplies_in_tiles(number) else 1.0
+    return device.flops(number) * share * constants.attention
 
 
 LEARNT: Mapping[str, float] = {
@@ -79,8 +92,12 @@ _CPU = DeviceConstants(
     matmul=1.0, attention=0.7, memory=1.0, link=1.0, overlap=0.0, contention=0.0, product_depth=16.0, head_depth=16.0
 )
 """Measured rates; the communicating core also computes, so nothing is hidden (overlap 0)."""
-_CPU_BY_NAME = _CPU.replace(matmul=DeviceConstants.matmul, memory=DeviceConstants.memory)
-"""Peaks of cores, clock and width, and the socket's memory: real work reaches as little of them as of a GPU's."""
+_CPU_BY_NAME = _CPU.replace(matmul=DeviceConstants.matmul, memory=DeviceConstants.memory, tiles=0.15)
+"""Peaks of cores, clock and width, and the socket's memory: real work reaches as little of them as of a GPU's.
+
+tiles: 20 TFLOP/s were measured of a Sapphire Rapids and 40 of a Granite Rapids (LIA, ISCA 2025, abstract), of 135 to
+157 by cores and clock of those in the catalog.
+"""
 _PRIORS = {
     # Large cuBLAS products reach about 250 of 312 TFLOP/s on A100, and about 650 of 989 on H100, which its power limits
     # (common microbenchmarks, from memory).

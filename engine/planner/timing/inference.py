@@ -27,7 +27,7 @@ from engine.planner.memory.stored import (
 from engine.planner.results import GenerationTime
 from engine.planner.setup import InferenceSetup
 from engine.planner.timing.collectives import all_gather_seconds, all_reduce_seconds, point_to_point_seconds
-from engine.planner.timing.constants import DeviceConstants, constants_for
+from engine.planner.timing.constants import DeviceConstants, attention_flops, constants_for, product_flops
 from engine.planner.timing.cpu import can_measure, measured_generation_time
 
 
@@ -208,7 +208,7 @@ class _Rates:
         each = rows * weight.share / touched
         elements = shard_elements(weight, setup)
         inner = elements // weight.shape[0] if weight.split == 1 else weight.size // weight.shape[0]
-        peak = setup.machine.accelerator.flops(setup.compute) * self.constants.matmul
+        peak = product_flops(setup.machine.accelerator, setup.compute, self.constants)
         arithmetic = 2 * each * elements / (peak * inner / (inner + self.constants.product_depth))
         share = self.kernels.dequantised[setup.weights] if is_quantised(weight, setup) else 1.0
         reading = stored_bytes(weight, setup) / (self._bandwidth * share)
@@ -228,7 +228,7 @@ class _Rates:
                 pairs += seen * (prompt - seen / 2) if causal else seen * prompt
         depth = architecture.head_dim + (architecture.value_dim or architecture.head_dim)
         flops = 2 * setup.batch * heads * depth * pairs
-        return flops / (setup.machine.accelerator.flops(setup.compute) * self.constants.attention)
+        return flops / attention_flops(setup.machine.accelerator, setup.compute, self.constants)
 
     def _cached_attention(self) -> float:
         """Predict reading keys and values for one token, at the mean context."""

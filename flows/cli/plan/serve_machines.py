@@ -109,7 +109,7 @@ def _answer(wish: ServingRequest, chosen: ServingMachines, rate: float | None) -
     layout = chosen.layout
     usd, hourly, price = chosen.usd_per_million_tokens, chosen.usd_per_hour, "price not known"
     if usd is not None and hourly is not None:
-        price = f"{dollars(hourly)} USD/h, {short(usd)} USD per million tokens"
+        price = f"{dollars(hourly)} USD/h, {short(usd)} USD per million output tokens"
     number = asked = ""
     if rate is not None:
         number = f"{chosen.count}{f' (up to {chosen.most})' if chosen.most > chosen.count else ''} x "

@@ -9,7 +9,7 @@ requests alone: a first difference at a near-tie is the noise of reduction order
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isclose
 
@@ -231,11 +231,17 @@ def _power(point: LoadPoint) -> float | None:
 
 def load_experiment(study: StudyResult, experiment: PlannedExperiment) -> LoadExperiment:
     """Read and judge the points of an experiment."""
-    points = [
-        _point(study, study.cells[planned.cell], planned.label)
-        for planned in experiment.points
-    ]  # fmt: skip
+    points = [replace(load_point(study, study.cells[one.cell]), label=one.label) for one in experiment.points]
     return LoadExperiment(experiment, tuple(points))
+
+
+def load_point(study: StudyResult, result: CellResult) -> LoadPoint:
+    """Read and judge the runs of one served cell; once, whoever asks for it. Its label is the cell's name."""
+    known: dict[str, LoadPoint] = study.derived.setdefault("load points", {})
+    key = result.cell.key
+    if key not in known:
+        known[key] = _point(study, result, result.name)
+    return known[key]
 
 
 def _point(study: StudyResult, result: CellResult, label: str) -> LoadPoint:

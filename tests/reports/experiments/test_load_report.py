@@ -13,6 +13,7 @@ from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.serve import ServeWorkload
 from engine.workloads.serve import errors_text
+from reports.experiments.load.experiment import load_experiment
 from reports.export import cells_csv
 from reports.planning.accuracy import judge, unjudged
 from reports.reading.load import load_run
@@ -78,6 +79,28 @@ def test_the_length_of_a_run_is_no_latency_of_a_server(served: RunPaths) -> None
     assert not [name for name, value in line.items() if value and name.startswith(("latency_", "pass_"))]
     (result,) = study.cells.values()
     assert result.completed and result.estimate("latency_seconds") is None and result.percentiles("pass") is None
+
+
+def test_served_figures_are_in_the_csv(served: RunPaths) -> None:
+    """They were in the appendix and in the JSON form alone."""
+    study = load_run(served)
+    (line,) = csv.DictReader(io.StringIO(cells_csv(study)))
+    assert (line["served_results"], line["served_steady"]) == ("1", "True")
+    assert float(line["served_ttft_p99_seconds_median"]) == pytest.approx(0.1)
+    assert line["served_ttft_p99_seconds_low"] == "" and line["served_goodput_share_median"] == ""  # one repeat, no bar
+    (planned,) = study.plan.experiments
+    (point,) = load_experiment(study, planned).points
+    for column, figure in (("achieved_requests", "achieved"), ("tokens", "tokens"), ("offered_requests", "offered")):
+        value = point.value(figure)
+        assert value is not None and float(line[f"served_{column}_per_second_median"]) == pytest.approx(value.median)
+
+
+def test_refused_requests_are_no_figures_of_the_csv(refused: tuple[RunPaths, ReportSummary]) -> None:
+    (line,) = csv.DictReader(io.StringIO(refused[0].cells_csv.read_text()))
+    assert line["served_results"] == "0" and line["served_steady"] == ""
+    assert not [
+        name for name, value in line.items() if name.startswith("served_") and name.endswith("median") and value
+    ]
 
 
 def test_cores_of_a_server_are_used_by_the_server(served: RunPaths) -> None:

@@ -122,6 +122,7 @@ def _is_parent(process: psutil.Process) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_launch_gets_its_own_environment_and_threads(tmp_path: Path) -> None:
     plain, env = noop_measurement("plain", seconds=0.5), {"OMP_NUM_THREADS": "2", "TORCH_TEST_NOTE": "mine"}
     special = noop_measurement("special", seconds=0.5, env=env)
