@@ -231,7 +231,9 @@ def test_no_server_is_an_error_of_each_request(tmp_path: Path) -> None:
     assert len(facts.errors) == 1 and "no connection" in next(iter(facts.errors))
 
 
-@pytest.mark.parametrize("arrivals", [PoissonArrivals(rate=4), pytest.param(ClosedLoop(users=2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "arrivals", [PoissonArrivals(rate=4), pytest.param(ClosedLoop(users=2), marks=pytest.mark.slow)]
+)
 def test_a_run_that_no_server_takes_ends_early(tmp_path: Path, arrivals: Arrivals) -> None:
     """A wrong address was told at the end of the run, with hours of samples of nothing."""
     with serving(Script()) as url:

@@ -146,7 +146,9 @@ def ask(url: str, path: str) -> Any:
         return json.load(answer)
 
 
-@pytest.mark.parametrize("api", [pytest.param(broken_api, marks=pytest.mark.slow), pytest.param(silent_api, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "api", [pytest.param(broken_api, marks=pytest.mark.slow), pytest.param(silent_api, marks=pytest.mark.nightly)]
+)
 def test_an_api_that_fails_or_hangs(api: Any, folder: Path) -> None:
     with api() as port:
         done = rankwise("run", "s.yaml", "--no-calibrate", cwd=folder, PREFECT_API_URL=f"http://127.0.0.1:{port}/api")
