@@ -89,6 +89,18 @@ def cache_room(
     compression: Sequence[Compression] = (),
 ) -> float:
     """Return the bytes of a rank's free memory that weights and a step of so many tokens leave for its cache."""
+    return _MEMORY_SHARE * free - cacheless_bytes(architecture, machine, layout, dtype, step_tokens, compression)
+
+
+def cacheless_bytes(
+    architecture: Architecture,
+    machine: Machine,
+    layout: Layout,
+    dtype: Dtype,
+    step_tokens: int,
+    compression: Sequence[Compression] = (),
+) -> float:
+    """Return the bytes that a rank's weights and a step of so many tokens take, without its cache."""
     setup = InferenceSetup(
         architecture=architecture,
         machine=machine,
@@ -102,7 +114,7 @@ def cache_room(
         int4_zero_points=machine.accelerator.kind != "cpu",
     )
     own = inference_memory(setup)
-    return _MEMORY_SHARE * free - (own.total - own.kv_cache)
+    return own.total - own.kv_cache
 
 
 def _blocks(

@@ -20,7 +20,7 @@ from configs.serving.deployment import ServiceState, ServingBundle, SupervisedPr
 from configs.serving.settings import BLOCK_POSITIONS, ServerRendezvous, ServingSettings
 from engine.planner.families import read_architecture
 from engine.planner.local import estimated_machine, this_fingerprint
-from engine.planner.serving import block_bytes, cache_room
+from engine.planner.serving import block_bytes, cache_room, cacheless_bytes
 from tasks.deployment.places import Place, PlaceAway, is_supervised, read, start_supervisor, state, write
 from tasks.models.model_cache import load_manifest
 
@@ -31,6 +31,7 @@ AWAY_SECONDS = 60.0
 """As long as a connection may be lost while a server starts."""
 _CACHE_SHARE = 0.5
 _FAILED_STARTS = 3
+_GIB = 1 << 30
 _STEP_TOKENS = {"cpu": 128, "gpu": 2048}
 _LOG_BYTES, _SETTINGS_BYTES = 4000, 1 << 20
 
@@ -148,7 +149,8 @@ def _blocks(
 ) -> int:
     """Return the blocks of a server's cache: for all sequences, or what fits into half of a rank's memory.
 
-    A rank has a GPU's memory to itself, where it computes on one; weights and a step's tokens need their part.
+    A rank has a GPU's memory to itself, where it computes on one; weights and a step's tokens need their part. Raises
+    ServerNotReady where the machine has no room for them now: starting would end another server for want of memory.
     """
     manifest = load_manifest(Path(bundle.manifest))
     architecture = read_architecture(manifest.config, manifest.identity)
@@ -162,10 +164,18 @@ def _blocks(
         )
     memory = place.memory_bytes() / ranks / spec.share if gpu is None else gpu / share
     machine = estimated_machine(this_fingerprint())
-    left = cache_room(architecture, machine, bundle.layout, bundle.dtype, step_tokens, memory, bundle.compression)
-    room = min(_CACHE_SHARE * memory, left)
+    own = (architecture, machine, bundle.layout, bundle.dtype, step_tokens)
     longest = ceil((bundle.max_length or BLOCK_POSITIONS) / BLOCK_POSITIONS)
-    found = int(room / block_bytes(architecture, bundle.layout, bundle.dtype))
+    block = block_bytes(architecture, bundle.layout, bundle.dtype)
+    least = cacheless_bytes(*own, bundle.compression) + longest * block
+    free = place.memory_bytes() / ranks if gpu is None else gpu  # servers are placed one by one: others have theirs
+    if least > free:
+        raise ServerNotReady(
+            None, f"{place.name}: {free / _GIB:.2f} GiB of memory are free for each rank of the server beside what "
+            f"runs there, and it needs about {least / _GIB:.2f}"
+        )  # fmt: skip
+    room = min(_CACHE_SHARE * memory, cache_room(*own, memory, bundle.compression))
+    found = int(room / block)
     return max(longest, min(longest * bundle.max_sequences, found))
 
 

@@ -1,6 +1,7 @@
 """Settings of a server on a place: its cache fits beside its weights, on a GPU into the GPU's memory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from slurm.ssh.node_program import hello
 from tasks.deployment import servers
 from tasks.deployment.deploying import _memory_of_rank
 from tasks.deployment.places import LocalPlace, SshPlace
-from tasks.deployment.servers import ServerSpec, place_server, settings_of
+from tasks.deployment.servers import ServerNotReady, ServerSpec, place_server, settings_of
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
@@ -36,7 +37,7 @@ def place(memory: int, gpu: int | None) -> Any:
 
     return SimpleNamespace(
         memory_bytes=lambda: memory, gpu_memory_bytes=gpu_memory_bytes, gpu_count=lambda: int(gpu is not None),
-        cores=lambda: 16,
+        cores=lambda: 16, name="lab",
     )  # fmt: skip
 
 
@@ -67,6 +68,22 @@ def test_a_cache_takes_what_compressed_weights_leave(monkeypatch: pytest.MonkeyP
     assert settings_of(small, BUNDLE, spec, "manifest.json").blocks == 128
     compressed = BUNDLE.model_copy(update={"compression": ("int8",)})
     assert settings_of(small, compressed, spec, "manifest.json").blocks > 16 * 128
+
+
+def test_a_server_without_room_beside_the_others_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollout started it all the same, and the kernel could end the one that had the traffic."""
+    monkeypatch.setattr(servers, "load_manifest", lambda _: SimpleNamespace(config=CONFIG, identity="llama-8b"))
+    spec, cut = ServerSpec("folder", "key", 4e9), BUNDLE.model_copy(update={"layout": Layout(tp=2)})
+    for room, bundle in (
+        (place(14 * GIB, None), BUNDLE),
+        (place(64 * GIB, 14 * GIB), BUNDLE),
+        (place(14 * GIB, None), cut),
+    ):
+        with pytest.raises(ServerNotReady, match=r"lab: \d+\.00 GiB of memory are free for each rank .* about \d+"):
+            settings_of(room, bundle, spec, "manifest.json")
+    # Its weights in int8 have room, and so has the whole beside as many others as are told to share the machine.
+    settings_of(place(14 * GIB, None), BUNDLE.model_copy(update={"compression": ("int8",)}), spec, "manifest.json")
+    settings_of(place(20 * GIB, None), BUNDLE, replace(spec, share=3), "manifest.json")
 
 
 def test_a_rank_has_a_gpu_to_itself() -> None:
@@ -121,6 +138,7 @@ def test_a_host_whose_clock_is_wrong_serves_for_as_long(tmp_path: Path, monkeypa
     monkeypatch.setattr(servers, "start_supervisor", lambda *_: None)
     ahead = LocalPlace(tmp_path, tmp_path)
     ahead.clock_seconds = 9 * 3600.0
+    monkeypatch.setattr(LocalPlace, "memory_bytes", lambda _: 64 * GIB)
     place_server(ahead, BUNDLE, ServerSpec(str(tmp_path / "server"), "key", 1e9, device="cpu"), local=True)
     assert json.loads((tmp_path / "server" / "service.json").read_text())["expires_at"] == 1e9 + 9 * 3600
 
@@ -167,7 +185,7 @@ def test_servers_that_share_a_machine_have_gpus_of_their_own(
     folders = {str(tmp_path / folder): folder for folder in living}
     monkeypatch.setattr(servers, "is_supervised", lambda _, folder: folders[folder] not in gone)
     for own in (living[folder] for folder in living if folder not in gone):
-        machine.free[own or 0] = 8 * GIB  # what a server leaves
+        machine.free[own or 0] = 24 * GIB  # what a server leaves
     bundle = BUNDLE.model_copy(update={"layout": Layout(tp=tp), "max_sequences": 4096})
     spec = ServerSpec("folder", "key", 4e9, share=4 // tp, beside=tuple(folders))
     settings = settings_of(machine, bundle, spec, "manifest.json")
