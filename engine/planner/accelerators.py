@@ -61,10 +61,13 @@ def local_accelerators(
     return _visible(found or tuple(_from_kfd(root)), variables)
 
 
-def variables_for(first: int, count: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def variables_for(
+    first: int, count: int, environment: Mapping[str, str] | None = None, by_place: bool = False
+) -> dict[str, str]:
     """Return the variables with which a process sees `count` of the visible devices alone, from place `first` on.
 
     None at all where there are fewer: such a process says itself what it lacks. environment: None: the own one.
+    by_place: the devices' places and not their UUIDs, which not every program reads; slices have UUIDs alone.
     """
     variables = os.environ if environment is None else environment
     devices = local_accelerators(variables)
@@ -73,7 +76,8 @@ def variables_for(first: int, count: int, environment: Mapping[str, str] | None 
         return {}
     names = _VISIBLE[own[0].kind]
     uuids = [device.uuid for device in own if device.uuid is not None]
-    if own[0].kind == "cuda" and len(uuids) == count:  # slices have no indices
+    named = not by_place or any(device.is_slice for device in own)  # slices have no indices
+    if named and own[0].kind == "cuda" and len(uuids) == count:
         return {names[0]: ",".join(uuids)}
     listed = next((variables[name] for name in names if name in variables), None)
     items = [str(place) for place in range(len(devices))] if listed is None else listed.split(",")

@@ -18,6 +18,7 @@ from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment
 from configs.workloads.serve import ServeWorkload
+from engine.planner.accelerators import variables_for
 
 SERVED_NAME = "model"
 DEFAULT_LENGTH = 2048
@@ -91,6 +92,9 @@ def command_of(wanted: Wanted) -> ServerCommand:
             f"engine {engine}: reads files, and {wanted.manifest.identity} has none. Use a folder or a hub's model"
         )
     command = _COMMANDS[engine](wanted)
+    if wanted.on_gpus:  # llama.cpp and transformers spread a model over all GPUs that they see
+        own = variables_for(0, wanted.cell.layout.ranks, by_place=True)
+        command = replace(command, environment=own | command.environment)
     return replace(command, about=(*command.about, "batch_invariant")) if wanted.work.batch_invariant else command
 
 

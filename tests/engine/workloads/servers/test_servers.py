@@ -17,6 +17,8 @@ from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.plans.model_manifest import ModelManifest
 from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
+from engine.planner import accelerators
+from engine.planner.accelerators import LocalAccelerator
 from engine.workloads.servers import probes, watching
 from engine.workloads.servers.commands import Wanted, child_environment, command_of
 from engine.workloads.servers.probes import Answered, answered, compared
@@ -78,6 +80,43 @@ def test_sglang_is_told_that_it_runs_on_a_cpu_and_on_which_cores(python: EngineE
     assert "SGLANG_CPU_OMP_THREADS_BIND" not in command_of(wanted("sglang", python, layout={"dp": 2})).environment
     on_gpus = command_of(replace(wanted("sglang", python), on_gpus=True))
     assert not on_gpus.environment and "cpu" not in on_gpus.argv
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "devices"),
+    [
+        ({}, 1, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"}),
+        ({}, 2, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0,1"}),
+        ({"CUDA_VISIBLE_DEVICES": "3,1,0"}, 2, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "3,1"}),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, 2, {}),  # it says itself what it lacks
+    ],
+)
+def test_a_server_sees_the_gpus_of_its_cell_alone(
+    python: EngineEnvironment,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    ranks: int,
+    devices: dict[str, str],
+) -> None:
+    """llama.cpp and transformers spread a model over all that they see: a cell of one rank was measured on eight."""
+    gpus = [LocalAccelerator("H100", uuid=f"GPU-{number}", pci=f"0000:1{number}:00.0") for number in range(4)]
+    monkeypatch.setattr(accelerators, "_from_nvml", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    llama = EngineEnvironment(program="/bin/llama-server", model="/models/m.gguf")
+    # Of the others one cell cannot have several ranks.
+    for engine, where in (("vllm", python), *((("transformers", python), ("llama.cpp", llama)) if ranks == 1 else ())):
+        asked = replace(wanted(engine, where, layout={"tp": ranks}), on_gpus=True)
+        assert command_of(asked).environment == devices, engine
+
+
+def test_a_slice_of_a_gpu_is_named_by_its_uuid(python: EngineEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = [LocalAccelerator("H100 MIG", uuid=f"MIG-{part}", is_slice=True) for part in range(3)]
+    monkeypatch.setattr(accelerators, "_from_nvml", lambda: slices)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    asked = replace(wanted("vllm", python), on_gpus=True)
+    assert command_of(asked).environment == {"CUDA_VISIBLE_DEVICES": "MIG-0"}
 
 
 @pytest.mark.parametrize(
