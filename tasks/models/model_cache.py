@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 import time
@@ -51,14 +52,26 @@ def manifest_path(identity: str, cache: Path) -> Path:
     return expanded(cache).absolute() / "models" / hashlib.sha256(identity.encode()).hexdigest()[:16] / "manifest.json"
 
 
+def manifest_file(manifest: ModelManifest, cache: Path) -> Path:
+    """Where `save_manifest` puts a manifest for who reads the files that it names.
+
+    One of a user's folder has a name of its own there: another copy of the same content is the same model.
+    """
+    path = manifest_path(manifest.identity, cache)
+    if manifest.source != "folder":
+        return path
+    return path.with_name(f"manifest-{hashlib.sha256(os.fsencode(manifest.folder)).hexdigest()[:8]}.json")
+
+
 def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
     """Write the manifest, whole or not at all; returns where."""
-    path = manifest_path(manifest.identity, cache)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = manifest.model_dump_json(indent=1) + "\n"
-    if not path.exists() or read_text(path) != text:
-        write_atomically(path, text)
-    return path
+    place = manifest_file(manifest, cache)
+    for path in dict.fromkeys((manifest_path(manifest.identity, cache), place)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or read_text(path) != text:
+            write_atomically(path, text)
+    return place
 
 
 def load_manifest(path: Path) -> ModelManifest:
