@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -299,10 +299,15 @@ class _Revisions:
         return self._read().get(f"{repository}@{revision}")
 
     def put(self, repository: str, revision: str, commit: str) -> None:
-        if revision != commit and self.get(repository, revision) != commit:
+        if revision == commit or self.get(repository, revision) == commit:
+            return
+        # It is for when the hub is away; a cache that is whole may be read-only.
+        with suppress(OSError), ExitStack() as held:
+            with suppress(OSError):  # without locks as well as can be
+                lock = held.enter_context(self._path.with_suffix(".lock").open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
             known = {**self._read(), f"{repository}@{revision}": commit}
-            with suppress(OSError):  # it is for when the hub is away; a cache that is whole may be read-only
-                write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
+            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
 
 
 @contextmanager

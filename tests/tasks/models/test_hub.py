@@ -17,6 +17,7 @@ from configs.common.base import sha256_of_file
 from configs.plans.model_manifest import POOLING, ModelManifest
 from configs.plans.pooling import pooling_of
 from tasks.models import hub as hub_module
+from tasks.models import model_cache
 from tasks.models.model_cache import _locked, manifest_path, save_manifest, verify_manifest
 from tasks.models.sources import TransientFetchError, described_config, resolve_model
 from tests.support.run_folders.studies import wait_until
@@ -269,6 +270,27 @@ def test_damaged_cache_is_fetched_again(
     assert verify_manifest(manifest, sha256_of_file) == {}
     assert len(hub.gets("model.safetensors")) == (0 if damage == "manifest" else 1)
     assert hub.gets("tokenizer.json") == []
+
+
+def test_two_processes_remember_the_commits_of_both(
+    cache: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one whose line was lost could not be run without the hub, though all of it was in the cache."""
+    (cache / "models").mkdir(parents=True)
+    path = cache / "models" / "revisions.json"
+    written, others = model_cache.write_atomically, list[threading.Thread]()
+
+    def while_another_writes(*arguments: Any) -> None:
+        if not others:
+            others.append(threading.Thread(target=model_cache._Revisions(path).put, args=("acme/b", "main", "2" * 40)))
+            others[0].start()
+            others[0].join(0.3)
+        written(*arguments)
+
+    monkeypatch.setattr(model_cache, "write_atomically", while_another_writes)
+    model_cache._Revisions(path).put("acme/a", "main", "1" * 40)
+    others[0].join()
+    assert json.loads(path.read_bytes()) == {"acme/a@main": "1" * 40, "acme/b@main": "2" * 40}
 
 
 def _bytes_under(folder: Path) -> bytes:
