@@ -122,6 +122,8 @@ def bring_repository(repository: str, revision: str | None, cache: Path) -> Mode
         commit = remembered.get(repository, revision)
         manifest = _cached(f"{repository}@{commit}", cache) if commit else None
         if manifest is None:
+            if commit and manifest_path(f"{repository}@{commit}", cache).exists():
+                _log.warning("%s@%s: damaged in the cache, and cannot be fetched again now", repository, commit)
             raise
         if isinstance(error, HubOfflineError):
             _log.warning("%s: %s was %s when last asked; HF_HUB_OFFLINE is set", repository, revision, commit)
@@ -159,7 +161,7 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         return manifest
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(place / "lock", identity):
-        manifest = _cached(identity, cache)
+        manifest = _cached(identity, cache, remove=True)
         if _is_whole(manifest, snapshot):
             return manifest
         # The client names parts anew each time, so those of a killed process serve no one.
@@ -233,28 +235,33 @@ def _add_tokenizer(folder: Path, identity: str) -> None:
         _log.warning("%s: tokenizer.json made of its sentencepiece model, and checked against it", identity)
 
 
-def _cached(identity: str, cache: Path) -> ModelManifest | None:
-    """The manifest of a repository whose files are still what they were; damaged ones are removed."""
+def _cached(identity: str, cache: Path, remove: bool = False) -> ModelManifest | None:
+    """The manifest of a repository whose files are still what they were.
+
+    remove: damaged ones go, which is for who holds the model's lock: another may just have fetched them again.
+    """
     path = manifest_path(identity, cache)
     try:
         manifest = load_manifest(path)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        _log.warning("%s", error)
-        path.unlink(missing_ok=True)
+        if remove:
+            _log.warning("%s", error)
+            path.unlink(missing_ok=True)
         return None
     # A cache may have been copied to another place.
     manifest = manifest.model_copy(update={"folder": str(path.parent / "files")})
     hashes = file_hashes(cache)
     problems = verify_manifest(manifest, hashes.sha256)
-    if problems:
-        _log.warning("%s: damaged in the cache, fetched again: %s", identity, problems)
-        path.unlink(missing_ok=True)
-        for name in problems:
-            (Path(manifest.folder) / name).unlink(missing_ok=True)
-        return None
     hashes.save()
+    if problems:
+        if remove:
+            _log.warning("%s: damaged in the cache, fetched again: %s", identity, problems)
+            path.unlink(missing_ok=True)
+            for name in problems:
+                (Path(manifest.folder) / name).unlink(missing_ok=True)
+        return None
     save_manifest(manifest, cache)
     return manifest
 

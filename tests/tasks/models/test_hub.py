@@ -272,6 +272,30 @@ def test_damaged_cache_is_fetched_again(
     assert hub.gets("tokenizer.json") == []
 
 
+def test_a_damaged_file_that_another_process_has_fetched_again_stays(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that found the damage the later one removed the file on which the other's launches had begun."""
+    hub = serve(make_model(tmp_path / "served"))
+    manifest = resolve_model("acme/tiny", "main", cache, base)
+    weights = Path(manifest.folder) / "model.safetensors"
+    os.truncate(weights, 50)
+    hub.requests.clear()
+    judged, fetched = model_cache.verify_manifest, list[int]()
+
+    def then_fetched(*arguments: Any) -> dict[str, str]:
+        found = judged(*arguments)
+        if not fetched:
+            fetched.append(0)
+            resolve_model("acme/tiny", "main", cache, base)  # by the other
+            fetched[0] = weights.stat().st_ino
+        return found
+
+    monkeypatch.setattr(model_cache, "verify_manifest", then_fetched)
+    assert resolve_model("acme/tiny", "main", cache, base) == manifest
+    assert weights.stat().st_ino == fetched[0] and len(hub.gets("model.safetensors")) == 1
+
+
 def test_two_processes_remember_the_commits_of_both(
     cache: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
