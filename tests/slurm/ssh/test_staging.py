@@ -139,6 +139,7 @@ def test_a_model_that_another_run_has_brought_meanwhile_stays(tmp_path: Path) ->
     (source / "manifest.json").write_text(manifest.model_dump_json())
     host = member("a", tmp_path / "host")
     there = tmp_path / "host" / "rankwise" / "models" / "m" / "files"
+    read, numbers = list[Path](), list[int]()
 
     class SlowHost(HostHere):
         """Whose first file comes when the other run's model is there whole."""
@@ -150,7 +151,6 @@ def test_a_model_that_another_run_has_brought_meanwhile_stays(tmp_path: Path) ->
                 numbers.extend(path.stat().st_ino for path in read)
             return await super().ask(operation, *given, **arguments)
 
-    read, numbers = list[Path](), list[int]()
     slow = Member(cast(Host, SlowHost("a")), host.facts, "127.0.0.1")
     staged(staging._stage_model([slow], source / "manifest.json", lambda _: None, False))
     assert numbers and [path.stat().st_ino for path in read] == numbers
