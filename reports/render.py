@@ -120,8 +120,24 @@ def render_analysis(run: RunPaths, analysis: Analysis) -> ReportSummary:
 
 
 def render_report(run: RunPaths) -> ReportSummary:
-    """Analyze and render in one."""
-    return render_analysis(run, analyze_run(run))
+    """Analyze and render in one.
+
+    Again where another process, such as the run that now ends, has rendered meanwhile: it may have had more records.
+    """
+    before = _rendered_as(run)
+    analysis = analyze_run(run)
+    if _rendered_as(run) != before:
+        analysis = analyze_run(run)
+    return render_analysis(run, analysis)
+
+
+def _rendered_as(run: RunPaths) -> tuple[int, int] | None:
+    """What tells a report in the folder from a later one; None: there is none."""
+    try:
+        status = run.report.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def render_page(run: RunPaths, live: LiveHeader | None = None) -> str:

@@ -13,11 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from configs.common.system.lock_files import locks_needed
+
 
 def compile_operator(builder: Any, folder: Path, cores: Sequence[int] = ()) -> None:
     """Compile the operator of a DeepSpeed builder, or load the compiled one. Raises RuntimeError on failure.
 
-    cores: those that the compilers may use; none: those of this rank.
+    cores: those that the compilers may use; none: those of this rank. Raises ValueError where the folder's file system
+    has no locks.
     """
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +33,8 @@ def compile_operator(builder: Any, folder: Path, cores: Sequence[int] = ()) -> N
 def _alone(path: Path) -> Iterator[None]:
     """Hold a file lock, which the kernel releases when its holder ends."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with locks_needed(path.parent, "have the cache on another one (RANKWISE_CACHE; of a cluster its `shared`)"):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -24,6 +24,7 @@ from shlex import quote
 from typing import Any, NoReturn
 
 from configs.common.files.reading import MIB, read_json, read_tail
+from configs.common.system.lock_files import locks_needed
 from configs.common.system.proc import end_with_parent
 from flows.server.local import LocalServerError
 from flows.server.process import locked
@@ -58,7 +59,7 @@ def start_team(setup: TeamSetup, background: bool = False) -> int:
     setup.prepare()
     environment = setup.environment()
     with _signals_end():
-        with locked(setup.folder / "up.lock"):
+        with locks_needed(setup.folder, "use a --folder of another one"), locked(setup.folder / "up.lock"):
             _refuse_other_machine(setup.folder)
             if supervisord_of(setup.folder):
                 return _already_up(setup, environment)

@@ -152,6 +152,17 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("COMMIT")
 
 
+@contextmanager
+def _snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is read in the block is of one moment: a run is replaced by its later state in several statements."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
 class RunHistory:
     """An open history file; see `open_history`."""
 
@@ -230,16 +241,17 @@ class RunHistory:
 
     def _select(self, condition: str, keys: Collection[str] | None = None, **values: Any) -> list[KeptRun]:
         """The runs that a condition holds for, with all their cells or those of `keys`."""
-        names = defaultdict(list)
-        for name, number in self._connection.execute("SELECT name, run FROM names ORDER BY name"):
-            names[number].append(name)
         listed = None if keys is None else json.dumps(sorted(keys))
-        rows = self._connection.execute(
-            "SELECT id, source, study, started_at, finished_at, rules, added_at FROM runs "
-            f"{condition} ORDER BY coalesce(started_at, added_at), id",
-            {"keys": listed, **values},
-        ).fetchall()
-        return [self._checked(row, tuple(names[row[0]]), listed) for row in rows]
+        with _snapshot(self._connection):
+            names = defaultdict(list)
+            for name, number in self._connection.execute("SELECT name, run FROM names ORDER BY name"):
+                names[number].append(name)
+            rows = self._connection.execute(
+                "SELECT id, source, study, started_at, finished_at, rules, added_at FROM runs "
+                f"{condition} ORDER BY coalesce(started_at, added_at), id",
+                {"keys": listed, **values},
+            ).fetchall()
+            return [self._checked(row, tuple(names[row[0]]), listed) for row in rows]
 
     def _checked(self, row: tuple[Any, ...], names: tuple[str, ...], keys: str | None) -> KeptRun:
         try:

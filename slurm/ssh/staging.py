@@ -229,7 +229,8 @@ async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, th
     async def name_files(member: Member, work: str) -> None:
         there = manifest.model_copy(update={"folder": "files"})
         await send(member.host, (there.model_dump_json(indent=1) + "\n").encode(), f"{work}/manifest.json")
-        await member.host.ask("remove", limit_seconds=_WALK_LIMIT_SECONDS, paths=[f"{member.rankwise}/{name}"])
+        if not await _has_model(member, manifest, name, thorough):  # another run may have brought it meanwhile
+            await member.host.ask("remove", limit_seconds=_WALK_LIMIT_SECONDS, paths=[f"{member.rankwise}/{name}"])
 
     await _bring(lacking, name, items, name_files)
 

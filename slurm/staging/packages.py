@@ -20,6 +20,7 @@ import hashlib
 import os
 import platform
 import re
+import secrets
 import shlex
 import shutil
 import stat
@@ -292,7 +293,10 @@ def stage_model(shared: Path, manifest: ModelManifest, name: str, notice: Notice
     common_folder(shared, "rankwise", "models")
     if damaged:
         notice(f"model {manifest.identity}: damaged in {folder} ({', '.join(damaged)}), copying again")
-        shutil.rmtree(folder)
+        cleared = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.cleared")  # as `_made_whole` names them
+        with suppress(FileNotFoundError):  # of another who does the same
+            folder.rename(cleared)
+        shutil.rmtree(cleared, ignore_errors=True)
     size = sum(file.size_bytes for file in manifest.files.values())
     notice(f"model {manifest.identity}: {size / 2**20:.1f} MiB to {folder}")
     with _made_whole(folder) as work:

@@ -6,13 +6,15 @@ No scheduler is available here: the end of a launch is derived from its nodes' f
 submit.sbatch, and the output of sacct in outputs/, if present.
 """
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from configs.common.base import WrongArgument, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_model, read_text
+from configs.common.system.lock_files import NoLocks
 from configs.plans.job import Job, JobEnd, Launcher, Submission
 from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import read_plan
@@ -24,6 +26,7 @@ from slurm.schedulers.commands.accounting import Account, read_accounts, read_st
 from slurm.schedulers.commands.states import FinalState, composed, standing
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.campaign.records import collect_job
+from tasks.campaign.run_lock import FolderInUse, run_lock
 
 
 @dataclass
@@ -42,17 +45,47 @@ class CollectedBundle:
 def collect_bundle(folder: Path) -> CollectedBundle:
     """Convert the ranks' outputs into records. Repeated calls add new results.
 
-    Raises WrongArgument for a folder that is not a bundle, SchemaError for one of a newer version.
+    Jobs of `rankwise run` in the folder are left to it: they may be under way. Raises WrongArgument for a folder that
+    is not a bundle, FolderInUse where a run or another call works in it, SchemaError for one of a newer version.
     """
     run = RunPaths(folder.absolute())
     if not run.plan.exists() or not run.jobs.is_dir():
         raise WrongArgument(
             f"{folder}: not a bundle (no plan.json and jobs/). Expected a folder written by `rankwise bundle sbatch`"
         )
+    with _alone(run):
+        names = [path.parent.name for path in sorted(run.jobs.glob("*/job.json"))]
+        ours = [name for name in names if not _is_of_a_run(run.job(name))]
+        if names and not ours:
+            raise WrongArgument(
+                f"{folder}: not a bundle. `rankwise run` measures in this folder and collects its jobs itself; run it "
+                "again to resume"
+            )
+        return _collected(run, ours)
+
+
+@contextmanager
+def _alone(run: RunPaths) -> Iterator[None]:
+    """Keep runs and other calls off, who would merge the same files. Raises FolderInUse."""
+    with ExitStack() as held:
+        with suppress(NoLocks):  # as on some clusters' disks, where a bundle can be collected and no run can work
+            try:
+                held.enter_context(run_lock(run))
+            except FolderInUse as error:
+                raise FolderInUse(f"{str(error).partition('. Wait')[0]}. Collect when that has ended") from error
+        yield
+
+
+def _is_of_a_run(paths: JobPaths) -> bool:
+    """Whether `rankwise run` has submitted a job, and not a bundle's script."""
+    return any(path.exists() for path in (paths.submitted, paths.submitting, paths.hosts))
+
+
+def _collected(run: RunPaths, names: Sequence[str]) -> CollectedBundle:
     plan = read_plan(run.plan)
     result = CollectedBundle()
-    for path in sorted(run.jobs.glob("*/job.json")):
-        paths = run.job(path.parent.name)
+    for name in names:
+        paths = run.job(name)
         job = read_model(paths.job, Job, PLAN_BYTES)
         if not began(paths):
             result.not_begun += job.measuring_pass not in get_args(Profiler)

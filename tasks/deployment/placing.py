@@ -114,7 +114,7 @@ class Placer:
         hosts_folder: str | None = None,
     ) -> None:
         self.hosts, self._device, self._key, self._expires_at, self._say = hosts, device, key, expires_at, say
-        self._price, self._name, self.sharded = price, name, sharded
+        self._price, self.sharded = price, sharded
         self.partition, self._hosts_folder = partition, hosts_folder or f"deployments/{name}"
         self.here = LocalPlace(store.folder(name), store.cache)
         self._places: dict[int, Place] = {}
@@ -217,7 +217,8 @@ class Placer:
         if nodes == 1:
             return [None]
         address = self._address(0)
-        port = _FIRST_PORT + (zlib.crc32(self._name.encode()) + generation) % _PORTS
+        # By the folder: several people with a login on the hosts may have deployments of one name.
+        port = _FIRST_PORT + (zlib.crc32(self._hosts_folder.encode()) + generation) % _PORTS
         return [ServerRendezvous(nodes=nodes, node=node, address=address, port=port) for node in range(nodes)]
 
     def _address(self, node: int) -> str:

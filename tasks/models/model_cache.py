@@ -12,11 +12,12 @@ import fcntl
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -51,14 +52,26 @@ def manifest_path(identity: str, cache: Path) -> Path:
     return expanded(cache).absolute() / "models" / hashlib.sha256(identity.encode()).hexdigest()[:16] / "manifest.json"
 
 
+def manifest_file(manifest: ModelManifest, cache: Path) -> Path:
+    """Where `save_manifest` puts a manifest for who reads the files that it names.
+
+    One of a user's folder has a name of its own there: another copy of the same content is the same model.
+    """
+    path = manifest_path(manifest.identity, cache)
+    if manifest.source != "folder":
+        return path
+    return path.with_name(f"manifest-{hashlib.sha256(os.fsencode(manifest.folder)).hexdigest()[:8]}.json")
+
+
 def save_manifest(manifest: ModelManifest, cache: Path) -> Path:
     """Write the manifest, whole or not at all; returns where."""
-    path = manifest_path(manifest.identity, cache)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = manifest.model_dump_json(indent=1) + "\n"
-    if not path.exists() or read_text(path) != text:
-        write_atomically(path, text)
-    return path
+    place = manifest_file(manifest, cache)
+    for path in dict.fromkeys((manifest_path(manifest.identity, cache), place)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or read_text(path) != text:
+            write_atomically(path, text)
+    return place
 
 
 def load_manifest(path: Path) -> ModelManifest:
@@ -109,6 +122,8 @@ def bring_repository(repository: str, revision: str | None, cache: Path) -> Mode
         commit = remembered.get(repository, revision)
         manifest = _cached(f"{repository}@{commit}", cache) if commit else None
         if manifest is None:
+            if commit and manifest_path(f"{repository}@{commit}", cache).exists():
+                _log.warning("%s@%s: damaged in the cache, and cannot be fetched again now", repository, commit)
             raise
         if isinstance(error, HubOfflineError):
             _log.warning("%s: %s was %s when last asked; HF_HUB_OFFLINE is set", repository, revision, commit)
@@ -146,7 +161,7 @@ def _fetched(snapshot: Snapshot, cache: Path) -> ModelManifest:
         return manifest
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(place / "lock", identity):
-        manifest = _cached(identity, cache)
+        manifest = _cached(identity, cache, remove=True)
         if _is_whole(manifest, snapshot):
             return manifest
         # The client names parts anew each time, so those of a killed process serve no one.
@@ -220,28 +235,33 @@ def _add_tokenizer(folder: Path, identity: str) -> None:
         _log.warning("%s: tokenizer.json made of its sentencepiece model, and checked against it", identity)
 
 
-def _cached(identity: str, cache: Path) -> ModelManifest | None:
-    """The manifest of a repository whose files are still what they were; damaged ones are removed."""
+def _cached(identity: str, cache: Path, remove: bool = False) -> ModelManifest | None:
+    """The manifest of a repository whose files are still what they were.
+
+    remove: damaged ones go, which is for who holds the model's lock: another may just have fetched them again.
+    """
     path = manifest_path(identity, cache)
     try:
         manifest = load_manifest(path)
     except FileNotFoundError:
         return None
     except ValueError as error:
-        _log.warning("%s", error)
-        path.unlink(missing_ok=True)
+        if remove:
+            _log.warning("%s", error)
+            path.unlink(missing_ok=True)
         return None
     # A cache may have been copied to another place.
     manifest = manifest.model_copy(update={"folder": str(path.parent / "files")})
     hashes = file_hashes(cache)
     problems = verify_manifest(manifest, hashes.sha256)
-    if problems:
-        _log.warning("%s: damaged in the cache, fetched again: %s", identity, problems)
-        path.unlink(missing_ok=True)
-        for name in problems:
-            (Path(manifest.folder) / name).unlink(missing_ok=True)
-        return None
     hashes.save()
+    if problems:
+        if remove:
+            _log.warning("%s: damaged in the cache, fetched again: %s", identity, problems)
+            path.unlink(missing_ok=True)
+            for name in problems:
+                (Path(manifest.folder) / name).unlink(missing_ok=True)
+        return None
     save_manifest(manifest, cache)
     return manifest
 
@@ -286,10 +306,15 @@ class _Revisions:
         return self._read().get(f"{repository}@{revision}")
 
     def put(self, repository: str, revision: str, commit: str) -> None:
-        if revision != commit and self.get(repository, revision) != commit:
+        if revision == commit or self.get(repository, revision) == commit:
+            return
+        # It is for when the hub is away; a cache that is whole may be read-only.
+        with suppress(OSError), ExitStack() as held:
+            with suppress(OSError):  # without locks as well as can be
+                lock = held.enter_context(self._path.with_suffix(".lock").open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
             known = {**self._read(), f"{repository}@{revision}": commit}
-            with suppress(OSError):  # it is for when the hub is away; a cache that is whole may be read-only
-                write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
+            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
 from tasks.models.dataset import HUB_PREFIX, write_dataset
 from tasks.models.judgement import unusable_in
-from tasks.models.model_cache import manifest_path
+from tasks.models.model_cache import manifest_file
 from tasks.models.saved_reference import misfits, read_saved_reference, reference_in
 from tasks.models.sources import ModelContentError, hub_repository, resolve_model
 from tasks.planning.script_inputs import NO_ROOM, misplaced, pack_input, unexpressed, unreached, written_twice
@@ -92,9 +92,7 @@ def planned_model(spec: ModelSpec, position: int, cache: Path, base: Path, befor
         raise UnusableModelError([f"models[{position}].id: {error}"]) from error
     except ValueError as error:
         raise StudyError([f"models[{position}].id: {error}"]) from error
-    return PlannedModel(
-        name=spec.name, identity=manifest.identity, manifest=str(manifest_path(manifest.identity, cache))
-    )
+    return PlannedModel(name=spec.name, identity=manifest.identity, manifest=str(manifest_file(manifest, cache)))
 
 
 def usable_models(
@@ -431,6 +429,7 @@ def write_stdlib_text(folder: Path) -> str:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write("\n".join(texts))
         digest = sha256_of_file(Path(name))
+        os.chmod(name, 0o644)
         os.replace(name, folder / f"{digest}.txt")
     finally:
         Path(name).unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from configs.spec.cell import Cell
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from configs.workloads.train import TrainWorkload
+from reports import render
 from reports.render import ReportSummary, render_report, report_text
 from reports.templating import template_environment
 from tests.support.run_folders.report_runs import (
@@ -254,6 +255,28 @@ def test_the_attempt_that_decides(tmp_path: Path) -> None:
     assert "second" in text and "first |" not in text
     assert "2 records of 2 cells in this folder are no part of this plan and are left out." in text
     assert summary.sentences[-1] == "Every cell has a figure, but 1 repeat was not measured (preempted)."
+
+
+def test_a_report_that_is_made_while_the_run_ends_has_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the place of the run's own report, with the records of a moment before."""
+    cell = generate()
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=2))
+    write_record(run, cell, 0, samples=generated(cell, 1.0))
+    analyzed, ended = render.analyze_run, list[str]()
+
+    def while_the_run_ends(of: RunPaths) -> render.Analysis:
+        found = analyzed(of)
+        if not ended:
+            write_record(run, cell, 1, samples=generated(cell, 1.0))
+            render.render_analysis(run, analyzed(run))
+            ended.append(run.report.read_text())
+        return found
+
+    monkeypatch.setattr(render, "analyze_run", while_the_run_ends)
+    assert render_report(run).statuses == {"completed": 2, "memory pass missing": 1}
+    assert [run.report.read_text()] == ended
 
 
 def test_several_environments_are_said(tmp_path: Path) -> None:

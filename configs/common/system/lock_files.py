@@ -18,9 +18,13 @@ WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """Lustre that is mounted without `flock`; NFS whose server's lock daemon does not run."""
 
 
+class NoLocks(ValueError):
+    """A file system has no locks."""
+
+
 @contextmanager
 def locks_needed(place: Path, remedy: str) -> Iterator[None]:
-    """Raise ValueError naming a place, where its file system has no locks for the block's flock(2).
+    """Raise NoLocks naming a place, where its file system has no locks for the block's flock(2).
 
     remedy: how another folder is chosen, such as `use a folder of another one with --runs`.
     """
@@ -29,7 +33,7 @@ def locks_needed(place: Path, remedy: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
-        raise ValueError(
+        raise NoLocks(
             f"{place}: this file system has no locks ({error.strerror}). Have it mounted with them (Lustre: the "
             f"option flock), or {remedy}"
         ) from error

@@ -147,6 +147,7 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
     began = time.perf_counter()
     try:
         _export(context, unfinished)
+        unfinished.chmod(0o755)  # others may have the cache, too
         flush_all(unfinished)  # the folder is believed by its name
         try:
             unfinished.rename(folder)

@@ -15,14 +15,19 @@ import shutil
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
+from configs.common.system.lock_files import locks_needed
 from engine.context import Context
 
 _LOCK = ".lock"
 
 
 class SwapFolder:
-    """An empty folder of this process, `path`; those of ended processes of this machine are removed."""
+    """An empty folder of this process, `path`; those of ended processes of this machine are removed.
+
+    Raises ValueError where the cache's file system has no locks.
+    """
 
     def __init__(self, context: Context) -> None:
         folders = Path(context.job.cache) / "swap" / socket.gethostname()
@@ -32,8 +37,8 @@ class SwapFolder:
         name = f"{context.job.name}-rank{context.rank}-{os.getpid()}"
         self.path, self._lock = folders / name, folders / f"{name}{_LOCK}"
         self._lock.unlink(missing_ok=True)  # of a measurement of this process that failed
-        self._held = self._lock.open("wb")
-        fcntl.flock(self._held, fcntl.LOCK_EX)
+        with locks_needed(folders, "have the cache on another one (RANKWISE_CACHE; of a cluster its `shared`)"):
+            self._held = _held(self._lock)
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir()
 
@@ -42,6 +47,21 @@ class SwapFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.unlink(missing_ok=True)
         self._held.close()
+
+
+def _held(lock: Path) -> IO[bytes]:
+    """A new lock, held until it is closed. Another rank may take it for an ended one's before it is held."""
+    while True:
+        file = lock.open("wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                    return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def _remove_if_ended(lock: Path) -> None:

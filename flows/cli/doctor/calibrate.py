@@ -52,22 +52,30 @@ def calibrate_command(as_json: bool) -> int:
     return 0
 
 
-def calibrate_now(cache: Path, patience_seconds: float, quick: bool = False) -> Calibration:
-    """Measure this machine once its lock is free and save the figures. Raises CalibrationError."""
-    from slurm.launcher.machine_lock import launch_lock
+def calibrate_now(cache: Path, patience_seconds: float, quick: bool = False, again: bool = True) -> Calibration:
+    """Measure this machine once its lock is free and save the figures. Raises CalibrationError.
+
+    again: also where another process has calibrated it, perhaps while this one waited.
+    """
+    from slurm.launcher.machine_lock import launch_lock, machine_holder
 
     deadline = time.monotonic() + patience_seconds
     with launch_lock(give_up=lambda: time.monotonic() > deadline) as mine:
+        if not again and (known := read_calibration(calibration_path(cache, this_fingerprint()))) is not None:
+            return known
         if not mine:
-            raise CalibrationError(f"machine lock: held by a study for {patience_seconds:.0f} s. Try again later")
+            raise CalibrationError(
+                f"machine lock: held for {patience_seconds:.0f} s by {machine_holder()}. Try again later"
+            )
         with tempfile.TemporaryDirectory(prefix="rankwise-") as folder:
             calibration = _measured(Path(folder) / "calibration.json", quick)
-    path = calibration_path(cache, calibration.fingerprint)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, calibration.model_dump_json(indent=1))
-    except OSError as error:
-        raise CalibrationError(f"{path}: {error.strerror or error}; figures not saved") from error
+        # Before the next one has the lock, who looks whether it is there.
+        path = calibration_path(cache, calibration.fingerprint)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, calibration.model_dump_json(indent=1))
+        except OSError as error:
+            raise CalibrationError(f"{path}: {error.strerror or error}; figures not saved") from error
     return calibration
 
 
@@ -88,7 +96,7 @@ def ensure_calibration(plan: Plan, say: Callable[[str], None]) -> bool:
         "(once; repeat with `rankwise doctor --calibrate`)"
     )
     try:
-        calibration = calibrate_now(cache, _RUN_PATIENCE_SECONDS)
+        calibration = calibrate_now(cache, _RUN_PATIENCE_SECONDS, again=False)
     except CalibrationError as error:
         say(f"warning: machine not calibrated, so predictions are rough: {error}")
         return False

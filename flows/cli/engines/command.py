@@ -66,6 +66,7 @@ def _add(name: str, again: bool) -> int:
 
     Raises it too while another command makes it.
     """
+    from configs.common.system.lock_files import locks_needed
     from flows.cli.signals import ended_by_signals
     from flows.server.process import open_lock, try_lock
 
@@ -73,7 +74,9 @@ def _add(name: str, again: bool) -> int:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = open_lock(folder.with_name(f".{name}.lock"))
     try:
-        if not try_lock(lock):
+        with locks_needed(folder.parent, "set RANKWISE_CACHE to a folder of another one"):
+            mine = try_lock(lock)
+        if not mine:
             raise ValueError(f"{name}: another `rankwise engine add` is installing it. Wait until it has ended")
         with ended_by_signals():
             _replace(name, folder, again)

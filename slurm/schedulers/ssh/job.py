@@ -45,6 +45,11 @@ _BLAMED_SECONDS = 30.0
 _CANCEL_SECONDS = 7.0
 
 
+def _clock() -> float:
+    """Seconds of a clock that nobody sets, and that goes on while this machine sleeps, as the job does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class HostLost(Exception):
     """A host could not be reached for longer than the target allows."""
 
@@ -68,7 +73,7 @@ class SshJob:
         self.nodes: list[NodeJob] = []
         self._turns = turns
         self._task: asyncio.Task[None] | None = None
-        self._since = time.time()
+        self._since = _clock()
         self._began: float | None = None
         self._soon_until = 0.0  # of `time.monotonic`
         self._found = False
@@ -142,7 +147,7 @@ class SshJob:
                 await asyncio.sleep(_SOON_SECONDS)
         if len(self.nodes) > 1:
             await asyncio.gather(*(self._patiently(node, node.release) for node in self.nodes))
-        self.state, self._began, self._soon_until = "running", time.time(), time.monotonic() + _SOON_FOR_SECONDS
+        self.state, self._began, self._soon_until = "running", _clock(), time.monotonic() + _SOON_FOR_SECONDS
         self.note = f"on {', '.join(node.host.name for node in self.nodes)}"
 
     async def _patiently(self, node: NodeJob, work: Callable[[], Awaitable[_Answer]]) -> _Answer:
@@ -226,7 +231,7 @@ class SshJob:
         since, began, ended = (self._times_told(end) if self._found else None) or (
             self._since,
             self._began,
-            time.time(),
+            _clock(),
         )
         accounting = Accounting(
             job_id=self.job.name,

@@ -1,5 +1,7 @@
 """An operator is compiled by one process at a time, on all cores of the job, whatever a killed compilation left."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -61,3 +63,12 @@ def test_the_cores_are_its_own_again_after_a_failure(tmp_path: Path, cores: list
         assert os.sched_getaffinity(0) == {cores[0]}
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def test_a_file_system_without_locks_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ValueError, match=r"this file system has no locks .*RANKWISE_CACHE"):
+        compile_operator(Builder(tmp_path), tmp_path)

@@ -1,6 +1,8 @@
 """Measuring this machine: a quick pass with tiny probes, the line through all-reduces, and what becomes a machine."""
 
 import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,7 +146,7 @@ def test_a_study_of_noops_or_a_known_machine_is_not_measured(monkeypatch: pytest
     from tests.support.run_folders.predicted_plans import plan_of
 
     monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr("flows.cli.doctor.calibrate.calibrate_now", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("flows.cli.doctor.calibrate.calibrate_now", lambda *_, **__: pytest.fail("it was measured"))
     said: list[str] = []
     monkeypatch.delenv("RANKWISE_CALIBRATE")
     ensure_calibration(plan_of("noop"), said.append)
@@ -158,10 +160,39 @@ def test_a_study_of_noops_or_a_known_machine_is_not_measured(monkeypatch: pytest
     assert said == []
 
 
+def test_a_machine_that_another_run_calibrates_meanwhile_is_not_measured_twice(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The second of two first runs at once measured all of it again, or said that a study held the machine."""
+    from tests.support.run_folders.predicted_plans import plan_of
+
+    monkeypatch.setenv("RANKWISE_LOCKS", str(tmp_path))
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("RANKWISE_CALIBRATE")
+    known = made_up_calibration().model_copy(update={"fingerprint": this_fingerprint()})
+    measured, said = list[bool](), list[str]()
+
+    def measure(target: Path, quick: bool) -> Calibration:
+        measured.append(quick)
+        time.sleep(0.5)
+        return known
+
+    monkeypatch.setattr("flows.cli.doctor.calibrate._measured", measure)
+    runs = [threading.Thread(target=ensure_calibration, args=(plan_of("generate"), said.append)) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert measured == [False]
+    assert [line for line in said if "warning" in line] == []
+    calibrate_now(tmp_path / "cache", patience_seconds=60)
+    assert len(measured) == 2  # as asked for
+
+
 def test_measuring_that_fails_is_a_warning_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from tests.support.run_folders.predicted_plans import plan_of
 
-    def fail(*_: object) -> Calibration:
+    def fail(*_: object, **__: object) -> Calibration:
         raise CalibrationError("no luck")
 
     monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))

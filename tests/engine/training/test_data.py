@@ -290,6 +290,7 @@ def test_a_text_is_tokenised_once_and_read_from_the_cache(
     monkeypatch.setattr(text, "_tokenised", None)  # a second call would fail
     assert np.array_equal(text_of(made_context(tmp_path, "llama")), first)
     [cached] = (tmp_path / "cache" / "tokens").iterdir()
+    assert cached.stat().st_mode & 0o044 == 0o044  # others may have the cache, too
     monkeypatch.undo()
     monkeypatch.setattr(text, "_CHUNK_CHARACTERS", 1000)
     kept = np.array(first)

@@ -1,6 +1,8 @@
 """The team's set-up, for real: supervisord, server, Prefect worker and flow runs, on SQLite and on PostgreSQL."""
 
 import base64
+import errno
+import fcntl
 import json
 import os
 import pwd
@@ -29,7 +31,7 @@ from flows.cli.server.team import app
 from flows.team.api import Api
 from flows.team.processes import processes_of, programs, supervisord_of
 from flows.team.setup import DATABASE_VARIABLE, FOLDER_VARIABLE, TeamSetup
-from flows.team.up import register
+from flows.team.up import register, start_team
 from tests.support.patience import patient
 from tests.support.run_folders.studies import wait_until
 
@@ -426,6 +428,15 @@ def test_what_cannot_be_right_is_told(tmp_path: Path) -> None:
     (tmp_path / "team.json").write_text('{"host": "elsewhere", "url": "http://h/api", "own": true}')
     told = Team(tmp_path).say("status")
     assert told.returncode == 1 and "in use by the set-up on elsewhere" in told.stderr
+
+
+def test_a_folder_without_locks_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ValueError, match=r"this file system has no locks .* use a --folder of another one"):
+        start_team(TeamSetup(tmp_path))
 
 
 def test_the_environment_is_the_users_but_for_what_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import sqlite3
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from reports.document.between import history_document
 from reports.plots.runs.history import draw_history, history_height
 from reports.plots.style import drawn
 from reports.reading.run_figures import FIGURE_KINDS, RunFigures
+from reports.runs import history as history_module
 from reports.runs.compare import compare
 from reports.runs.history import HISTORY_VERSION, KeptRun, open_history
 from reports.text import UNKNOWN
@@ -159,6 +161,30 @@ def test_writers_wait_for_each_other(tmp_path: Path) -> None:
         runs = history.runs()
         assert len(runs) == 20 and sum(run.names == ("main",) for run in runs) == 1
         assert {run.figures.study for run in runs} == {"0", "1", "2", "3"}
+
+
+def test_what_is_read_is_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that another process replaced while it was read had cells of its later state, without any figure."""
+    file = tmp_path / "h.sqlite"
+    early = at(1)
+    later = replace(early, cells=early.cells | {"cccc3": cell_of("cccc3", figures={"throughput": around(7)})})
+    monkeypatch.setattr(history_module, "BUSY_SECONDS", 0.1)
+    with open_history(file, create=True) as history:
+        history.add(early, "main")
+
+    def add_later(statement: str) -> None:
+        if statement.startswith("SELECT * FROM cells"):
+            with suppress(ValueError), open_history(file) as other:  # it waits for who reads
+                other.add(later)
+
+    with open_history(file) as history:
+        history._connection.set_trace_callback(add_later)
+        read = history.run("main").figures
+        history._connection.set_trace_callback(None)
+    assert read.cells == early.cells
+    with open_history(file) as history:
+        history.add(later)
+        assert history.run("main").figures.cells == later.cells
 
 
 def test_the_figure_over_runs(tmp_path: Path) -> None:

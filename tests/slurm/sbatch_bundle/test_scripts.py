@@ -3,6 +3,7 @@
 `GOLDEN_FILES=write python -m pytest tests/slurm/sbatch_bundle/test_scripts.py` writes the golden files anew.
 """
 
+import fcntl
 import os
 import re
 import socket
@@ -362,3 +363,18 @@ def test_a_launch_that_began_on_any_node_is_tried_again_in_a_folder_of_its_own(t
     assert done.returncode == 3, done.stderr
     started = [f"jobs/{name}/job.json" for name in ("0001-timed-1a2b3c4d", "0002-timed-5e6f7081-2")]
     assert (tmp_path / "sruns").read_text().splitlines() == started
+
+
+def test_a_second_job_leaves_the_folder_to_the_first(tmp_path: Path) -> None:
+    """Both measured the rest, and the same launch where they began at once: ranks of both left its results."""
+    with (tmp_path / "submit.lock").open("w") as held:
+        held.write("6")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = submitted(tmp_path)
+        assert second.returncode == 2 and not (tmp_path / "sruns").exists()
+        assert f"{tmp_path}: job 6 works in this folder. Submit with --dependency=singleton" in second.stderr.decode()
+        unknown = submitted(tmp_path, flock="echo 'flock: 9: Function not implemented' >&2; exit 71")
+        assert unknown.returncode == 3 and (tmp_path / "sruns").exists() and b"flock" not in unknown.stderr
+    later = submitted(tmp_path, flock='exec /usr/bin/flock "$@"')
+    assert later.returncode == 3 and (tmp_path / "submit.lock").read_text() == "7\n"

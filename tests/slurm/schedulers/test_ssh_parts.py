@@ -182,6 +182,20 @@ def test_a_job_that_another_process_began_is_paid_for_from_then_on(tmp_path: Pat
         assert told.elapsed_seconds is None and told.queued_seconds is not None and told.queued_seconds < 60
 
 
+def test_a_clock_that_is_set_while_a_job_runs_changes_no_accounts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hours were paid for that no host had worked."""
+    paths, now = JobPaths(tmp_path), time.time()
+    paths.job.write_text(job_on(target("a"), 1).model_dump_json())
+    job = SshJob(tmp_path, Turns())
+    job._began = job._since
+    monkeypatch.setattr(time, "time", lambda: now + 7200)
+    job._account(JobEnd(status=Status.COMPLETED, return_code=0, finished_at=utc_now()), ["a"])
+    told = Accounting.model_validate_json(paths.accounting.read_bytes())
+    assert told.queued_seconds == 0 and told.elapsed_seconds is not None and told.elapsed_seconds < 60
+
+
 def test_a_job_that_waits_too_long_for_a_host_that_is_away_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

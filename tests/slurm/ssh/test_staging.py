@@ -2,6 +2,7 @@
 
 import asyncio
 import compileall
+import shutil
 import sys
 from collections.abc import Awaitable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from configs.common.base import sha256_of_file
+from configs.common.files.project_files import ROOT
 from configs.plans.model_manifest import ModelManifest
 from configs.targets.target import SshTarget
 from slurm.ssh import node_files, staging
@@ -126,3 +129,33 @@ def test_walks_over_a_folder_have_the_time_that_a_slow_disk_takes(tmp_path: Path
     staged(staging._stage_code([host], lambda _: None))
     limits = cast(HostHere, host.host).limits
     assert limits["rename"] == limits["remove"] == limits["whole"] == staging._WALK_LIMIT_SECONDS
+
+
+def test_a_model_that_another_run_has_brought_meanwhile_stays(tmp_path: Path) -> None:
+    """Its files were removed and brought again while the launches of that run read them."""
+    source = tmp_path / "m"
+    shutil.copytree(ROOT / "configs" / "models" / "tiny-stdlib", source / "files")
+    manifest = resolve_model(str(source / "files"), None, tmp_path / "cache", tmp_path)
+    (source / "manifest.json").write_text(manifest.model_dump_json())
+    host = member("a", tmp_path / "host")
+    there = tmp_path / "host" / "rankwise" / "models" / "m" / "files"
+    read, numbers = list[Path](), list[int]()
+
+    class SlowHost(HostHere):
+        """Whose first file comes when the other run's model is there whole."""
+
+        async def ask(self, operation: str, *given: Any, **arguments: Any) -> tuple[dict[str, Any], bytes]:
+            if operation == "put" and not there.exists():
+                await staging._stage_model([host], source / "manifest.json", lambda _: None, False)
+                read.extend(there.iterdir())
+                numbers.extend(path.stat().st_ino for path in read)
+            return await super().ask(operation, *given, **arguments)
+
+    slow = Member(cast(Host, SlowHost("a")), host.facts, "127.0.0.1")
+    staged(staging._stage_model([slow], source / "manifest.json", lambda _: None, False))
+    assert numbers and [path.stat().st_ino for path in read] == numbers
+    [folder] = there.parents[1].iterdir()
+    (there / "model.safetensors").write_bytes(b"damaged")
+    staged(staging._stage_model([host], source / "manifest.json", lambda _: None, False))
+    assert sha256_of_file(there / "model.safetensors") == manifest.files["model.safetensors"].sha256
+    assert [folder] == list(there.parents[1].iterdir())

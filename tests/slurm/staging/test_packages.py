@@ -180,6 +180,26 @@ def test_a_model_is_brought_once_and_again_when_damaged(shared: Path, manifest: 
     assert stage_model(shared, manifest, "m", said.append) == path and path.exists()
 
 
+def test_two_who_find_a_model_damaged_both_have_it_again(
+    shared: Path, manifest: ModelManifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one's removal ended in `No such file or directory`, and so its study."""
+    path = stage_model(shared, manifest, "m", lambda _: None)
+    (path.parent / "files" / "model.safetensors").unlink()
+    judged = staging._damaged
+
+    def then_removed(of: Path, thorough: bool) -> list[str]:
+        found = judged(of, thorough)
+        shutil.rmtree(of.parent)  # by the other
+        return found
+
+    monkeypatch.setattr(staging, "_damaged", then_removed)
+    stage_model(shared, manifest, "m", lambda _: None)
+    monkeypatch.undo()
+    assert stage_model(shared, manifest, "m", lambda line: pytest.fail(line), thorough=True) == path
+    assert [each.name for each in path.parents[1].iterdir()] == ["m"]
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_file_of_the_cache_is_linked_where_it_is_the_users_own(
     shared: Path, manifest: ModelManifest, monkeypatch: pytest.MonkeyPatch, own: bool

@@ -3,6 +3,8 @@
 Slurm itself runs it in test_lab_manifests; here `srun` starts one node's task with the variables that Slurm sets.
 """
 
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -13,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from configs.common.base import utc_now
+from configs.common.base import WrongArgument, utc_now
 from configs.plans.job import Job, Launcher, Progress, Submission
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from configs.spec.study import StudyError, load_study
 from tasks.bundle.collect import collect_bundle
 from tasks.bundle.write import write_bundle
+from tasks.campaign.run_lock import run_lock
 from tests.support.run_folders.studies import rankwise, rankwise_here, status, write_study
 
 SLURM = {"kind": "slurm", "name": "cluster", "partition": "batch"}
@@ -157,6 +160,32 @@ def test_what_was_under_way_when_it_was_collected_is_not_lost_for_good(tmp_path:
     assert [record.status for record in collected.records] == [Status.COMPLETED] * 2 and collected.missing == 0
     shutil.copytree(cluster.folder, home.folder, dirs_exist_ok=True)
     assert collect_bundle(home.folder).records == []
+
+
+def test_it_is_not_collected_twice_at_once_nor_while_a_run_measures_in_it(tmp_path: Path) -> None:
+    """Jobs under way were taken for lost and ended, and of two collections one wrote records without samples."""
+    run = manifest(tmp_path)
+    [paths] = [run.job(path.name) for path in run.jobs.iterdir()]
+    began = Launcher(node_rank=0, pid=1, pid_started=1, host="node7", started_at=utc_now())
+    paths.node_launcher(0).write_text(began.model_dump_json())
+    with run_lock(run):
+        done = rankwise_here("collect", run.folder, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "in use" in done.stderr and "Collect when that has ended" in done.stderr and "--runs" not in done.stderr
+    assert not paths.end.exists() and not run.records.exists()
+    paths.submitting.touch()  # by a run that was killed, while its job goes on
+    with pytest.raises(WrongArgument, match=r"not a bundle\. `rankwise run` measures in this folder"):
+        collect_bundle(run.folder)
+    assert not paths.end.exists()
+
+
+def test_a_bundle_on_a_disk_without_locks_can_be_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    run = manifest(tmp_path)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert collect_bundle(run.folder).not_begun == 1
 
 
 def test_a_launch_that_never_began_is_told(tmp_path: Path) -> None:

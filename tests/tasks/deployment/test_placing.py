@@ -130,3 +130,21 @@ def test_a_host_that_is_away_keeps_neither_peers_nor_tunnel(
         placer.end_numbered(7) if numbered else placer.end(server)
     hosts = [(f"host{node}", f"/{node}/servers/7") for node in range(3)]
     assert tried == [*hosts, ("local", tunnel)]
+
+
+def test_sharded_servers_of_deployments_of_one_name_meet_at_ports_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two people who deployed one model over the same hosts the second's ranks met those of the first."""
+    monkeypatch.setattr(placing.Placer, "_address", lambda placer, node: "10.0.0.1")
+    target = SshTarget.model_validate({"kind": "ssh", "hosts": ["a", "b"]})
+    ports = []
+    for folder in ("deployments/d-1a2b3c4d", "deployments/d-5e6f7a8b", "deployments/d-1a2b3c4d"):
+        placer = Placer(
+            Store(data=tmp_path, rented=tmp_path, cache=tmp_path), "d", target, None, "key", 4e9, lambda _: None,
+            sharded=True, hosts_folder=folder,
+        )  # fmt: skip
+        meetings = placer._meetings(2, 1)
+        assert meetings[0] is not None and meetings[1] is not None and meetings[0].port == meetings[1].port
+        ports.append(meetings[0].port)
+    assert ports[0] == ports[2] != ports[1]

@@ -17,6 +17,7 @@ from configs.common.base import sha256_of_file
 from configs.plans.model_manifest import POOLING, ModelManifest
 from configs.plans.pooling import pooling_of
 from tasks.models import hub as hub_module
+from tasks.models import model_cache
 from tasks.models.model_cache import _locked, manifest_path, save_manifest, verify_manifest
 from tasks.models.sources import TransientFetchError, described_config, resolve_model
 from tests.support.run_folders.studies import wait_until
@@ -269,6 +270,51 @@ def test_damaged_cache_is_fetched_again(
     assert verify_manifest(manifest, sha256_of_file) == {}
     assert len(hub.gets("model.safetensors")) == (0 if damage == "manifest" else 1)
     assert hub.gets("tokenizer.json") == []
+
+
+def test_a_damaged_file_that_another_process_has_fetched_again_stays(
+    cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two that found the damage the later one removed the file on which the other's launches had begun."""
+    hub = serve(make_model(tmp_path / "served"))
+    manifest = resolve_model("acme/tiny", "main", cache, base)
+    weights = Path(manifest.folder) / "model.safetensors"
+    os.truncate(weights, 50)
+    hub.requests.clear()
+    judged, fetched = model_cache.verify_manifest, list[int]()
+
+    def then_fetched(*arguments: Any) -> dict[str, str]:
+        found = judged(*arguments)
+        if not fetched:
+            fetched.append(0)
+            resolve_model("acme/tiny", "main", cache, base)  # by the other
+            fetched[0] = weights.stat().st_ino
+        return found
+
+    monkeypatch.setattr(model_cache, "verify_manifest", then_fetched)
+    assert resolve_model("acme/tiny", "main", cache, base) == manifest
+    assert weights.stat().st_ino == fetched[0] and len(hub.gets("model.safetensors")) == 1
+
+
+def test_two_processes_remember_the_commits_of_both(
+    cache: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one whose line was lost could not be run without the hub, though all of it was in the cache."""
+    (cache / "models").mkdir(parents=True)
+    path = cache / "models" / "revisions.json"
+    written, others = model_cache.write_atomically, list[threading.Thread]()
+
+    def while_another_writes(*arguments: Any) -> None:
+        if not others:
+            others.append(threading.Thread(target=model_cache._Revisions(path).put, args=("acme/b", "main", "2" * 40)))
+            others[0].start()
+            others[0].join(0.3)
+        written(*arguments)
+
+    monkeypatch.setattr(model_cache, "write_atomically", while_another_writes)
+    model_cache._Revisions(path).put("acme/a", "main", "1" * 40)
+    others[0].join()
+    assert json.loads(path.read_bytes()) == {"acme/a@main": "1" * 40, "acme/b@main": "2" * 40}
 
 
 def _bytes_under(folder: Path) -> bytes:

@@ -16,9 +16,11 @@ import pytest
 from configs.common.base import SCHEMA_VERSION, sha256_of_file
 from configs.common.files.safetensors_header import header_tensors
 from configs.hardware.architectures import ARCHITECTURES
+from configs.spec.study import ModelSpec
 from tasks.models import folder as folder_module
 from tasks.models.model_cache import _locked, load_manifest, manifest_path, save_manifest, verify_manifest
 from tasks.models.sources import hub_repository, resolve_model
+from tasks.planning.inputs import planned_model
 from tests.support.servers.hub_server import (
     CONFIG,
     make_model,
@@ -322,13 +324,28 @@ def test_cache_that_cannot_be_made(tmp_path: Path, base: Path) -> None:
 # Manifests
 
 
+def test_two_copies_of_a_model_folder_are_read_where_each_lies(cache: Path, base: Path) -> None:
+    """Whoever resolved the second one sent the runs of the first there, and they failed once it was removed."""
+    make_model(base / "first")
+    shutil.copytree(base / "first", base / "second")
+    first, second = (
+        planned_model(ModelSpec(id=name, name=name), position, cache, base)
+        for position, name in enumerate(("first", "second"))
+    )
+    assert first.identity == second.identity
+    shutil.rmtree(base / "second")
+    manifest = load_manifest(Path(first.manifest))
+    assert Path(manifest.folder) == base / "first" and verify_manifest(manifest, sha256_of_file) == {}
+    assert Path(first.manifest).parent == Path(second.manifest).parent  # one model for a cluster's disk
+
+
 def test_manifest_is_checked_when_read(cache: Path, base: Path) -> None:
     make_model(base / "tiny")
     manifest = resolve_model("tiny", None, cache, base)
     path = save_manifest(manifest, cache)
     assert load_manifest(path) == manifest
     path.write_text(path.read_text()[:-20])
-    with pytest.raises(ValueError, match=r"manifest\.json: not a manifest"):
+    with pytest.raises(ValueError, match=r"manifest-\w{8}\.json: not a manifest"):
         load_manifest(path)
     path.write_text(manifest.model_copy(update={"schema_version": SCHEMA_VERSION + 1}).model_dump_json())
     with pytest.raises(ValueError, match=f"schema version {SCHEMA_VERSION + 1}"):

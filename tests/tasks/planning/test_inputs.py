@@ -219,6 +219,7 @@ def test_texts_for_a_model_that_cannot_read_are_refused_before_anything_is_start
     write_inputs(tmp_path)
     model = PlannedModel(name="tiny", identity="synthetic:bert-1m@0", manifest="")
     study, inputs, folder = copied(tmp_path, "stdlib", task="masked_lm")
+    assert [path.stat().st_mode & 0o777 for path in folder.glob("*.txt")] == [0o644]  # others may read the run
     with pytest.raises(StudyError, match=r"workload\.tokenizer: synthetic:bert-1m@0 has no tokenizer\.json"):
         make_plan(study, [model], inputs, folder)
     read = study_of("stdlib", task="masked_lm", tokenizer=str(TOKENIZER))

@@ -1,5 +1,8 @@
 """`rankwise engine add`: environments that are there survive what cannot be installed."""
 
+import errno
+import fcntl
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -114,3 +117,13 @@ def test_an_environment_that_was_half_removed_does_not_come_back(there: Path, mo
     with pytest.raises(ValueError, match="installed already"):
         command._add("transformers", again=False)
     assert there.read_text() == "new"
+
+
+def test_a_cache_without_locks_is_said_with_what_to_do(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: object, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ValueError, match=r"engines: this file system has no locks .* set RANKWISE_CACHE"):
+        command._add("transformers", again=True)
+    assert there.read_text() == "of before"
