@@ -229,6 +229,8 @@ def _no_proxy(*servers: str) -> dict[str, str]:
     """Loopback must not go through the proxy that a cluster's environment names; nor must our own servers."""
     named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = [host.strip() for host in named.split(",") if host.strip()]
+    if "*" in hosts:  # no proxy at all: urllib, requests and botocore know the star where it stands alone
+        return {"no_proxy": "*", "NO_PROXY": "*"}
     value = ",".join(dict.fromkeys([*hosts, LOOPBACK, "localhost", *servers]))
     return {"no_proxy": value, "NO_PROXY": value}
 

@@ -470,6 +470,16 @@ def test_a_named_api_on_loopback_is_not_reached_by_a_proxy(
     assert environment.get("no_proxy") == environment.get("NO_PROXY") == kept_off
 
 
+@pytest.mark.parametrize("named", ["*", "intranet, *"])
+def test_who_wants_no_proxy_at_all_has_none(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`NO_PROXY=*` with further hosts is no host's name to urllib, requests and botocore: they took the proxy again."""
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", named)
+    for name, value in prefect_environment("http://127.0.0.1:4200/api").items():
+        monkeypatch.setenv(name, value)
+    assert urllib.request.proxy_bypass("huggingface.co") and urllib.request.proxy_bypass("127.0.0.1")
+
+
 def test_the_servers_environment_has_nothing_of_the_users_prefect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
