@@ -100,6 +100,10 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except PermissionError:
+        if os.access(path.parent, os.X_OK):
+            raise
+        return {}  # HOME is another user's, as in a container whose image names root's
     except ValueError as error:
         raise ValueError(f"{path}: not valid TOML ({error}). Correct it, or set PREFECT_API_URL") from error
 
