@@ -18,6 +18,7 @@ import uvicorn
 
 from configs.common.files.logs import cut_log
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.open_files import allow_connections
 from configs.common.system.proc import end_with_parent
 from configs.families.config import ModelConfig
 from configs.plans.model_manifest import read_model_manifest
@@ -86,6 +87,7 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]).resolve()
     if len(arguments) > 1:
         end_with_parent(signal.SIGTERM, int(arguments[1]))
+    allow_connections()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text has one thread; the cores are the ranks'
     try:
         return asyncio.run(serve(read_model(path, ServingSettings, PLAN_BYTES), path))

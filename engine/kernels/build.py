@@ -125,7 +125,8 @@ def _compile(command: list[str], library: Path) -> None:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS)
+        # A compiler that speaks the language of the locale need not write in Python's encoding (PYTHONUTF8).
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_SECONDS)
     except OSError as error:
         raise _BuildError(f"no C compiler: {command[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
@@ -159,10 +160,12 @@ def processor_flags() -> frozenset[str]:
 
 def _cache_folder() -> Path:
     """Return a folder writable by this user only, because its contents are loaded into the process."""
-    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    # A relative path is to be ignored (XDG Base Directory Specification): each working folder would have a cache.
+    named = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "")
+    home = named if os.path.isabs(named) else os.path.expanduser("~/.cache")
     of_home = Path(home) / "rankwise" / "kernels"
     # A tilde is left where neither HOME nor the system's list of users knows the home; it would become a folder here.
-    if not home.startswith("~") and _is_private(of_home):
+    if os.path.isabs(home) and _is_private(of_home):
         return of_home
     temporary = tempfile.gettempdir()
     of_user = Path(temporary) / f"rankwise-kernels-{os.getuid()}"

@@ -5,13 +5,12 @@ Exit code 2: the job, or a file that it names, is wrong.
 """
 
 import os
-import resource
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from configs.common.files.reading import read_model
+from configs.common.system.open_files import allow_connections
 from configs.common.system.proc import end_with_parent
 from configs.load.job import LoadJob
 from engine.load.generator import Generator
@@ -25,7 +24,7 @@ def main(arguments: list[str]) -> int:
         if len(arguments) > 2:
             end_with_parent(signal.SIGTERM, int(arguments[2]))
         job = read_model(job_file, LoadJob)
-        _allow_connections()
+        allow_connections()
         run_precisely(_run(job, bearer_token(job.endpoint.token_variable), folder))
     except ValueError as error:
         print(error, file=sys.stderr)
@@ -39,13 +38,6 @@ def main(arguments: list[str]) -> int:
 
 async def _run(job: LoadJob, token: str | None, folder: Path) -> None:
     await Generator(job, token).run(folder)
-
-
-def _allow_connections() -> None:
-    """Raise the limit of open files, 1,024 on many machines, to what this user may have: one for each connection."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # what is missing is told by the requests that could not be sent
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bearer_token(variable: str | None) -> str | None:

@@ -25,6 +25,8 @@ RECORDED_PREFIXES = (
     *("OMP_", "MKL_", "GLOO_", "TORCH_", "PYTORCH_", "MALLOC_", "KMP_"),
 )
 """Of variables that libraries read and that can change a measurement; of NVIDIA_*, most are a container's."""
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_peaks = {"cannot be reset": False}
 
 
 class StorageBytes(NamedTuple):
@@ -68,13 +70,23 @@ def resident_memory_bytes() -> int | None:
 
 
 def peak_memory_bytes() -> int | None:
-    """Return the peak of this process's memory in RAM since its start or the last reset (VmHWM)."""
-    return _status_bytes("VmHWM")
+    """Return the peak of this process's memory in RAM since its start or the last reset (VmHWM).
+
+    None where a reset was tried in vain: it would be the peak of something else.
+    """
+    return None if _peaks["cannot be reset"] else _status_bytes("VmHWM")
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak to the current resident memory (writes 5 to /proc/self/clear_refs)."""
-    Path("/proc/self/clear_refs").write_text("5")
+    """Reset the peak to the current resident memory (writes 5 to /proc/self/clear_refs), where the kernel lets it.
+
+    It does not in sandboxes (gVisor), without CONFIG_PROC_PAGE_MONITOR, and for a Python with capabilities of its own
+    (`setcap cap_perfmon`), whose files in /proc are root's.
+    """
+    try:
+        _CLEAR_REFS.write_text("5")
+    except OSError:
+        _peaks["cannot be reset"] = True
 
 
 def take_peak(device: "torch.device") -> int | None:

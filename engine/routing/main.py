@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from configs.common.files.reading import read_model
+from configs.common.system.open_files import allow_connections
 from configs.serving.deployment import FrontConfig
 from engine.routing.front import Front
 from engine.serving.http.protocol import ApiProtocol
@@ -22,6 +23,7 @@ _DRAIN_SECONDS = 30
 
 def main(arguments: list[str]) -> int:
     """Serve until a signal ends it. Returns the exit code."""
+    allow_connections()
     config, state, port = Path(arguments[0]), Path(arguments[1]), int(arguments[2])
     host = read_model(config, FrontConfig).host
     return asyncio.run(serve(Front(config, state), host, port))

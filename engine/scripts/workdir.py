@@ -40,7 +40,8 @@ def fill_workdir(
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = merged(planned.get(name, {}), _with_values(work.config_files.get(name, {}), values))
-        path.write_text(json.dumps(whole, indent=1) if path.suffix == ".json" else yaml_text(whole))
+        text = json.dumps(whole, indent=1) if path.suffix == ".json" else yaml_text(whole)
+        path.write_text(text, encoding="utf-8")
 
 
 def _unpack(archive: tarfile.TarFile, folder: Path, name: str) -> None:
@@ -90,7 +91,8 @@ def _render(folder: Path, name: str, values: dict[str, ParameterValue | None]) -
     try:
         text = read_text(folder / name, _TEMPLATE_BYTES)
         engine = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-        (folder / name.removesuffix(".j2")).write_text(engine.from_string(text).render(template_values(values)))
+        rendered = engine.from_string(text).render(template_values(values))
+        (folder / name.removesuffix(".j2")).write_text(rendered, encoding="utf-8")
     except FileNotFoundError as error:
         raise ValueError(f"workload.templates: {name} is not among the inputs. Add it to workload.inputs") from error
     except (TemplateError, TypeError, ArithmeticError) as error:  # a field that is not set is None

@@ -7,6 +7,7 @@ The folder's name follows from the server's, so that a server that is started ag
 import hashlib
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 _PLACE = Path("/tmp")
@@ -15,7 +16,9 @@ _PLACE = Path("/tmp")
 def socket_folder(server: str) -> Path:
     """Return the folder for a server whose own folder is `server`."""
     digest = hashlib.sha256(os.path.realpath(server).encode()).hexdigest()[:16]
-    return _PLACE / f"rankwise-{os.getuid()}-{digest}"
+    # TMPDIR may be long, or on a shared disk; it counts in a container whose only writable folder it names.
+    place = _PLACE if os.access(_PLACE, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    return place / f"rankwise-{os.getuid()}-{digest}"
 
 
 def make_private(folder: Path) -> None:

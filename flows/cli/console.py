@@ -50,3 +50,12 @@ def set_width(console: Console, columns: int) -> Console:
     """
     console.size = ConsoleDimensions(columns, console.height)
     return console
+
+
+def redraws(console: Console) -> bool:
+    """Whether what stands on the console can be drawn over again.
+
+    FORCE_COLOR, which many CI systems set, makes a terminal for rich of a pipe or a file, and TERM=dumb is one that
+    moves no cursor: rich shows nothing there before the end.
+    """
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()

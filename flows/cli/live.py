@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.common.printable import plural, printable
+from flows.cli.console import redraws
 from slurm.schedulers.commands.pending import is_ordinary
 from tasks.campaign.progress import ProgressRow, RunProgress, current_progress
 
@@ -60,7 +61,7 @@ class RunDisplay:
 @contextmanager
 def show_progress(console: Console) -> Iterator[None]:
     """Show the progress of the run until the block ends."""
-    if console.is_terminal:
+    if redraws(console):
         renderable = lambda: table_of(current_progress(), console.height)  # noqa: E731
         live = Live(get_renderable=renderable, console=console, refresh_per_second=2)
         with live, _printing(console, _noteworthy):  # above the table, where it stays

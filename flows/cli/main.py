@@ -6,6 +6,8 @@ study file (or other argument), 4 `compare` found a regression or `verify` a def
 `plan`: 3 nothing fits.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +40,7 @@ class _Commands(typer.Typer):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         open_missing_streams()
         print_every_character()
+        _note_missing_folder()
         with whole_output():
             return super().__call__(*args, **kwargs)
 
@@ -49,6 +52,14 @@ app = _Commands(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _note_missing_folder() -> None:
+    """Say that the working folder is gone, of which the system's own error is `No such file or directory` alone."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        print("note: the working folder was removed. Change to another one", file=sys.stderr)
 
 
 def _print_version(wanted: bool) -> None:

@@ -100,6 +100,10 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
+    except PermissionError:
+        if os.access(path.parent, os.X_OK):
+            raise
+        return {}  # HOME is another user's, as in a container whose image names root's
     except ValueError as error:
         raise ValueError(f"{path}: not valid TOML ({error}). Correct it, or set PREFECT_API_URL") from error
 
@@ -229,6 +233,8 @@ def _no_proxy(*servers: str) -> dict[str, str]:
     """Loopback must not go through the proxy that a cluster's environment names; nor must our own servers."""
     named = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = [host.strip() for host in named.split(",") if host.strip()]
+    if "*" in hosts:  # no proxy at all: urllib, requests and botocore know the star where it stands alone
+        return {"no_proxy": "*", "NO_PROXY": "*"}
     value = ",".join(dict.fromkeys([*hosts, LOOPBACK, "localhost", *servers]))
     return {"no_proxy": value, "NO_PROXY": value}
 

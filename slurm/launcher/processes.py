@@ -28,15 +28,18 @@ _MODULES = (
 def oom_kills() -> int:
     """How often the kernel ended a process of this one's control group for lack of memory, since the group was made.
 
-    Where no group tells: any process since boot (proc(5), /proc/vmstat). Several jobs may share a machine.
+    Where no group tells: any process since boot (proc(5), /proc/vmstat). Several jobs may share a machine. 0 where the
+    kernel counts none.
     """
     for path in _memory_events():
         with suppress(OSError):
             fields = dict(line.split() for line in path.read_text().splitlines())
             if "oom_kill" in fields:
                 return int(fields["oom_kill"])
-    fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return int(fields.get("oom_kill", 0))
+    with suppress(OSError):  # sandboxes such as gVisor have no such file
+        fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(fields.get("oom_kill", 0))
+    return 0
 
 
 def _memory_events() -> list[Path]:

@@ -4,6 +4,7 @@ code_version()        # {"RANKWISE_COMMIT": "0e1f...", "RANKWISE_DIRTY": "0"}, f
 """
 
 import functools
+import os
 import subprocess
 import sys
 
@@ -13,6 +14,14 @@ BUILT_FROM = "configs/built_from.json"
 """In a wheel: the variables that `code_version` gave where it was packed."""
 
 _GIT_SECONDS = 10.0
+_OF_A_REPOSITORY = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_COMMON_DIR",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+)
 
 
 @functools.cache
@@ -36,8 +45,10 @@ def code_version() -> dict[str, str]:
 
 def _git(*words: str) -> str:
     command = ["git", "-C", str(ROOT), *words]
+    # In a hook, or `git rebase --exec`, they name the repository that git works on there, which is another one.
+    own = {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
     return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", check=True, timeout=_GIT_SECONDS
+        command, capture_output=True, text=True, errors="replace", check=True, timeout=_GIT_SECONDS, env=own
     ).stdout.strip()
 
 

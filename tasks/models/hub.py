@@ -28,6 +28,7 @@ _PASSING_STATUS = (408, 425, 429)
 _OS_ERROR, _QUERY = re.compile(r"\(os error (\d+)\)"), re.compile(r"\?[^\s)]*")
 _OF_THIS_MACHINE = (errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EROFS)
 """Errors of a disk, which trying again does not mend."""
+_SOCKS = "Install it (`pip install socksio`), or name a proxy by http://"
 _Answer = TypeVar("_Answer")
 
 
@@ -184,6 +185,8 @@ def _problem(error: Exception, repository: str, revision: str) -> Exception | No
             return _http_problem(cause.response.status_code, str(cause.response.headers.get("X-Error-Code")), what)
         if isinstance(cause, ssl.SSLCertVerificationError):
             return ValueError(f"{what}: the certificate of {endpoint} is not trusted ({cause}). Check the proxy")
+        if isinstance(cause, ImportError) and "SOCKS" in str(cause):
+            return ValueError(f"{what}: ALL_PROXY or https_proxy names a SOCKS proxy, which needs a package. {_SOCKS}")
     if type(error) is RuntimeError:
         return _storage_problem(str(error), what)
     # httpx or httpx2, by version of the client: its base class is that of every failure of transport.

@@ -6,6 +6,7 @@ A lock ends with the process that took it; nothing can leave one behind. Imports
 import errno
 import os
 import pwd
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,16 +45,25 @@ def lock_folder() -> Path:
 
     RANKWISE_LOCKS names it; a machine that is split for good (by cpusets, say) has one for each part.
     """
-    named = os.environ.get("RANKWISE_LOCKS")
-    # TMPDIR comes last: each user may have another, and locks there would keep nobody off.
-    shared = [Path("/run/lock"), Path("/tmp"), Path(tempfile.gettempdir())]
-    folders = [Path(named)] if named else list(dict.fromkeys(shared))
-    for folder in folders:
-        if os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    raise OSError(
-        f"machine lock: {' and '.join(map(str, folders))} not writable. Set RANKWISE_LOCKS to a writable folder"
-    )
+    if named := os.environ.get("RANKWISE_LOCKS"):
+        folders = [Path(named)]
+    else:
+        # TMPDIR comes last: each user may have another, and locks there would keep nobody off.
+        folders = list(dict.fromkeys([Path("/run/lock"), Path("/tmp"), Path(tempfile.gettempdir())]))
+    usable = [folder for folder in folders if os.access(folder, os.W_OK | os.X_OK)]
+    if not usable:
+        raise OSError(
+            f"machine lock: {' and '.join(map(str, folders))} not writable. Set RANKWISE_LOCKS to a writable folder"
+        )
+    return next(filter(_is_shared, usable), usable[0])
+
+
+def _is_shared(folder: Path) -> bool:
+    """Whether locks in a folder keep everybody off: all may write in it, or it was mounted for that in a container.
+
+    Where /run/lock is root's alone, root would have a lock there that other users never see.
+    """
+    return bool(folder.stat().st_mode & stat.S_IWOTH) or folder.is_mount()
 
 
 def open_lock_file(name: str) -> int:

@@ -22,6 +22,7 @@ from pathlib import Path
 import uvicorn
 
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.system.open_files import allow_connections
 from configs.common.system.proc import end_with_parent
 from configs.serving.settings import ServingSettings
 from engine.serving.http.app import Server, serving_app
@@ -129,6 +130,7 @@ def main(arguments: list[str]) -> int:
     path = Path(arguments[0]).resolve()
     if len(arguments) > 1:
         end_with_parent(signal.SIGTERM, int(arguments[1]))
+    allow_connections()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a text has one thread; the cores are the ranks'
     settings = read_model(path, ServingSettings, PLAN_BYTES)
     try:

@@ -222,7 +222,7 @@ def check_master(master: str) -> list[DoctorCheck]:
 
 
 def check_credentials() -> list[DoctorCheck]:
-    """Check which credentials are present; their values are never shown."""
+    """Check which credentials are present; their values are never shown. A file that cannot be reached is not there."""
     set_names = {name for name, value in os.environ.items() if value}
     home = expanded("~")
     hub = DoctorCheck(
@@ -246,7 +246,7 @@ def _aws(set_names: set[str], home: Path) -> DoctorCheck:
         return DoctorCheck(
             "credentials aws", "warning", f"{absent} is not set, but the other key is", "set both, or neither"
         )
-    if any(path.is_file() for path in files):
+    if any(map(os.path.isfile, files)):
         return DoctorCheck("credentials aws", "ok", "AWS CLI credentials file found")
     return DoctorCheck("credentials aws", "missing", "none", "not needed without AWS; else `aws configure`")
 
@@ -254,10 +254,10 @@ def _aws(set_names: set[str], home: Path) -> DoctorCheck:
 def _google(set_names: set[str], home: Path) -> DoctorCheck:
     name = "GOOGLE_APPLICATION_CREDENTIALS"
     if name in set_names:
-        if Path(os.environ[name]).is_file():
+        if os.path.isfile(os.environ[name]):
             return DoctorCheck("credentials google", "ok", f"file of {name} found")
         return DoctorCheck("credentials google", "warning", f"file of {name} not found", f"correct {name}")
-    if (home / ".config" / "gcloud" / "application_default_credentials.json").is_file():
+    if os.path.isfile(home / ".config" / "gcloud" / "application_default_credentials.json"):
         return DoctorCheck("credentials google", "ok", "application default credentials found")
     remedy = "not needed without Google Cloud; else `gcloud auth application-default login`"
     return DoctorCheck("credentials google", "missing", "none", remedy)
@@ -268,7 +268,7 @@ def _azure(set_names: set[str], home: Path) -> DoctorCheck:
     absent = [name for name in needed if name not in set_names]
     if not absent:
         return DoctorCheck("credentials azure", "ok", f"{', '.join(needed)} are set")
-    if (home / ".azure" / "azureProfile.json").is_file():
+    if os.path.isfile(home / ".azure" / "azureProfile.json"):
         return DoctorCheck("credentials azure", "ok", "Azure CLI profile found")
     if len(absent) < len(needed):
         detail = f"{', '.join(absent)} not set"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from configs.records.record import MAX_AMOUNT, Accounting
 from slurm.launcher.node import host_names
@@ -42,6 +42,8 @@ _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)$")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)$")
 _EMPTY = ("", "Unknown", "None", "None assigned", "N/A", "(null)")
 _MAX_DIGITS = 40
+_EARLIER = timedelta(hours=3)
+"""Where clocks are set back, one time is two moments; and a file has its time from the server of its disk."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ def sacct_command(job_ids: Sequence[str]) -> list[str]:
 
 
 def sacct_named_command(name: str, since: datetime) -> list[str]:
-    """The call for jobs of a name that were there after a moment of local time."""
+    """The call for jobs of a name, which no others have, that were there after about a moment of local time."""
+    since -= _EARLIER
     return ["sacct", *SACCT_ARGUMENTS, f"--name={name}", f"--starttime={since:%Y-%m-%dT%H:%M:%S}"]
 
 

@@ -32,7 +32,7 @@ def prepare_first(launches: Sequence[Launch], plan: Plan, run: RunPaths, cache: 
         # Whatever fails here fails again, and is told, when the launch is submitted.
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as folder:
             job_json = Path(folder) / "job.json"
-            job_json.write_text(job.model_dump_json())
+            job_json.write_text(job.model_dump_json(), encoding="utf-8")
             start_parent(job, job_json)
 
     threading.Thread(target=prepare_parent, name="prepare", daemon=True).start()

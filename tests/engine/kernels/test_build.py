@@ -109,3 +109,19 @@ def test_float16_is_summed_by_an_older_compiler(older_compiler: None) -> None:
     for end, own in zip(ends, sums, strict=True):
         end.close()
         torch.testing.assert_close(own, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_relative_cache_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the XDG specification has it: each working folder had kernels of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.chdir(tmp_path)
+    assert build._cache_folder() == tmp_path / ".cache" / "rankwise" / "kernels"
+
+
+def test_what_a_compiler_says_need_not_be_in_pythons_encoding(tmp_path: Path) -> None:
+    """gcc writes as the locale says, Latin-1 say, and Python in UTF-8 where PYTHONUTF8 is set: a traceback."""
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nprintf 'cc \\251 2026\\n'\n")
+    compiler.chmod(0o755)
+    assert build._run([str(compiler), "--version"]).stdout == "cc \N{REPLACEMENT CHARACTER} 2026\n"

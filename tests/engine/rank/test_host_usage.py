@@ -127,3 +127,14 @@ def test_a_peak_that_was_taken_does_not_hide_the_next() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
     assert 200e6 < first - second < 420e6
+
+
+def test_a_peak_that_cannot_be_reset_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in gVisor, or for a Python with capabilities: every memory pass ended in `No such file or directory`."""
+    import torch
+
+    monkeypatch.setattr(host_usage, "_peaks", {"cannot be reset": False})
+    monkeypatch.setattr(host_usage, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
+    assert host_usage.peak_memory_bytes() is not None
+    host_usage.reset_peak_memory()
+    assert host_usage.peak_memory_bytes() is None and host_usage.take_peak(torch.device("cpu")) is None

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -326,3 +328,22 @@ def test_a_path_cannot_name_another_machine(tmp_path: Path, target: str) -> None
             sent.sendall("\r\n".join((*lines, "Content-Length: 0", "", "")).encode())
             answer = b"".join(iter(lambda: sent.recv(65536), b""))
         assert other.keys == [] and answer.startswith(b"HTTP/1.1 400")
+
+
+def test_more_requests_at_once_than_the_soft_limit_of_open_files(tmp_path: Path) -> None:
+    """Each has two sockets here. Where one could not be made all servers counted as not ready, for every request."""
+    with upstreams("a") as [one], ExitStack() as started:
+        one.go_on.clear()
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        try:
+            backend = one.backend.model_copy(update={"max_in_flight": 100})
+            url = started.enter_context(running_front(tmp_path, config(backend)))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        with ThreadPoolExecutor(60) as clients:
+            answers = [clients.submit(post, url) for _ in range(60)]
+            wait_until(lambda: len(one.keys) == 60 or any(answer.done() for answer in answers), 60, "the requests")
+            one.go_on.set()
+            codes = {answer.result().status_code for answer in answers}
+    assert codes == {200}

@@ -1,5 +1,9 @@
 """The folder that a script runs in."""
 
+import json
+import os
+import subprocess
+import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -11,6 +15,8 @@ from configs.workloads.script import ScriptWorkload
 from engine.planner.choice.script_files import planned_contents
 from engine.scripts.workdir import fill_workdir, merged
 from tasks.planning.script_inputs import pack_input
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("text", ["{{ micro_batch_size * 2 }}", "{{ 1 // 0 }}", "{{ params.lr }}"])
@@ -77,3 +83,25 @@ def test_an_optimizer_of_another_type_has_no_settings_of_the_planners() -> None:
         found = merged(planned, {"optimizer": told})["optimizer"]
         assert found["params"] == planned["optimizer"]["params"] | {"lr": 0.1}
         assert found["type"] == told.get("type", "AdamW")
+
+
+def test_what_a_script_reads_is_utf8_whatever_the_locale_is(tmp_path: Path) -> None:
+    """Templates were rendered, and configuration was written, in the encoding of LANG."""
+    (tmp_path / "conf.txt.j2").write_text("{{ params.place }} \u00e9\u4e2d", encoding="utf-8")
+    inputs = (pack_input(tmp_path, "conf.txt.j2", tmp_path),)
+    work = ScriptWorkload(
+        command=("t.py",), inputs=inputs, templates=("conf.txt.j2",), config_files={"c.yaml": {"place": "\u00e9\u4e2d"}}
+    )
+    program = (
+        "import sys; from pathlib import Path; from configs.workloads.script import ScriptWorkload;"
+        "from engine.scripts.workdir import fill_workdir; here = Path(sys.argv[1]);"
+        "work = ScriptWorkload.model_validate_json(sys.argv[2]);"
+        "fill_workdir(work, here, here / 'work', {'params.place': chr(0xe9)}, {})"
+    )
+    legacy = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path), json.dumps(work.model_dump(mode="json"))],
+        check=True, env=os.environ | legacy, cwd=ROOT,
+    )  # fmt: skip
+    assert (tmp_path / "work" / "conf.txt").read_text(encoding="utf-8") == "\u00e9 \u00e9\u4e2d"
+    assert (tmp_path / "work" / "c.yaml").read_text(encoding="utf-8") == "place: \u00e9\u4e2d\n"

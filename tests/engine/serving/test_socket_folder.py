@@ -30,3 +30,15 @@ def test_a_folder_that_others_could_have_made_is_refused(tmp_path: Path) -> None
     for folder in (open_to_all, link):
         with pytest.raises(PermissionError, match="belongs to another user or is open to others"):
             make_private(folder)
+
+
+def test_where_nothing_can_be_written_into_tmp_the_temporary_folder_takes_the_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with a read-only root, whose only writable folder TMPDIR names."""
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != "/tmp" and access(path, mode))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = socket_folder("/srv/models")
+    make_private(folder)
+    assert folder.parent == tmp_path

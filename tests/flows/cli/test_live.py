@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 
-from flows.cli.live import _changed, _noteworthy, _printing, summary_line, table_of
+from flows.cli.live import _changed, _noteworthy, _printing, show_progress, summary_line, table_of
 from tasks.campaign.progress import ProgressRow, RunProgress, new_progress
 
 
@@ -114,3 +114,20 @@ def test_on_a_terminal_only_what_needs_a_person_stays_above_the_table() -> None:
         "queued  job 7 held: JobHeldUser",
         "waiting  the scheduler accepts no such jobs now: sbatch: busy",
     ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_tty"), [({"TERM": "dumb"}, True), ({"TERM": "xterm", "FORCE_COLOR": "1"}, False)]
+)
+def test_progress_is_lines_where_nothing_can_be_drawn_over(
+    variables: dict[str, str], is_tty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A terminal without a cursor showed nothing before the end; a CI's log had the table twice a second."""
+    made, stream = new_progress(), io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_tty)
+    made.rows = [ProgressRow("launch", 1, 1, 1, state="waiting")]
+    with show_progress(Console(file=stream, width=200, _environ=variables)):
+        made.rows[0].state = "running"
+        time.sleep(0.7)
+        said = stream.getvalue()
+    assert [line.split()[-1] for line in said.splitlines()] == ["starting"]

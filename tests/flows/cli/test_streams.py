@@ -142,3 +142,15 @@ def test_what_ends_the_doctor_is_told_without_a_traceback() -> None:
     )
     _, said = doctor.communicate(timeout=600)
     assert (doctor.returncode, said) == (1, "interrupted\n")
+
+
+def test_a_working_folder_that_was_removed_is_named(tmp_path: Path) -> None:
+    """The system's `No such file or directory` names none."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os; os.rmdir(os.getcwd()); {_RANKWISE}", "validate", "study.yaml"],
+        stderr=subprocess.PIPE, text=True, timeout=600, cwd=gone,
+    )  # fmt: skip
+    assert done.stderr.startswith("note: the working folder was removed. Change to another one\n")
+    assert done.returncode == 2

@@ -5,6 +5,7 @@ copy of it.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ import pytest
 
 from configs.common.system.proc import network_namespace
 from flows.cli.run import not_healthy
+from flows.server import settings
 from flows.server.local import ApiLease, LocalServerError, _listener, lease_server
 from flows.server.process import NICE, LocalServer, is_leased, read_server
 from flows.server.settings import (
@@ -468,6 +470,31 @@ def test_a_named_api_on_loopback_is_not_reached_by_a_proxy(
     monkeypatch.setenv("no_proxy", "intranet")
     environment = prefect_environment(url)
     assert environment.get("no_proxy") == environment.get("NO_PROXY") == kept_off
+
+
+def test_a_profile_in_another_users_home_names_no_api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an image whose HOME is root's, started as another user, no run began, whatever folders were named."""
+
+    def refused(path: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(settings, "read_text", refused)
+    with pytest.raises(PermissionError):  # the user's own file, which may name an API
+        api_named_by_environment()
+    monkeypatch.setattr(settings.os, "access", lambda path, mode: False)
+    assert api_named_by_environment() is None
+
+
+@pytest.mark.parametrize("named", ["*", "intranet, *"])
+def test_who_wants_no_proxy_at_all_has_none(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`NO_PROXY=*` with further hosts is no host's name to urllib, requests and botocore: they took the proxy again."""
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", named)
+    for name, value in prefect_environment("http://127.0.0.1:4200/api").items():
+        monkeypatch.setenv(name, value)
+    assert urllib.request.proxy_bypass("huggingface.co") and urllib.request.proxy_bypass("127.0.0.1")
 
 
 def test_the_servers_environment_has_nothing_of_the_users_prefect(

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,22 @@ def test_users_whose_temporary_folders_differ_share_the_lock(tmp_path: Path, mon
     refused.add(str(tmp_path))
     with pytest.raises(OSError, match=f"machine lock: /run/lock and /tmp and {tmp_path} not writable"):
         lock_folder()
+
+
+@pytest.mark.parametrize(("mounted", "expected"), [(False, "/tmp"), (True, "/run/lock")])
+def test_root_shares_the_lock_with_users(mounted: bool, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /run/lock is root's alone, as on RHEL, it had a lock there that no user saw. A container's is mounted."""
+    stat, is_mount = Path.stat, Path.is_mount
+
+    def stat_of_rhel(path: Path, **named: Any) -> os.stat_result:
+        found = list(stat(path, **named))
+        return os.stat_result([0o40755, *found[1:]]) if str(path) == "/run/lock" else os.stat_result(found)
+
+    monkeypatch.delenv("RANKWISE_LOCKS", raising=False)
+    monkeypatch.setattr(lock_files.os, "access", lambda path, _: True)
+    monkeypatch.setattr(Path, "stat", stat_of_rhel)
+    monkeypatch.setattr(Path, "is_mount", lambda path: mounted if str(path) == "/run/lock" else is_mount(path))
+    assert lock_folder() == Path(expected)
 
 
 def pid_of_holder(process: subprocess.Popen[str]) -> int:

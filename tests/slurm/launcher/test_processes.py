@@ -2,8 +2,12 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from slurm.launcher import processes
 from slurm.launcher.processes import end_tree
 
 
@@ -49,3 +53,15 @@ def test_who_outlives_the_limit_is_named() -> None:
     process = Stubborn("never")
     assert ended(process, grace_seconds=0.01, limit_seconds=0.02) == [1]
     assert process.received == ["terminate", "kill"]
+
+
+def test_kills_that_the_kernel_does_not_count_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In sandboxes such as gVisor, which have no /proc/vmstat, no launch began."""
+    read = Path.read_text
+
+    def read_text(path: Path, *more: Any, **named: Any) -> str:
+        return read(tmp_path / "none" if str(path) == "/proc/vmstat" else path, *more, **named)
+
+    monkeypatch.setattr(processes, "_memory_events", list)
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert processes.oom_kills() == 0

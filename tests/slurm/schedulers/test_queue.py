@@ -2,7 +2,7 @@
 
 import threading
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -293,3 +293,20 @@ def test_pauses_double_after_bad_calls_up_to_a_minute() -> None:
         pauses.append(pace.pause)
     assert pauses == [5, 10, 20, 40, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, 5]
     assert pace.next_at == 105
+
+
+def test_a_forgotten_job_of_an_hour_that_comes_twice_is_asked_for(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where clocks are set back, a local time is two moments, and sacct was asked from the later one on."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        submitted = datetime(2026, 10, 25, 0, 40, tzinfo=UTC).timestamp()  # 02:40 in summer time, an hour later again
+        cluster.queue.find("rw-1", datetime.fromtimestamp(submitted))
+        [call] = cluster.calls("sacct")
+        asked = datetime.fromisoformat(call.partition("--starttime=")[2].split()[0])
+        assert max(asked.replace(fold=fold).timestamp() for fold in (0, 1)) <= submitted
+    finally:
+        monkeypatch.undo()
+        time.tzset()

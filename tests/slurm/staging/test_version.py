@@ -1,5 +1,6 @@
 """The commit of the running code where git does not say all of it."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,18 @@ def test_what_git_does_not_say_is_told(
     assert version.code_version.__wrapped__() == found
     told = capsys.readouterr().err
     assert told.endswith(said) and bool(told) == bool(said)
+
+
+def test_the_commit_is_the_codes_own_within_a_git_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """git tells hooks, and what `git rebase --exec` starts, by variables which repository it works on."""
+    for name in ("GIT_DIR", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("code", "model"):
+        git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+        subprocess.run([*git, "init", "--quiet", name], check=True)
+        subprocess.run([*git, "-C", name, "commit", "--quiet", "--allow-empty", "--message", name], check=True)
+    monkeypatch.setattr(version, "ROOT", tmp_path / "code")
+    alone = version.code_version.__wrapped__()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "model" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "model" / ".git" / "index"))
+    assert version.code_version.__wrapped__() == alone != {}

@@ -454,6 +454,19 @@ def test_what_the_client_of_that_storage_says_is_understood(
     assert "s3cret" not in str(caught.value)
 
 
+def test_a_socks_proxy_that_the_client_lacks_a_package_for_is_named(
+    cache: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a traceback: `ALL_PROXY=socks5://...` is common on machines that reach the internet through `ssh -D`."""
+
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", refused)
+    with pytest.raises(ValueError, match=r"acme/tiny at main: ALL_PROXY or https_proxy names .*pip install socksio"):
+        resolve_model("acme/tiny", "main", cache, base)
+
+
 def test_one_bad_answer_for_a_file_is_asked_again(
     cache: Path, base: Path, tmp_path: Path, serve: Callable[..., HubServer]
 ) -> None:

@@ -322,6 +322,22 @@ def test_folder_that_cannot_be_used(tmp_path: Path) -> None:
     assert check.state == "missing" and (check.remedy or "").startswith("set RANKWISE_CACHE to another")
 
 
+def test_credentials_in_another_users_home_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of all four failed there."""
+    for name in (*SECRETS, "AWS_SHARED_CREDENTIALS_FILE", "AZURE_TENANT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    stat = os.stat
+
+    def refused(path: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(f"{tmp_path}/"):
+            raise PermissionError
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    assert [check.state for check in checks.check_credentials()] == ["missing"] * 4
+
+
 def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*SECRETS, "AZURE_TENANT_ID", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.delenv(name, raising=False)
