@@ -271,6 +271,16 @@ def test_null_of_other_families_is_what_transformers_takes_it_for() -> None:
         read_architecture(falcon | {"multi_query": "no"})
 
 
+def test_a_falcon_with_alibi_takes_longer_sequences_than_it_was_made_for() -> None:
+    falcon = {"model_type": "falcon", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "vocab_size": 60, "max_position_embeddings": 16}  # fmt: skip
+    assert read_architecture(falcon).position_limit == 16
+    made = read_architecture(falcon | {"alibi": True})
+    assert (made.position_limit, made.max_positions) == (None, 16)
+    reference = transformers.AutoConfig.for_model(**falcon, alibi=True)
+    transformers.AutoModelForCausalLM.from_config(reference)(torch.full((1, 40), 5))
+
+
 def test_a_token_goes_to_no_more_experts_than_there_are() -> None:
     config = LLAMA | {"model_type": "mixtral", "num_key_value_heads": 4, "num_local_experts": 4}
     assert read_architecture(config | {"num_experts_per_tok": 4}).experts_per_token == 4
