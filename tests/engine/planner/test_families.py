@@ -123,6 +123,16 @@ def test_the_class_in_the_configuration_says_what_is_on_top() -> None:
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": 0}, "mine: config.json: n_layer is 0"),
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": 10**12}, "n_layer is 1000000000000; a whole number from 1"),
         ({"model_type": "gpt2", "n_embd": float("nan")}, "mine: config.json: n_embd is NaN, expected a finite number"),
+        (
+            {"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}},
+            r"quantization \({'group_size': 64, 'bits': 4}\) is not known .* without this key",
+        ),
+        (
+            {"model_type": "llama", "compression_config": {"quant_method": "compressed-tensors"}},
+            "compression_config .'compressed-tensors'.",
+        ),
+        ({"model_type": "bert", "position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not known"),
+        ({"model_type": "xlm-roberta", "position_embedding_type": "rotary"}, "position_embedding_type 'rotary'"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config .* without this key"),
         (
             {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 3, "vocab_size": 9},
