@@ -253,6 +253,23 @@ def test_a_qwen_without_sliding_windows_has_none_whatever_its_layers_are_called(
     assert read_architecture(LLAMA | layers | {"use_sliding_window": True}).windows == (None, 8)
 
 
+def test_the_layers_of_a_qwen3_with_experts_slide_as_in_transformers() -> None:
+    """All of them do, whatever max_window_layers says: nothing of the first token reaches the last one's logits."""
+    config = LLAMA | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "moe_intermediate_size": 16}
+    config |= {"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4, "max_window_layers": 1}
+    assert read_architecture(config).windows == read_architecture(config | {"use_sliding_window": False}).windows == ()
+    config |= {"use_sliding_window": True}
+    assert read_architecture(config).windows == (4, 4)
+    tokens = torch.arange(12)[None] % 9
+    other = torch.cat([tokens[:, :1] + 1, tokens[:, 1:]], dim=1)
+    for used in (True, False):
+        reference = transformers.AutoConfig.for_model(**config | {"use_sliding_window": used, "initializer_range": 0.5})
+        model = transformers.AutoModelForCausalLM.from_config(reference).eval()
+        with torch.no_grad():
+            change = (model(tokens).logits[:, -1] - model(other).logits[:, -1]).abs().max()
+        assert (float(change) < 1e-5) is used, change
+
+
 @pytest.mark.parametrize("kind", sorted(set(families()) & set(READERS)))
 def test_null_means_to_a_plan_what_it_means_to_the_engine(kind: str) -> None:
     config, compared = tiny_config(kind), 0
