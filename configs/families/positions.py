@@ -1,7 +1,8 @@
-"""Rows of a model's table of positions that no token has, and the longest sequence that it trains on. No torch.
+"""Rows of a model's table of positions that no token has, and the longest sequence that it takes. No torch.
 
     unused_positions({"model_type": "roberta", "pad_token_id": 1})      # 2: a table of 514 rows holds 512 tokens
     trained_positions({"max_position_embeddings": 2048})                # 2048
+    are_distances({"model_type": "bloom", "seq_length": 2048})          # True: it takes more than 2048 tokens
 
 RoBERTa and its relatives count positions from the row after the padding token's (transformers'
 `create_position_ids_from_input_ids`).
@@ -35,11 +36,23 @@ def unused_positions(config: Mapping[str, Any]) -> int:
     return size_of(padding, "pad_token_id", MAX_SIZE, smallest=0) + 1
 
 
+def are_distances(config: Mapping[str, Any]) -> bool:
+    """Return whether positions are distances between tokens: sequences may be longer than those of the training.
+
+    T5's buckets, and ALiBi of BLOOM and of the first Falcons. MPT is none of these: in transformers it has no more
+    distances than `max_seq_len`. Nor is MPNet, which has a table of positions beside its buckets.
+    """
+    kind = config.get("model_type")
+    if kind == "bloom" or (kind == "falcon" and config.get("alibi") is True):
+        return True
+    return kind != "mpnet" and config.get("relative_attention_num_buckets") is not None
+
+
 def trained_positions(config: Mapping[str, Any]) -> int | None:
     """Return the most tokens of a sequence in training; None where the configuration names no limit, as of relative
     positions. Raises ValueError for one that is no number.
     """
-    if "relative_attention_num_buckets" in config:
+    if are_distances(config):
         return None
     named = next((name for name in _NAMES_OF_POSITIONS if config.get(name)), None)
     return None if named is None else size_of(config[named], named, MAX_SIZE) - unused_positions(config)

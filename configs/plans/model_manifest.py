@@ -1,5 +1,6 @@
 """A model's manifest: what its files are, by hash, so that every rank loads the same bytes."""
 
+import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,15 @@ PROMPTS, TEXT_RULES = "config_sentence_transformers.json", "sentence_bert_config
 """The files in which it says what a text becomes before it is tokenised, and how long it may be."""
 MODULES = "modules.json"
 """The file in which it names its parts, in the order in which they are computed."""
+
+ADAPTER = "adapter_config.json"
+"""The file in which PEFT says what an adapter (LoRA) changes, and of which model."""
+_ADAPTER_WEIGHTS = re.compile(r"adapter_model(-\d+-of-\d+)?\.(safetensors|bin)")
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a file has the weights of an adapter, which are no part of the model beside them."""
+    return _ADAPTER_WEIGHTS.fullmatch(name) is not None
 
 
 def _below(name: str) -> str:

@@ -27,7 +27,7 @@ from configs.common.files.reading import PLAN_BYTES, read_json
 from configs.families.checkpoint import TRAINED, check_tensors, check_workload, with_stored_head
 from configs.families.config import ModelConfig
 from configs.families.tensors import embedding_name, names_in_file
-from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
+from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest, is_adapter
 from configs.records.record import Figure
 from engine.context import Context
 from engine.loading import TensorSlice, read_pieces, tensor_locations
@@ -238,7 +238,7 @@ def weight_files(manifest: ModelManifest) -> list[Path]:
     elif (folder / WEIGHT_INDEX).is_file():
         files = _indexed_files(folder)
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(path for path in folder.glob("*.safetensors") if not is_adapter(path.name))
     if not files:
         pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
         if pickled:

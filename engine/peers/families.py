@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.families.config import ModelConfig
-from configs.families.positions import unused_positions
+from configs.families.positions import are_distances, unused_positions
 from configs.families.sizes import ModelForm, Positions
 from engine.context import Context
 from engine.models.text_model import TextModel
@@ -71,6 +71,7 @@ def _by_transformers(folder: Path, work: WorkKind, identity: str) -> PeerModel:
     if not isinstance(vocabulary, int) or vocabulary < 1:
         raise ValueError(f"{identity}: config.json: vocab_size: got {vocabulary!r}, expected the number of tokens")
     limit = next((found for name in _LIMITS if isinstance(found := getattr(text, name, None), int) and found > 0), None)
+    limit = None if are_distances(text.to_dict()) else limit
     start = getattr(config, "decoder_start_token_id", None)
     return PeerModel(
         family=str(config.model_type),

@@ -5,8 +5,8 @@
 FOLDER holds tokenizer.model or spiece.model and, if it has one, tokenizer_config.json. The conversion honours the
 model's own normalizer: OpenLLaMA's merges repeated spaces, which the usual conversion of a Llama tokenizer does not, so
 its token ids differ. Whatever tokenizer is built must give sentencepiece's ids on all of SAMPLES; otherwise nothing is
-written. Tokens added to the model (added_tokens.json, added_tokens_decoder of tokenizer_config.json) keep their ids. On
-failure the exit code is 2, with one line on stderr.
+written. Tokens added to the model (added_tokens.json, added_tokens_decoder of tokenizer_config.json, T5's sentinels)
+keep their ids. On failure the exit code is 2, with one line on stderr.
 """
 
 import sys
@@ -23,6 +23,7 @@ from configs.common.files.reading import TEXT_BYTES, read_json_object
 SOURCES = ("tokenizer.model", "spiece.model")
 RESULT = "tokenizer.json"
 ADDED = "added_tokens.json"
+NAMED = "special_tokens_map.json"
 SAMPLES = (
     "",
     "The quick brown fox jumps over the lazy dog.",
@@ -40,8 +41,11 @@ SAMPLES = (
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # sentencepiece_model.proto, ModelProto.SentencePiece.Type
 _BPE = 2  # TrainerSpec.ModelType
 _SPACE = "\u2581"
+_T5 = "T5Tokenizer"
 # Special tokens around a text where tokenizer_config.json does not set them: (beginning, end), by tokenizer class.
-_AROUND = {"LlamaTokenizer": (True, False), "CodeLlamaTokenizer": (True, False), "T5Tokenizer": (False, True)}
+_AROUND = {"LlamaTokenizer": (True, False), "CodeLlamaTokenizer": (True, False), _T5: (False, True)}
+_CLASSES = {"t5": _T5, "mt5": _T5}  # by model_type, where no file names a class; of all others Llama's
+_SENTINELS, _MOST_SENTINELS = 100, 100_000  # T5's `extra_ids`, where tokenizer_config.json has none; a bound for junk
 
 
 def source_of(folder: Path) -> Path | None:
@@ -56,8 +60,8 @@ def convert_tokenizer(
 ) -> None:
     """Write the fast tokenizer of a sentencepiece model. Raises ValueError, with nothing written, if they differ.
 
-    config: contents of tokenizer_config.json, for the special tokens around a text. added: by id, tokens that are
-    matched as a whole, in the model's vocabulary or after it.
+    config: contents of tokenizer_config.json, for the special tokens around a text and T5's sentinels. added: by id,
+    tokens that are matched as a whole, in the model's vocabulary or after it.
     """
     try:
         from sentencepiece import SentencePieceProcessor
@@ -79,8 +83,9 @@ def convert_tokenizer(
                 f"{model}: the fast tokenizer differs from sentencepiece on {sample[:40]!r}: token ids {got[:12]}, "
                 f"expected {wanted[:12]}. Convert it by hand and add {RESULT}"
             )
+    listed = _sentinels(config, proto, model) | dict(added or {})
     # After the comparison, because sentencepiece lacks them.
-    for index, token in sorted((added or {}).items()):
+    for index, token in sorted(listed.items()):
         fast.add_tokens([token])
         if fast.token_to_id(token.content) != index:
             raise ValueError(
@@ -93,16 +98,18 @@ def convert_tokenizer(
 def added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
     """Return the tokens that a folder adds to its sentencepiece model. Raises ValueError for a list of another form.
 
-    They are found in a text before it is normalized, as by the tokenizers of transformers that run sentencepiece.
+    They are found in a text before it is normalized, as by the tokenizers of transformers that run sentencepiece. Of
+    those in added_tokens.json the ones that the folder names as end of text, padding and so on are special.
     """
     place = folder / ADDED
     ids = read_json_object(place, TEXT_BYTES) if place.is_file() else {}
     told = config.get("added_tokens_decoder") or {}
+    special = _special_texts(folder, config)
     found: dict[int, AddedToken] = {}
     for text, index in ids.items():
         if type(index) is not int:
             raise ValueError(f"{place}: {text[:40]!r}: got {str(index)[:40]!r}, expected its token id")
-        found[index] = AddedToken(text, normalized=False)
+        found[index] = AddedToken(text, normalized=False, special=text in special)
     for index, entry in told.items() if isinstance(told, dict) else ():
         content: Any = entry.get("content") if isinstance(entry, dict) else None
         if not isinstance(content, str) or not index.isdecimal():
@@ -110,6 +117,37 @@ def added_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
         how = {name: entry.get(name) is True for name in ("single_word", "lstrip", "rstrip", "special")}
         found[int(index)] = AddedToken(content, normalized=False, **how)
     return found
+
+
+def _special_texts(folder: Path, config: dict[str, Any]) -> set[str]:
+    """Return the tokens that a folder names as special, from where transformers takes them (`_from_pretrained`)."""
+    place = folder / NAMED
+    if "added_tokens_decoder" not in config and place.is_file():
+        config = config | read_json_object(place, TEXT_BYTES)
+    named = [value for name, value in config.items() if name.endswith("_token")]
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        listed = config.get(name)
+        named += listed if isinstance(listed, list) else []
+    contents = [one.get("content") if isinstance(one, dict) else one for one in named]
+    return {one for one in contents if isinstance(one, str)}
+
+
+def _sentinels(config: dict[str, Any], proto: Any, model: Path) -> dict[int, AddedToken]:
+    """Return T5's tokens for spans of a text by id, but those that are pieces; of another class none.
+
+    They follow the pieces, the last one first. Raises ValueError for a number of them that is none.
+    """
+    if _class_of(config) != _T5:
+        return {}
+    count = _SENTINELS if config.get("extra_ids") is None else config["extra_ids"]
+    if type(count) is not int or not 0 <= count <= _MOST_SENTINELS:
+        raise ValueError(
+            f"{model.parent}/tokenizer_config.json: extra_ids: got {str(count)[:40]!r}, expected a whole number"
+        )
+    pieces = {piece.piece for piece in proto.pieces}
+    names = [name for number in range(count) if (name := f"<extra_id_{number}>") not in pieces]
+    first = len(proto.pieces)
+    return {first + at: AddedToken(name, normalized=False, special=True) for at, name in enumerate(reversed(names))}
 
 
 def _proto(serialized: bytes) -> Any:
@@ -122,7 +160,7 @@ def _proto(serialized: bytes) -> Any:
 
 def _around(config: dict[str, Any], model: Path) -> tuple[bool, bool]:
     """Return whether a token begins and ends each text. Raises ValueError for an unknown class of tokenizer."""
-    name = str(config.get("tokenizer_class") or "LlamaTokenizer").removesuffix("Fast")
+    name = _class_of(config)
     if name not in _AROUND:
         known = ", ".join(_AROUND)
         raise ValueError(
@@ -130,6 +168,11 @@ def _around(config: dict[str, Any], model: Path) -> tuple[bool, bool]:
         )
     begins, ends = _AROUND[name]
     return bool(config.get("add_bos_token", begins)), bool(config.get("add_eos_token", ends))
+
+
+def _class_of(config: dict[str, Any]) -> str:
+    """Return the class of a tokenizer_config.json; where it names none, Llama's."""
+    return str(config.get("tokenizer_class") or "LlamaTokenizer").removesuffix("Fast")
 
 
 def _fast(proto: Any, bos: int, eos: int) -> Tokenizer:
@@ -192,8 +235,17 @@ def convert_folder(folder: Path) -> Path | None:
     place = folder / "tokenizer_config.json"
     # transformers writes 10^30 into it, as model_max_length, where a tokenizer has no limit.
     config = read_json_object(place, TEXT_BYTES, bounded=False) if place.is_file() else {}
+    if not config.get("tokenizer_class"):
+        config["tokenizer_class"] = _class_of_model(folder)
     convert_tokenizer(model, config, folder / RESULT, added_tokens(folder, config))
     return folder / RESULT
+
+
+def _class_of_model(folder: Path) -> str | None:
+    """Return the class that config.json names, or that its family has: tokenizer_config.json of 2020 names none."""
+    place = folder / "config.json"
+    model = read_json_object(place, TEXT_BYTES, bounded=False) if place.is_file() else {}
+    return model.get("tokenizer_class") or _CLASSES.get(str(model.get("model_type")))
 
 
 def main(arguments: list[str]) -> int:

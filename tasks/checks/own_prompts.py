@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from configs.common.printable import plural
+from configs.families.positions import are_distances
 from engine.planner.families import read_architecture
 
 MAX_POSITIONS = 2048
@@ -32,6 +33,11 @@ _LIMITS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max
 
 def position_limit(config: dict[str, Any], name: str) -> int | None:
     """Return the most positions that a model takes; None: unlimited, or unknown."""
+    return None if are_distances(config) else _trained_length(config, name)
+
+
+def _trained_length(config: dict[str, Any], name: str) -> int | None:
+    """Return the length that a model was made for, which one without positions of its own exceeds; None: unknown."""
     with suppress(ValueError):  # a family, or an option of one, that the planner does not know
         found = read_architecture(config, name).max_positions
         if found:
@@ -47,7 +53,7 @@ def longest_sequence(config: dict[str, Any], name: str) -> int:
     window = config.get("sliding_window")
     beyond = window + _BEYOND_WINDOW if isinstance(window, int) and 0 < window <= MAX_WINDOW else 0
     wanted = max(MAX_POSITIONS, beyond)
-    return min(position_limit(config, name) or wanted, wanted)
+    return min(_trained_length(config, name) or wanted, wanted)
 
 
 def own_prompts(

@@ -231,4 +231,4 @@ def _limits(model: PlannedModel) -> _Limits:
         return _Limits(trained=trained)
     if architecture.kind == "encoder_decoder":
         return _Limits(trained=trained)
-    return _Limits(architecture.max_positions or architecture.positions or None, trained)
+    return _Limits(architecture.position_limit or architecture.positions or None, trained)

@@ -22,7 +22,7 @@ from configs.common.printable import printable
 from configs.families.config import ModelConfig
 from configs.families.numbers import MAX_LAYERS, check_finite
 from configs.families.tensors import embedding_name, head_names, names_in_file
-from configs.plans.model_manifest import POOLING, WEIGHT_INDEX
+from configs.plans.model_manifest import ADAPTER, POOLING, WEIGHT_INDEX, is_adapter
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -32,6 +32,7 @@ _TOKENIZER_ENDINGS = (".model", ".tiktoken", ".jinja")
 _TOKENIZER_NAMES = ("vocab.txt", "merges.txt")
 _PICKLED_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLED_WEIGHTS = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
+_OF_TRAINERS = ("training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
 _COMPARED_BYTES = 1 << 20
 _CONFIG_BYTES = 32 * MIB
 """Of configurations and shard indexes; that of a model with 140,000 tensors has 17 MB."""
@@ -138,7 +139,7 @@ def weights_in(names: Iterable[str], index: dict[str, Any] | None, where: str) -
 
     Other copies beside them (consolidated.safetensors) are left out. Raises ValueError for missing shards.
     """
-    found = {name for name in names if name.endswith(".safetensors") and "/" not in name and "\\" not in name}
+    found = {name for name in _safetensors(names) if "\\" not in name}
     if SINGLE in found:
         return [SINGLE]
     if index is None:
@@ -158,7 +159,7 @@ def pickled_in(names: Iterable[str]) -> list[str]:
     Shards beside a whole file are the same weights once more.
     """
     names = list(names)
-    if any(name.endswith(".safetensors") and "/" not in name for name in names):
+    if _safetensors(names):
         return []
     if PICKLED in names:
         return [PICKLED]
@@ -168,20 +169,42 @@ def pickled_in(names: Iterable[str]) -> list[str]:
 def require_safetensors(names: Iterable[str], where: str, folder: str) -> None:
     """Refuse a model without safetensors weights; `folder` is what to convert. Raises ValueError."""
     names = list(names)
-    if any(name.endswith(".safetensors") and "/" not in name for name in names):
+    if _safetensors(names):
         return
-    pickled = sorted(name for name in names if name.endswith(_PICKLED_ENDINGS) and "/" not in name)
+    pickled = sorted(name for name in names if _is_pickled(name))
     if pickled:
         raise ValueError(
             f"{where}: pickled weights ({pickled[0]}) are not loaded, because a pickle can execute arbitrary code; "
             f"only *.safetensors are supported. Convert them: rankwise convert {quote(str(folder))} DESTINATION"
         )
+    refuse_adapter(names, where)
     raise ValueError(f"{where}: no weights (*.safetensors). Use a folder or repository with weights")
+
+
+def refuse_adapter(names: Iterable[str], where: str) -> None:
+    """Raise ValueError for an adapter (LoRA) that is given as a model. names: its files."""
+    if any(name == ADAPTER or is_adapter(name) for name in names):
+        raise ValueError(
+            f"{where}: an adapter (LoRA), which is no model alone. Merge it into the model that {ADAPTER} names (PEFT: "
+            "merge_and_unload), and use the folder that is saved then"
+        )
+
+
+def _safetensors(names: Iterable[str]) -> list[str]:
+    """Return the names of safetensors files that may be a model's; those of an adapter beside it are not."""
+    return [name for name in names if name.endswith(".safetensors") and "/" not in name and not is_adapter(name)]
+
+
+def _is_pickled(name: str) -> bool:
+    """Return whether a file may be a model's pickled weights, and not what a trainer keeps beside them."""
+    kept = name.startswith(_OF_TRAINERS) or is_adapter(name)
+    return name.endswith(_PICKLED_ENDINGS) and "/" not in name and not kept
 
 
 def read_config(folder: Path, where: str) -> dict[str, Any]:
     """The model's config.json. Raises ValueError: absent, not JSON, or in need of code from elsewhere."""
     if not os.path.lexists(folder / CONFIG):
+        refuse_adapter((name for name in (ADAPTER,) if os.path.lexists(folder / name)), where)
         raise ValueError(f"{where}: no {CONFIG}. A model folder contains {CONFIG} and *.safetensors")
     config = _json_object(folder / CONFIG)
     check_finite(config, f"{where}/{CONFIG}")
@@ -238,6 +261,8 @@ def check_folder(folder: Path, where: str | None = None) -> tuple[dict[str, Any]
                     "which has none; fetch both again"
                 )
     stored = {name: tensor for held in tensors.values() for name, tensor in held.items()}
+    if not stored:
+        raise ValueError(f"{where}: no tensors in {some(weights) or WEIGHT_INDEX}. Save or fetch the model again")
     return with_stored_head(config, stored), sorted({*described_by(names), *weights})
 
 

@@ -36,6 +36,7 @@ from tasks.models.folder import (
     pickled_in,
     read_config,
     read_index,
+    refuse_adapter,
     require_safetensors,
     weights_in,
 )
@@ -193,6 +194,7 @@ def _bring(snapshot: Snapshot, folder: Path, hashes: FileHashes, pickled: list[s
     described = described_by(snapshot.files)
     with content_faults():
         if CONFIG not in described:
+            refuse_adapter(snapshot.files, identity)
             raise ValueError(f"{identity}: no {CONFIG}. A model repository contains {CONFIG} and *.safetensors")
         if pickled is None:
             require_safetensors(snapshot.files, identity, "FOLDER (a download of it)")

@@ -48,6 +48,8 @@ READERS: dict[str, Callable[[Fields], Architecture]] = {
 }
 
 
+_QUANTIZED = ("quantization_config", "compression_config", "quantization")
+"""Keys for weights of fewer bits: transformers', that of compressed-tensors before version 0.5, and MLX's."""
 _MOST_EXPERTS = 200_000
 """Of all layers: eight times as many as any known model has. Each has an entry in a plan, which a damaged file could
 make fill the memory.
@@ -64,13 +66,13 @@ def read_architecture(config: Mapping[str, Any], name: str = "") -> Architecture
         known = isinstance(inner, Mapping) and inner.get("model_type") in READERS
         hint = "; its text_config is known: give that as a config.json of its own" if known else ""
         raise ValueError(f"config.json: {said}{hint}; use one of: {', '.join(READERS)}")
-    quantized = config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method") if isinstance(quantized, Mapping) else quantized
-        raise ValueError(
-            f"config.json: quantization_config ({brief(method)}) is not known to the planner; "
-            "give the unquantised checkpoint, or a copy of the file without this key to plan it in 16 bits"
-        )
+    for key in _QUANTIZED:
+        if quantized := config.get(key):
+            method = quantized.get("quant_method", quantized) if isinstance(quantized, Mapping) else quantized
+            raise ValueError(
+                f"config.json: {key} ({brief(method)}) is not known to the planner; "
+                "give the unquantised checkpoint, or a copy of the file without this key to plan it in 16 bits"
+            )
     architecture = READERS[kind](Fields(config, name or kind))
     _check(config, architecture)
     return architecture

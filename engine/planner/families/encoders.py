@@ -7,6 +7,7 @@ its pooler, as for embeddings.
 
 from dataclasses import dataclass, replace
 
+from configs.common.files.reading import brief
 from configs.families.positions import unused_positions
 from engine.planner.architecture import Architecture
 from engine.planner.families.parts import (
@@ -20,6 +21,11 @@ from engine.planner.families.parts import (
     norm,
     table,
 )
+
+_POSITIONS = ("absolute", "relative_key", "relative_key_query")
+"""Kinds of transformers, all of which have a table. Others need code of the model's own folder, which makes other
+layers too: Jina's BERTs (`alibi`) have gates.
+"""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,12 @@ def _named_sizes(
     pooler: bool = True,
     dense_classifier: bool = False,
 ) -> _Encoder:
+    kind = fields.word("position_embedding_type", "absolute")
+    if kind not in _POSITIONS:
+        raise ValueError(
+            f"{fields.name}: config.json: position_embedding_type {brief(kind)} is not known to the planner; use a "
+            "model with 'absolute'"
+        )
     hidden, layers, heads, inner, vocabulary = (
         fields.number(key)
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")

@@ -188,7 +188,8 @@ def read_falcon(fields: Fields) -> Architecture:
     tied, bias = fields.flag("tie_word_embeddings", True), fields.flag("bias", False)
     counted, head = text_head(fields, decoder_classes("Falcon"), sizes.hidden, sizes.vocabulary, tied=tied)
     weights = (*_embedding(sizes), *_blocks(sizes, attention_bias=bias, bias=bias, norms=norms), *head)
-    return _architecture(fields, sizes, weights, tied, fields.word("activation", "gelu"), counted)
+    activation, alibi = fields.word("activation", "gelu"), fields.flag("alibi", False)
+    return _architecture(fields, sizes, weights, tied, activation, counted, by_distance=alibi)
 
 
 def _gpt_sizes(fields: Fields, default_positions: int) -> _Sizes:

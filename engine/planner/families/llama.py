@@ -42,6 +42,11 @@ def _upper_layers(fields: Fields, layers: int) -> list[bool]:
     return [layer >= (28 if first is None else first) for layer in range(layers)]
 
 
+def _every_layer_if_used(fields: Fields, layers: int) -> list[bool]:
+    """Qwen3's experts have no max_window_layers in transformers."""
+    return [fields.flag("use_sliding_window", False)] * layers
+
+
 @dataclass(frozen=True)
 class _Variant:
     """Properties of one family. Defaults are those of transformers' configuration classes.
@@ -82,7 +87,7 @@ VARIANTS = {
         query_key_norms=True,
         kv_heads=4,
         positions=32768,
-        slides=_upper_layers,
+        slides=_every_layer_if_used,
         window=4096,
         experts=(128, 8),
     ),
@@ -208,7 +213,7 @@ def _windows(fields: Fields, variant: _Variant, layers: int) -> tuple[int | None
     if variant.slides is None:
         return ()
     window = fields.optional("sliding_window") if "sliding_window" in fields.config else variant.window
-    if variant.slides is _upper_layers and not fields.flag("use_sliding_window", False):
+    if variant.slides in (_upper_layers, _every_layer_if_used) and not fields.flag("use_sliding_window", False):
         window = None  # whatever layer_types says
     types = fields.entries("layer_types")
     if not types:

@@ -199,8 +199,9 @@ def _template_source(folder: Path, given: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     source: Any = read_text(file) if file.is_file() else given.get("chat_template")
     if isinstance(source, list):
-        named = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
-        source = named.get("default")
+        source = {one.get("name"): one.get("template") for one in source if isinstance(one, dict)}
+    if isinstance(source, dict):  # several, as a list of older files or by name
+        source = source.get("default")
     return source if isinstance(source, str) else None
 
 

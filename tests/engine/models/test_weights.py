@@ -167,6 +167,14 @@ def test_a_truncated_file_is_named(saved: Path) -> None:
         build(folder_manifest(saved, **{"model.safetensors": listed}))
 
 
+def test_an_adapter_is_no_part_of_the_model_beside_it(saved: Path) -> None:
+    (saved / "model.safetensors").rename(saved / "model-00001-of-00001.safetensors")
+    save_file({"model.norm.weight": torch.ones(128)}, saved / "adapter_model.safetensors")
+    _, names = check_folder(saved)
+    found = [path.name for path in weight_files(folder_manifest(saved))]
+    assert found == ["model-00001-of-00001.safetensors"] == [name for name in names if name.endswith(".safetensors")]
+
+
 def test_one_file_precedes_shards_beside_it(saved: Path) -> None:
     """As in transformers and in the manifest, which names it alone."""
     other = {"model.norm.weight": torch.ones(128)}

@@ -53,6 +53,23 @@ def test_what_the_configuration_does_not_say_is_no_limit(tmp_path: Path) -> None
     assert outcome.figures["model_max_positions"] is None
 
 
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("falcon", {"alibi": True, "max_position_embeddings": 16}),
+        ("bloom", {"seq_length": 16}),  # of the published files; transformers keeps what it does not read
+        ("umt5", {"d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 4, "n_positions": 16}),
+    ],
+)
+def test_positions_that_are_distances_have_no_limit(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """ALiBi and T5's buckets are made for sequences beyond those of the training, which config.json names."""
+    manifest = made(family, tmp_path / "model", **options)
+    assert {name: manifest.config.get(name) for name in options} == options
+    kind = Seq2SeqWorkload if family == "umt5" else GenerateWorkload
+    outcome = outcome_of(tmp_path, manifest, kind(**WORK | {"prompt_tokens": 40}))
+    assert outcome.figures["model_max_positions"] is None and len(outcome.samples["answer_tokens"]) == 15
+
+
 def test_texts_for_an_encoder_without_a_known_limit_are_cut_where_the_author_says(tmp_path: Path) -> None:
     manifest = made("bloom", tmp_path / "model")
     tokenizer = Tokenizer(models.WordLevel({"a": 5, "b": 6, "?": 7}, unk_token="?"))

@@ -123,6 +123,16 @@ def test_the_class_in_the_configuration_says_what_is_on_top() -> None:
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": 0}, "mine: config.json: n_layer is 0"),
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": 10**12}, "n_layer is 1000000000000; a whole number from 1"),
         ({"model_type": "gpt2", "n_embd": float("nan")}, "mine: config.json: n_embd is NaN, expected a finite number"),
+        (
+            {"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}},
+            r"quantization \({'group_size': 64, 'bits': 4}\) is not known .* without this key",
+        ),
+        (
+            {"model_type": "llama", "compression_config": {"quant_method": "compressed-tensors"}},
+            "compression_config .'compressed-tensors'.",
+        ),
+        ({"model_type": "bert", "position_embedding_type": "alibi"}, "position_embedding_type 'alibi' is not known"),
+        ({"model_type": "xlm-roberta", "position_embedding_type": "rotary"}, "position_embedding_type 'rotary'"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config .* without this key"),
         (
             {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 3, "vocab_size": 9},
@@ -243,6 +253,23 @@ def test_a_qwen_without_sliding_windows_has_none_whatever_its_layers_are_called(
     assert read_architecture(LLAMA | layers | {"use_sliding_window": True}).windows == (None, 8)
 
 
+def test_the_layers_of_a_qwen3_with_experts_slide_as_in_transformers() -> None:
+    """All of them do, whatever max_window_layers says: nothing of the first token reaches the last one's logits."""
+    config = LLAMA | {"model_type": "qwen3_moe", "num_key_value_heads": 4, "moe_intermediate_size": 16}
+    config |= {"num_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4, "max_window_layers": 1}
+    assert read_architecture(config).windows == read_architecture(config | {"use_sliding_window": False}).windows == ()
+    config |= {"use_sliding_window": True}
+    assert read_architecture(config).windows == (4, 4)
+    tokens = torch.arange(12)[None] % 9
+    other = torch.cat([tokens[:, :1] + 1, tokens[:, 1:]], dim=1)
+    for used in (True, False):
+        reference = transformers.AutoConfig.for_model(**config | {"use_sliding_window": used, "initializer_range": 0.5})
+        model = transformers.AutoModelForCausalLM.from_config(reference).eval()
+        with torch.no_grad():
+            change = (model(tokens).logits[:, -1] - model(other).logits[:, -1]).abs().max()
+        assert (float(change) < 1e-5) is used, change
+
+
 @pytest.mark.parametrize("kind", sorted(set(families()) & set(READERS)))
 def test_null_means_to_a_plan_what_it_means_to_the_engine(kind: str) -> None:
     config, compared = tiny_config(kind), 0
@@ -269,6 +296,16 @@ def test_null_of_other_families_is_what_transformers_takes_it_for() -> None:
         assert read_architecture(config).parameters == counted_by_transformers(config, "FalconForCausalLM"), key
     with pytest.raises(ValueError, match=r"config\.json: multi_query is 'no'; true or false is needed"):
         read_architecture(falcon | {"multi_query": "no"})
+
+
+def test_a_falcon_with_alibi_takes_longer_sequences_than_it_was_made_for() -> None:
+    falcon = {"model_type": "falcon", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+              "vocab_size": 60, "max_position_embeddings": 16}  # fmt: skip
+    assert read_architecture(falcon).position_limit == 16
+    made = read_architecture(falcon | {"alibi": True})
+    assert (made.position_limit, made.max_positions) == (None, 16)
+    reference = transformers.AutoConfig.for_model(**falcon, alibi=True)
+    transformers.AutoModelForCausalLM.from_config(reference)(torch.full((1, 40), 5))
 
 
 def test_a_token_goes_to_no_more_experts_than_there_are() -> None:

@@ -152,6 +152,18 @@ def test_sequences_of_a_server_and_of_training_beyond_the_models_positions_are_r
     ]
 
 
+def test_a_model_whose_positions_are_distances_takes_sequences_of_any_length(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 32, "vocab_size": 60}
+    bloom = sizes | {"model_type": "bloom", "n_layer": 1, "n_head": 4, "seq_length": 16}
+    falcon = sizes | {"model_type": "falcon", "num_hidden_layers": 1, "num_attention_heads": 4}
+    falcon |= {"max_position_embeddings": 16}
+    planned = checked(tmp_path).models[0].model_copy(update={"manifest": str(tmp_path / "m.json")})
+    for config, limits in ((bloom, (None, None)), (falcon | {"alibi": True}, (None, None)), (falcon, (16, 16))):
+        manifest = ModelManifest(identity="folder:0", source="folder", folder="f", files={}, config=config)
+        (tmp_path / "m.json").write_text(manifest.model_dump_json())
+        assert requirements._limits(planned) == limits
+
+
 def test_a_cold_load_of_a_synthetic_model_is_refused(tmp_path: Path) -> None:
     """Its points were measured like warm ones, and compared with them as if they differed."""
 

@@ -486,6 +486,10 @@ def test_repository_is_refused_before_its_weights_come(
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=r"acme/tiny@\w+: no config\.json"):
         resolve_model("acme/tiny", "main", cache, base)
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"acme/tiny@\w+: an adapter \(LoRA\)"):
+        resolve_model("acme/tiny", "main", cache, base)
+    (folder / "adapter_config.json").unlink()
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "model.safetensors").rename(folder / "weights.ckpt")
     with pytest.raises(ValueError, match=r"acme/tiny@.*pickled weights \(weights\.ckpt\).*rankwise convert"):

@@ -245,6 +245,57 @@ def test_pickled_checkpoint_is_refused_with_the_remedy(cache: Path, base: Path) 
         resolve_model("tiny", None, cache, base)
 
 
+_ADAPTER = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "acme/tiny"})
+
+
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize("has_config", [True, False])
+def test_an_adapter_is_no_model(cache: Path, base: Path, weights: str, has_config: bool) -> None:
+    """It was told that its tensors are "not part of the model that config.json describes", or lacks config.json."""
+    folder = make_model(base / "tiny")
+    (folder / "model.safetensors").rename(folder / weights)
+    (folder / "adapter_config.json").write_text(_ADAPTER)
+    (folder / "training_args.bin").write_bytes(b"\x80\x02.")
+    if not has_config:
+        (folder / "config.json").unlink()
+    with pytest.raises(
+        ValueError, match=r"tiny: an adapter \(LoRA\), which is no model alone\. Merge it into the model"
+    ):
+        resolve_model("tiny", None, cache, base)
+
+
+def test_an_adapter_beside_the_shards_of_a_model_is_none_of_them(cache: Path, base: Path) -> None:
+    folder = make_model(base / "tiny")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    shutil.copy(folder / "model-00001-of-00001.safetensors", folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(_ADAPTER)
+    files = resolve_model("tiny", None, cache, base).files
+    assert {name for name in files if name.endswith(".safetensors")} == {"model-00001-of-00001.safetensors"}
+
+
+def test_what_a_trainer_keeps_is_no_pickled_checkpoint(cache: Path, base: Path) -> None:
+    """`rankwise convert` was the remedy for training_args.bin."""
+    folder = make_model(base / "tiny")
+    (folder / "model.safetensors").unlink()
+    for name in ("training_args.bin", "optimizer.pt", "rng_state_0.pth"):
+        (folder / name).write_bytes(b"\x80\x02.")
+    with pytest.raises(ValueError, match="tiny: no weights"):
+        resolve_model("tiny", None, cache, base)
+
+
+def test_a_file_without_tensors_is_refused(cache: Path, base: Path) -> None:
+    """As an interrupted export leaves: it was found when the model was loaded, without the file's name."""
+    folder = make_model(base / "tiny")
+    (folder / "model.safetensors").write_bytes(_file(b"{}", 0))
+    with pytest.raises(ValueError, match=r"tiny: no tensors in model\.safetensors\. Save or fetch"):
+        resolve_model("tiny", None, cache, base)
+    (folder / "model.safetensors").unlink()
+    (folder / "other.safetensors").write_bytes(_file(b"{}", 0))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(ValueError, match=r"tiny: no tensors in model\.safetensors\.index\.json"):
+        resolve_model("tiny", None, cache, base)
+
+
 def test_truncated_safetensors(cache: Path, base: Path) -> None:
     path = make_model(base / "tiny") / "model.safetensors"
     whole = path.read_bytes()

@@ -17,7 +17,7 @@ from configs.hardware.architectures import ARCHITECTURES
 from configs.plans.model_manifest import ModelManifest
 from configs.serving.settings import ServingSettings
 from engine.prompts.tokenizer import load_tokenizer
-from engine.serving.http.model import ServedModel, _special_tokens, _template
+from engine.serving.http.model import ServedModel, _special_tokens, _template, _template_source
 from tests.support.servers.inference_server import TINY
 
 MESSAGES = [
@@ -140,6 +140,27 @@ def test_special_tokens_of_a_template_are_those_of_transformers(
     expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).apply_chat_template(messages, tokenize=False)
     found = _template(tmp_path, SPECIAL).render(messages=messages, **_special_tokens(tmp_path, written))
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [
+        "plain",
+        {"default": "plain", "tool_use": "tools"},
+        [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}],
+        {"tool_use": "tools"},
+    ],
+    ids=["one", "by name", "list", "without a default"],
+)
+def test_of_several_templates_the_one_of_transformers_is_taken(tmp_path: Path, templates: Any) -> None:
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    written = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": templates}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
+    try:
+        expected = PreTrainedTokenizerFast.from_pretrained(tmp_path).get_chat_template()
+    except ValueError:  # none of them is the default
+        expected = None
+    assert _template_source(tmp_path, written) == expected
 
 
 def test_a_long_text_lets_other_threads_run(tmp_path: Path) -> None:

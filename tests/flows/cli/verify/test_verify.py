@@ -360,6 +360,9 @@ def test_the_longest_sequence_is_the_limit_or_beyond_the_window() -> None:
     assert 4096 < longest_sequence(wide, "m") < 5000
     # Of a family that nothing here knows, by its keys.
     assert longest_sequence({"model_type": "other", "n_positions": 512}, "m") == 512
+    # Made for 512, and takes more.
+    longt5 = {"model_type": "longt5", "n_positions": 512, "relative_attention_num_buckets": 32}
+    assert longest_sequence(longt5, "m") == 512 and position_limit(longt5, "m") is None
     assert longest_sequence({"model_type": "other"}, "m") == MAX_POSITIONS
 
 
