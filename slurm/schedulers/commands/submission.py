@@ -66,7 +66,6 @@ _REFUSALS = (
     (r"memory", "memory_per_node"),
     (r"generic resource|gres|\bTRES\b|gpu", "gpus_per_node"),
     (r"unrecognized option|invalid option", "extra"),
-    (r"job array", "max_queued"),
     (r"invalid node name", "exclude"),
     (r"processors|cpu count|node count|node configuration|partition configuration|nodes", "nodes"),
 )
@@ -79,8 +78,9 @@ _PASSING = (
 _QUOTING = r"invalid partition|(?:unrecognized|invalid) option"
 _REASON = re.compile(r"Batch job submission failed: ([^;]+)")
 _SUBMITTED = re.compile(r"Submitted batch job ([0-9]+)")
-# A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; or of jobs in the whole cluster.
-_SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount"
+# A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; of jobs in the whole cluster; or of the
+# tasks of an array (MaxArraySize, max_array_tasks of slurm.conf): smaller ones, and single jobs, are taken.
+_SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount|job array"
 
 
 def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict[str, Any]:
