@@ -198,19 +198,11 @@ class SshJob:
 
     async def _end_others(self, losses: dict[int, EndedFromOutside]) -> None:
         """End what still runs of a job that has lost a part."""
-        for node in self.nodes:
-            if not node.over and node.rank not in losses:
-                with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
-                    await node.end()
-                    await node.look()
+        await _end_on([node for node in self.nodes if not node.over and node.rank not in losses])
 
     async def _end(self, losses: Sequence[EndedFromOutside], told: JobEnd | None = None) -> None:
         """Keep how the job ended, and remove it from its hosts; where a host is away, when it is back."""
-        for node in self.nodes:
-            if losses and not node.over:
-                with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
-                    await node.end()
-                    await node.look()
+        await _end_on([node for node in self.nodes if losses and not node.over])
         names = [node.host.name for node in self.nodes]
         never_started = [node.rank for node in self.nodes if node.never_started]
         end = told or concluded(self.job, self.paths, names, losses, never_started)
@@ -218,9 +210,7 @@ class SshJob:
         write_end(self.paths, end)
         self.state = "ended"
         self.ended.set()
-        for node in self.nodes:
-            with suppress(HostAway, HostRefused, HostError):
-                await node.clear()
+        await asyncio.gather(*map(_clear, self.nodes))
 
     def _account(self, end: JobEnd, names: Sequence[str]) -> None:
         since, began, ended = (self._times_told(end) if self._found else None) or (
@@ -297,3 +287,19 @@ class SshJob:
         await node.end()
         with suppress(HostError):
             await node.look()
+
+
+async def _end_on(nodes: Sequence[NodeJob]) -> None:
+    """End what runs of a job on hosts, on all at once: each takes seconds, and the others would go on meanwhile."""
+
+    async def end(node: NodeJob) -> None:
+        with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
+            await node.end()
+            await node.look()
+
+    await asyncio.gather(*map(end, nodes))
+
+
+async def _clear(node: NodeJob) -> None:
+    with suppress(HostAway, HostRefused, HostError):
+        await node.clear()
