@@ -212,7 +212,9 @@ async def _install(member: Member) -> None:
 
 async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, thorough: bool) -> None:
     manifest, name = read_model(path, ModelManifest, PLAN_BYTES), f"models/{path.parent.name}"
-    lacking = [member for member in members if not await _has_model(member, manifest, name, thorough)]
+    # All at once: to hash the files of a host takes minutes.
+    there = await asyncio.gather(*(_has_model(member, manifest, name, thorough) for member in members))
+    lacking = [member for member, whole in zip(members, there, strict=True) if not whole]
     if not lacking:
         return
     items = [
