@@ -20,6 +20,7 @@ from threading import Lock
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import read_model
+from configs.common.printable import some_of
 from configs.plans.job import JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
@@ -207,7 +208,7 @@ def note(folder: Path) -> str:
         return f"job {job_id}"
     if standing(sight.state).place == "waiting":
         return _queue_of(folder).pending_note(job_id, sight.reason)
-    return f"job {job_id} on {', '.join(sight.nodes)}"
+    return f"job {job_id} on {some_of(sight.nodes)}"
 
 
 def cancel(folder: Path) -> None:
@@ -263,7 +264,7 @@ def _cancel_on(queue: JobQueue, folders: Sequence[Path]) -> None:
             break
         time.sleep(_CANCEL_LOOK_SECONDS if ids else 0)
     if ids and not told:
-        raise Unavailable(f"{scheduler} does not respond; jobs not cancelled: {', '.join(ids.values())}")
+        raise Unavailable(f"{scheduler} does not respond; jobs not cancelled: {some_of(list(ids.values()))}")
     for folder in ids:
         write_unlaunched_end(
             JobPaths(folder), Status.CANCELLED, f"cancelled on request; {scheduler} is still ending it"

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from configs.common.base import content_hash, sha256_of_file
 from configs.common.files.reading import PLAN_BYTES, open_regular, read_bytes, read_model
+from configs.common.printable import some_of
 from configs.plans.model_manifest import ModelManifest
 from configs.targets.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostAway, HostError, host_of
@@ -404,4 +405,4 @@ async def _upload_pieces(host: Host, item: StagedFile, source: Path, path: str, 
 
 
 def _names(members: Sequence[Member]) -> str:
-    return ", ".join(member.host.name for member in members)
+    return some_of([member.host.name for member in members])

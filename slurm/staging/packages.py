@@ -39,6 +39,7 @@ from configs.common.files.abandoned import remove_abandoned
 from configs.common.files.flushing import flush_file
 from configs.common.files.project_files import project_file
 from configs.common.files.reading import PLAN_BYTES, open_regular, read_model
+from configs.common.printable import some_of
 from configs.plans.model_manifest import ModelManifest
 from slurm.staging.file_list import is_whole, write_list
 from slurm.staging.wheel import pack_wheel
@@ -291,7 +292,7 @@ def stage_model(shared: Path, manifest: ModelManifest, name: str, notice: Notice
         return path
     common_folder(shared, "rankwise", "models")
     if damaged:
-        notice(f"model {manifest.identity}: damaged in {folder} ({', '.join(damaged)}), copying again")
+        notice(f"model {manifest.identity}: damaged in {folder} ({some_of(damaged)}), copying again")
         shutil.rmtree(folder)
     size = sum(file.size_bytes for file in manifest.files.values())
     notice(f"model {manifest.identity}: {size / 2**20:.1f} MiB to {folder}")

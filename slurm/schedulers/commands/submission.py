@@ -23,6 +23,7 @@ from submitit.core.utils import DelayedSubmission
 
 from configs.common.files.reading import PLAN_BYTES, brief, read_model
 from configs.common.live_variables import SOCKET_VARIABLE
+from configs.common.printable import some_of
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
 from configs.targets.resources import ClusterTarget
@@ -102,7 +103,7 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         if value is not False:
             further[option] = value
     if job.exclude and (listed := further.get("nodelist") or further.get("nodefile")):
-        nodes = ", ".join(job.exclude)
+        nodes = some_of(job.exclude)
         raise Refused(
             f"target.extra of {target.name}: jobs that list their nodes ({listed}) can leave none out ({nodes})"
         )

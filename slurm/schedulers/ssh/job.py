@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.printable import some_of
 from configs.plans.job import HostPlacement, Job, JobEnd, Submission
 from configs.plans.paths import JobPaths
 from configs.records.record import Accounting, Status
@@ -130,7 +131,7 @@ class SshJob:
         await asyncio.gather(*(self._patiently(node, node.carry) for node in self.nodes))
         facts = {node.rank: await self._patiently(node, node.host.facts) for node in self.nodes}
         addresses = [node.rendezvous_address(facts[node.rank]) for node in self.nodes]
-        starts = f"starts on {', '.join(node.host.name for node in self.nodes)}"
+        starts = f"starts on {some_of([node.host.name for node in self.nodes])}"
         for node in sorted(self.nodes, key=lambda node: facts[node.rank].place):
             await self._patiently(node, partial(node.start, addresses))
             while not await self._patiently(node, node.holds_its_host):
@@ -143,7 +144,7 @@ class SshJob:
         if len(self.nodes) > 1:
             await asyncio.gather(*(self._patiently(node, node.release) for node in self.nodes))
         self.state, self._began, self._soon_until = "running", time.time(), time.monotonic() + _SOON_FOR_SECONDS
-        self.note = f"on {', '.join(node.host.name for node in self.nodes)}"
+        self.note = f"on {some_of([node.host.name for node in self.nodes])}"
 
     async def _patiently(self, node: NodeJob, work: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """What the host answers, however often it is away; HostLost where that takes too long."""
@@ -186,7 +187,7 @@ class SshJob:
         try:
             await node.look()
             if self.state == "running":
-                self.note = f"on {', '.join(each.host.name for each in self.nodes)}"
+                self.note = f"on {some_of([each.host.name for each in self.nodes])}"
         except HostAway as error:
             self._notice_away(node, error)
             blamed = any(node.host.name in other.blames() for other in self.nodes if other.over)
