@@ -174,10 +174,9 @@ def _is_requeued(paths: JobPaths, sight: Sight) -> bool:
 
     A job that waits has no launcher, unless it is the second time: one that was seen before the look began.
     """
-    if paths.folder not in _begun:
-        nodes = range(job_in(paths.folder).cell.nodes)
-        if any(paths.node_launcher(node_rank).exists() for node_rank in nodes):
-            _begun[paths.folder] = time.monotonic()
+    # One look, not one for each node: a job of a thousand nodes may wait for hours.
+    if paths.folder not in _begun and next(paths.folder.glob("launcher_*.json"), None) is not None:
+        _begun[paths.folder] = time.monotonic()
     begun = _begun.get(paths.folder)
     waits_again = sight.state == "PENDING" and begun is not None and begun < sight.asked_at
     return waits_again or standing(sight.state).place == "requeued" or paths.requeued.exists()
