@@ -89,5 +89,27 @@ def test_a_folder_that_somebody_put_beside_the_jobs_counts_for_no_number(tmp_pat
         study="s", models=(), targets=(LocalTarget(),), measuring=Measuring(), pack=True, experiments=(), cells={},
         repeats={},
     )  # fmt: skip
-    job = jobs.job_of(Launch("timed", (noop_measurement("a"),)), plan, run, tmp_path)
-    assert job.name.startswith("0004-timed-")
+    launch = Launch("timed", (noop_measurement("a"),))
+    assert jobs.job_of(launch, plan, run, tmp_path).name.startswith("0004-timed-")
+    assert jobs.write_job(launch, plan, run, tmp_path).name.startswith("0004-timed-"), "nothing was written before"
+    assert jobs.write_job(launch, plan, run, tmp_path).name.startswith("0005-timed-")
+
+
+def test_the_folder_of_jobs_is_not_listed_for_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time to write the jobs of a study grew with the square of its launches."""
+    run, launch = RunPaths(tmp_path), Launch("timed", (noop_measurement("a"),))
+    plan = Plan(
+        study="s", models=(), targets=(LocalTarget(),), measuring=Measuring(), pack=True, experiments=(), cells={},
+        repeats={},
+    )  # fmt: skip
+    listed, glob = [], Path.glob
+
+    def counted(self: Path, pattern: str) -> Any:
+        listed.append(self)
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", counted)
+    made = [jobs.write_job(launch, plan, run, tmp_path).name for _ in range(20)]
+    assert len(set(made)) == 20 and made[-1].startswith("0020-")
+    assert listed == [run.jobs]
+
