@@ -154,9 +154,16 @@ def waits_for() -> str:
     return f"for another launch on this machine: {machine_holder()}"
 
 
-def measured_so_far(job: Job, run: RunPaths) -> int:
-    """Count the job's measurements of which rank 0 has left its part."""
-    return min(len(job.measurements), sum(1 for _ in run.job(job.name).parts.glob("*.rank_0.json")))
+def measured_so_far(job: Job, run: RunPaths, known: int = 0) -> int:
+    """Count the job's measurements of which rank 0 has left its part; `known`: how many were counted before.
+
+    Ranks make them in the job's order. To list the parts at each look would take a share of the machine that is
+    measured, where thousands of cells on many ranks are one launch.
+    """
+    paths, count = run.job(job.name), known
+    while count < len(job.measurements) and paths.part(job.measurements[count].name, 0).exists():
+        count += 1
+    return count
 
 
 def _job_name(launch: Launch, run: RunPaths) -> str:
