@@ -152,8 +152,12 @@ def make_plan(
     an earlier run in the same folder, whose ranking of layouts stays. machine_of: where cells would run, if not here.
     """
 
+    @functools.cache  # each cell of a sweep asks for it, and a file may have a hundred megabytes
+    def selected(prompts: str, variant: str | None, limit: int | None) -> int:
+        return len(read_prompts(folder / f"{prompts}.jsonl", variant, limit))
+
     def count_prompts(workload: PromptedWorkload) -> int:
-        return len(read_prompts(folder / f"{workload.prompts}.jsonl", workload.variant, workload.limit))
+        return selected(str(workload.prompts), workload.variant, workload.limit)
 
     from tasks.planning.layouts import layout_choice, with_forecast  # the planner takes time to import
 
