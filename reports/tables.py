@@ -23,6 +23,8 @@ MOST_ROWS = 200
 """A longer table is no help to a reader; all of it is in cells.csv and records.parquet."""
 
 _LONG_ROW = 5
+_FAILURES_LISTED = "records.parquet and plan.json"
+"""Repeats without a record, and points that this version cannot measure, are in the plan alone."""
 
 
 def first_rows(table: Table, total: int | None = None, where: str = "cells.csv", max_rows: int = MOST_ROWS) -> Table:
@@ -178,7 +180,7 @@ def failures_table(study: StudyResult) -> Table | None:
     for model in study.plan.unusable:
         rows.append((escaped(model.name), "all", "all", "unsupported", "0", escaped(model.reason), UNKNOWN, UNKNOWN))
     columns = ("model", "cell", "repeat", "state", "attempts", "why", "log", "record")
-    return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where="records.parquet") if rows else None
+    return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where=_FAILURES_LISTED) if rows else None
 
 
 def unreadable_table(study: StudyResult) -> Table | None:

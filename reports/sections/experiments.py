@@ -69,6 +69,8 @@ from reports.reading.load import CellResult, StudyResult
 
 MAX_RECORDS = 60
 """Named under a figure; the page's cells and `records.parquet` have all."""
+_MAX_REFUSED = 12
+"""Points of a grid that this version cannot measure, named with an experiment; plan.json has all."""
 
 LINKS_SENTENCE = "A line, seconds = latency + size / bandwidth, was fitted to each repeat with relative errors."
 
@@ -147,7 +149,9 @@ def _with_engines(
     """The section, and where its cells are of several engines one that says which to use."""
     if experiment.kind not in ("sweep", "optimization"):
         return section
-    lines = tuple(f"{item.label} is unsupported: {item.reason}." for item in experiment.refused)
+    lines = [f"{item.label} is unsupported: {item.reason}." for item in experiment.refused[:_MAX_REFUSED]]
+    if len(experiment.refused) > len(lines):
+        lines.append(f"{len(experiment.refused) - len(lines):,} more points are unsupported: plan.json lists them.")
     section = replace(section, lines=(*section.lines, *lines))
     found = engines(study, experiment, judged)
     if found is None:
@@ -295,7 +299,9 @@ def correctness_section(
 ) -> Section:
     sentence = reference_sentence(base)
     if experiment.refused:
-        told = "; ".join(f"{item.label} ({item.reason})" for item in experiment.refused)
+        refused = [f"{item.label} ({item.reason})" for item in experiment.refused[:_MAX_REFUSED]]
+        rest = len(experiment.refused) - len(refused)
+        told = "; ".join([*refused, *([f"and {rest:,} more, which plan.json lists"] if rest else [])])
         sentence += f" Unsupported, so not judged: {told}."
     reached = dict.fromkeys(item.reach.text for item in judged if item.reach is not None)
     if reached:
