@@ -56,12 +56,12 @@ from reports.plots.experiments.load import draw_load, drawn_axis, load_height
 from reports.plots.experiments.optimization import draw_optimization
 from reports.plots.experiments.profiled import draw_profiled, profiled_height
 from reports.plots.experiments.scaling import draw_scaling
-from reports.plots.experiments.sweep import draw_sweep, sweep_height
+from reports.plots.experiments.sweep import draw_sweep, sweep_axes, sweep_height
 from reports.plots.experiments.targets import draw_targets, targets_height
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.planning.forecast import draw_forecast
 from reports.plots.planning.layouts import draw_layouts, drawable_layouts, drawn_layouts, layouts_height
-from reports.plots.style import MOST_BARS, bars_text
+from reports.plots.style import MOST_BARS, bars_text, series_lines
 from reports.profiles.perf import perf_lines, perf_sentence, perf_table, recorded_cells
 from reports.profiles.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
@@ -138,7 +138,8 @@ def target_sections(study: StudyResult, album: Album) -> list[Section]:
             if drawn
             else None
         )
-        lines = tuple(targets_lines(found))
+        left_out = series_lines(len(found.labels), "points") if plot else ()
+        lines = (*left_out, *targets_lines(found))
         sections.append(Section(found.title, targets_sentence(found), targets_table(found), plot, lines=lines))
     return sections
 
@@ -226,7 +227,8 @@ def _load(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Se
         ("Servers", SERVERS_SENTENCE, servers_table(found)),
     )
     more = [Section(name, told, table) for name, told, table in tables if table is not None]
-    lines = tuple(load_lines(found))
+    left_out = series_lines(len(found.series()), "series") if plot else ()
+    lines = (*left_out, *load_lines(found))
     return Section(title, load_sentence(found), load_table(found), plot, lines=lines, more=tuple(more))
 
 
@@ -235,8 +237,9 @@ def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> S
     measured = any(point.result.estimate("throughput") for point in points)
     draw, height = partial(draw_sweep, points=points), sweep_height(points)
     plot = album.add(title, draw, sweep_charts(points), height) if measured else None
+    lines = series_lines(len(sweep_axes(points)[1]), "series") if plot else ()
     more = _latency(study, experiment, album)
-    return Section(title, sweep_sentence(points), sweep_table(points), plot, more=more)
+    return Section(title, sweep_sentence(points), sweep_table(points), plot, lines=lines, more=more)
 
 
 def _optimization(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
