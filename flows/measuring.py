@@ -28,7 +28,13 @@ from reports.render import preload_reports
 from slurm.forking.parents import end_parents
 from tasks.adopt import adopt_jobs
 from tasks.campaign.graph import RunGraph
-from tasks.campaign.ledger import RepeatKey, missing_measurements, planned_repeats, set_aside_damaged
+from tasks.campaign.ledger import (
+    RepeatKey,
+    missing_measurements,
+    planned_repeats,
+    set_aside_damaged,
+    told_set_aside,
+)
 from tasks.campaign.progress import ProgressRow
 from tasks.campaign.repeats import Budget, grow_repeats
 from tasks.campaign.retries import Retries
@@ -92,7 +98,7 @@ def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list
     """
     plan, run_progress = session.plan, session.run_progress
     ledger = set_aside_damaged(session.run)
-    run_progress.notes += ledger.set_aside
+    run_progress.notes += told_set_aside(ledger.set_aside)
     adopted = [read_model(session.run.job(name).job, Job, PLAN_BYTES) for name in session.adopted]
     under_way: set[RepeatKey] = {
         (measurement.cell.key, job.measuring_pass, measurement.repeat)

@@ -11,6 +11,7 @@ from configs.records.record import Status
 from configs.targets.target import LocalTarget
 from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.launches.leftovers import mark_collected
+from tasks.campaign.ledger import told_set_aside
 from tasks.campaign.progress import ProgressRow, RunProgress
 from tasks.campaign.records import Collected, failed_records
 from tasks.campaign.retries import Retries, RetryDecision
@@ -77,7 +78,7 @@ def account(run_progress: RunProgress, row: ProgressRow, collected: Collected) -
     cancelled = sum(record.status is Status.CANCELLED for record in failures)
     run_progress.failed += len(failures) - cancelled
     run_progress.cancelled += cancelled
-    run_progress.notes += collected.set_aside
+    run_progress.notes += told_set_aside(collected.set_aside)
 
 
 def give_up(session: Session, launch: Launch, row: ProgressRow, status: Status, message: str) -> None:

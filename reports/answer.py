@@ -29,7 +29,7 @@ from reports.reading.devices import without_their_gpus
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import NOT_MEASURED
 from reports.tables import NOISE_LIMIT, damaged_records, lost_passes, noise_warning, others_shares
-from reports.text import joined, number, plural
+from reports.text import first_of, joined, number, plural
 
 MAX_SENTENCES = 6
 RECOMMENDATIONS, FAILURES, RESOURCES = "Recommendations", "Failures", "Memory and CPU"
@@ -225,7 +225,8 @@ def _devices(study: StudyResult) -> list[Sentence]:
     )
     if study.other_devices:
         told += (
-            f" Left out, because the other repeats of the cell ran on another device: {joined(study.other_devices)}."
+            " Left out, because the other repeats of the cell ran on another device: "
+            f"{first_of(study.other_devices, _MOST_FILES)}."
         )
     return [Sentence(f"Figures of {len(study.devices)} devices are kept apart:", told)]
 

@@ -5,7 +5,7 @@ Each function takes the study as read and gives a `Table`, or None where there i
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
@@ -21,6 +21,10 @@ NOISE_LIMIT = 0.10
 
 MOST_ROWS = 200
 """A longer table is no help to a reader; all of it is in cells.csv and records.parquet."""
+
+_LONG_ROW = 5
+_FAILURES_LISTED = "records.parquet and plan.json"
+"""Repeats without a record, and points that this version cannot measure, are in the plan alone."""
 
 
 def first_rows(table: Table, total: int | None = None, where: str = "cells.csv", max_rows: int = MOST_ROWS) -> Table:
@@ -176,7 +180,7 @@ def failures_table(study: StudyResult) -> Table | None:
     for model in study.plan.unusable:
         rows.append((escaped(model.name), "all", "all", "unsupported", "0", escaped(model.reason), UNKNOWN, UNKNOWN))
     columns = ("model", "cell", "repeat", "state", "attempts", "why", "log", "record")
-    return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where="records.parquet") if rows else None
+    return first_rows(Table(columns, tuple(rows), text_columns=len(columns)), where=_FAILURES_LISTED) if rows else None
 
 
 def unreadable_table(study: StudyResult) -> Table | None:
@@ -237,10 +241,23 @@ def _failures(
     if unread:
         attempts = max(damaged[result.key, each] for each in unread)
         told = f"{why} that can be read"
-        rows.append((*name, joined(unread), MISSING, str(attempts), told, UNKNOWN, UNKNOWN))
-    if left := [each for each in missing if each not in unread]:
-        rows.append((*name, joined(left), MISSING, "0", why, UNKNOWN, UNKNOWN))
+        rows.append((*name, joined(_in_rows(unread)), MISSING, str(attempts), told, UNKNOWN, UNKNOWN))
+    if left := [each for each in missing if (result.key, each) not in damaged]:
+        rows.append((*name, joined(_in_rows(left)), MISSING, "0", why, UNKNOWN, UNKNOWN))
     return rows
+
+
+def _in_rows(names: Sequence[str]) -> list[str]:
+    """The names, with _LONG_ROW and more repeats that follow each other as one: `0 to 99`."""
+    found: list[list[str]] = []
+    for name in names:
+        follows = found and name.isdecimal() and found[-1][-1].isdecimal() and int(name) == int(found[-1][-1]) + 1
+        if follows:
+            found[-1].append(name)
+        else:
+            found.append([name])
+    rows = ([f"{row[0]} to {row[-1]}"] if len(row) >= _LONG_ROW else row for row in found)
+    return [name for row in rows for name in row]
 
 
 def status_counts(study: StudyResult) -> dict[str, int]:

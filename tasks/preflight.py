@@ -16,7 +16,7 @@ from configs.targets.resources import ClusterTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
 from tasks.campaign.launches.leftovers import copied_from
-from tasks.campaign.ledger import planned_repeats, set_aside_damaged
+from tasks.campaign.ledger import planned_repeats, set_aside_damaged, told_set_aside
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import Observer, check_nodes, settings_of
 from tasks.planning.predictions import with_predictions
@@ -70,7 +70,7 @@ def _predict_again(session: Session, found: Preflight) -> None:
 def wanted(session: Session) -> list[ClusterTarget]:
     """Targets whose nodes are to be tested: as they say, else where a cell that is not measured yet has several."""
     ledger = set_aside_damaged(session.run)
-    session.run_progress.notes += ledger.set_aside
+    session.run_progress.notes += told_set_aside(ledger.set_aside)
     nodes: dict[str, int] = {}
     for place in planned_repeats(session.plan):
         if ledger.decisive(place) is None:

@@ -32,7 +32,7 @@ def wait_for_launch(name: str, row: ProgressRow, session: Session) -> None:
     def look(state: JobState, waited_seconds: float) -> None:
         nonlocal told_at
         session.watcher.check()
-        row.state, row.done, row.waited_seconds = state, measured_so_far(job, session.run), waited_seconds
+        row.state, row.done, row.waited_seconds = state, measured_so_far(job, session.run, row.done), waited_seconds
         if state != "waiting" or waited_seconds == 0:
             row.note = ""
         elif not row.note or waited_seconds - told_at >= _HOLDER_SECONDS:
@@ -68,7 +68,7 @@ def _look(session: Session, name: str, flown: Flown) -> str:
     flown.saw(state, time.monotonic())
     if state == "running":
         assert flown.running_since is not None
-        row.done = measured_so_far(flown.job, session.run)
+        row.done = measured_so_far(flown.job, session.run, row.done)
         if time.monotonic() - flown.running_since > flown.job.timeout_seconds + _SCHEDULER_GRACE_SECONDS:
             with suppress(Unavailable):  # asked again at the next look: the run goes on without its scheduler
                 end_overdue(flown.job, session.run.job(name), adapter)

@@ -3,6 +3,7 @@
     printable("a\x1b[31m\nb")                 # "a\\x1b[31m b"
     printable(name, 60)                       # at most so many characters
     printable_lines(message, 4000)            # keeps line feeds, which our own messages use
+    some_of(names)                            # "a, b, c and 97 more"
     plural(1, "cell")                         # "1 cell"
     significant(1841.3)                       # "1,840", not "1.84e+03"
     value_text({"dp": 2})                     # "dp=2", a value of a study file in words
@@ -16,6 +17,7 @@ that a study, a run folder, a model or a host brings along passes here before it
 import hashlib
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
@@ -46,6 +48,12 @@ def printable_lines(text: str, max_characters: int | None = None) -> str:
 def shortened(text: str, max_characters: int) -> str:
     """At most so many characters, with an ellipsis where something was cut."""
     return text if len(text) <= max_characters else text[: max_characters - 1].rstrip() + "…"
+
+
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """Return `a, b, c`; of more names than `most` the first ones, and how many more: `a, b and 998 more`."""
+    rest = len(names) - most
+    return ", ".join(names) if rest <= 0 else f"{', '.join(names[:most])} and {rest:,} more"
 
 
 def plural(count: int, noun: str) -> str:

@@ -82,6 +82,11 @@ class JobPaths:
         return self.folder / "requeued"
 
     @property
+    def collected(self) -> Path:
+        """There when nothing is left to merge in the folder."""
+        return self.folder / "collected"
+
+    @property
     def accounting(self) -> Path:
         return self.folder / "accounting.json"
 

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field
 
 from configs.common.base import SCHEMA_VERSION, Frozen
 from configs.common.execution import Layout
-from configs.common.files.reading import PLAN_BYTES, as_model, brief, read_json_object
-from configs.common.printable import printable
+from configs.common.files.reading import MAX_JSON_VALUES, MIB, PLAN_BYTES, as_model, brief, read_json_object
+from configs.common.printable import plural, printable
 from configs.hardware.hardware import Machine
 from configs.hardware.prices import TargetPrices
 from configs.plans.prediction import Prediction
@@ -22,11 +22,13 @@ from configs.spec.cell import Cell
 from configs.spec.engines import EngineEnvironment, OtherServer
 from configs.spec.measuring import Measuring
 from configs.spec.objectives import Objectives, Purpose
-from configs.spec.study import StudySpec
+from configs.spec.study import StudyError, StudySpec
 from configs.targets.target import Target
 from configs.workloads import descriptor_of
 
 MAX_REPEATS = 100_000
+_PREDICTION_BYTES, _PREDICTION_VALUES = 1000, 40
+"""Of a cell, which a plan gets later; more than there are."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 Stop = Literal["target reached", "most repeats", "budget of time", "budget of money"]
 ExperimentKind = Literal[
@@ -161,6 +163,20 @@ class Plan(Frozen):
         """What an hour of a cell costs, all its nodes; None where the price of its target is unknown."""
         price = self.prices.get(cell.target, TargetPrices()).price
         return None if price is None else price.usd_per_hour * cell.nodes
+
+
+def check_plan_size(plan: Plan) -> None:
+    """Raises StudyError for a plan larger than is read again: nothing that was measured could be reported."""
+    text = plan.model_dump_json(indent=1).encode()
+    size = len(text) + _PREDICTION_BYTES * len(plan.cells)
+    values = sum(text.count(sign) for sign in (b",", b"[", b"{")) + _PREDICTION_VALUES * len(plan.cells)
+    if size > PLAN_BYTES or values > MAX_JSON_VALUES:
+        ranked = sum(len(experiment.candidates) for experiment in plan.experiments)
+        holds = plural(len(plan.cells), "cell") + (f" and {plural(ranked, 'ranked layout')}" if ranked else "")
+        raise StudyError(
+            [f"experiments: the plan of {holds} takes {size / MIB:,.0f} MiB and {values:,} values, expected at most "
+             f"{PLAN_BYTES / MIB:,.0f} MiB and {MAX_JSON_VALUES:,} values. Split the study into several"]
+        )  # fmt: skip
 
 
 def read_plan(path: Path) -> Plan:

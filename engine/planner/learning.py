@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
-from configs.common.base import Frozen, content_hash
+from configs.common.base import Frozen, content_hash, write_atomically
 from configs.common.files.reading import TEXT_BYTES, parse_json, read_bytes, read_tail
 from configs.hardware.calibration import Fingerprint
 from configs.hardware.hardware import Machine
@@ -37,6 +37,8 @@ MOST_ALIKE = 60
 milliseconds if the libraries use one thread.
 """
 _FOLDS = 16
+_MAX_FILE_BYTES = 16 << 20
+"""A larger file keeps the newest MOST_RECORDS alone, which are all that is used: each plan and run reads it whole."""
 LEARNING_SHRINKAGE = 2.0
 """The mean of n log errors is weighted n / (n + 2), as if two further records had no error."""
 _SIGMA_BEFORE = 0.2
@@ -80,13 +82,30 @@ def remember(known: Known, path: Path) -> int:
     if not new:
         return 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"config": digest, "json": config}) for digest, config in configs.items()]
-    lines += [experience.model_dump_json() for experience in new]
+    size = path.stat().st_size if path.exists() else 0
+    if size > _MAX_FILE_BYTES and (before.experiences or size > TEXT_BYTES):
+        write_atomically(path, _lines(_newest(merged([before, known]))))
+        return len(new)
     # What a crash or a full disk has cut costs no line but its own.
     cut = path.exists() and read_tail(path, 1) not in ("", "\n")
     with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * cut + "".join(f"{line}\n" for line in lines))
+        file.write("\n" * cut + _lines(Known(experiences=tuple(new), configs=configs)))
     return len(new)
+
+
+def _lines(known: Known) -> str:
+    """The lines of a file: each configuration before the experiences."""
+    lines = [json.dumps({"config": digest, "json": config}) for digest, config in known.configs.items()]
+    lines += [experience.model_dump_json() for experience in known.experiences]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _newest(known: Known) -> Known:
+    """The newest MOST_RECORDS, and the configurations that they name."""
+    kept = sorted(known.experiences, key=lambda each: each.measured_at)[-MOST_RECORDS:]
+    named = {each.config for each in kept}
+    configs = {digest: config for digest, config in known.configs.items() if digest in named}
+    return Known(experiences=tuple(kept), configs=configs)
 
 
 def read_experiences(path: Path) -> Known:

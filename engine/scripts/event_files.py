@@ -9,6 +9,7 @@ tag 1, simple_value 2 and tensor 8 (summary.proto), as SummaryWriter of torch wr
 TensorBoard on the node and has no bounds.
 """
 
+import os
 import struct
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -18,8 +19,8 @@ from pathlib import Path
 from configs.common.files.reading import open_regular
 from engine.scripts.series import StepSeries
 
-MAX_BYTES = 512 << 20
 _MAX_RECORD = 16 << 20
+"""Of an event with scalars; larger ones, such as videos, are passed over unread."""
 _MAX_FILES = 200
 _FLOAT_TENSOR, _DOUBLE_TENSOR = 1, 2
 
@@ -87,15 +88,19 @@ def series_of_events(folder: Path, tag: str, loss_tag: str | None, earlier: Coll
 
 def _events(path: Path, start: int = 0) -> Iterator[tuple[int, list[tuple[int, float, str, float]]]]:
     """(where the event ends in the file, its scalars) of each event that is whole, from byte `start` on."""
-    with open_regular(path, MAX_BYTES) as file:
+    with open_regular(path) as file:
         file.seek(start)
         while len(head := file.read(12)) == 12:
             (size,) = struct.unpack_from("<Q", head)
+            if size + 4 > os.fstat(file.fileno()).st_size - file.tell():
+                return  # it is being written, or damaged
             if size > _MAX_RECORD:
-                return
+                file.seek(size + 4, os.SEEK_CUR)
+                yield file.tell(), []
+                continue
             data = file.read(size)
             if len(data) < size or len(file.read(4)) < 4:
-                return  # it is being written
+                return
             yield file.tell(), list(_scalars_of(data))
 
 

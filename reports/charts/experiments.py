@@ -16,8 +16,9 @@ from reports.experiments.targets import SideBySide
 from reports.laws.laws import TITLES
 from reports.plots.experiments.compression import drawn_rows
 from reports.plots.experiments.load import lost_points
-from reports.plots.experiments.sweep import sweep_axes
-from reports.plots.style import is_numeric, spread_by_logarithm
+from reports.plots.experiments.sweep import drawn_axes
+from reports.plots.experiments.targets import drawn_labels
+from reports.plots.style import first_series, is_numeric, spread_by_logarithm
 from reports.profiles.time_split import TimeSplit
 from reports.text import number
 
@@ -63,7 +64,7 @@ def _line(name: str, points: Sequence[tuple[float, float]]) -> ChartSeries:
 def load_charts(found: LoadExperiment) -> tuple[Chart, ...]:
     """Tokens per second, P99 of TTFT and of ITL, over the rate or the users; and the loads that have no result."""
     speed, slow = [], []
-    for title, points in found.series().items():
+    for title, points in first_series(found.series()).items():
         valid = [(at, point) for at, point in points if point.valid]
         named = f"{title}, " if title else ""
         speed.append(_of_load(title or "tokens/s", valid, "tokens", 1.0))
@@ -85,7 +86,7 @@ def _of_load(name: str, points: Sequence[tuple[float, LoadPoint]], figure: str, 
 
 def sweep_charts(points: Sequence[SweepPoint]) -> tuple[Chart, ...]:
     """Throughput and, where it is known, peak memory over the swept field."""
-    axis, series = sweep_axes(points)
+    axis, series = drawn_axes(points)
     values = [point.values[axis] for point in points]
     numeric = is_numeric(values)
     labels = () if numeric else tuple(dict.fromkeys(str(value) for value in values))
@@ -165,9 +166,10 @@ def target_charts(found: SideBySide) -> tuple[Chart, ...]:
     """Throughput by target and point: a row each, a series for each target."""
     series, lost = [], []
     rows: list[str] = []
+    drawn = set(drawn_labels(found))
     for side in found.sides:
         points = []
-        for point in side.points:
+        for point in (point for point in side.points if point.label in drawn):
             place = len(rows)
             rows.append(f"{side.target}: {point.label}")
             if point.throughput is not None:

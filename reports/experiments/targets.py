@@ -18,10 +18,24 @@ from reports.experiments.communication import bus_factor, communication
 from reports.numbers.statistics import ROUNDING, Estimate, Ratio, paired_ratio
 from reports.preflight import read_preflight
 from reports.reading.load import CellResult, StudyResult
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, estimate_text, joined, number, ratio_cell, ratio_text
+from reports.tables import first_rows
+from reports.text import (
+    UNKNOWN,
+    Table,
+    escaped,
+    estimate_cell,
+    estimate_text,
+    first_of,
+    joined,
+    number,
+    ratio_cell,
+    ratio_text,
+)
 
 COMPARED_KINDS = ("strong", "sweep", "optimization", "layouts")
 """Weak scaling is left out: its points do different work."""
+_MOST_NAMED = 8
+"""Points in a sentence; the table has more."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +133,7 @@ def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, Ta
     results = study.points(experiment)
     named = next((index for index, point in enumerate(experiment.points) if point.baseline), 0)
     base, compared = results[named], max(1, len(results) - 1)
-    names = [_name(point, result, results) for point, result in zip(experiment.points, results, strict=True)]
+    names = _names(experiment.points, results)
     points = []
     for index, (label, result) in enumerate(zip(names, results, strict=True)):
         values = (result.values("throughput"), base.values("throughput"))
@@ -128,12 +142,15 @@ def _side(study: StudyResult, experiment: PlannedExperiment, links: dict[str, Ta
     return Side(base.cell.target, links.get(base.cell.target), tuple(points))
 
 
-def _name(point: CellPoint, result: CellResult, results: Sequence[CellResult]) -> str:
+def _names(points: Sequence[CellPoint], results: Sequence[CellResult]) -> list[str]:
     """The layout on its nodes where that tells the points apart, else as the experiment calls it."""
-    places = {other.cell.place for other in results}
-    if len(places) == len(results):
-        return result.cell.place
-    return f"{point.label} ({result.cell.place})" if point.label == "baseline" else point.label
+    places = [result.cell.place for result in results]
+    if len(set(places)) == len(results):
+        return places
+    return [
+        f"{point.label} ({place})" if point.label == "baseline" else point.label
+        for point, place in zip(points, places, strict=True)
+    ]
 
 
 def _links(study: StudyResult) -> dict[str, TargetLink]:
@@ -183,7 +200,7 @@ def targets_table(found: SideBySide) -> Table:
                     point.result.status.replace("_", " "),
                 )
             )
-    return Table(columns, tuple(rows), text_columns=3).without_empty_columns()
+    return first_rows(Table(columns, tuple(rows), text_columns=3).without_empty_columns())
 
 
 @dataclass(frozen=True)
@@ -281,12 +298,15 @@ def targets_lines(found: SideBySide) -> list[str]:
         return []
     (base,) = bases
     same: dict[tuple[_Verb, str], list[str]] = {}
+    of_sides = [{point.label: point for point in side.points} for side in found.sides]
     for label in found.labels:
-        points = {side.target: point for side in found.sides for point in side.points if point.label == label}
-        if label == base:
-            continue
-        same.setdefault(_pays(base, [points.get(side.target) for side in found.sides], found), []).append(label)
-    return [f"{joined(labels)} {verb[min(len(labels), 2) - 1]} {rest}" for (verb, rest), labels in same.items()]
+        if label != base:
+            points = [of_side.get(label) for of_side in of_sides]
+            same.setdefault(_pays(base, points, found), []).append(label)
+    return [
+        f"{first_of(labels, _MOST_NAMED)} {verb[min(len(labels), 2) - 1]} {rest}"
+        for (verb, rest), labels in same.items()
+    ]
 
 
 _Verb = tuple[str, str]

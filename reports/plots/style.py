@@ -13,9 +13,9 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.common.printable import value_text
 from reports.numbers.statistics import Estimate
@@ -24,6 +24,8 @@ from reports.text import first_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_Series = TypeVar("_Series")
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
@@ -37,6 +39,20 @@ _MOST_POWERS = 8
 _EXPONENT_FORM = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 MOST_BARS = 24
 """More cells than these are in the table only: bars thinner than their labels help nobody."""
+
+
+MOST_SERIES = 24
+"""Lines of a figure with their names in its legend: with thousands it takes minutes, and is hundreds of inches tall."""
+
+
+def first_series(series: Mapping[str, _Series]) -> dict[str, _Series]:
+    """The first MOST_SERIES, by name."""
+    return dict(islice(series.items(), MOST_SERIES))
+
+
+def series_lines(count: int, what: str) -> tuple[str, ...]:
+    """`The figure shows the first 24 of 4,096 series.`, where it does not show all of `count`."""
+    return (f"The figure shows the first {MOST_SERIES} of {count:,} {what}.",) if count > MOST_SERIES else ()
 
 
 def bars_text(rows: Sequence[object], what: str) -> str:

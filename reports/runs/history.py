@@ -239,7 +239,13 @@ class RunHistory:
         condition = "" if keys is None else f"WHERE id IN (SELECT run FROM cells WHERE {_AMONG})"
         return self._select(condition, keys)
 
-    def _select(self, condition: str, keys: Collection[str] | None = None, **values: Any) -> list[KeptRun]:
+    def listed(self) -> list[KeptRun]:
+        """All runs as a list needs them: their cells without figures, of which years of runs have millions."""
+        return self._select("", with_figures=False)
+
+    def _select(
+        self, condition: str, keys: Collection[str] | None = None, with_figures: bool = True, **values: Any
+    ) -> list[KeptRun]:
         """The runs that a condition holds for, with all their cells or those of `keys`."""
         listed = None if keys is None else json.dumps(sorted(keys))
         with _snapshot(self._connection):
@@ -251,28 +257,28 @@ class RunHistory:
                 f"{condition} ORDER BY coalesce(started_at, added_at), id",
                 {"keys": listed, **values},
             ).fetchall()
-            return [self._checked(row, tuple(names[row[0]]), listed) for row in rows]
+            return [self._checked(row, tuple(names[row[0]]), listed, with_figures) for row in rows]
 
-    def _checked(self, row: tuple[Any, ...], names: tuple[str, ...], keys: str | None) -> KeptRun:
+    def _checked(self, row: tuple[Any, ...], names: tuple[str, ...], keys: str | None, with_figures: bool) -> KeptRun:
         try:
-            return self._kept(row, names, keys)
+            return self._kept(row, names, keys, with_figures)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"run {brief(row[0])} of the history is damaged ({printable(str(error), 200)})") from error
 
-    def _kept(self, row: tuple[Any, ...], names: tuple[str, ...], keys: str | None) -> KeptRun:
+    def _kept(self, row: tuple[Any, ...], names: tuple[str, ...], keys: str | None, with_figures: bool) -> KeptRun:
         number, source, study, started_at, finished_at, rules, added_at = row
         facts = self._connection.execute("SELECT hash, facts FROM environments WHERE run = ?", (number,))
         environments = {digest: None if text is None else json.loads(text) for digest, text in facts}
-        cells = self._cells(number, keys)
+        cells = self._cells(number, keys, with_figures)
         figures = RunFigures(source, study, started_at, finished_at, json.loads(rules), cells, environments)
         kept = KeptRun(number, names, source, added_at, figures)
         return replace(kept, figures=replace(figures, name=f"{kept.title} ({source})"))
 
-    def _cells(self, number: int, keys: str | None) -> dict[str, CellFigures]:
+    def _cells(self, number: int, keys: str | None, with_figures: bool) -> dict[str, CellFigures]:
         condition, values = "run = :run" + ("" if keys is None else f" AND {_AMONG}"), {"run": number, "keys": keys}
         figures: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         query = f"SELECT key, figure, repeat, value FROM figures WHERE {condition} ORDER BY rowid"
-        for cell, figure, repeat, value in self._connection.execute(query, values):
+        for cell, figure, repeat, value in self._connection.execute(query, values) if with_figures else ():
             figures[cell][figure][repeat] = value
         query = f"SELECT * FROM cells WHERE {condition} ORDER BY rowid"
         return {row[1]: _cell_of(row[1:], figures[row[1]]) for row in self._connection.execute(query, values)}

@@ -56,12 +56,12 @@ from reports.plots.experiments.load import draw_load, drawn_axis, load_height
 from reports.plots.experiments.optimization import draw_optimization
 from reports.plots.experiments.profiled import draw_profiled, profiled_height
 from reports.plots.experiments.scaling import draw_scaling
-from reports.plots.experiments.sweep import draw_sweep, sweep_height
+from reports.plots.experiments.sweep import draw_sweep, sweep_axes, sweep_height
 from reports.plots.experiments.targets import draw_targets, targets_height
 from reports.plots.experiments.time_split import draw_time_split
 from reports.plots.planning.forecast import draw_forecast
 from reports.plots.planning.layouts import draw_layouts, drawable_layouts, drawn_layouts, layouts_height
-from reports.plots.style import MOST_BARS, bars_text
+from reports.plots.style import MOST_BARS, bars_text, series_lines
 from reports.profiles.perf import perf_lines, perf_sentence, perf_table, recorded_cells
 from reports.profiles.profiled import profiled_cells, profiled_lines, profiled_sentence, profiled_table
 from reports.profiles.time_split import time_split, time_split_sentence, time_split_table
@@ -69,6 +69,8 @@ from reports.reading.load import CellResult, StudyResult
 
 MAX_RECORDS = 60
 """Named under a figure; the page's cells and `records.parquet` have all."""
+_MAX_REFUSED = 12
+"""Points of a grid that this version cannot measure, named with an experiment; plan.json has all."""
 
 LINKS_SENTENCE = "A line, seconds = latency + size / bandwidth, was fitted to each repeat with relative errors."
 
@@ -136,7 +138,8 @@ def target_sections(study: StudyResult, album: Album) -> list[Section]:
             if drawn
             else None
         )
-        lines = tuple(targets_lines(found))
+        left_out = series_lines(len(found.labels), "points") if plot else ()
+        lines = (*left_out, *targets_lines(found))
         sections.append(Section(found.title, targets_sentence(found), targets_table(found), plot, lines=lines))
     return sections
 
@@ -147,7 +150,9 @@ def _with_engines(
     """The section, and where its cells are of several engines one that says which to use."""
     if experiment.kind not in ("sweep", "optimization"):
         return section
-    lines = tuple(f"{item.label} is unsupported: {item.reason}." for item in experiment.refused)
+    lines = [f"{item.label} is unsupported: {item.reason}." for item in experiment.refused[:_MAX_REFUSED]]
+    if len(experiment.refused) > len(lines):
+        lines.append(f"{len(experiment.refused) - len(lines):,} more points are unsupported: plan.json lists them.")
     section = replace(section, lines=(*section.lines, *lines))
     found = engines(study, experiment, judged)
     if found is None:
@@ -222,7 +227,8 @@ def _load(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Se
         ("Servers", SERVERS_SENTENCE, servers_table(found)),
     )
     more = [Section(name, told, table) for name, told, table in tables if table is not None]
-    lines = tuple(load_lines(found))
+    left_out = series_lines(len(found.series()), "series") if plot else ()
+    lines = (*left_out, *load_lines(found))
     return Section(title, load_sentence(found), load_table(found), plot, lines=lines, more=tuple(more))
 
 
@@ -231,8 +237,9 @@ def _sweep(study: StudyResult, experiment: PlannedExperiment, album: Album) -> S
     measured = any(point.result.estimate("throughput") for point in points)
     draw, height = partial(draw_sweep, points=points), sweep_height(points)
     plot = album.add(title, draw, sweep_charts(points), height) if measured else None
+    lines = series_lines(len(sweep_axes(points)[1]), "series") if plot else ()
     more = _latency(study, experiment, album)
-    return Section(title, sweep_sentence(points), sweep_table(points), plot, more=more)
+    return Section(title, sweep_sentence(points), sweep_table(points), plot, lines=lines, more=more)
 
 
 def _optimization(study: StudyResult, experiment: PlannedExperiment, album: Album) -> Section:
@@ -295,7 +302,9 @@ def correctness_section(
 ) -> Section:
     sentence = reference_sentence(base)
     if experiment.refused:
-        told = "; ".join(f"{item.label} ({item.reason})" for item in experiment.refused)
+        refused = [f"{item.label} ({item.reason})" for item in experiment.refused[:_MAX_REFUSED]]
+        rest = len(experiment.refused) - len(refused)
+        told = "; ".join([*refused, *([f"and {rest:,} more, which plan.json lists"] if rest else [])])
         sentence += f" Unsupported, so not judged: {told}."
     reached = dict.fromkeys(item.reach.text for item in judged if item.reach is not None)
     if reached:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import psutil
 
 from configs.common.files.reading import brief, parse_json
+from configs.common.printable import some_of
 from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
 
@@ -129,7 +130,7 @@ def node_of(environment: Mapping[str, str]) -> JobNode:
     count = _integer(environment, "SLURM_STEP_NUM_NODES" if environment.get("SLURM_STEP_NUM_NODES") else None)
     rank = int(environment["SLURM_NODEID"])
     if count != len(names) or not 0 <= rank < count:
-        raise ValueError(f"SLURM_NODEID: got {rank} of {count} nodes, but the node list is {', '.join(names)}")
+        raise ValueError(f"SLURM_NODEID: got {rank} of {count} nodes, but the node list is {some_of(names)}")
     own = environment.get("SLURMD_NODENAME")
     if own in names and own != names[rank]:
         raise NotStartedError(
@@ -147,7 +148,7 @@ def pbs_node(environment: Mapping[str, str]) -> JobNode:
     """This node, by pbsdsh's number of it. Raises ValueError where there is none of that number."""
     names, rank = tuple(environment[PBS_NODES].split(",")), int(environment["PBS_NODENUM"])
     if not 0 <= rank < len(names) or len({*names}) < len(names):
-        raise ValueError(f"PBS_NODENUM: got {rank}, but the nodes are {', '.join(names)}, each expected once")
+        raise ValueError(f"PBS_NODENUM: got {rank}, but the nodes are {some_of(names)}, each expected once")
     return JobNode(rank, names, environment["PBS_JOBID"])
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from configs.common.base import sha256_of_file
+from configs.common.printable import some_of
 from configs.common.system.ports import FIRST_PORT, PORTS, free_port
 from configs.records.record import Status
 from slurm.launcher.end_cause import JobVerdict, NotStartedError
@@ -172,7 +173,7 @@ class _Call:
 
     def _name_missing(self) -> NoReturn:
         missing = [rank for rank in range(1, self.node.count) if rank not in self.lines]
-        who = ", ".join(f"node {rank} ({self.node.names[rank]})" for rank in missing)
+        who = some_of([f"node {rank} ({self.node.names[rank]})" for rank in missing])
         message = f"{who} did not register with head node {self.node.name} within {self.limits.call_seconds:g} s"
         self._refuse("NodeMissing", message, tuple(self.node.names[rank] for rank in missing))
 

@@ -20,6 +20,7 @@ from threading import Lock
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import read_model
+from configs.common.printable import some_of
 from configs.plans.job import JobEnd, Submission, Submitting
 from configs.plans.paths import JobPaths
 from configs.records.record import Status
@@ -173,10 +174,9 @@ def _is_requeued(paths: JobPaths, sight: Sight) -> bool:
 
     A job that waits has no launcher, unless it is the second time: one that was seen before the look began.
     """
-    if paths.folder not in _begun:
-        nodes = range(job_in(paths.folder).cell.nodes)
-        if any(paths.node_launcher(node_rank).exists() for node_rank in nodes):
-            _begun[paths.folder] = time.monotonic()
+    # One look, not one for each node: a job of a thousand nodes may wait for hours.
+    if paths.folder not in _begun and next(paths.folder.glob("launcher_*.json"), None) is not None:
+        _begun[paths.folder] = time.monotonic()
     begun = _begun.get(paths.folder)
     waits_again = sight.state == "PENDING" and begun is not None and begun < sight.asked_at
     return waits_again or standing(sight.state).place == "requeued" or paths.requeued.exists()
@@ -207,7 +207,7 @@ def note(folder: Path) -> str:
         return f"job {job_id}"
     if standing(sight.state).place == "waiting":
         return _queue_of(folder).pending_note(job_id, sight.reason)
-    return f"job {job_id} on {', '.join(sight.nodes)}"
+    return f"job {job_id} on {some_of(sight.nodes)}"
 
 
 def cancel(folder: Path) -> None:
@@ -263,7 +263,7 @@ def _cancel_on(queue: JobQueue, folders: Sequence[Path]) -> None:
             break
         time.sleep(_CANCEL_LOOK_SECONDS if ids else 0)
     if ids and not told:
-        raise Unavailable(f"{scheduler} does not respond; jobs not cancelled: {', '.join(ids.values())}")
+        raise Unavailable(f"{scheduler} does not respond; jobs not cancelled: {some_of(list(ids.values()))}")
     for folder in ids:
         write_unlaunched_end(
             JobPaths(folder), Status.CANCELLED, f"cancelled on request; {scheduler} is still ending it"

@@ -17,9 +17,12 @@ def cluster_target(job: Job) -> ScheduledTarget:
     return job.target
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=16_384)
 def job_in(folder: Path) -> Job:
-    """A job as it was written; it does not change."""
+    """A job as it was written; it does not change.
+
+    All jobs in flight are looked at in turn: of more than are kept, each would be read again at every look.
+    """
     return read_model(JobPaths(folder).job, Job, PLAN_BYTES)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import read_model
+from configs.common.printable import some_of
 from configs.common.system.proc import is_alive, start_ticks
 from configs.plans.job import JobEnd, Launcher, SrunProcess, Submission, Submitting
 from configs.plans.paths import JobPaths
@@ -135,7 +136,7 @@ def note(folder: Path) -> str:
     except FileNotFoundError:
         return ""
     launchers = [node_launcher(paths, rank) for rank in range(job_in(folder).cell.nodes)]
-    hosts = ", ".join(launcher.host for launcher in launchers if launcher)
+    hosts = some_of([launcher.host for launcher in launchers if launcher])
     if hosts:
         return f"step of allocation {job_id} on {hosts}"
     reason = waiting_reason(paths)

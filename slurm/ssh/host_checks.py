@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from packaging.requirements import Requirement
 
-from configs.common.printable import plural
+from configs.common.printable import plural, some_of
 from configs.targets.ssh_host import SshHost
 from configs.targets.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostError, HostRefused, hosts_of
@@ -46,9 +46,7 @@ async def lacking(target: SshTarget, need: HostNeed) -> list[str]:
         if facts is not None:
             places.setdefault(facts.place, []).append(host.name)
     same = [names for names in places.values() if len(names) > 1]
-    return problems + [
-        f"hosts: {', '.join(names)} are one and the same machine. Leave all but one out" for names in same
-    ]
+    return problems + [f"hosts: {some_of(names)} are one and the same machine. Leave all but one out" for names in same]
 
 
 async def _of_host(target: SshTarget, given: SshHost, host: Host, need: HostNeed) -> tuple[Facts | None, list[str]]:

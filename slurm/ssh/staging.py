@@ -23,6 +23,7 @@ from pathlib import Path
 
 from configs.common.base import content_hash, sha256_of_file
 from configs.common.files.reading import PLAN_BYTES, open_regular, read_bytes, read_model
+from configs.common.printable import some_of
 from configs.plans.model_manifest import ModelManifest
 from configs.targets.target import SshTarget
 from slurm.ssh.connection import Facts, Host, HostAway, HostError, host_of
@@ -212,7 +213,9 @@ async def _install(member: Member) -> None:
 
 async def _stage_model(members: Sequence[Member], path: Path, notice: Notice, thorough: bool) -> None:
     manifest, name = read_model(path, ModelManifest, PLAN_BYTES), f"models/{path.parent.name}"
-    lacking = [member for member in members if not await _has_model(member, manifest, name, thorough)]
+    # All at once: to hash the files of a host takes minutes.
+    there = await asyncio.gather(*(_has_model(member, manifest, name, thorough) for member in members))
+    lacking = [member for member, whole in zip(members, there, strict=True) if not whole]
     if not lacking:
         return
     items = [
@@ -403,4 +406,4 @@ async def _upload_pieces(host: Host, item: StagedFile, source: Path, path: str, 
 
 
 def _names(members: Sequence[Member]) -> str:
-    return ", ".join(member.host.name for member in members)
+    return some_of([member.host.name for member in members])

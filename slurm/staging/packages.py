@@ -40,6 +40,7 @@ from configs.common.files.abandoned import remove_abandoned
 from configs.common.files.flushing import flush_file
 from configs.common.files.project_files import project_file
 from configs.common.files.reading import PLAN_BYTES, open_regular, read_model
+from configs.common.printable import some_of
 from configs.plans.model_manifest import ModelManifest
 from slurm.staging.file_list import is_whole, write_list
 from slurm.staging.wheel import pack_wheel
@@ -292,7 +293,7 @@ def stage_model(shared: Path, manifest: ModelManifest, name: str, notice: Notice
         return path
     common_folder(shared, "rankwise", "models")
     if damaged:
-        notice(f"model {manifest.identity}: damaged in {folder} ({', '.join(damaged)}), copying again")
+        notice(f"model {manifest.identity}: damaged in {folder} ({some_of(damaged)}), copying again")
         cleared = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.cleared")  # as `_made_whole` names them
         with suppress(FileNotFoundError):  # of another who does the same
             folder.rename(cleared)

@@ -24,7 +24,7 @@ from slurm.launcher.job_files import measurement_under_way, write_end
 from slurm.sbatch_bundle.retry import began
 from slurm.schedulers.commands.accounting import Account, read_accounts, read_step
 from slurm.schedulers.commands.states import FinalState, composed, standing
-from tasks.campaign.ledger import missing_measurements, set_aside_damaged
+from tasks.campaign.ledger import missing_measurements, set_aside_damaged, told_set_aside
 from tasks.campaign.records import collect_job
 from tasks.campaign.run_lock import FolderInUse, run_lock
 
@@ -97,7 +97,7 @@ def _collected(run: RunPaths, names: Sequence[str]) -> CollectedBundle:
         result.records += collected.records
         result.notes += collected.set_aside
     ledger = set_aside_damaged(run)
-    result.notes += ledger.set_aside
+    result.notes += told_set_aside(ledger.set_aside)
     passes: tuple[MeasuringPass, ...] = get_args(MeasuringPass)
     result.missing = sum(len(missing_measurements(plan, ledger, measuring_pass, False)) for measuring_pass in passes)
     return result

@@ -9,6 +9,7 @@ A file of a newer schema stops the run, because one folder must not mix two sche
 import os
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -26,6 +27,8 @@ from reports.reading.read import decisive_reading
 
 RepeatKey = tuple[str, MeasuringPass, int]
 """Cell key, measuring pass, repeat."""
+
+_MAX_TOLD = 8
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,13 @@ def set_aside(run: RunPaths, path: Path, reason: str) -> str:
             shutil.move(damaged, next(path for path in map(run.set_aside.joinpath, names) if not os.path.lexists(path)))
     shown = printable(reason.replace(f"{path}: ", "").replace(f"{run.folder}/", ""), 300)
     return f"{path.relative_to(run.folder)} is unreadable and was moved to set_aside/: {shown}"
+
+
+def told_set_aside(lines: Sequence[str]) -> list[str]:
+    """The lines on files that were moved, for a terminal: of many the first ones, and how many more."""
+    rest = len(lines) - _MAX_TOLD
+    more = f"{rest:,} more unreadable files were moved to set_aside/"
+    return [*lines[:_MAX_TOLD], more] if rest > 1 else [*lines]
 
 
 def damaged_places(ledger: Ledger) -> dict[RepeatKey, str]:

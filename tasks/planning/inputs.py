@@ -23,7 +23,7 @@ from configs.inputs.prompts import numbered_prompts, read_prompts
 from configs.plans.expand import expand
 from configs.plans.model_manifest import read_model_manifest
 from configs.plans.paths import RunPaths
-from configs.plans.plan import Plan, PlannedModel, UnusableModel, read_plan
+from configs.plans.plan import Plan, PlannedModel, UnusableModel, check_plan_size, read_plan
 from configs.spec.experiments import CompressionPasses, Correctness, Optimization, ServerLoad, Sweep
 from configs.spec.study import ModelSpec, StudyError, StudySpec
 from configs.workloads.prompted import PromptedWorkload
@@ -150,8 +150,12 @@ def make_plan(
     an earlier run in the same folder, whose ranking of layouts stays. machine_of: where cells would run, if not here.
     """
 
+    @functools.cache  # each cell of a sweep asks for it, and a file may have a hundred megabytes
+    def selected(prompts: str, variant: str | None, limit: int | None) -> int:
+        return len(read_prompts(folder / f"{prompts}.jsonl", variant, limit))
+
     def count_prompts(workload: PromptedWorkload) -> int:
-        return len(read_prompts(folder / f"{workload.prompts}.jsonl", workload.variant, workload.limit))
+        return selected(str(workload.prompts), workload.variant, workload.limit)
 
     from tasks.planning.layouts import layout_choice, with_forecast  # the planner takes time to import
 
@@ -167,7 +171,9 @@ def make_plan(
     if cache is not None:
         plan = with_forecast(plan, study, folder, cache)
     listed = None if cache is None else listed_offers(cache)
-    return plan.model_copy(update={"prices": prices_of(study, inputs, folder, listed)})
+    plan = plan.model_copy(update={"prices": prices_of(study, inputs, folder, listed)})
+    check_plan_size(plan)
+    return plan
 
 
 def prices_of(

@@ -1,6 +1,7 @@
 """Figures of different devices: on no curve together, in no ratio, fit or recommendation, and the report says why."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,11 @@ def test_repeats_of_a_cell_on_another_device_are_left_out(tmp_path: Path) -> Non
     assert sorted(study.cells[cell.key].completed) == [2, 3, 4, 5]
     assert study.cells[cell.key].pooled == {}
     assert study.other_devices == ("2 repeats of tiny, 1 rank, float32, batch 1, 8 tokens on cpu",)
+    many = replace(study, other_devices=tuple(f"2 repeats of cell {number} on cpu" for number in range(1000)))
+    told = next(sentence.body for sentence in answer(many, [], []) if "kept apart" in sentence.lead)
+    assert told.endswith(
+        "2 repeats of cell 0 on cpu, 2 repeats of cell 1 on cpu, 2 repeats of cell 2 on cpu and 997 more."
+    )
 
 
 def test_ranks_on_different_gpus_are_a_device_of_their_own(tmp_path: Path) -> None:

@@ -332,6 +332,17 @@ def test_of_the_repeats_without_a_figure_the_unreadable_are_told_apart(tmp_path:
     assert "| 3 and memory pass | missing | 0 | no attempt has left a record |" in text
 
 
+def test_many_missing_repeats_are_told_as_rows(tmp_path: Path) -> None:
+    """Each row of a study that had hardly begun listed every number of thousands."""
+    cell = generate()
+    run = write_plan(tmp_path / "run", plan_of([cell], [], repeats=2000))
+    for repeat in (0, 3, 7):
+        write_record(run, cell, repeat, samples=generated(cell, 1.0))
+    render_report(run)
+    told = "1, 2, 4, 5, 6, 8 to 1999 and memory pass"
+    assert f"| {told} | missing | 0 | no attempt has left a record |" in whole_report(run)
+
+
 def live_markup(text: str) -> list[str]:
     """What a reader of CommonMark with tables takes for HTML, a link or an image, whatever it leads to."""
     reader = MarkdownIt("commonmark").enable("table")

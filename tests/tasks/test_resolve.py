@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.plans import plan
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.spec.study import StudyError, StudySpec, parse_study
@@ -107,3 +108,25 @@ def test_a_program_that_cuts_its_own_warm_up_does_not_ask_for_the_rule(tmp_path:
     (run.records / key).mkdir(parents=True)
     run.record(key, "timed", 0, 1).write_text("{}")
     assert resolved(parse_study(study | {"measuring": {"warmup": 7}}), tmp_path, CheckedPlan()).measuring.warmup == 7
+
+
+@pytest.mark.parametrize("bound", ["PLAN_BYTES", "MAX_JSON_VALUES"])
+def test_a_plan_that_could_not_be_read_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    """Layouts of ten models on ten large targets were measured, and the run ended without a report: `plan.json` was too
+    large to be read."""
+    study = parse_study({**STUDY, "experiments": {"all": {"kind": "layouts", "ranks": 2, "best": 1}}})
+    folders = tmp_path, tmp_path / "cache", tmp_path / "run"
+    made = check_study(study, *folders)
+    assert len(made.cells) == 1 and sum(len(one.candidates) for one in made.experiments) > 3
+    text = made.model_dump_json(indent=1)
+    with_prediction = {
+        "PLAN_BYTES": len(text) + 1000,
+        "MAX_JSON_VALUES": sum(text.count(sign) for sign in ",[{") + 40,
+    }
+    monkeypatch.setattr(plan, bound, with_prediction[bound])
+    assert check_study(study, *folders).cells
+    monkeypatch.setattr(plan, bound, with_prediction[bound] - 1)
+    with pytest.raises(StudyError, match=r"experiments: the plan of 1 cell and \d+ ranked layouts takes .* Split the"):
+        check_study(study, *folders)

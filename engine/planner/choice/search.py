@@ -120,13 +120,27 @@ def ranked(
     if unjoined and not any(candidate.fits for candidate in found):
         raise unjoined[0]
     if not found:
-        fewer = (n for n in range(ranks - 1, 0, -1) if any(layouts(base, n, global_batch, limits, across_nodes=True)))
         raise ValueError(
             f"no layout of {plural(ranks, 'rank')} is valid for {base.architecture.name} with a batch of "
             f"{global_batch} over all ranks; use a batch that is a multiple of {ranks}, "
-            f"or {plural(next(fewer, 1), 'rank')}"
+            f"or {plural(_fewer_ranks(base, ranks, global_batch, limits), 'rank')}"
         )
     return sorted(found, key=_order)
+
+
+def _fewer_ranks(base: TrainingSetup | InferenceSetup, ranks: int, global_batch: int, limits: SearchLimits) -> int:
+    """Return the largest number below `ranks` that has a valid layout; 1 where none has.
+
+    Products of valid degrees are tried: every number would take seconds of tens of thousands of ranks, for each of the
+    machines and numbers of GPUs that a plan compares.
+    """
+    replicas = divisors(global_batch) if "dp" in limits.axes else [1]
+    groups = divisors(base.architecture.heads) if "tp" in limits.axes else [1]
+    stages = base.architecture.most_stages if "pp" in limits.axes else 1
+    parts = {dp * tp for dp in replicas for tp in groups if dp * tp < ranks}
+    found = {part * pp for part in parts for pp in (1, min(stages, (ranks - 1) // part))}
+    valid = (n for n in sorted(found, reverse=True) if any(layouts(base, n, global_batch, limits, across_nodes=True)))
+    return next(valid, 1)
 
 
 def _order(candidate: EvaluatedSetup) -> tuple[bool, float, str]:

@@ -170,7 +170,7 @@ def history_add(folder: Path, name: str | None = None, history_file: Path | None
 def history_list(history_file: Path | None = None, json_wanted: bool = False, html_file: Path | None = None) -> int:
     """Print all runs of a history, oldest first. Returns the exit code. `html_file`: also write their page."""
     with open_history(history_file or DEFAULT_HISTORY) as history:
-        runs = history.runs()
+        runs = history.listed() if html_file is None else history.runs()
     if html_file is not None:
         write_output(html_file, report_page(history_document(runs)))
         print(f"Page       {html_file}", file=sys.stderr if json_wanted else sys.stdout)

@@ -21,6 +21,9 @@ from flows.cli.results.inspect import open_run
 _POLL_SECONDS = 0.5
 _REMEMBERED_BYTES = 64
 _PIECE_BYTES = 8 << 20
+"""Read of a file at a look, at most."""
+_LOOK_BYTES = 64 << 20
+"""Read of all files of a job at a look, which are in memory together: a job may have thousands of ranks."""
 _LINE_CHARACTERS = 10_000
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+\+00:00 ")
 
@@ -48,12 +51,19 @@ def print_logs(folder: Path, follow: bool, rank: int | None = None, job: str = "
     """
     run, _ = open_run(folder)
     readings: dict[Path, _Reading] = {}
+    over: set[Path] = set()
     try:
         while True:
             last = not follow or not _is_worked_on(run)
             for job_folder in _job_folders(run, job):
-                while _print_new(_files(JobPaths(job_folder), rank), readings, last) and last:
+                if job_folder in over and not last:
+                    continue  # to look at thousands again and again disturbs what is measured
+                paths = JobPaths(job_folder)
+                is_collected = paths.collected.exists()
+                while (more := _print_new(_files(paths, rank), readings, last)) and last:
                     pass
+                if is_collected and not more:
+                    over.add(job_folder)
             if last:
                 _check_there(run, rank, job)
                 return 0
@@ -99,16 +109,17 @@ def _print_new(files: Iterable[Path], readings: dict[Path, _Reading], last: bool
     Not whether there was anything new: a run that writes all the time would never be done with.
     """
     files = list(files)
-    lines = [_stamped(path, readings.setdefault(path, _Reading()), last) for path in files]
+    piece_bytes = max(1, min(_PIECE_BYTES, _LOOK_BYTES // max(1, len(files))))
+    lines = [_stamped(path, readings.setdefault(path, _Reading()), last, piece_bytes) for path in files]
     for _, path, line in heapq.merge(*lines, key=lambda found: found[0]):
         print(printable(f"{path.parent.name}/{path.stem}: {line}", _LINE_CHARACTERS))
     sys.stdout.flush()
     return any(readings[path].cut for path in files)
 
 
-def _stamped(path: Path, reading: _Reading, last: bool) -> Iterator[tuple[str, Path, str]]:
+def _stamped(path: Path, reading: _Reading, last: bool, piece_bytes: int) -> Iterator[tuple[str, Path, str]]:
     """Return new lines of a file with their times; a line without a time gets that of the line before it."""
-    lines = _new_lines(path, reading, last)
+    lines = _new_lines(path, reading, last, piece_bytes)
     if lines and not reading.stamp:
         reading.stamp = next(filter(None, map(_stamp_of, lines)), "") or _modified(path)
     for line in lines:
@@ -128,7 +139,7 @@ def _modified(path: Path) -> str:
         return ""  # moved just now
 
 
-def _new_lines(path: Path, reading: _Reading, last: bool) -> list[str]:
+def _new_lines(path: Path, reading: _Reading, last: bool, piece_bytes: int) -> list[str]:
     """Return the complete lines after the last position; a line without an end only if the file is final."""
     reading.cut = False
     try:
@@ -141,10 +152,10 @@ def _new_lines(path: Path, reading: _Reading, last: bool) -> list[str]:
             if file.read(len(reading.tail)) != reading.tail:
                 reading.position, reading.tail, reading.stamp = 0, b"", ""  # replaced or truncated
                 file.seek(0)
-            data = file.read(_PIECE_BYTES)
+            data = file.read(piece_bytes)
     except (OSError, ValueError):
         return []  # not written yet, moved just now, or no regular file
-    reading.cut = len(data) == _PIECE_BYTES
+    reading.cut = len(data) == piece_bytes
     reading.mark = (0, 0, 0) if reading.cut else mark  # there is more of it
     whole = data if last and not reading.cut else data[: data.rfind(b"\n") + 1]
     if reading.cut and not whole:

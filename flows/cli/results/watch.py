@@ -30,7 +30,9 @@ from reports.render import render_page
 _RECORD = re.compile(r"/(records/[0-9a-f]{4,64}/[A-Za-z0-9_.-]{1,100}\.(?:json|npz))")
 _RECORD_BYTES = 256 * 2**20
 _LEAST_SECONDS = 2.0
-"""Between two renderings: one takes as long on a large run."""
+"""Between two renderings."""
+_MAX_SHARE = 0.2
+"""Of the time in which a run goes on, for renderings: of a large run one takes most of a minute of a core."""
 
 
 class LivePage:
@@ -38,7 +40,7 @@ class LivePage:
 
     def __init__(self, run: RunPaths) -> None:
         self._run, self._lock = run, threading.Lock()
-        self._version, self._page, self._made = "", b"", 0.0
+        self._version, self._page, self._made, self._took = "", b"", 0.0, 0.0
 
     def version(self) -> str:
         """Changes with each record."""
@@ -51,15 +53,25 @@ class LivePage:
         """The page of now; of a moment ago where it was just made."""
         with self._lock:
             version = self.version()
-            if not self._page or (version != self._version and time.monotonic() - self._made > _LEAST_SECONDS):
+            if not self._page or (version != self._version and self._may_render()):
+                began = time.monotonic()
                 self._page = render_page(self._run, progress(self._run, version)).encode()
                 self._version, self._made = version, time.monotonic()
+                self._took = self._made - began
             return self._page
 
     def shown(self) -> str:
         """The version that a reader should have; the last one until a newer page may be made."""
         version = self.version()
-        return version if time.monotonic() - self._made > _LEAST_SECONDS else self._version
+        return version if self._may_render() else self._version
+
+    def _may_render(self) -> bool:
+        """Whether enough time went by since the last rendering; of a run that goes on it takes a small share."""
+        from tasks.campaign.run_lock import is_locked
+
+        paused = time.monotonic() - self._made
+        busy = self._took * (1 / _MAX_SHARE - 1)
+        return paused > _LEAST_SECONDS and (paused > busy or not is_locked(self._run))
 
 
 def progress(run: RunPaths, version: str) -> LiveHeader:

@@ -8,6 +8,7 @@ from reports.plots.style import (
     LINES,
     MARKERS,
     crosses,
+    first_series,
     legend,
     legend_height,
     legend_label,
@@ -44,14 +45,14 @@ def lost_points(found: LoadExperiment) -> list[tuple[float, str]]:
 
 def load_height(found: LoadExperiment) -> float:
     """Inches: the legend has two labels for each series."""
-    labels = [f"{title}, TTFT P99" for title in found.series()]
+    labels = [f"{title}, TTFT P99" for title in first_series(found.series())]
     return 2.9 + legend_height([*labels, *labels], _LEGEND_COLUMNS)
 
 
 def draw_load(figure: "Figure", found: LoadExperiment) -> None:
     """Left the tokens per second, right P99 of TTFT and ITL; a cross for each load without a result."""
     left, right = figure.subplots(1, 2)
-    for index, (title, points) in enumerate(found.series().items()):
+    for index, (title, points) in enumerate(first_series(found.series()).items()):
         colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
         marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]  # of a colour's second series another one
         valid = [(at, point) for at, point in points if point.valid]

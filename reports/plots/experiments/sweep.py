@@ -11,6 +11,7 @@ from reports.plots.style import (
     are_slanted,
     axis_positions,
     crosses,
+    first_series,
     is_numeric,
     legend,
     legend_columns,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 def sweep_height(points: Sequence[SweepPoint]) -> float:
     """Inches: the legend has lines for its series, and slanted names need room."""
-    axis, series = sweep_axes(points)
+    axis, series = drawn_axes(points)
     _, labels = axis_positions([point.values[axis] for point in points])
     slanted = labels is not None and are_slanted(labels, _panels(points))
     return 3.1 + 0.2 * (len(series) // legend_columns(list(series))) + (0.7 if slanted else 0.0)
@@ -37,7 +38,7 @@ def _panels(points: Sequence[SweepPoint]) -> int:
 
 def draw_sweep(figure: "Figure", points: Sequence[SweepPoint]) -> None:
     """Throughput, and where it is known peak memory, over the swept field; further fields are series."""
-    axis, series = sweep_axes(points)
+    axis, series = drawn_axes(points)
     panels = figure.subplots(1, _panels(points), squeeze=False)[0]
     xs, labels = axis_positions([point.values[axis] for point in points])
     for panel, axes in enumerate(panels):
@@ -67,6 +68,12 @@ def draw_sweep(figure: "Figure", points: Sequence[SweepPoint]) -> None:
         axes.set_ylabel(f"throughput, {points[0].result.unit}" if panel == 0 else "peak memory, MiB")
     if len(series) > 1:
         legend(figure, panels[0])
+
+
+def drawn_axes(points: Sequence[SweepPoint]) -> tuple[str, dict[str, list[int]]]:
+    """The field on the x axis and the series that a figure shows, of many the first."""
+    axis, series = sweep_axes(points)
+    return axis, first_series(series)
 
 
 def sweep_axes(points: Sequence[SweepPoint]) -> tuple[str, dict[str, list[int]]]:

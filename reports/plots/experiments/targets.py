@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from reports.experiments.targets import SideBySide
-from reports.plots.style import LINE_CHARACTERS, crosses, legend, legend_height, medians, tick_text
+from reports.plots.style import LINE_CHARACTERS, MOST_SERIES, crosses, legend, legend_height, medians, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -11,14 +11,19 @@ if TYPE_CHECKING:
 
 def targets_height(found: SideBySide) -> float:
     """Inches: the legend has lines for its points."""
-    return 3.1 + legend_height(found.labels)
+    return 3.1 + legend_height(drawn_labels(found))
+
+
+def drawn_labels(found: SideBySide) -> list[str]:
+    """The points that a figure shows, of many the first."""
+    return found.labels[:MOST_SERIES]
 
 
 def draw_targets(figure: "Figure", found: SideBySide) -> None:
     """Targets stand beside each other, at equal distances; their links, where known, are below their names."""
     axes = figure.subplots()
     lost: list[tuple[float, str]] = []
-    for index, label in enumerate(found.labels):
+    for index, label in enumerate(drawn_labels(found)):
         values = []
         for place, side in enumerate(found.sides):
             point = next((point for point in side.points if point.label == label), None)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from configs.common.base import utc_now
 from configs.common.failure_kinds import HEAD_LOST, NODE_LOST, OTHER_NODE, PEER_LOST
+from configs.common.printable import some_of
 from configs.plans.job import Job, JobEnd
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget, ScheduledTarget
@@ -229,7 +230,7 @@ def _by_scheduler(
         blamed = tuple(silent) if silent else tuple(nodes if len(nodes) == 1 else ())
     message = (_FOR_A_STATE.get(bare(word.state)) or _FOR_A_PERSON[meaning.status]).format(scheduler=scheduler)
     details = [bare(word.state), word.reason if word.reason != "None" else ""]
-    details += [f"nodes {', '.join(blamed)}" if blamed else ""]
+    details += [f"nodes {some_of(blamed)}" if blamed else ""]
     return JobEnd(
         status=meaning.status,
         return_code=None,
@@ -250,7 +251,7 @@ def _without_a_word(
     job: Job, word: FinalState | None, nodes: Sequence[str], began: bool, measurement: str | None
 ) -> JobEnd:
     """No node said how it ended, and the scheduler knows no cause."""
-    where = ", ".join(nodes) or "the nodes"
+    where = some_of(nodes) or "the nodes"
     if began:
         message = f"the launchers on {where} exited without a result; see slurm_0.log and launcher_0.log"
         return JobEnd(

@@ -23,6 +23,7 @@ from submitit.core.utils import DelayedSubmission
 
 from configs.common.files.reading import PLAN_BYTES, brief, read_model
 from configs.common.live_variables import SOCKET_VARIABLE
+from configs.common.printable import some_of
 from configs.plans.job import Job
 from configs.plans.model_manifest import read_model_manifest
 from configs.targets.resources import ClusterTarget
@@ -66,7 +67,6 @@ _REFUSALS = (
     (r"memory", "memory_per_node"),
     (r"generic resource|gres|\bTRES\b|gpu", "gpus_per_node"),
     (r"unrecognized option|invalid option", "extra"),
-    (r"job array", "max_queued"),
     (r"invalid node name", "exclude"),
     (r"processors|cpu count|node count|node configuration|partition configuration|nodes", "nodes"),
 )
@@ -79,8 +79,9 @@ _PASSING = (
 _QUOTING = r"invalid partition|(?:unrecognized|invalid) option"
 _REASON = re.compile(r"Batch job submission failed: ([^;]+)")
 _SUBMITTED = re.compile(r"Submitted batch job ([0-9]+)")
-# A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; or of jobs in the whole cluster.
-_SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount"
+# A limit that it does not name (before Slurm 20.11), perhaps of jobs at once; of jobs in the whole cluster; or of the
+# tasks of an array (MaxArraySize, max_array_tasks of slurm.conf): smaller ones, and single jobs, are taken.
+_SOME_LIMIT = r"submit limit|accounting/qos policy|MaxJobCount|job array"
 
 
 def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def parameters(jobs: Sequence[Job], name: str, comment: str, work: Path) -> dict
         if value is not False:
             further[option] = value
     if job.exclude and (listed := further.get("nodelist") or further.get("nodefile")):
-        nodes = ", ".join(job.exclude)
+        nodes = some_of(job.exclude)
         raise Refused(
             f"target.extra of {target.name}: jobs that list their nodes ({listed}) can leave none out ({nodes})"
         )

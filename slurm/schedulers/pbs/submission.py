@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.printable import some_of
 from configs.plans.job import Job
 from configs.targets.target import PbsTarget
 from slurm.launcher.containers import interpreter, wrapped
@@ -57,7 +58,7 @@ def qsub(folder: Path, name: str, environment: Mapping[str, str]) -> str:
     job = read_model(folder / "job.json", Job, PLAN_BYTES)
     target = pbs_target(job)
     if job.exclude:
-        nodes = ", ".join(job.exclude)
+        nodes = some_of(job.exclude)
         raise Refused(f"target.kind of {target.name}: PBS cannot leave nodes out ({nodes}). Set them offline")
     program = shutil.which("qsub", path=environment.get("PATH"))
     if program is None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from configs.common.base import utc_now
 from configs.common.files.reading import read_tail
+from configs.common.printable import some_of
 from configs.common.secrets import excerpt
 from configs.plans.job import Job, JobEnd
 from configs.plans.paths import JobPaths
@@ -70,7 +71,7 @@ def _silent(paths: JobPaths, names: Sequence[str], silent: Sequence[int], measur
     """The end of a job whose launchers are gone without a word, from the hosts that are reached and know nothing."""
     who = tuple(names[rank] for rank in silent)
     if any(node_launcher(paths, rank) is not None for rank in silent):
-        message = f"the launcher on {', '.join(who)} exited without a result; see launcher_{silent[0]}.log"
+        message = f"the launcher on {some_of(who)} exited without a result; see launcher_{silent[0]}.log"
         return JobEnd(
             status=Status.LOST, return_code=None, measurement=measurement, nodes=who, message=message,
             finished_at=utc_now(),
@@ -80,7 +81,7 @@ def _silent(paths: JobPaths, names: Sequence[str], silent: Sequence[int], measur
         said = read_tail(log, _LAST_BYTES).strip().splitlines()[-1:]
     except (OSError, ValueError):
         said = []
-    message = f"the launcher on {', '.join(who)} did not start: {''.join(said) or 'no message'}; see {log.name}"
+    message = f"the launcher on {some_of(who)} did not start: {''.join(said) or 'no message'}; see {log.name}"
     return JobEnd(
         status=Status.FAILED, return_code=None, suspects=who, kind=NEVER_BEGAN, message=excerpt(message, _LAST_BYTES),
         finished_at=utc_now(),

@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from configs.common.base import utc_now, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_model
+from configs.common.printable import some_of
 from configs.plans.job import HostPlacement, Job, JobEnd, Submission
 from configs.plans.paths import JobPaths
 from configs.records.record import Accounting, Status
@@ -135,7 +136,7 @@ class SshJob:
         await asyncio.gather(*(self._patiently(node, node.carry) for node in self.nodes))
         facts = {node.rank: await self._patiently(node, node.host.facts) for node in self.nodes}
         addresses = [node.rendezvous_address(facts[node.rank]) for node in self.nodes]
-        starts = f"starts on {', '.join(node.host.name for node in self.nodes)}"
+        starts = f"starts on {some_of([node.host.name for node in self.nodes])}"
         for node in sorted(self.nodes, key=lambda node: facts[node.rank].place):
             await self._patiently(node, partial(node.start, addresses))
             while not await self._patiently(node, node.holds_its_host):
@@ -148,7 +149,7 @@ class SshJob:
         if len(self.nodes) > 1:
             await asyncio.gather(*(self._patiently(node, node.release) for node in self.nodes))
         self.state, self._began, self._soon_until = "running", _clock(), time.monotonic() + _SOON_FOR_SECONDS
-        self.note = f"on {', '.join(node.host.name for node in self.nodes)}"
+        self.note = f"on {some_of([node.host.name for node in self.nodes])}"
 
     async def _patiently(self, node: NodeJob, work: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """What the host answers, however often it is away; HostLost where that takes too long."""
@@ -191,7 +192,7 @@ class SshJob:
         try:
             await node.look()
             if self.state == "running":
-                self.note = f"on {', '.join(each.host.name for each in self.nodes)}"
+                self.note = f"on {some_of([each.host.name for each in self.nodes])}"
         except HostAway as error:
             self._notice_away(node, error)
             blamed = any(node.host.name in other.blames() for other in self.nodes if other.over)
@@ -203,19 +204,11 @@ class SshJob:
 
     async def _end_others(self, losses: dict[int, EndedFromOutside]) -> None:
         """End what still runs of a job that has lost a part."""
-        for node in self.nodes:
-            if not node.over and node.rank not in losses:
-                with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
-                    await node.end()
-                    await node.look()
+        await _end_on([node for node in self.nodes if not node.over and node.rank not in losses])
 
     async def _end(self, losses: Sequence[EndedFromOutside], told: JobEnd | None = None) -> None:
         """Keep how the job ended, and remove it from its hosts; where a host is away, when it is back."""
-        for node in self.nodes:
-            if losses and not node.over:
-                with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
-                    await node.end()
-                    await node.look()
+        await _end_on([node for node in self.nodes if losses and not node.over])
         names = [node.host.name for node in self.nodes]
         never_started = [node.rank for node in self.nodes if node.never_started]
         end = told or concluded(self.job, self.paths, names, losses, never_started)
@@ -223,9 +216,7 @@ class SshJob:
         write_end(self.paths, end)
         self.state = "ended"
         self.ended.set()
-        for node in self.nodes:
-            with suppress(HostAway, HostRefused, HostError):
-                await node.clear()
+        await asyncio.gather(*map(_clear, self.nodes))
 
     def _account(self, end: JobEnd, names: Sequence[str]) -> None:
         since, began, ended = (self._times_told(end) if self._found else None) or (
@@ -302,3 +293,19 @@ class SshJob:
         await node.end()
         with suppress(HostError):
             await node.look()
+
+
+async def _end_on(nodes: Sequence[NodeJob]) -> None:
+    """End what runs of a job on hosts, on all at once: each takes seconds, and the others would go on meanwhile."""
+
+    async def end(node: NodeJob) -> None:
+        with suppress(OSError, HostRefused):  # also a full disk here: the end has its place reserved
+            await node.end()
+            await node.look()
+
+    await asyncio.gather(*map(end, nodes))
+
+
+async def _clear(node: NodeJob) -> None:
+    with suppress(HostAway, HostRefused, HostError):
+        await node.clear()

@@ -15,7 +15,7 @@ from configs.common.base import write_atomically
 from configs.common.files.reading import read_model
 from configs.plans.job import Job, JobEnd
 from configs.plans.packing import Launch
-from configs.plans.paths import JobPaths, RunPaths
+from configs.plans.paths import JobPaths, RunPaths, job_order
 from configs.plans.plan import Plan
 from configs.records.record import Status
 from configs.targets.target import LocalTarget
@@ -33,6 +33,8 @@ _MAX_POLL_SECONDS = 0.2
 _NOTICE_SECONDS = 1.0
 _GRACE_SECONDS = 30.0
 """The launcher enforces the job's time limit; this much later the job is considered lost."""
+_last_names: dict[Path, str] = {}
+"""Folder of jobs -> the name of the last one that was made in it."""
 
 
 def write_job(launch: Launch, plan: Plan, run: RunPaths, cache: Path, exclude: Sequence[str] = ()) -> Job:
@@ -152,13 +154,28 @@ def waits_for() -> str:
     return f"for another launch on this machine: {machine_holder()}"
 
 
-def measured_so_far(job: Job, run: RunPaths) -> int:
-    """Count the job's measurements of which rank 0 has left its part."""
-    return min(len(job.measurements), sum(1 for _ in run.job(job.name).parts.glob("*.rank_0.json")))
+def measured_so_far(job: Job, run: RunPaths, known: int = 0) -> int:
+    """Count the job's measurements of which rank 0 has left its part; `known`: how many were counted before.
+
+    Ranks make them in the job's order. To list the parts at each look would take a share of the machine that is
+    measured, where thousands of cells on many ranks are one launch.
+    """
+    paths, count = run.job(job.name), known
+    while count < len(job.measurements) and paths.part(job.measurements[count].name, 0).exists():
+        count += 1
+    return count
 
 
 def _job_name(launch: Launch, run: RunPaths) -> str:
-    """Unique in the run folder, sorts by time: `0007-timed-1a2b3c4d`."""
-    firsts = [folder.name.partition("-")[0] for folder in run.jobs.glob("[0-9]*-*")]
-    numbers = [int(first) for first in firsts if first.isdecimal()]  # a person may have put others there
-    return f"{max(numbers, default=0) + 1:04d}-{launch.measuring_pass}-{launch.pack_key}"
+    """Unique in the run folder, sorts by time: `0007-timed-1a2b3c4d`.
+
+    Only this process makes jobs there, which it has locked: to list thousands of folders for each job of as many would
+    take minutes.
+    """
+    last = _last_names.get(run.jobs)
+    if last is not None and run.job(last).job.exists():
+        number = job_order(last)[0]
+    else:
+        number = max((job_order(folder.name)[0] for folder in run.jobs.glob("[0-9]*-*")), default=0)
+    _last_names[run.jobs] = name = f"{number + 1:04d}-{launch.measuring_pass}-{launch.pack_key}"
+    return name

@@ -102,7 +102,7 @@ def bring_rest_home(run: RunPaths) -> None:
 
 def collected_marker(run: RunPaths, name: str) -> Path:
     """Exists when nothing is left to merge in a job folder."""
-    return run.job(name).folder / "collected"
+    return run.job(name).collected
 
 
 def mark_collected(run: RunPaths, name: str) -> None:

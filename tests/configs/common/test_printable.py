@@ -12,6 +12,7 @@ from configs.common.printable import (
     printable,
     printable_lines,
     significant,
+    some_of,
     value_text,
 )
 
@@ -125,3 +126,8 @@ def test_units_of_throughput_have_their_plural(unit: str, units: str) -> None:
 )
 def test_values_of_a_study_file_are_shown_in_words(value: object, shown: str) -> None:
     assert value_text(value) == shown
+
+
+def test_a_long_list_of_names_is_told_by_its_first_ones() -> None:
+    assert some_of([]) == "" and some_of(["a", "b"]) == "a, b" and some_of([f"n{i}" for i in range(8)]).endswith("n7")
+    assert some_of([f"n{i}" for i in range(1008)]) == "n0, n1, n2, n3, n4, n5, n6, n7 and 1,000 more"

@@ -132,6 +132,24 @@ def test_what_comes_after_a_line_cut_short_is_kept(tmp_path: Path) -> None:
     assert learner_from(found, lambda _: HERE) is not None
 
 
+def test_years_of_runs_leave_a_file_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each night of a regression check appended its cells: every plan read all, until the file was too large to read
+    and nothing was corrected any more."""
+    monkeypatch.setattr("engine.planner.learning.MOST_RECORDS", 3)
+    monkeypatch.setattr("engine.planner.learning._MAX_FILE_BYTES", 8_000)
+    path, sizes = experience_path(tmp_path, this_fingerprint()), []
+    for day in range(40):
+        cells = [measured(cell_of(batch), 1.1, f"2026-01-01T{day:06d}") for batch in (1, 2)]
+        assert remember(known(*cells), path) == 2
+        sizes.append(path.stat().st_size)
+    assert max(sizes) < 16_000 and max(sizes[20:]) == max(sizes[:20])
+    found = read_experiences(path)
+    assert {each.measured_at for each in found.experiences} == {"2026-01-01T000039"} and len(found.experiences) == 2
+    assert found.configs == {config_hash(CONFIG): CONFIG} and learner_from(found, lambda _: HERE) is not None
+    path.write_text("x" * 9_000)  # of another format
+    assert remember(known(measured(cell_of(1), 1.1)), path) == 1 and path.read_text().startswith("xxx")
+
+
 def test_sources_are_joined_by_date() -> None:
     old, new = measured(cell_of(1), 1.1, "2026-01-01"), measured(cell_of(1), 1.2, "2026-03-01")
     for order in ((old, new), (new, old)):

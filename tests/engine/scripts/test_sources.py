@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -423,6 +424,28 @@ writer.close()
     (tmp_path / "junk.tfevents.2").write_bytes(b"\xff" * 5000)
     os.mkfifo(tmp_path / "pipe.tfevents.3")
     assert len(event_files.scalars(tmp_path, "train/loss")) == 5
+
+
+def test_scalars_beside_gigabytes_of_videos(tmp_path: Path) -> None:
+    """A file of more than 512 MiB had no steps, and one with a large event none behind it."""
+
+    def scalar(step: int) -> bytes:
+        value = b"\x0a\x04loss" + b"\x15" + struct.pack("<f", 5.0 - step)
+        summary = b"\x0a" + bytes([len(value)]) + value
+        event = b"\x09" + struct.pack("<d", 1000.0 + step) + b"\x10" + bytes([step]) + b"\x2a" + bytes([len(summary)])
+        event += summary
+        return struct.pack("<Q", len(event)) + b"\0" * 4 + event + b"\0" * 4
+
+    path, last = tmp_path / "events.out.tfevents.1", event_files.LastStep(tmp_path, "loss")
+    with path.open("wb") as file:
+        file.write(scalar(1))
+        for step in (2, 3):
+            file.write(struct.pack("<Q", 700 << 20) + b"\0" * 4)
+            file.seek((700 << 20) + 4, os.SEEK_CUR)  # a hole: it takes no room on the disk
+            file.write(scalar(step))
+    assert path.stat().st_size > 1 << 30
+    assert event_files.scalars(tmp_path, "loss") == [(step, 1000.0 + step, 5.0 - step) for step in (1, 2, 3)]
+    assert last.look() == 2
 
 
 @pytest.mark.parametrize("told", ['"12.5"', "-1", "true"])

@@ -151,3 +151,64 @@ def test_jobs_stand_in_order_of_their_numbers(run: RunPaths) -> None:
     assert [line.split("-")[0] for line in lines_of(run)] == ["0002", "9999", "10000"]
     refused = rankwise_here("logs", run.folder, "--job", "7", cwd=run.folder)
     assert "The run has 0001-timed-ab to 10000-timed-ab" in refused.stderr
+
+
+def test_following_looks_at_launches_that_are_over_no_more(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folders of all launches were listed twice a second, of a study with thousands of them on a busy core."""
+    for number in range(1, 51):
+        job = run.job(f"{number:04d}-timed-ab")
+        job.folder.mkdir(exist_ok=True)
+        job.rank_log(0).write_text(f"launch {number}\n")
+        if number < 50:
+            job.collected.touch()
+    looked: list[str] = []
+    files, looks = logs._files, iter([True] * 10)
+
+    def counted(paths: JobPaths, rank: int | None) -> list[Path]:
+        looked.append(paths.folder.name)
+        return files(paths, rank)
+
+    def works(_: RunPaths) -> bool:
+        if len(looked) == 52:
+            with run.job("0050-timed-ab").rank_log(0).open("a") as file:
+                file.write("goes on\n")
+        return next(looks, False)
+
+    monkeypatch.setattr(logs, "_files", counted)
+    monkeypatch.setattr(logs, "_is_worked_on", works)
+    monkeypatch.setattr(logs, "_POLL_SECONDS", 0.0)
+    assert logs.print_logs(run.folder, follow=True) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 51 and printed[-1] == "0050-timed-ab/rank_0: goes on"
+    assert len(looked) == 50 + 9 + 50, "all of them at the first look and the last one"
+
+
+def test_logs_of_many_ranks_are_in_memory_in_part(
+    run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A piece of each file was read at a time, with thousands of ranks tens of gigabytes of them."""
+    for rank in range(64):
+        run.job(JOB).rank_log(rank).write_text("".join(f"{rank} says {number}\n" for number in range(100)))
+    new_lines, at_once, most = logs._new_lines, 0, 0
+
+    def counted(*asked: object) -> list[str]:
+        nonlocal at_once, most
+        lines = new_lines(*asked)  # type: ignore[arg-type]
+        at_once += sum(map(len, lines))
+        most = max(most, at_once)
+        return lines
+
+    def files(paths: JobPaths, rank: int | None) -> list[Path]:
+        nonlocal at_once
+        at_once = 0
+        return sorted(paths.folder.glob("*.log"))
+
+    monkeypatch.setattr(logs, "_LOOK_BYTES", 6400)
+    monkeypatch.setattr(logs, "_new_lines", counted)
+    monkeypatch.setattr(logs, "_files", files)
+    assert logs.print_logs(run.folder, follow=False) == 0
+    assert most <= 6400
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(set(printed)) == 6400 and f"{JOB}/rank_63: 63 says 99" in printed

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from playwright.sync_api import expect
@@ -19,7 +20,9 @@ from configs.hardware.prices import Price, TargetPrices
 from configs.plans.paths import RunPaths
 from configs.records.record import Status
 from flows.cli.main import app
+from flows.cli.results import watch
 from flows.cli.results.watch import LivePage, live_server, progress
+from tasks.campaign.run_lock import run_lock
 from tests.support.browser import SLOW, chromium, find_chromium
 from tests.support.run_folders.made_studies import (
     cells_of,
@@ -193,3 +196,35 @@ def test_a_browser_sees_cells_fill_in(tmp_path: Path) -> None:
         page.locator("#cells-table tbody button").first.click()
         expect(page.locator("#cell")).to_be_visible()
         assert [text for text in said if "favicon" not in text and "404" not in text] == []
+
+
+def test_pages_of_a_large_run_take_a_small_share_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page of a run with 100,000 records takes 40 s of a core, and was made again two seconds later."""
+    run, now, rendered = write_plan(tmp_path / "run", planned(STUDY)), [0.0], list[float]()
+
+    def render(*_: object) -> str:
+        rendered.append(now[0])
+        now[0] += 40.0
+        return f"page {len(rendered)}"
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watch, "render_page", render)
+    monkeypatch.setattr(watch, "progress", lambda *_: None)
+    monkeypatch.setattr(LivePage, "version", lambda self: f"{now[0]}")
+    live = LivePage(run)
+
+    def watched(seconds: float) -> int:
+        """A browser asks every two seconds, and takes a page that is new."""
+        begun, until, seen = len(rendered), now[0] + seconds, ""
+        while now[0] < until:
+            now[0] += 2.0
+            if (version := live.shown()) != seen:
+                seen = version
+                live.page()
+        return len(rendered) - begun
+
+    with run_lock(run):
+        assert 15 <= watched(3600) <= 20, "a fifth of the time at most"
+    assert watched(420) == 10, "with nothing to disturb, as soon as it can be"

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from reports.numbers.statistics import Estimate
 from reports.plots.decisions.cost import cost_height, draw_costs
 from reports.plots.experiments.load import draw_load, load_height
+from reports.plots.experiments.sweep import draw_sweep, sweep_height
 from reports.plots.experiments.targets import draw_targets, targets_height
 from reports.plots.experiments.training import draw_losses
 from reports.plots.planning.prediction import draw_predictions, prediction_height
@@ -71,6 +72,25 @@ def costs(count: int, name: str) -> Drawing:
         for place in range(count)
     ]
     return lambda figure: draw_costs(figure, priced), cost_height(priced)
+
+
+def sweep(count: int, name: str) -> Drawing:
+    result = SimpleNamespace(estimate=lambda figure: estimated(1.0), peak_bytes=None, completed=True, unit="tokens/s")
+    points: Any = [
+        SimpleNamespace(values={"batch_size": batch, "engine": f"{name}{place}", "dtype": "float32"}, result=result)
+        for place in range(count)
+        for batch in (1, 2)
+    ]
+    return lambda figure: draw_sweep(figure, points), sweep_height(points)
+
+
+@pytest.mark.parametrize(("made", "labels"), [(targets, 22), (load, 48), (sweep, 24)])
+def test_grids_of_thousands_of_series_can_be_drawn(made: Callable[[int, str], Drawing], labels: int) -> None:
+    """The legend named all of them: the figure was 800 inches tall, and took minutes and 30 MB."""
+    draw, height = made(5000, "x ")
+    assert height < 12
+    figure = drawn_figure(draw, height)
+    assert len(figure.legends[0].get_texts()) == labels
 
 
 @pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-70B-Instruct-AWQ-INT4 ", LONG])

@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from configs.plans.paths import RunPaths
+from configs.plans.plan import RefusedPoint
 from configs.records.record import Status
 from reports.correctness.judge import CorrectnessVerdict
 from reports.correctness.section import JudgedCell
+from reports.document.album import Album
 from reports.experiments.engines import choice, engines, engines_lines, engines_sentence, engines_table
 from reports.reading.load import StudyResult, load_run
 from reports.render import render_report
+from reports.sections.experiments import correctness_section, experiment_sections
+from reports.tables import failures_table
 from tests.support.run_folders.made_studies import (
     cells_of,
     decoded,
@@ -90,6 +94,24 @@ def test_the_fastest_with_right_answers_is_recommended(tmp_path: Path) -> None:
     rows = engines_table(found).rows
     assert rows[3][-1] == "unsupported: engine deepspeed requires tp of 2 or more"
     assert rows[4][2] == "**defect**: off by much" and rows[4][5] == "fastest"
+
+
+def test_of_hundreds_of_unsupported_points_some_are_told(tmp_path: Path) -> None:
+    """A grid of engines had a line for each, and a correctness experiment a sentence with all of them."""
+    plan = planned(STUDY)
+    many = tuple(RefusedPoint(label=f"tp {tp}, engine x", values={"tp": tp}, reason="not here") for tp in range(300))
+    both = tuple(one.model_copy(update={"refused": many}) for one in plan.experiments)
+    run = write_plan(tmp_path / "run", plan.model_copy(update={"experiments": both}))
+    for _, cell in cells_of(plan):
+        write_measurements(run, cell, SECONDS[cell.engine])
+    study = load_run(run)
+    sweep = experiment_sections(study, Album(draws=False))["sweep"][0]
+    assert "tp 11, engine x is unsupported: not here." in sweep.lines and len(sweep.lines) < 20
+    assert "288 more points are unsupported: plan.json lists them." in sweep.lines
+    told = correctness_section(study, both[1], study.points(both[1])[0], []).sentence
+    assert "tp 11, engine x (not here); and 288 more, which plan.json lists." in str(told)
+    table = failures_table(study)
+    assert table is not None and table.rows[-1][0].endswith("all of them are in records.parquet and plan.json")
 
 
 def test_intervals_that_overlap_leave_it_undecided(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,18 +15,23 @@ from configs.records.record import Status
 from configs.spec.cell import Cell
 from configs.workloads.communication import CommunicationWorkload
 from reports.answer import answer
+from reports.experiments import targets
 from reports.experiments.scaling import scaling
 from reports.experiments.targets import (
+    Side,
     SideBySide,
+    TargetPoint,
     side_by_side,
     targets_lines,
     targets_opening,
     targets_sentence,
     targets_table,
 )
+from reports.numbers.statistics import Estimate
 from reports.provenance import environment_sentence
 from reports.reading.load import load_run
 from reports.render import render_report
+from reports.tables import MOST_ROWS
 from reports.text import estimate_text
 from tests.support.run_folders.made_studies import (
     decoded,
@@ -340,3 +347,41 @@ experiments: {engines: {kind: sweep, over: {engine: [rankwise, deepspeed], batch
         write_measurements(run, cell, 1.0, environment=name)
     told = str(environment_sentence(load_run(run)))
     assert ("which differ only in what the study itself sets" in told) is (values[0] == values[1]), told
+
+
+def test_a_grid_of_hundreds_of_points_is_told_in_short() -> None:
+    """Its table had a row for each, its sentence all their names, and each point was named by looking at all others."""
+    looked: list[int] = []
+
+    class Placed:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @property
+        def place(self) -> str:
+            looked.append(self.number)
+            return "1 rank"
+
+    count, fast = 500, Estimate(2.0, 2.0, 2.0, 1)
+    results: Any = [
+        SimpleNamespace(
+            cell=Placed(number), kind=SimpleNamespace(latency=None), estimate=lambda _: fast, status="completed"
+        )
+        for number in range(count)
+    ]
+    points: Any = [SimpleNamespace(label="baseline" if not n else f"batch {n}") for n in range(count)]
+    names = targets._names(points, results)
+    assert names[:2] == ["baseline (1 rank)", "batch 1"] and len(looked) == count
+    sides = [
+        Side(
+            name,
+            None,
+            tuple(TargetPoint(*each, each[0] == names[0], None) for each in zip(names, results, strict=True)),
+        )
+        for name in ("slow", "fast")
+    ]
+    found = SideBySide("sizes", "tokens/s", tuple(sides))
+    table = targets_table(found)
+    assert len(table.rows) == MOST_ROWS + 1 and table.rows[-1][0].startswith("… and 800 more")
+    told = "batch 1, batch 2, batch 3, batch 4, batch 5, batch 6, batch 7, batch 8 and 491 more "
+    assert [line.startswith(told) for line in targets_lines(found)] == [True]

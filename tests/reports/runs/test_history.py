@@ -70,6 +70,23 @@ def test_a_run_that_was_measured_on_takes_its_own_place(tmp_path: Path) -> None:
         assert kept.names == ("main",) and value is not None and value.median == pytest.approx(50, rel=0.01)
 
 
+def test_a_list_of_runs_reads_no_figures(tmp_path: Path) -> None:
+    """Years of runs have millions, and none of them is listed."""
+    with open_history(tmp_path / "h.sqlite", create=True) as history:
+        for hour in range(3):
+            history.add(at(hour, environments={"e1": HOME}))
+        asked: list[str] = []
+        history._connection.set_trace_callback(asked.append)
+        runs = history.listed()
+        assert len(asked) > 3 and not [query for query in asked if "FROM figures" in query]
+        for short, whole in zip(runs, history.runs(), strict=True):
+            assert (short.title, short.source, short.added_at) == (whole.title, whole.source, whole.added_at)
+            assert short.figures.environment == whole.figures.environment
+            told = [[cell.completed for cell in run.figures.cells.values()] for run in (short, whole)]
+            assert told[0] == told[1] and len(told[0]) == 2
+        assert [query for query in asked if "FROM figures" in query]
+
+
 def test_what_a_text_names(tmp_path: Path) -> None:
     with open_history(tmp_path / "h.sqlite", create=True) as history:
         history.add(at(1), "main")

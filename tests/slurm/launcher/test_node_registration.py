@@ -125,6 +125,16 @@ def test_missing_nodes_are_named(job_id: str) -> None:
     assert refusal(second) == verdict, "who did call is told why"
 
 
+def test_of_many_missing_nodes_the_first_are_told_and_all_are_kept(job_id: str) -> None:
+    """Only the beginning of a message is kept: it named nodes, and said nothing of them."""
+    names = ("localhost", *(f"gpu-node-{number:04}" for number in range(1, 200)))
+    verdict = refusal(together(JobNode(0, names, job_id), limits=QUICK)[0])
+    assert verdict.nodes == names[1:]
+    message = verdict.as_end(None).message or ""
+    assert message.startswith("node 1 (gpu-node-0001), node 2 (gpu-node-0002), ")
+    assert message.endswith(" and 191 more did not register with head node localhost within 1.5 s")
+
+
 def test_a_rank_that_comes_twice_is_refused_everywhere(job_id: str) -> None:
     first, imposter = node(1, job_id, NAMES), JobNode(1, ("localhost", "three", "two"), job_id)
     calls = together(node(0, job_id, NAMES), first, imposter)

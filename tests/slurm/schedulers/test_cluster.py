@@ -18,6 +18,7 @@ from configs.targets.target import SlurmTarget
 from configs.workloads.noop import NoopWorkload
 from slurm.schedulers import cluster, ending
 from slurm.schedulers.commands.calls import SchedulerAnswer
+from slurm.schedulers.job_queue import Sight
 from slurm.schedulers.queue import Queue
 from slurm.schedulers.refusals import REFUSED, Unavailable
 from slurm.schedulers.waiting import is_suspended, read_waiting
@@ -383,3 +384,22 @@ def test_one_look_that_shows_no_job_is_not_enough_to_submit_it_again(
     slurm.says("squeue", "7|PENDING||Priority\n")
     cluster.submit(paths.folder)
     assert len(submitted) == 1 and '"7"' in paths.submission.read_text()
+
+
+def test_a_look_at_a_waiting_job_costs_the_same_for_a_thousand_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of each node was looked for, twice a second on a shared disk, for as long as the job waited."""
+    paths = made_job(tmp_path)
+    job = Job.model_validate_json(paths.job.read_bytes())
+    (one,) = job.measurements
+    cell = one.cell.model_copy(update={"layout": Layout(dp=1000), "nodes": 1000})
+    job = job.model_copy(update={"measurements": (one.model_copy(update={"cell": cell}),)})
+    paths.job.write_text(job.model_dump_json())
+    asked, exists = list[Path](), Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: (asked.append(self), exists(self))[1])
+    assert not cluster._is_requeued(paths, Sight("PENDING", asked_at=time.monotonic()))
+    assert len(asked) < 5
+    paths.node_launcher(999).write_text("{}")
+    assert not cluster._is_requeued(paths, Sight("PENDING", asked_at=time.monotonic())), "it began after the look"
+    assert cluster._is_requeued(paths, Sight("PENDING", asked_at=time.monotonic() + 1))

@@ -21,3 +21,13 @@ def test_a_file_that_another_node_replaces_is_read_at_the_next_look(
         monkeypatch.setattr(module, "read_model", stale)
     assert job_files.node_end(paths, 0) is None and job_files.node_launcher(paths, 0) is None
     assert launcher_files.read_launcher(paths) is None and launcher_files.read_progress(paths, 0) is None
+
+
+def test_jobs_of_a_long_queue_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than 1,024 jobs in flight each was parsed again at every look, twice a second."""
+    read: list[Path] = []
+    monkeypatch.setattr(job_files, "read_model", lambda path, *_: read.append(path) or path)
+    for _ in range(3):
+        for number in range(2000):
+            job_files.job_in(tmp_path / str(number))
+    assert len(read) == 2000

@@ -440,3 +440,25 @@ def test_inputs_of_any_size_are_carried_to_hosts_that_may_share_a_folder(
     assert [path.name for path in (root / "inputs").iterdir()] == ["ab.tar"]
     assert (root / "inputs" / "ab.tar").read_bytes() == content
     assert max(host.largest for host in hosts) <= 1 << 20
+
+
+def test_a_job_that_failed_is_ended_on_all_hosts_at_once() -> None:
+    """One after the other, each for seconds: on many hosts the last ones computed on for minutes, and were paid for."""
+    under_way, most = 0, 0
+
+    class Slow:
+        async def end(self) -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.01)
+            under_way -= 1
+            if self is nodes[0]:
+                raise HostAway(None, "a: not reached")
+
+        async def look(self) -> None:
+            looked.append(self)
+
+    nodes, looked = [Slow() for _ in range(20)], list[Slow]()
+    asyncio.run(ssh_job._end_on(nodes))  # type: ignore[arg-type]
+    assert most == 20 and len(looked) == 19

@@ -159,3 +159,24 @@ def test_a_model_that_another_run_has_brought_meanwhile_stays(tmp_path: Path) ->
     staged(staging._stage_model([host], source / "manifest.json", lambda _: None, False))
     assert sha256_of_file(there / "model.safetensors") == manifest.files["model.safetensors"].sha256
     assert [folder] == list(there.parents[1].iterdir())
+
+
+def test_the_files_of_all_hosts_are_hashed_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rankwise push` took as long as all hosts together, each minutes for a large model."""
+    under_way, most = 0, 0
+
+    async def whole(*_: object) -> bool:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return True
+
+    monkeypatch.setattr(staging, "_has_model", whole)
+    path = tmp_path / "m" / "manifest.json"
+    path.parent.mkdir()
+    path.write_text(resolve_model("synthetic:llama-4m@0", None, tmp_path / "cache", tmp_path).model_dump_json())
+    members = [member(name, tmp_path) for name in "abcdefgh"]
+    staged(staging._stage_model(members, path, lambda _: None, True))
+    assert most == 8

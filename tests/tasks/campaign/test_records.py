@@ -22,7 +22,13 @@ from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError
 from configs.targets.target import LocalTarget, SlurmTarget
 from configs.workloads.noop import NoopWorkload
-from tasks.campaign.ledger import missing_measurements, read_ledger, set_aside, set_aside_damaged
+from tasks.campaign.ledger import (
+    missing_measurements,
+    read_ledger,
+    set_aside,
+    set_aside_damaged,
+    told_set_aside,
+)
 from tasks.campaign.records import collect_job, failed_records
 
 CELLS = [Cell(workload=NoopWorkload(items=2, label=label), layout=Layout(dp=2)) for label in "abc"]
@@ -500,3 +506,11 @@ def test_a_secret_where_a_long_message_is_cut_is_hidden(
         assert all(len(each) <= 600 for each in told)
     [record] = failed_records(run, NAME, measurements, Status.FAILED, "word " * 200)
     assert record.failure is not None and record.failure.message.endswith("…")
+
+
+def test_thousands_of_damaged_records_are_told_in_a_few_lines() -> None:
+    """Each had a line of its own on the terminal, before the result."""
+    lines = [f"records/{number} is unreadable" for number in range(3000)]
+    assert told_set_aside(lines)[:2] == lines[:2] and told_set_aside(lines[:9]) == lines[:9]
+    assert len(told_set_aside(lines)) == 9
+    assert told_set_aside(lines)[-1] == "2,992 more unreadable files were moved to set_aside/"

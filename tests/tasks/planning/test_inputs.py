@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from configs.inputs.examples import read_examples
+from configs.inputs.prompts import read_prompts
 from configs.plans.expand import expand
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel
@@ -402,3 +403,32 @@ def test_so_is_a_dataset_of_the_library(tmp_path: Path, monkeypatch: pytest.Monk
     datasets.DatasetDict(train=reviews()).save_to_disk(str(tmp_path / "reviews"))
     monkeypatch.setitem(inputs._MAX_LEARNT, ".ndjson", 100)
     assert "hf:reviews: 386 bytes to learn from, expected at most 100" in problems(tmp_path, "hf:reviews")
+
+
+def test_a_file_of_prompts_is_read_once_however_many_cells_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cell had the whole file parsed: a plan of a thousand cells over 100 MB of prompts took an hour."""
+    read: list[str] = []
+
+    def counted(path: Path, *chosen: object) -> list[str]:
+        read.append(path.name)
+        return read_prompts(path, *chosen)  # type: ignore[arg-type]
+
+    (tmp_path / "ids.jsonl").write_text('{"tokens": [5, 6]}\n{"tokens": [7]}\n{"tokens": [8]}\n')
+    sizes = {"workload.new_tokens": [2, 3, 4, 5, 6], "workload.batch_size": [1, 2], "workload.limit": [2, 3]}
+    given: dict[str, Any] = {
+        "study": "many",
+        "models": [{"id": "synthetic:llama-1m@0"}],
+        "workload": {"kind": "generate", "prompts": "ids.jsonl"},
+        "experiments": {
+            "sizes": {"kind": "sweep", "over": sizes},
+            "ranks": {"kind": "strong", "grow": "tp", "points": [1, 2]},
+        },
+    }
+    study, run = parse_study(given), RunPaths(tmp_path / "run")
+    model = planned_model(study.models[0], 0, tmp_path / "cache", tmp_path)
+    found = copy_inputs(study, run, tmp_path)
+    monkeypatch.setattr(inputs, "read_prompts", counted)
+    plan = make_plan(study, [model], found, run.inputs)
+    assert len(plan.cells) >= 20 and len(read) == 3, "once for each choice of lines"

@@ -11,6 +11,7 @@ from configs.common.execution import Layout
 from configs.hardware.catalog import instance
 from configs.hardware.hardware import Machine
 from engine.planner.catalog import find_model
+from engine.planner.choice import search
 from engine.planner.choice.search import (
     CHECKPOINTINGS,
     LAUNCHABLE,
@@ -94,6 +95,20 @@ def test_ranks_without_a_layout_are_told_the_next_number_that_has_one() -> None:
     with pytest.raises(ValueError, match=r"use a batch that is a multiple of 13, or 12 ranks$"):
         ranked(of_three, 13, 3)
     assert ranked(of_three, 12, 3)[0].fits
+
+
+def test_the_next_number_of_ranks_is_found_without_trying_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rankwise plan --max-gpus 65536` tried tens of thousands of numbers for each machine and number of GPUs."""
+    for base in (InferenceSetup(find_model("gpt2"), NODE), InferenceSetup(LLAMA_70B, NODE), OPT):
+        for ranks, batch, limits in product((5, 7, 13, 62, 97), (1, 3, 8), (SearchLimits(), LAUNCHABLE)):
+            tried = range(ranks - 1, 0, -1)
+            valid = (n for n in tried if any(layouts(base, n, batch, limits, across_nodes=True)))
+            assert search._fewer_ranks(base, ranks, batch, limits) == next(valid, 1), (base, ranks, batch, limits)
+    asked: list[int] = []
+    monkeypatch.setattr(search, "divisors", lambda number: (asked.append(number), divisors(number))[1])
+    with pytest.raises(ValueError, match=r"or 5,120 ranks$"):
+        ranked(InferenceSetup(LLAMA_70B, NODE), 65_536, 1)
+    assert len(asked) < 200
 
 
 def test_what_fits_is_in_the_order_of_time_and_the_rest_says_why_not() -> None:

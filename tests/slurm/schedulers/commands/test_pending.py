@@ -87,6 +87,7 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
         (f"sbatch: error: Submission is temporarily disabled\n{UNSPECIFIED}", Unavailable, "temporarily disabled"),
         (f"sbatch: Budget: 3 h left\n{AGAIN}", Unavailable, "Budget: 3 h left; Batch job submission failed: Unable"),
         ("sbatch: error: Batch job submission failed: MaxJobCount limit reached", Limited, "MaxJobCount"),
+        ("sbatch: error: Batch job submission failed: Invalid job array specification", Limited, "job array"),
         *(
             (f"sbatch: error: Batch job submission failed: {words}", Refused, "target.partition of c: sbatch")
             for words in (

@@ -3,6 +3,7 @@
 import pytest
 
 from configs.common.execution import Layout
+from configs.common.secrets import excerpt
 from configs.plans.job import Job, JobEnd, Measurement
 from configs.records.record import Status
 from configs.spec.cell import Cell
@@ -211,6 +212,14 @@ def test_what_never_began_says_what_would_help() -> None:
     message = composed(job(), [None, None], FinalState("FAILED"), NODES).message
     assert message is not None
     assert "n1, n2" in message and "targets[].shared" in message and "slurm_0.log" in message
+
+
+def test_what_would_help_is_told_of_a_job_of_many_nodes_too() -> None:
+    """The message is cut where it is kept: the names of a hundred nodes were all that was left of it."""
+    nodes = [f"gpu-node-{number:04}" for number in range(600)]
+    message = composed(job(), [None] * 600, FinalState("FAILED"), nodes).message or ""
+    assert "gpu-node-0000, " in message and " and 592 more" in message
+    assert "targets[].shared" in excerpt(message, 600) and "slurm_0.log" in excerpt(message, 600)
 
 
 def test_bare_words() -> None:

@@ -89,5 +89,50 @@ def test_a_folder_that_somebody_put_beside_the_jobs_counts_for_no_number(tmp_pat
         study="s", models=(), targets=(LocalTarget(),), measuring=Measuring(), pack=True, experiments=(), cells={},
         repeats={},
     )  # fmt: skip
-    job = jobs.job_of(Launch("timed", (noop_measurement("a"),)), plan, run, tmp_path)
-    assert job.name.startswith("0004-timed-")
+    launch = Launch("timed", (noop_measurement("a"),))
+    assert jobs.job_of(launch, plan, run, tmp_path).name.startswith("0004-timed-")
+    assert jobs.write_job(launch, plan, run, tmp_path).name.startswith("0004-timed-"), "nothing was written before"
+    assert jobs.write_job(launch, plan, run, tmp_path).name.startswith("0005-timed-")
+
+
+def test_the_folder_of_jobs_is_not_listed_for_each_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time to write the jobs of a study grew with the square of its launches."""
+    run, launch = RunPaths(tmp_path), Launch("timed", (noop_measurement("a"),))
+    plan = Plan(
+        study="s", models=(), targets=(LocalTarget(),), measuring=Measuring(), pack=True, experiments=(), cells={},
+        repeats={},
+    )  # fmt: skip
+    listed, glob = [], Path.glob
+
+    def counted(self: Path, pattern: str) -> Any:
+        listed.append(self)
+        return glob(self, pattern)
+
+    monkeypatch.setattr(Path, "glob", counted)
+    made = [jobs.write_job(launch, plan, run, tmp_path).name for _ in range(20)]
+    assert len(set(made)) == 20 and made[-1].startswith("0020-")
+    assert listed == [run.jobs]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_was_measured_is_counted_without_a_list_of_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """Each look, some in a second on the machine that is measured, listed the files of all cells and ranks."""
+    run, cells = RunPaths(tmp_path), 50
+    job = Job(
+        name="0001-timed-x", study="s", measuring_pass="timed", measuring=Measuring(), target=LocalTarget(),
+        measurements=tuple(noop_measurement(str(number)) for number in range(cells)), ranks_per_node=ranks,
+        timeout_seconds=100, inputs="", cache="",
+    )  # fmt: skip
+    paths, asked, exists = run.job(job.name), list[Path](), Path.exists
+    paths.parts.mkdir(parents=True)
+    assert jobs.measured_so_far(job, run) == 0
+    monkeypatch.setattr(Path, "exists", lambda self: (asked.append(self), exists(self))[1])
+    known = 0
+    for number, measurement in enumerate(job.measurements):
+        for rank in range(ranks):
+            paths.part(measurement.name, rank).touch()
+        known = jobs.measured_so_far(job, run, known)
+        assert known == number + 1 == jobs.measured_so_far(job, run, known)
+    assert len(asked) <= 3 * cells and jobs.measured_so_far(job, run) == cells
