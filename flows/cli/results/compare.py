@@ -242,7 +242,13 @@ def _show_run(run: KeptRun, kind: FigureKind, json_wanted: bool) -> None:
     if json_wanted:
         cells = run.figures.cells.values()
         found = {
-            cell.key: {"name": cell.title, "status": cell.status, "figures": _by_repeat(cell.figures)} for cell in cells
+            cell.key: {
+                "name": cell.title,
+                "status": cell.status,
+                "unit": cell.unit,
+                "figures": _by_repeat(cell.figures),
+            }
+            for cell in cells
         }
         print(json.dumps({**_run_json(run), "cells": found}, indent=1))
         return
@@ -253,7 +259,8 @@ def _show_cell(runs: list[KeptRun], key: str, kind: FigureKind, json_wanted: boo
     pairs = [(run, run.figures.cells[key]) for run in runs]
     if json_wanted:
         found = [{**_run_json(run), "status": cell.status, "figures": _by_repeat(cell.figures)} for run, cell in pairs]
-        print(json.dumps({"key": key, "name": pairs[-1][1].title, "runs": found}, indent=1))
+        last = pairs[-1][1]
+        print(json.dumps({"key": key, "name": last.title, "unit": last.unit, "runs": found}, indent=1))
         return
     rows = [
         (

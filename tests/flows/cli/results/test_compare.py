@@ -195,7 +195,11 @@ def test_the_history_is_shown(runs: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "40.0 (" in shown and "36.0 (" in shown and f"Figure     {plot}" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
     history_show(key, file, figure="peak_memory_bytes", json_wanted=True)
-    assert json.loads(capsys.readouterr().out)["runs"][0]["figures"]["peak_memory_bytes"] == {"0": 100 * 2**20}
+    shown_cell = json.loads(capsys.readouterr().out)
+    assert shown_cell["runs"][0]["figures"]["peak_memory_bytes"] == {"0": 100 * 2**20}
+    history_show("first", file, json_wanted=True)
+    of_run = json.loads(capsys.readouterr().out)["cells"][key]
+    assert shown_cell["unit"] == of_run["unit"] == "tokens/s"
     assert history_show(key, file, figure="speed") == 2
     assert history_show(key, file, plot=runs / "cell.gif") == 2
     assert history_show("first", file, plot=plot) == 2
