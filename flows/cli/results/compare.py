@@ -310,12 +310,13 @@ def _moment(text: str | None) -> str:
 
 
 def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
-    """Write one report over the runs that patterns match; of one run its own. Returns the exit code.
+    """Write one report over the runs that patterns match; of one run its own. Returns the exit code, that of the worst.
 
     Raises as `find_runs`.
     """
-    from flows.cli.results.inspect import render_again
+    from flows.cli.results.inspect import render_again, report_code
     from reports.runs.join import find_runs, joined_report
+    from reports.tables import status_counts
 
     try:
         found = find_runs(patterns)
@@ -335,4 +336,4 @@ def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
         print(f"{printable(other)}: not a run folder, skipped")
     print(f"{len(studies)} runs joined")
     print(printable(f"Report     {file}"))
-    return NO_REGRESSION
+    return max(report_code(study.plan, status_counts(study)) for study in studies)

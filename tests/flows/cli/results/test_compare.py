@@ -213,6 +213,14 @@ def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (runs / "joined.md").read_text().startswith("# 3 nodes side by side: nodes")
 
 
+def test_a_joined_report_has_the_exit_code_of_the_worst_run(runs: Path) -> None:
+    """It was 0 whatever its runs lacked; of one run alone it is 3."""
+    next(runs.glob("again/records/*/r9-a1.json")).unlink()
+    assert join_runs([str(runs / "again")]) == 3
+    assert join_runs([str(runs / "first"), str(runs / "again")], runs / "joined.md") == 3
+    assert join_runs([str(runs / "first"), str(runs / "slow")], runs / "joined.md") == 0
+
+
 def test_the_option_for_runs_to_join_may_be_given_again(runs: Path) -> None:
     """All but the last were dropped without a word, and its own report was written."""
     given = [word for name in ("first", "again") for word in ("--results", str(runs / name))]
