@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.common.base import write_atomically
+from configs.common.base import canonical_json, write_atomically
 from configs.common.printable import printable
 from configs.records.record import Status
 from reports.export import cells_csv, records_parquet
@@ -116,15 +116,20 @@ def mlflow(study: StudyResult, folder: Path) -> list[Path]:
         # A parameter cannot be changed; what further repeats change is a tag.
         changing = {name: cell.fields[name] for name in (OTHERS_SHARE,) if name in cell.fields}
         fixed = {name: value for name, value in cell.fields.items() if name not in {*changing, *run.data.params}}
-        params = [Param(name, value[:500]) for name, value in fixed.items()]
+        params = [Param(name, _text(value)[:500]) for name, value in fixed.items()]
         metrics = _lacking(client, identifier, cell)
         client.log_batch(identifier, params=params[:_MLFLOW_PARAMETERS])
         for start in range(0, len(metrics), 1000):
             client.log_batch(identifier, metrics=metrics[start : start + 1000])
         for name, value in {"status": cell.status, **changing}.items():
-            client.set_tag(identifier, name, value)
+            client.set_tag(identifier, name, _text(value))
         client.set_terminated(identifier, "FINISHED" if cell.status == Status.COMPLETED else "FAILED")
     return [path]
+
+
+def _text(value: Any) -> str:
+    """A field as MLflow has it, whose parameters and tags are text."""
+    return value if isinstance(value, str) else canonical_json(value)
 
 
 def _lacking(client: Any, run: str, cell: ExportedCell) -> list[Any]:
@@ -205,11 +210,6 @@ def _optimum_report(cell: ExportedCell) -> dict[str, Any]:
     return found
 
 
-def _optimum_latency(values: list[float]) -> dict[str, Any]:
-    mean = float(np.mean(values))
-    spread = float(np.std(values))
-    marks = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 95, 99)}
-    return {
 def _optimum_memory(result: CellResult) -> dict[str, Any]:
     """Megabytes over all ranks. On a GPU the peak is that of torch's allocator, and the host's is beside it."""
     memory = dict.fromkeys(("max_ram", "max_global_vram", "max_process_vram", "max_reserved", "max_allocated"))
@@ -220,6 +220,11 @@ def _optimum_memory(result: CellResult) -> dict[str, Any]:
     return {"unit": "MB", **memory, "max_ram": sum(host) / 1e6 if host else None, "max_allocated": megabytes}
 
 
+def _optimum_latency(values: list[float]) -> dict[str, Any]:
+    mean = float(np.mean(values))
+    spread = float(np.std(values))
+    marks = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 95, 99)}
+    return {
         "unit": "s", "values": values, "count": len(values), "total": sum(values), "mean": mean, **marks,
         "stdev": spread, "stdev_": 100 * spread / mean if mean else 0.0,
     }  # fmt: skip

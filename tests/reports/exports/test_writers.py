@@ -175,3 +175,11 @@ def test_memory_of_a_gpu_is_no_memory_of_the_host(tmp_path: Path) -> None:
     found = [json.loads((tmp_path / cell.key / "benchmark_report.json").read_text()) for cell in (gpu, cpu)]
     known = [{name: value for name, value in one["prefill"]["memory"].items() if value is not None} for one in found]
     assert known == [{"unit": "MB", "max_ram": 3.0, "max_allocated": 80.0}, {"unit": "MB", "max_ram": 80.0}]
+
+
+def test_fields_are_numbers_and_none_vanishes_at_its_default(study: StudyResult, tmp_path: Path) -> None:
+    """They were texts, by which Weights & Biases neither draws nor sorts, and a batch of 1 had no batch size."""
+    EXPORTS["optimum"](study, tmp_path)
+    files = tmp_path.glob("*/benchmark_config.json")
+    found = {json.loads(file.read_text())["workload.batch_size"] for file in files}
+    assert found == {1, 2} and type(min(found)) is int
