@@ -114,3 +114,17 @@ def test_an_environment_that_was_half_removed_does_not_come_back(there: Path, mo
     with pytest.raises(ValueError, match="installed already"):
         command._add("transformers", again=False)
     assert there.read_text() == "new"
+
+
+def test_standard_output_has_the_path_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What pip prints was before it, so that no script could take it."""
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\necho noise\nmkdir -p "$4/bin" && cp {program} "$4/bin/python"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    assert command._add("transformers", again=False) == 0
+    out, err = capfd.readouterr()
+    assert out == f"{tmp_path}/engines/transformers/bin/python\n" and err.count("noise") == 2
