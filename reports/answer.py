@@ -311,7 +311,7 @@ def _lost(study: StudyResult) -> Sentence:
         ended = [one.record.status for result in study.cells.values() for one in result.measurements.values()]
         spared = [status.value.replace("_", " ") for status in ended if status in NOT_MEASURED]
         failed = sum(status is not Status.COMPLETED for status in ended) - len(spared)
-        missing = sum(result.planned - len(result.measurements) for result in study.cells.values())
+        missing = sum(len(result.missing) for result in study.cells.values())
         if not failed and not spared and not missing:
             done = f"{'The cell' if total == 1 else f'Each of {total:,} cells'} has all planned repeats"
             passes = lost_passes(study)

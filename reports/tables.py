@@ -199,9 +199,10 @@ def damaged_records(study: StudyResult) -> dict[tuple[str, str], int]:
         result = study.cells.get(key)
         if result is None:
             continue
-        if measuring_pass != "timed" and result.passes[measuring_pass] is None:
+        lacks = measuring_pass != "timed" and result.passes[measuring_pass] is None
+        if lacks and measuring_pass not in result.elsewhere:
             name = f"{measuring_pass} pass"
-        elif measuring_pass == "timed" and repeat < result.planned and repeat not in result.measurements:
+        elif measuring_pass == "timed" and repeat in result.missing:
             name = str(repeat)
         else:
             continue  # another attempt decides, or the plan has no such repeat any more
@@ -233,8 +234,9 @@ def _failures(
                 code(measurement.path),
             )
         )
-    missing = [str(repeat) for repeat in range(result.planned) if repeat not in result.measurements]
-    missing += [f"{name} pass" for name in passes if result.completed and result.passes[name] is None]
+    missing = [str(repeat) for repeat in result.missing]
+    lacking = [name for name in passes if result.passes[name] is None and name not in result.elsewhere]
+    missing += [f"{name} pass" for name in lacking if result.completed]
     unread = [name for name in missing if (result.key, name) in damaged]
     name = (escaped(result.model), escaped(result.name))
     why = "no attempt has left a record"
@@ -261,7 +263,7 @@ def _in_rows(names: Sequence[str]) -> list[str]:
 
 
 def status_counts(study: StudyResult) -> dict[str, int]:
-    """How many planned repeats ended in each way; `missing` are those without a record.
+    """How many planned repeats ended in each way, on whatever device; `missing` are those without a record.
 
     Then passes that left no figures of cells that were measured, as `memory pass failed`.
     """
@@ -270,9 +272,10 @@ def status_counts(study: StudyResult) -> dict[str, int]:
         for measurement in result.measurements.values():
             name = measurement.record.status.value
             counts[name] = counts.get(name, 0) + 1
-        missing = result.planned - len(result.measurements)
-        if missing:
-            counts[MISSING] = counts.get(MISSING, 0) + missing
+        if elsewhere := sum(isinstance(repeat, int) for repeat in result.elsewhere):
+            counts[Status.COMPLETED.value] = counts.get(Status.COMPLETED.value, 0) + elsewhere
+        if result.missing:
+            counts[MISSING] = counts.get(MISSING, 0) + len(result.missing)
     order = [*(status.value for status in Status), MISSING]
     return {name: counts[name] for name in order if name in counts} | lost_passes(study)
 
@@ -284,7 +287,7 @@ def lost_passes(study: StudyResult) -> dict[str, int]:
         f"{name} pass {result.pass_status(name)}"
         for result in study.cells.values()
         for name in passes_of(study.plan, result.key)
-        if result.completed and result.pass_status(name) != Status.COMPLETED.value
+        if result.completed and name not in result.elsewhere and result.pass_status(name) != Status.COMPLETED.value
     )
     return dict(found)
 

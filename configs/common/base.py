@@ -113,7 +113,7 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-_PERIOD = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h)?\s*")
+PERIOD_PATTERN = r"\s*(\d+(?:\.\d+)?)\s*(s|m|h)?\s*"
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -121,7 +121,7 @@ def period_seconds(value: object) -> object:
     """Seconds of `30s`, `2m`, `1.5h` or a number; anything else is left for pydantic to refuse."""
     if not isinstance(value, str):
         return value
-    found = _PERIOD.fullmatch(value)
+    found = re.fullmatch(PERIOD_PATTERN, value)
     if found is None:
         raise ValueError(f"invalid duration {value!r}. Use seconds or a suffix: 30s, 2m, 1h")
     return float(found[1]) * _SECONDS[found[2]]

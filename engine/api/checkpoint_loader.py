@@ -31,6 +31,9 @@ from engine.rank.processes import place_from_environment
 class DistributedCheckpointLoader:
     """Reads the tensor-parallel part of rank `rank` of `world_size`.
 
+    A bias that is added after the sum over ranks (of `o_proj` and `down_proj`, whatever a family calls them) is the
+    first rank's alone, so that it is added once: the others have no tensor of its name.
+
     use_memory_map: copy columns out of a mapping, which reads only the bytes needed; else whole rows are read in large
     blocks and cut, which suits network file systems. enable_prefetch: kernel read-ahead, shared among the ranks of this
     host that torchrun started together. Raises ValueError for a checkpoint that cannot be read, or not be split this

@@ -103,7 +103,8 @@ class MultiGPUOrchestrator:
 
         Raises TimeoutError naming the missing ranks, ValueError if the port is taken or the process has a group
         already, RuntimeError if a rank is lost meanwhile. After cleanup() all `world_size` ranks may join again, those
-        lost before included, at another port.
+        lost before included, at another port; each takes its device again, and shares it where another run has
+        taken it since.
         """
         if self._communicators is not None:
             raise ValueError("initialize: this orchestrator is initialized already; call cleanup() first")
@@ -112,6 +113,8 @@ class MultiGPUOrchestrator:
                 "initialize: this process has a group of torch.distributed already, and can have one; "
                 "destroy it first, or use it through engine.barrier and its neighbours"
             )
+        if self._claim.released:  # by cleanup(): other runs would take the device for idle
+            self._claim = claim_device(str(self._claim.device))
         if self._claim.device.type == "cuda":
             torch.cuda.set_device(self._claim.device)
         # A recovery has renumbered the ranks; those that join now do not know of it.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from configs.common.base import plain_integer
 from configs.families.config import ModelConfig
 from engine.api.current_group import check_device, world_communicator
 from engine.kernels.linear import PackedLinear, pack_linear
@@ -53,6 +54,8 @@ class TensorParallelConfig:
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.device)
+        for name in ("world_size", "rank", "input_size", "output_size"):
+            setattr(self, name, plain_integer(getattr(self, name)))
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank: {self.rank} is not one of world_size={self.world_size}; ranks are numbered from 0")
         if min(self.input_size, self.output_size) < 1:
@@ -123,6 +126,9 @@ def create_tensor_parallel_config(
 
     Raises ValueError, naming valid degrees, if `world_size` cannot divide the heads.
     """
+    world_size, rank, hidden_size, intermediate_size, num_attention_heads, num_key_value_heads = map(
+        plain_integer, (world_size, rank, hidden_size, intermediate_size, num_attention_heads, num_key_value_heads)
+    )
     if num_attention_heads < 1 or hidden_size % num_attention_heads:
         raise ValueError(
             f"num_attention_heads: {num_attention_heads} does not divide hidden_size {hidden_size}; "

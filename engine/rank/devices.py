@@ -35,14 +35,16 @@ class VisibleDevice:
 
 
 class Claim:
-    """A device, and the lock that keeps it for this process. `lock` is None without a lock."""
+    """A device, and the lock that keeps it for this process until `released`. `lock` is None without a lock."""
 
     def __init__(self, device: torch.device, lock: int | None = None) -> None:
         self.device = device
         self._lock = lock
+        self.released = False
 
     def release(self) -> None:
         """Release the device; may be called again."""
+        self.released = True
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -180,7 +180,7 @@ def node_table(cells: Sequence[NodeCell]) -> Table | None:
     for node, unit, kind in dict.fromkeys(_unit_of(item) for item in cells):
         results = [item.result for item in cells if _unit_of(item) == (node, unit, kind)]
         medians = [value.median for result in results if (value := result.estimate("throughput")) is not None]
-        planned, completed = sum(result.planned for result in results), sum(len(result.completed) for result in results)
+        planned, completed = sum(map(_planned, results)), sum(len(result.completed) for result in results)
         shares = [share for result in results if (share := cpu_use(result)) is not None]
         rows.append(
             (
@@ -207,6 +207,11 @@ def node_table(cells: Sequence[NodeCell]) -> Table | None:
     return Table(columns, tuple(rows), text_columns=2)
 
 
+def _planned(result: CellResult) -> int:
+    """Planned repeats but those that another device has, whose row they are not of."""
+    return len(result.measurements) + len(result.missing)
+
+
 def _unit_of(item: NodeCell) -> tuple[str, str, str]:
     return item.node, item.result.unit, item.result.cell.workload.kind
 
@@ -219,9 +224,8 @@ def _failures(results: Sequence[CellResult]) -> str:
             if not measurement.completed:
                 name = measurement.record.status.value.replace("_", " ")
                 counts[name] = counts.get(name, 0) + 1
-        missing = result.planned - len(result.measurements)
-        if missing > 0:
-            counts[MISSING] = counts.get(MISSING, 0) + missing
+        if result.missing:
+            counts[MISSING] = counts.get(MISSING, 0) + len(result.missing)
     return ", ".join(f"{name} {found:,}" for name, found in counts.items()) or "none"
 
 

@@ -14,16 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from configs.common.base import write_atomically
+from configs.common.base import canonical_json, write_atomically
 from configs.common.printable import printable
 from configs.records.record import Status
 from reports.export import cells_csv, records_parquet
 from reports.exports.figures import ExportedCell, exported_cells
-from reports.reading.load import StudyResult
+from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import OTHERS_SHARE
 
 _MLFLOW_PARAMETERS = 100
 """Of one batch."""
+_OF_HOST = "peak_host_memory_bytes"
+"""Figure of memory passes on GPUs alone, whose `peak_memory_bytes` are of the GPU."""
 
 
 def parquet(study: StudyResult, folder: Path) -> list[Path]:
@@ -114,15 +116,20 @@ def mlflow(study: StudyResult, folder: Path) -> list[Path]:
         # A parameter cannot be changed; what further repeats change is a tag.
         changing = {name: cell.fields[name] for name in (OTHERS_SHARE,) if name in cell.fields}
         fixed = {name: value for name, value in cell.fields.items() if name not in {*changing, *run.data.params}}
-        params = [Param(name, value[:500]) for name, value in fixed.items()]
+        params = [Param(name, _text(value)[:500]) for name, value in fixed.items()]
         metrics = _lacking(client, identifier, cell)
         client.log_batch(identifier, params=params[:_MLFLOW_PARAMETERS])
         for start in range(0, len(metrics), 1000):
             client.log_batch(identifier, metrics=metrics[start : start + 1000])
         for name, value in {"status": cell.status, **changing}.items():
-            client.set_tag(identifier, name, value)
+            client.set_tag(identifier, name, _text(value))
         client.set_terminated(identifier, "FINISHED" if cell.status == Status.COMPLETED else "FAILED")
     return [path]
+
+
+def _text(value: Any) -> str:
+    """A field as MLflow has it, whose parameters and tags are text."""
+    return value if isinstance(value, str) else canonical_json(value)
 
 
 def _lacking(client: Any, run: str, cell: ExportedCell) -> list[Any]:
@@ -186,7 +193,6 @@ def optimum(study: StudyResult, folder: Path) -> list[Path]:
 def _optimum_report(cell: ExportedCell) -> dict[str, Any]:
     """Targets of optimum-benchmark: `prefill` and `per_token` of generation, `forward` or `train` of other work."""
     found: dict[str, Any] = {}
-    peak = cell.estimates.get("peak_memory_bytes")
     targets = {"ttft_seconds": "prefill", "time_per_output_token_seconds": "per_token"}
     targets |= {"step_seconds": "train"}
     if not targets.keys() & cell.figures.keys():
@@ -199,11 +205,19 @@ def _optimum_report(cell: ExportedCell) -> dict[str, Any]:
     rate = cell.estimates.get("tokens_per_second")
     if found and rate is not None:
         next(reversed(found.values()))["throughput"] = {"unit": "tokens/s", "value": rate.median}
-    if found and peak is not None:
-        memory = {"unit": "MB", "max_ram": peak.median / 1e6, "max_global_vram": None, "max_process_vram": None}
-        memory |= {"max_reserved": None, "max_allocated": None}
-        next(iter(found.values()))["memory"] = memory
+    if found and cell.result.peak_bytes is not None:
+        next(iter(found.values()))["memory"] = _optimum_memory(cell.result)
     return found
+
+
+def _optimum_memory(result: CellResult) -> dict[str, Any]:
+    """Megabytes over all ranks. On a GPU the peak is that of torch's allocator, and the host's is beside it."""
+    memory = dict.fromkeys(("max_ram", "max_global_vram", "max_process_vram", "max_reserved", "max_allocated"))
+    reading, megabytes = result.memory, (result.peak_bytes or 0.0) / 1e6
+    if reading is None or _OF_HOST not in {**reading.record.figures, **reading.record.rank_figures}:
+        return {"unit": "MB", **memory, "max_ram": megabytes}
+    host = reading.numbers_by_rank(_OF_HOST)
+    return {"unit": "MB", **memory, "max_ram": sum(host) / 1e6 if host else None, "max_allocated": megabytes}
 
 
 def _optimum_latency(values: list[float]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import io
 import math
 import re
 import textwrap
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, pairwise
@@ -80,6 +81,8 @@ STYLE: Any = {
 
 
 PNG_COLOURS = 128
+_DRAWING = threading.Lock()
+"""Matplotlib's settings are those of the process: of two figures at once each would restore the other's."""
 
 
 def drawn(draw: Callable[["Figure"], None], height: float = 3.1) -> dict[str, bytes]:
@@ -91,7 +94,7 @@ def drawn(draw: Callable[["Figure"], None], height: float = 3.1) -> dict[str, by
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     svg = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
+    with _DRAWING, matplotlib.rc_context(), warnings.catch_warnings():
         # Names in Chinese or Korean become boxes; tables have them, and a line for each sign helps nobody.
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from font", UserWarning)
         matplotlib.rcdefaults()  # a user's own settings must not change the report

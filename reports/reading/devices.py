@@ -107,10 +107,12 @@ def _of_device(study: StudyResult, result: CellResult, device: str | None) -> Ce
         repeat: reading for repeat, reading in result.measurements.items() if not reading.completed or kept(reading)
     }
     whole = len(measurements) == len(result.measurements)
+    passes = {name for name, one in result.passes.items() if one is not None and one.completed and not kept(one)}
     return replace(
         result,
         model=f"{result.model} on {device}",
         device=device,
+        elsewhere=frozenset({*(result.measurements.keys() - measurements.keys()), *passes}),
         measurements=measurements,
         pooled=result.pooled if whole else {},
         memory=result.memory if kept(result.memory) else None,

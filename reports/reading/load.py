@@ -59,6 +59,8 @@ class CellResult:
     confidence: float = CONFIDENCE
     device: str | None = None
     """Set in a study of several devices (`reports.reading.devices`)."""
+    elsewhere: frozenset[int | str] = frozenset()
+    """Repeats, and names of passes, that are left out because they were measured on another device."""
 
     @cached_property
     def completed(self) -> dict[int, Reading]:
@@ -66,12 +68,18 @@ class CellResult:
         return {repeat: measurement for repeat, measurement in self.measurements.items() if measurement.completed}
 
     @property
+    def missing(self) -> list[int]:
+        """Planned repeats without a record; those that were measured on another device have one."""
+        there = self.measurements.keys() | self.elsewhere
+        return [repeat for repeat in range(self.planned) if repeat not in there]
+
+    @property
     def passes(self) -> dict[str, Reading | None]:
         """The passes beside the timed repeats, each measured once."""
         return {"memory": self.memory, "profile": self.profile, "perf": self.perf, "nsys": self.nsys}
 
     def pass_status(self, name: str) -> str:
-        """How a pass ended; `missing` where it left no record."""
+        """How a pass ended; `missing` where there is no record of it on this device."""
         reading = self.passes[name]
         return MISSING if reading is None else reading.record.status.value
 

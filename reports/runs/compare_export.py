@@ -76,7 +76,7 @@ def _clean(text: str) -> str:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything for another program; ratios are second / first, figures in their own units."""
+    """Everything for another program; ratios are second / first, figures in SI units and throughput in its `unit`."""
     return {
         "first": _run_json(comparison.first),
         "second": _run_json(comparison.second),
@@ -110,6 +110,7 @@ def _cell_json(cell: CellChange) -> dict[str, Any]:
         "regression": cell.regression,
         "status": [cell.first.status, cell.second.status],
         "why": cell.why or None,
+        "unit": cell.first.unit,
         "figures": {change.kind.name: _change_json(change) for change in cell.changes},
     }
 

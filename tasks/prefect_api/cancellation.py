@@ -27,6 +27,12 @@ _POLL_SECONDS = 1.5
 _ARTIFACT_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 10.0
 """Between looks for an API that is away."""
+_THREAD = "api-watcher"
+
+
+def _is_no_look(record: logging.LogRecord) -> bool:
+    """Whether a line of httpx is not one of those that a watcher gives rise to every second or two."""
+    return record.threadName != _THREAD or record.levelno >= logging.WARNING
 
 
 class ApiWatcher:
@@ -47,7 +53,7 @@ class ApiWatcher:
         self._suspended: State[Any] | None = None
         self._stop = threading.Event()
         # In the caller's context, which has the settings of its API: a profile that it chose, for one.
-        self._thread = threading.Thread(target=copy_context().run, args=(self._watch,), name="api-watcher", daemon=True)
+        self._thread = threading.Thread(target=copy_context().run, args=(self._watch,), name=_THREAD, daemon=True)
 
     def __enter__(self) -> "ApiWatcher":
         if self._flow_run_id is not None:
@@ -73,7 +79,7 @@ class ApiWatcher:
             raise RunCancelled
 
     def _watch(self) -> None:
-        logging.getLogger("httpx").setLevel(logging.WARNING)
+        logging.getLogger("httpx").addFilter(_is_no_look)
         pause = _POLL_SECONDS
         while True:
             began = time.monotonic()

@@ -21,6 +21,7 @@ from reports.reading.run_figures import run_figures
 from reports.render import render_report
 from reports.runs.compare import compare
 from reports.runs.compare_text import difference_sentence
+from reports.tables import failures_table, status_counts
 from tests.support.run_folders.made_studies import (
     decoded,
     planned,
@@ -123,6 +124,25 @@ def test_repeats_of_a_cell_on_another_device_are_left_out(tmp_path: Path) -> Non
     assert told.endswith(
         "2 repeats of cell 0 on cpu, 2 repeats of cell 1 on cpu, 2 repeats of cell 2 on cpu and 997 more."
     )
+
+
+def test_what_was_measured_on_another_device_is_not_missing(tmp_path: Path) -> None:
+    """It was said to have left no record, and `rankwise report` and `run` ended with exit code 3, run after run."""
+    run, plan = run_in_environments(tmp_path, STRONG, [{"device": A10G}] * 3)
+    cell = next(iter(plan.cells.values()))
+    run.environment("cpu").write_text('{"device": "cpu"}')
+    write_measurements(run, cell, 9.0, environment="cpu", repeats=2)
+    figures: dict[str, Any] = {"peak_memory_bytes": 100 * 2**20}
+    write_record(run, cell, 0, measuring_pass="memory", figures=figures, environment="cpu")
+    study = load_comparable(run)
+    assert study.cells[cell.key].elsewhere == {0, 1, "memory"} and study.cells[cell.key].missing == []
+    repeats = sum(plan.repeats.values())
+    others = {name: count for name, count in status_counts(study).items() if name != "completed"}
+    assert status_counts(study)["completed"] == repeats and others.keys() <= {"memory pass missing"}
+    assert others.get("memory pass missing", 0) == len(plan.cells) - 1
+    table = failures_table(study)
+    assert table is not None and not any(row[1] == study.cells[cell.key].name for row in table.rows)
+    assert not any("no record" in sentence.text for sentence in answer(study, ()))
 
 
 def test_ranks_on_different_gpus_are_a_device_of_their_own(tmp_path: Path) -> None:

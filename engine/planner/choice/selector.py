@@ -1,10 +1,13 @@
-"""`HardwareSelector`: choose hardware for a task and a training configuration; results are plain dictionaries.
+"""`HardwareSelector`: choose hardware for a task and a training configuration; results are dictionaries.
 
     selector = HardwareSelector()
     config = selector.get_distributed_training_config("text_generation", "facebook/opt-6.7b", gpu_count=4,
                                                       batch_size=8, max_memory_gb=16)
     config["distributed_strategy"], config["estimated_memory"]["per_gpu_gb"], config["explanation"]
     selector.select_hardware_for_task("text_generation", "llama-7b", "inference")["primary_recommendation"]
+
+Results are plain data, for JSON too, but for `setup` of a training configuration: the `TrainingSetup` from which
+`engine.planner.choice.launchers.launcher_files` makes files.
 
 For training, `batch_size` is the sequences of one GPU in one optimizer step: global = batch_size x gpu_count. If they
 do not fit at once they are split, so that per_gpu_batch_size x gradient_accumulation_steps = batch_size. (A layout with

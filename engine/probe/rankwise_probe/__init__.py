@@ -25,13 +25,13 @@ VARIABLE = "RANKWISE_PROBE"
 
 
 class _Nothing:
-    """What a call returns where nothing is measured."""
+    """What a call returns where nothing is measured. One for each: a loss that is set holds its graph and weights."""
 
     __slots__ = ("loss", "tokens")
 
-    def __init__(self):
+    def __init__(self, tokens):
         self.loss = None
-        self.tokens = None
+        self.tokens = tokens
 
     def __enter__(self):
         return self
@@ -40,11 +40,8 @@ class _Nothing:
         return None
 
 
-_NOTHING = _Nothing()
-
-
 def _step(tokens=None, loss=None):
-    return _NOTHING
+    return _Nothing(tokens)
 
 
 def _mark(name, value):
@@ -77,7 +74,7 @@ if VARIABLE in os.environ:
         """End a step: `tokens` of this rank in it, and its loss (numbers, or tensors of one element)."""
         now = time.perf_counter()
         recorder = _opening.recorder or _opening.recorder_of_rank()
-        return _NOTHING if recorder is None else recorder.step(now, tokens, loss)
+        return _Nothing(tokens) if recorder is None else recorder.step(now, tokens, loss)
 
     def mark(name, value):
         """Keep a figure of one's own with the current step; at most 8 names."""

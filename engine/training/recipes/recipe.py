@@ -166,13 +166,14 @@ class ClassifyRecipe:
         return loop.run()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the trained weights, unsharded, on the CPU of the master process; {} on the others.
+        """Return a copy of the trained weights, unsharded, on the CPU of the master process; {} on the others.
 
         All processes call it.
         """
-        if not self._trained or self.world_size == 1:
-            return {name: tensor.detach().cpu() for name, tensor in self.model.state_dict().items()}
-        return self._trainer.whole_model()
+        alone = not self._trained or self.world_size == 1
+        found = self.model.state_dict() if alone else self._trainer.whole_model()
+        live = self._device.type == "cpu"  # further training would change them
+        return {name: tensor.detach().to("cpu", copy=live) for name, tensor in found.items()}
 
     def _shared(self, train_data: Loader, val_data: Loader | None) -> tuple[SharedLoader, SharedLoader | None]:
         shared = share_out(train_data, self.world_size, self.rank, self._seed)

@@ -134,5 +134,6 @@ def _install(name: str, folder: Path) -> None:
         steps.append([python, "-P", "-m", "pip", "uninstall", "-q", "-y", *UNWANTED[name]])
     print(f"installing {' '.join(PINNED[name])} into {folder}", file=sys.stderr)
     for step in steps:
-        if subprocess.run(step, check=False, stdin=subprocess.DEVNULL).returncode != 0:
+        # Standard output has the path alone, for scripts: pip's words go where ours do.
+        if subprocess.run(step, check=False, stdin=subprocess.DEVNULL, stdout=2).returncode != 0:
             raise OSError(f"{name}: could not be installed; see above")

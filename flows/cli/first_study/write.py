@@ -13,7 +13,8 @@ from typing import Any
 from configs.common.base import WrongArgument
 from configs.common.files.reading import brief
 from configs.common.files.yaml_text import yaml_text
-from configs.spec.study import StudySpec, parse_study
+from configs.spec.schema import study_schema
+from configs.spec.study import parse_study
 from flows.cli.errors import resolved
 from flows.cli.first_study.own_modules import OwnModules, own_modules
 from flows.cli.first_study.script_reading import ScriptFacts, script_facts
@@ -180,6 +181,5 @@ def _named(path: Path, folder: Path) -> str:
 
 def print_schema() -> int:
     """Print the JSON schema of a study file."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **StudySpec.model_json_schema()}
-    print(json.dumps(schema | {"title": "Rankwise study"}, indent=1))
+    print(json.dumps(study_schema(), indent=1))
     return 0

@@ -242,7 +242,13 @@ def _show_run(run: KeptRun, kind: FigureKind, json_wanted: bool) -> None:
     if json_wanted:
         cells = run.figures.cells.values()
         found = {
-            cell.key: {"name": cell.title, "status": cell.status, "figures": _by_repeat(cell.figures)} for cell in cells
+            cell.key: {
+                "name": cell.title,
+                "status": cell.status,
+                "unit": cell.unit,
+                "figures": _by_repeat(cell.figures),
+            }
+            for cell in cells
         }
         print(json.dumps({**_run_json(run), "cells": found}, indent=1))
         return
@@ -253,7 +259,8 @@ def _show_cell(runs: list[KeptRun], key: str, kind: FigureKind, json_wanted: boo
     pairs = [(run, run.figures.cells[key]) for run in runs]
     if json_wanted:
         found = [{**_run_json(run), "status": cell.status, "figures": _by_repeat(cell.figures)} for run, cell in pairs]
-        print(json.dumps({"key": key, "name": pairs[-1][1].title, "runs": found}, indent=1))
+        last = pairs[-1][1]
+        print(json.dumps({"key": key, "name": last.title, "unit": last.unit, "runs": found}, indent=1))
         return
     rows = [
         (
@@ -303,12 +310,13 @@ def _moment(text: str | None) -> str:
 
 
 def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
-    """Write one report over the runs that patterns match; of one run its own. Returns the exit code.
+    """Write one report over the runs that patterns match; of one run its own. Returns the exit code, that of the worst.
 
     Raises as `find_runs`.
     """
-    from flows.cli.results.inspect import render_again
+    from flows.cli.results.inspect import render_again, report_code
     from reports.runs.join import find_runs, joined_report
+    from reports.tables import status_counts
 
     try:
         found = find_runs(patterns)
@@ -328,4 +336,4 @@ def join_runs(patterns: Sequence[str], output: Path | None = None) -> int:
         print(f"{printable(other)}: not a run folder, skipped")
     print(f"{len(studies)} runs joined")
     print(printable(f"Report     {file}"))
-    return NO_REGRESSION
+    return max(report_code(study.plan, status_counts(study)) for study in studies)

@@ -191,10 +191,10 @@ def render_again(folder: Path) -> int:
     for sentence in summary.sentences:
         print(sentence)
     print(printable(f"Report     {folder / 'report.md'}"))
-    return _exit_code(plan, summary.statuses)
+    return report_code(plan, summary.statuses)
 
 
-def _exit_code(plan: Plan, statuses: Iterable[str]) -> int:
+def report_code(plan: Plan, statuses: Iterable[str]) -> int:
     """3 where a repeat has no measurement or a model was left out, as after `rankwise run`."""
     return 0 if set(statuses) <= {Status.COMPLETED} and not plan.unusable else 3
 
@@ -209,7 +209,7 @@ def render_html(folder: Path) -> int:
     for sentence in analysis.context["sentences"]:
         print(printable(sentence.text))
     print(printable(f"Report     {folder / run.page.name}"))
-    return _exit_code(plan, analysis.context["statuses"])
+    return report_code(plan, analysis.context["statuses"])
 
 
 def render_paper(folder: Path) -> int:
@@ -220,7 +220,7 @@ def render_paper(folder: Path) -> int:
     analysis = analyze_run(run)
     write_paper(run, analysis)
     print(printable(f"Paper      {folder / run.paper.name}, from {folder / run.paper_source.name}"))
-    return _exit_code(plan, analysis.context["statuses"])
+    return report_code(plan, analysis.context["statuses"])
 
 
 def export_figures(folder: Path, to: str, out: Path | None) -> int:
@@ -248,7 +248,7 @@ def print_answers(folder: Path) -> int:
     run, plan = open_run(folder)
     study = load_comparable(run)
     print(run_answers(study).model_dump_json(indent=2))
-    return 3 if study.unreadable else _exit_code(plan, status_counts(study))
+    return 3 if study.unreadable else report_code(plan, status_counts(study))
 
 
 def convert_checkpoint(source: Path, destination: Path) -> int:

@@ -1,13 +1,15 @@
 """Each rank loads its part of a checkpoint, and asks for no more bytes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import engine
+from configs.families.config import ModelConfig
 from tests.support.api_groups import write_checkpoint
 
 
@@ -54,3 +56,18 @@ def test_a_loader_converts_and_refuses(checkpoint: Path, tmp_path: Path) -> None
         engine.DistributedCheckpointLoader(tmp_path)
     with pytest.raises(ValueError, match="rank: 4 is not one of world_size=2"):
         engine.DistributedCheckpointLoader(checkpoint, 4, 2)
+
+
+def test_a_bias_after_the_sum_over_ranks_is_the_first_ranks(tmp_path: Path) -> None:
+    config = {
+        "model_type": "opt", "vocab_size": 16, "hidden_size": 8, "ffn_dim": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "max_position_embeddings": 8, "word_embed_proj_dim": 8,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = ModelConfig.parse(config).tensor_shapes()
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, tmp_path / "model.safetensors")
+    first, second = (engine.DistributedCheckpointLoader(tmp_path, rank, 2).load() for rank in range(2))
+    assert {name.rpartition("layers.0.")[2] for name in first.keys() - second.keys()} == {
+        "self_attn.out_proj.bias",
+        "fc2.bias",
+    }

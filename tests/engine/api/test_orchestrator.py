@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import torch.distributed as dist
 
 from engine.api.current_group import world_communicator
 from engine.api.orchestrator import MultiGPUOrchestrator
+from engine.rank import devices
+from engine.rank.devices import VisibleDevice
 from tests.support.api_groups import free_port, leave_the_pools_group, ranks_without_group
 from tests.support.patience import patient
 from tests.support.rank_pool import RankPool
@@ -63,6 +66,22 @@ def test_one_rank_needs_no_group() -> None:
         orchestrator.initialize()
     orchestrator.cleanup()
     assert not orchestrator.check_health()
+
+
+def test_a_group_that_is_joined_again_has_its_device_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cleanup` releases it: another run took the GPU, whose memory both then filled, for idle."""
+    gpu = VisibleDevice(0, "GPU-a", 1 << 30)
+    monkeypatch.setenv("RANKWISE_LOCKS", str(tmp_path))
+    monkeypatch.setattr(devices, "visible_accelerators", lambda: [gpu])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    orchestrator = MultiGPUOrchestrator(rank=0, world_size=1)
+    for _ in range(2):
+        orchestrator.initialize()
+        assert str(orchestrator.get_device()) == "cuda:0"
+        with pytest.raises(ValueError, match="all 1 accelerators are taken"):
+            devices.claim_device(None)
+        orchestrator.cleanup()
+        devices.claim_device(None).release()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -143,3 +144,12 @@ def test_the_config_of_a_transformer_says_what_each_rank_has() -> None:
     assert (config.heads, config.kv_heads, config.feed_forward) == (range(12, 16), range(1, 2), range(3072, 4096))
     assert (config.head_dim, config.query.output_size, config.down.input_size) == (64, 1024, 4096)
     assert not config.up.gather_output and not config.bias
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    """Sizes of an array or a table: the error was one of numpy's, on the truth of an empty array."""
+    sizes = np.array([1, 0, 64, 256, 8])
+    world_size, rank, hidden, feed_forward, heads = sizes
+    config = create_tensor_parallel_config(world_size, rank, CPU, hidden, feed_forward, heads)
+    assert config == create_tensor_parallel_config(1, 0, CPU, 64, 256, 8) and type(config.heads.stop) is int
+    assert ColumnParallelLinear(config.up)(torch.ones(2, 64)).shape == (2, 256)

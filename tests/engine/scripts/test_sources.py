@@ -211,6 +211,20 @@ def test_the_probe_does_nothing_by_itself_and_breaks_nothing(tmp_path: Path) -> 
     assert lost.returncode == 0 and lost.stderr.count("rankwise_probe: no samples are kept") == 1
 
 
+def test_nothing_of_a_step_outlives_it_where_nothing_is_measured(tmp_path: Path) -> None:
+    """One object for all steps kept the last loss, and with its graph the weights, for as long as the process lived."""
+    code = (
+        "import weakref\nfrom rankwise_probe import step\nclass Loss: pass\n"
+        "with step(tokens=2) as this:\n    this.tokens += 1\n    this.loss = Loss()\n"
+        "loss = weakref.ref(this.loss)\nassert this.loss is loss() and this.tokens == 3\n"
+        "with step() as this: pass\nassert loss() is None"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RANKWISE")}
+    environment["PYTHONPATH"] = str(PROBE)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_trainer_is_instrumented_beside_finders_of_an_old_kind(tmp_path: Path) -> None:
     package = tmp_path / "library" / "transformers"
     package.mkdir(parents=True)

@@ -213,6 +213,17 @@ def test_the_first_pattern_that_matches_has_the_rate(tmp_path: Path) -> None:
         torch.testing.assert_close(after[name], before[name] - rate * slopes[name], rtol=0, atol=1e-6)
 
 
+def test_the_weights_of_a_recipe_stay_when_the_model_is_trained_further() -> None:
+    """On a CPU they were those of the model, and the weights of two trainings in one process were the same."""
+    model, kept = make_model(), []
+    for _ in range(2):
+        recipe = ClassifyRecipe(model, nn.CrossEntropyLoss(), OptimizerSpec("SGD", lr=0.1))
+        recipe.train(DataLoader(Points(8, 2), batch_size=8), verbose=False)
+        kept.append(recipe.state_dict())
+    first, second = kept
+    assert all(not torch.equal(first[name], second[name]) for name in first)
+
+
 class Named(nn.Module):
     """Called by names, answers as transformers' models do."""
 

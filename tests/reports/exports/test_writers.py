@@ -157,3 +157,29 @@ def test_optimum(study: StudyResult, tmp_path: Path) -> None:
         rate = study.cells[path.parent.name].estimate("tokens_per_second")
         assert rate is not None and read.per_token.throughput.value == rate.median
         assert read.prefill.latency.p50 > 0
+
+
+def test_memory_of_a_gpu_is_no_memory_of_the_host(tmp_path: Path) -> None:
+    """What torch allocated on the GPU stood under `max_ram`, and the GPU seemed to need nothing."""
+    plan = planned(
+        "workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}\n"
+        "experiments: {sizes: {kind: sweep, over: {batch_size: [1, 2]}}}"
+    )
+    run = write_plan(tmp_path / "run", plan)
+    (_, gpu), (_, cpu) = cells_of(plan)
+    for cell, host in ((gpu, {"peak_host_memory_bytes": 3_000_000}), (cpu, {})):
+        write_measurements(run, cell, 0.01)
+        figures = {"peak_memory_bytes": 80_000_000, **host}
+        write_record(run, cell, 0, measuring_pass="memory", figures=figures)
+    EXPORTS["optimum"](load_run(run), tmp_path)
+    found = [json.loads((tmp_path / cell.key / "benchmark_report.json").read_text()) for cell in (gpu, cpu)]
+    known = [{name: value for name, value in one["prefill"]["memory"].items() if value is not None} for one in found]
+    assert known == [{"unit": "MB", "max_ram": 3.0, "max_allocated": 80.0}, {"unit": "MB", "max_ram": 80.0}]
+
+
+def test_fields_are_numbers_and_none_vanishes_at_its_default(study: StudyResult, tmp_path: Path) -> None:
+    """They were texts, by which Weights & Biases neither draws nor sorts, and a batch of 1 had no batch size."""
+    EXPORTS["optimum"](study, tmp_path)
+    files = tmp_path.glob("*/benchmark_config.json")
+    found = {json.loads(file.read_text())["workload.batch_size"] for file in files}
+    assert found == {1, 2} and type(min(found)) is int

@@ -366,6 +366,7 @@ def test_json_holds_what_the_table_holds() -> None:
     figure = cell["figures"]["throughput"]
     assert data["regressions"] == ["k1"] and cell["verdict"] == "worse" and figure["regression"]
     assert figure["ratio"] == pytest.approx(0.9) and figure["repeats"] == [10, 10] and len(figure["interval"]) == 2
+    assert cell["unit"] == "tokens/s", "a program could not tell what the throughput counts"
 
 
 def test_markdown_is_safe_and_the_terminal_has_none_of_its_marks() -> None:

@@ -192,6 +192,7 @@ def test_a_start_up_is_no_speed_of_undisturbed_steps(environment: Path, capsys: 
     same, slow = json.loads(capsys.readouterr().out)["cells"]
     assert same["figures"]["throughput"]["ratio"] == pytest.approx(1, rel=0.01)
     assert slow["figures"]["throughput"]["ratio"] == pytest.approx(1 / 1.1, rel=0.01)
+    assert same["unit"] == "tokens/s undisturbed", "no throughput that any other output has"
 
 
 def test_few_steps_show_no_undisturbed_ones(environment: Path) -> None:

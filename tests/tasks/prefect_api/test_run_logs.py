@@ -7,7 +7,10 @@ from prefect import flow, flow_engine
 from prefect.exceptions import CancelledRun, FailedRun
 from prefect.settings import PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
-from tasks.prefect_api.run_logs import hide_tracebacks_of_expected, hide_tracebacks_of_states
+from flows.deployed import scheduled_sweep, study_from_the_form, study_in_short
+from flows.publishing import publish_study
+from flows.scaling_study import scaling_study
+from tasks.prefect_api.run_logs import FLOWS, hide_tracebacks_of_expected, hide_tracebacks_of_states
 
 
 @flow
@@ -58,6 +61,24 @@ def test_what_a_user_can_correct_has_no_traceback(
     ):
         with caplog.at_level(level, name):
             logger = logging.getLogger(name)
-            record = logger.makeRecord(name, logging.ERROR, __file__, 1, message, (), (type(error), error, None))
-            assert logger.filter(record) and record.getMessage() == message
-        assert bool(record.exc_info) == logged
+            records = {
+                whose: logger.makeRecord(
+                    name,
+                    logging.ERROR,
+                    __file__,
+                    1,
+                    message,
+                    (),
+                    (type(error), error, None),
+                    extra={"flow_name": whose},
+                )
+                for whose in ("scaling study", "somebody's own")
+            }
+            assert all(logger.filter(record) and record.getMessage() == message for record in records.values())
+        assert bool(records["scaling study"].exc_info) == logged
+        assert records["somebody's own"].exc_info, "a script that imports a study lost the tracebacks of its flows"
+
+
+def test_the_flows_of_this_project_are_known() -> None:
+    made = [scaling_study, publish_study, study_in_short, study_from_the_form, scheduled_sweep]
+    assert {one.name for one in made} == FLOWS - {"launches"}

@@ -1,5 +1,6 @@
 """Which API the watcher of a run asks, and what the artifacts of the run show when it has ended."""
 
+import logging
 import threading
 import uuid
 from collections.abc import Iterator
@@ -72,3 +73,23 @@ def test_the_api_of_the_callers_settings_is_asked(monkeypatch: pytest.MonkeyPatc
     ):
         assert looked.wait(10)
     assert set(asked) == {"http://lab.example.org/api"}
+
+
+def test_requests_of_a_script_are_logged_as_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the watcher are not. The logger's level was changed for good, and the script's own were gone."""
+    logger, looked = logging.getLogger("httpx"), threading.Event()
+
+    @contextmanager
+    def asked(**_: object) -> Iterator[SimpleNamespace]:
+        logger.info("GET from %s", threading.current_thread().name)
+        looked.set()
+        yield SimpleNamespace()
+
+    monkeypatch.setattr(cancellation, "quick_client", asked)
+    with caplog.at_level(logging.INFO), ApiWatcher(uuid.uuid4(), RunProgress("s"), None):
+        assert looked.wait(10)
+        logger.info("GET of the script")
+    said = [record.getMessage() for record in caplog.records if record.name == "httpx"]
+    assert said == ["GET of the script"] and logger.level == logging.NOTSET

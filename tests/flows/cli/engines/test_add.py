@@ -127,3 +127,17 @@ def test_a_cache_without_locks_is_said_with_what_to_do(there: Path, monkeypatch:
     with pytest.raises(ValueError, match=r"engines: this file system has no locks .* set RANKWISE_CACHE"):
         command._add("transformers", again=True)
     assert there.read_text() == "of before"
+
+
+def test_standard_output_has_the_path_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What pip prints was before it, so that no script could take it."""
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\necho noise\nmkdir -p "$4/bin" && cp {program} "$4/bin/python"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    assert command._add("transformers", again=False) == 0
+    out, err = capfd.readouterr()
+    assert out == f"{tmp_path}/engines/transformers/bin/python\n" and err.count("noise") == 2

@@ -195,7 +195,11 @@ def test_the_history_is_shown(runs: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "40.0 (" in shown and "36.0 (" in shown and f"Figure     {plot}" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
     history_show(key, file, figure="peak_memory_bytes", json_wanted=True)
-    assert json.loads(capsys.readouterr().out)["runs"][0]["figures"]["peak_memory_bytes"] == {"0": 100 * 2**20}
+    shown_cell = json.loads(capsys.readouterr().out)
+    assert shown_cell["runs"][0]["figures"]["peak_memory_bytes"] == {"0": 100 * 2**20}
+    history_show("first", file, json_wanted=True)
+    of_run = json.loads(capsys.readouterr().out)["cells"][key]
+    assert shown_cell["unit"] == of_run["unit"] == "tokens/s"
     assert history_show(key, file, figure="speed") == 2
     assert history_show(key, file, plot=runs / "cell.gif") == 2
     assert history_show("first", file, plot=plot) == 2
@@ -207,6 +211,14 @@ def test_runs_are_joined(runs: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert "3 runs joined" in said and "notes: not a run folder, skipped" in said
     assert (runs / "joined.md").read_text().startswith("# 3 nodes side by side: nodes")
+
+
+def test_a_joined_report_has_the_exit_code_of_the_worst_run(runs: Path) -> None:
+    """It was 0 whatever its runs lacked; of one run alone it is 3."""
+    next(runs.glob("again/records/*/r9-a1.json")).unlink()
+    assert join_runs([str(runs / "again")]) == 3
+    assert join_runs([str(runs / "first"), str(runs / "again")], runs / "joined.md") == 3
+    assert join_runs([str(runs / "first"), str(runs / "slow")], runs / "joined.md") == 0
 
 
 def test_the_option_for_runs_to_join_may_be_given_again(runs: Path) -> None:
