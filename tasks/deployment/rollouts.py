@@ -227,6 +227,7 @@ def _end_leftovers(
 def _next(deployment: Deployment, ledger: RentalLedger, count: int) -> int:
     """Return the first of `count` numbers that no server has had, be it one that was rolled back; notes them."""
     noted = [int(entry["last"]) for entry in ledger.entries if entry["event"] == "numbers"]
+    noted += [1 + int(entry["number"]) for entry in ledger.entries if entry["event"] == "placing"]  # by `deploy`
     first = 1 + max([server.generation for server in deployment.servers] + noted)
     ledger.write("numbers", first=first, last=first + count - 1)
     return first

@@ -334,6 +334,20 @@ def test_a_command_works_on_what_another_has_left(
         assert placer.ended == [5]
 
 
+def test_servers_get_numbers_that_none_of_the_first_ones_had(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three that `deploy` had placed were gone: the next was placed in the folder of one, and never started."""
+    deployed(store)
+    with open_ledger(store.folder("one")) as ledger:
+        for number in range(3):
+            ledger.write("placing", generation=1, number=number, bundle="b-1")
+        ledger.write("deployed")
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: Placer())
+    monkeypatch.setattr(rollouts, "DeploymentFront", WorkingFront)
+    monkeypatch.setattr(rollouts, "read_bundle", lambda *_: None)
+    monkeypatch.setattr(rollouts, "_switch", lambda *_: None)
+    assert [one.generation for one in rollouts.set_server_count(store, "one", 2, print).servers] == [1, 4]
+
+
 @pytest.mark.parametrize("error", [PlaceError(None, "the front does not run"), KeyboardInterrupt()])
 def test_a_rollout_that_breaks_off_ends_its_own_servers_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
