@@ -185,11 +185,12 @@ def set_server_count(
                     raise
                 servers += placed
             else:
-                kept, gone = servers[:replicas], servers[replicas:]
-                _switch(front, placer, kept, gone)
+                servers, gone = servers[:replicas], servers[replicas:]
+                _switch(front, placer, servers, gone)
+                # Before they end: one that had ended would be counted, and sent requests, by the next command.
+                store.save(deployment.model_copy(update={"servers": tuple(servers)}))
                 _end_all(front, placer, gone, say)
-                _switch(front, placer, kept, ())
-                servers = kept
+                _switch(front, placer, servers, ())
         finally:
             ledger.write("deployed", replicas=len(servers))
         deployment = deployment.model_copy(update={"servers": tuple(servers)})
