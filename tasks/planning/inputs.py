@@ -431,6 +431,7 @@ def write_stdlib_text(folder: Path) -> str:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write("\n".join(texts))
         digest = sha256_of_file(Path(name))
+        os.chmod(name, 0o644)
         os.replace(name, folder / f"{digest}.txt")
     finally:
         Path(name).unlink(missing_ok=True)

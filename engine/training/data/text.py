@@ -93,6 +93,7 @@ def _cached(cached: Path, data: str, field: str, context: Context, tokenizer_fil
     try:
         with os.fdopen(handle, "wb") as file:
             np.save(file, ids)
+        os.chmod(unfinished, 0o644)  # a cache may be of several users
         os.replace(unfinished, cached)
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
