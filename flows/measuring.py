@@ -19,7 +19,8 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import plural
 from configs.plans.job import Job
 from configs.plans.packing import Launch, pack_launches
-from configs.records.record import MeasuringPass
+from configs.plans.plan import Plan
+from configs.records.record import MeasuringPass, Status
 from configs.targets.target import LocalTarget
 from flows.cluster_launches import run_on_clusters
 from flows.local_launches import run_on_this_machine
@@ -29,6 +30,7 @@ from slurm.forking.parents import end_parents
 from tasks.adopt import adopt_jobs
 from tasks.campaign.graph import RunGraph
 from tasks.campaign.ledger import (
+    Ledger,
     RepeatKey,
     missing_measurements,
     planned_repeats,
@@ -99,6 +101,8 @@ def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list
     plan, run_progress = session.plan, session.run_progress
     ledger = set_aside_damaged(session.run)
     run_progress.notes += told_set_aside(ledger.set_aside)
+    if (beyond := _beyond_the_plan(plan, ledger)) not in (None, *run_progress.notes):
+        run_progress.notes.append(str(beyond))
     adopted = [read_model(session.run.job(name).job, Job, PLAN_BYTES) for name in session.adopted]
     under_way: set[RepeatKey] = {
         (measurement.cell.key, job.measuring_pass, measurement.repeat)
@@ -127,6 +131,26 @@ def _missing(session: Session, only_failed: bool, tried: set[RepeatKey]) -> list
     run_progress.total = len(planned) - len(later)
     run_progress.done = run_progress.total - sum(len(launch.measurements) for launch in launches) - len(under_way)
     return launches
+
+
+def _beyond_the_plan(plan: Plan, ledger: Ledger) -> str | None:
+    """Say that repeats are not used, as the study asks for fewer now; None: there are none, or intervals decide."""
+    if plan.measuring.target_interval is not None:
+        return None
+    beyond = [
+        repeat
+        for (key, measuring_pass, repeat), entries in ledger.entries.items()
+        if measuring_pass == "timed"
+        and repeat >= plan.repeats.get(key, repeat + 1)
+        and any(entry.status is Status.COMPLETED for entry in entries)
+    ]
+    if not beyond:
+        return None
+    left_out = "is left out" if len(beyond) == 1 else "are left out"
+    return (
+        f"{plural(len(beyond), 'completed repeat')} beyond those that the study asks for {left_out} of the report. "
+        f"To include {'it' if len(beyond) == 1 else 'them'}, set measuring.repeats to {max(beyond) + 1}"
+    )
 
 
 def _run_launches(session: Session, launches: list[Launch], retries: Retries, budget: Budget) -> None:

@@ -35,9 +35,9 @@ from flows.server.settings import HEARTBEAT_SECONDS
 from flows.with_local_api import flow_with_local_api
 from tasks.analyze import analyze
 from tasks.campaign.graph import RunGraph, StageEnd
-from tasks.campaign.ledger import read_ledger, targets_to_measure
 from tasks.campaign.live_credentials import live_credentials
 from tasks.campaign.progress import RunProgress, new_progress
+from tasks.campaign.repeats import targets_to_rent
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
@@ -233,7 +233,7 @@ def _run(
     cache = cache_folder()
     with study_nodes(study, run, run_progress, watcher, rented_folder(), handover.agreed_to_rent, cache) as rentals:
         if handover.plan is not None:  # of a plan that is checked only the fetch of its models can fail
-            rentals.begin(targets_to_measure(handover.plan, read_ledger(run), only_failed))
+            rentals.begin(targets_to_rent(handover.plan, run, only_failed))
         plan, resolved = _resolved(study, run, run_progress, base, cache, handover.plan)
         session = Session(run, plan, cache, run_progress, watcher, rentals)
         already = _measured_there(session, resolved, only_failed, accept_environment)
@@ -291,7 +291,7 @@ def _resolved(
 
 def _measured_there(session: Session, resolved: StageEnd, only_failed: bool, accept_environment: bool) -> int:
     """Rent what is to be rented, prepare and test the machines, measure. Returns how much was measured before."""
-    renting = session.rentals.begin(targets_to_measure(session.plan, read_ledger(session.run), only_failed))
+    renting = session.rentals.begin(targets_to_rent(session.plan, session.run, only_failed))
     rented = [rent_nodes.after(resolved)(session, name)[1] for name in renting]
     _, provisioned = provision.after(resolved, *rented)(session, accept_environment)
     session.graph = RunGraph(provisioned)

@@ -7,7 +7,8 @@ Noise is an A/A comparison that costs nothing: repeats of a cell are launches of
 two that follow each other differ by is what the machine does by itself.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from datetime import datetime
 
 from reports.numbers.drift import drift, noise
 from reports.numbers.statistics import LEAST_REPEATS, min_repeats
@@ -17,13 +18,14 @@ from reports.tables import first_rows
 from reports.text import Table, code, escaped, estimate_cell, number, percent, plural
 
 _ROWS = 50
+_HOUR_SECONDS = 3600.0
 
 
 def quality_lines(study: StudyResult) -> list[str]:
-    """Noise, drift and stopping, a sentence or two each."""
+    """Noise, drift, pauses and stopping, a sentence or two each."""
     cells = [result for result in study.cells.values() if result.compared]
     series = [values for result in cells if len(values := result.values("throughput")) > 1]
-    return [*_noise_lines(series), *_drift_lines(series), *_stopping_lines(study, cells)]
+    return [*_noise_lines(series), *_drift_lines(series), *_apart_lines(study, cells), *_stopping_lines(study, cells)]
 
 
 def _noise_lines(series: list[dict[int, float]]) -> list[str]:
@@ -62,6 +64,49 @@ def _drift_lines(series: list[dict[int, float]]) -> list[str]:
             "cancels; absolute figures are medians over the drift."
         ]
     return [f"No significant drift: throughput changed by {change} {over}."]
+
+
+def _apart_lines(study: StudyResult, cells: list[CellResult]) -> list[str]:
+    """Say where pairs of a block are not near each other in time, as those of cells that a later run has added."""
+    pauses = _pauses(study)
+    began: dict[int, list[float]] = defaultdict(list)
+    for result in cells:
+        for repeat, reading in result.completed.items():
+            if reading.record.started_at is not None:
+                began[repeat].append(_seconds(reading.record.started_at))
+    blocks = [times for times in began.values() if len(times) > 1]
+    split = [
+        max(spans)
+        for times in blocks
+        if (spans := [after - before for before, after in pauses if min(times) < after <= max(times)])
+    ]
+    if not split:
+        return []
+    return [
+        f"In {len(split)} of {plural(len(blocks), 'block')} nothing was measured for up to "
+        f"{number(max(split) / _HOUR_SECONDS, 2)} hours between one cell and another, as where a later run adds cells. "
+        "A ratio over such pairs has in it what changed on the machine meanwhile, and its interval does not show that."
+    ]
+
+
+def _pauses(study: StudyResult) -> list[tuple[float, float]]:
+    """When nothing of the study was measured for more than an hour: from and until, in seconds since 1970."""
+    records = [reading.record for reading in study.readings]
+    times = sorted(
+        (_seconds(each.started_at), _seconds(each.finished_at))
+        for each in records
+        if each.started_at and each.finished_at
+    )
+    found, until = list[tuple[float, float]](), None
+    for began, ended in times:
+        if until is not None and began - until > _HOUR_SECONDS:
+            found.append((until, began))
+        until = ended if until is None else max(until, ended)
+    return found
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
 
 
 def _stopping_lines(study: StudyResult, cells: list[CellResult]) -> list[str]:

@@ -12,6 +12,8 @@ from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.preflight import Preflight, TargetPreflight
+from configs.records.record import Status
+from configs.targets.rented import RentedTarget
 from configs.targets.resources import ClusterTarget
 from reports.preflight import preflight_summary, read_preflight, sentences
 from slurm.schedulers.adapter import adapter_for
@@ -68,18 +70,20 @@ def _predict_again(session: Session, found: Preflight) -> None:
 
 
 def wanted(session: Session) -> list[ClusterTarget]:
-    """Targets whose nodes are to be tested: as they say, else where a cell that is not measured yet has several."""
+    """Targets whose nodes are to be tested: as they say, else where a cell without a completed record has several."""
     ledger = set_aside_damaged(session.run)
     session.run_progress.notes += told_set_aside(ledger.set_aside)
     nodes: dict[str, int] = {}
     for place in planned_repeats(session.plan):
-        if ledger.decisive(place) is None:
+        entry = ledger.decisive(place)
+        if entry is None or entry.status is not Status.COMPLETED:  # what failed is measured again
             cell = session.plan.cells[place[0]]
             nodes[cell.target] = max(cell.nodes, nodes.get(cell.target, 1))
     return [
         target
         for target in session.targets
         if isinstance(target, ClusterTarget)
+        and not isinstance(target, RentedTarget)  # of which nothing is up, as this run measures nothing there
         and target.name in nodes
         and (nodes[target.name] > 1 if target.preflight is None else target.preflight)
     ]
@@ -88,7 +92,8 @@ def wanted(session: Session) -> list[ClusterTarget]:
 def _holds(found: TargetPreflight, target: ClusterTarget) -> bool:
     """Whether an earlier test still says what a new one would: it tested something, lately, and nothing was changed."""
     age = datetime.now(UTC) - datetime.fromisoformat(found.at)
-    return bool(found.nodes) and age < REUSED and _is_of(found, target)
+    # Of the future it is where a clock was set back, or is another machine's: it would hold until then.
+    return bool(found.nodes) and abs(age) < REUSED and _is_of(found, target)
 
 
 def _is_of(found: TargetPreflight | None, target: ClusterTarget) -> bool:

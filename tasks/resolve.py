@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.files.reading import PLAN_BYTES, read_json_object
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel
+from configs.records.record import SchemaError, check_schema
 from configs.spec.study import StudySpec, study_yaml
 from tasks.campaign.repeats import carried_on
 from tasks.checks.machine import check_clusters, check_resources
@@ -12,7 +14,7 @@ from tasks.checks.requirements import check_requirements
 from tasks.checks.resumed import check_rules
 from tasks.models.saved_reference import place_references
 from tasks.planning.inputs import copy_inputs, earlier_plan, make_sound_plan
-from tasks.planning.predictions import with_predictions
+from tasks.planning.predictions import predicted_before, with_predictions
 from tasks.prefect_api.stages import stage
 
 
@@ -36,8 +38,10 @@ def resolve_study(
     """Copy inputs, expand the grid, predict it, write `study.yaml` and `plan.json`.
 
     The checked plan stays where its models are these; otherwise, as for a model whose commit only its hub knows, the
-    plan is made here and checked against this machine and the clusters. Raises StudyError naming every problem.
+    plan is made here and checked against this machine and the clusters. Raises StudyError naming every problem,
+    and SchemaError for a folder of another version, whose plan stays as it is.
     """
+    _check_version(run)
     inputs = copy_inputs(study, run, base)
     before = earlier_plan(run)
     plan = checked.plan
@@ -49,8 +53,18 @@ def resolve_study(
     check_rules(plan, before, run)
     if before is not None:
         plan = carried_on(plan, before)
-    plan = with_predictions(plan, run.inputs, cache, before.predictions if before else None)
+    plan = with_predictions(plan, run.inputs, cache, predicted_before(plan, before) if before else None)
     write_atomically(run.study, study_yaml(study))
     write_atomically(run.plan, plan.model_dump_json(indent=1))
     place_references(plan, run)
     return plan
+
+
+def _check_version(run: RunPaths) -> None:
+    """Raise SchemaError for a plan of another version, which could not read its folder again with one of this."""
+    try:
+        check_schema(read_json_object(run.plan, PLAN_BYTES), run.plan)
+    except SchemaError:
+        raise
+    except (OSError, ValueError):
+        return  # there is none, or none that can be read

@@ -52,7 +52,7 @@ class ServingBundle(Frozen):
     """Weights, level, settings, and the evidence for them."""
 
     schema_version: int = SCHEMA_VERSION
-    id: str = Field(description="hash of what is served: model, layout, precision, passes")
+    id: str = Field(description="hash of what is served (model, layout, precision, passes) and of the target")
     model: str = Field(description="name in requests")
     identity: str = Field(description="the model, pinned: repository@commit, content hash, or synthetic")
     manifest: str = Field(description="path of the model's manifest.json on this machine")

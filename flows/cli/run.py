@@ -115,7 +115,7 @@ def run_study(
     from flows.cli.live import RunDisplay
     from flows.folders import cache_folder
     from tasks.campaign.launches.preparing import prepare_first
-    from tasks.campaign.ledger import read_ledger, targets_to_measure
+    from tasks.campaign.repeats import targets_to_rent
 
     study, plan = _checked(path, assignments, runs, clusters=True)
     report = _short(RunPaths((runs / study.study).absolute()).report)
@@ -127,7 +127,7 @@ def run_study(
         api, unavailable = _begin_api(leases)
         _print_header(console, plan)
         run = RunPaths((runs / study.study).absolute())
-        agreed = agreed_to_rent(study, yes, targets_to_measure(plan, read_ledger(run), only_failed))
+        agreed = agreed_to_rent(study, yes, targets_to_rent(plan, run, only_failed))
         accept = accept_environment or _asked_to_accept(RunPaths(runs / study.study), plan)
         # While the server starts, torch is imported for the first launch, and Prefect here.
         prepare_first(_launches(plan), plan, run, cache_folder())

@@ -7,7 +7,7 @@ A cell is a run of MLflow and Weights & Biases and a directory of TensorBoard; a
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,13 @@ def mlflow(study: StudyResult, folder: Path) -> list[Path]:
     known = client.get_experiment_by_name(study.plan.study)
     artifacts = (folder.absolute() / "mlflow_artifacts").as_uri()
     experiment = known.experiment_id if known else client.create_experiment(study.plan.study, artifacts)
-    of_run = study.folder.absolute().name
+    # All runs of a study have folders of its name: when one began tells them apart, and stays when its folder is moved.
+    began = min((at for each in study.readings if (at := each.record.started_at)), default="")
+    of_run = {"run": study.folder.absolute().name, "began": began}
     for cell in exported_cells(study):
-        tags = {"key": cell.key, "run": of_run}
+        tags = {"key": cell.key, **of_run}
         found = client.search_runs([experiment], f"tags.key = '{cell.key}'")
-        run = next((one for one in found if one.data.tags.get("run") == of_run), None)
+        run = next((one for one in found if _is_of(one.data.tags, of_run)), None)
         run = run or client.create_run(experiment, run_name=printable(cell.title), tags=tags)
         identifier = run.info.run_id
         # A parameter cannot be changed; what further repeats change is a tag.
@@ -121,7 +123,7 @@ def mlflow(study: StudyResult, folder: Path) -> list[Path]:
         client.log_batch(identifier, params=params[:_MLFLOW_PARAMETERS])
         for start in range(0, len(metrics), 1000):
             client.log_batch(identifier, metrics=metrics[start : start + 1000])
-        for name, value in {"status": cell.status, **changing}.items():
+        for name, value in {"status": cell.status, "began": began, **changing}.items():
             client.set_tag(identifier, name, _text(value))
         client.set_terminated(identifier, "FINISHED" if cell.status == Status.COMPLETED else "FAILED")
     return [path]
@@ -130,6 +132,11 @@ def mlflow(study: StudyResult, folder: Path) -> list[Path]:
 def _text(value: Any) -> str:
     """A field as MLflow has it, whose parameters and tags are text."""
     return value if isinstance(value, str) else canonical_json(value)
+
+
+def _is_of(tags: Mapping[str, str], of_run: Mapping[str, str]) -> bool:
+    """Whether a run of MLflow is of a run folder; one from before anything was measured there has no beginning."""
+    return tags.get("run") == of_run["run"] and tags.get("began", "") in ("", of_run["began"])
 
 
 def _lacking(client: Any, run: str, cell: ExportedCell) -> list[Any]:

@@ -8,16 +8,22 @@ repeats and the stopping reason.
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from configs.common.base import write_atomically
 from configs.common.dollars import dollars
+from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.hardware.prices import TargetPrices
+from configs.plans.job import Job
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, Stop
+from configs.targets.rented import RentedTarget
 from configs.targets.target import LocalTarget
 from reports.decisions.spending import launch_times
 from reports.numbers.stopping import next_look, reason
-from reports.reading.load import CellResult, load_run
+from reports.reading.load import CellResult, StudyResult, load_run
+from tasks.campaign.launches.leftovers import collected_marker
+from tasks.campaign.ledger import read_ledger, targets_to_measure
 from tasks.campaign.session import Session
 
 _HOUR_SECONDS = 3600.0
@@ -112,10 +118,57 @@ def _prices(plan: Plan) -> dict[str, float] | None:
 
 def launched_usd(plan: Plan, run: RunPaths) -> float:
     """What all launches of a run folder cost, waiting for their turn left out; lost ones as far as records tell."""
+    return _launched_usd(plan, load_run(run))
+
+
+def _launched_usd(plan: Plan, study: StudyResult) -> float:
     prices = _prices(plan)
     assert prices is not None, "checked before anything was started"
-    launches = launch_times(load_run(run))
-    return sum(launch.node_seconds * prices.get(launch.target, 0.0) for launch in launches)
+    return sum(launch.node_seconds * prices.get(launch.target, 0.0) for launch in launch_times(study))
+
+
+def targets_to_rent(plan: Plan, run: RunPaths, only_failed: bool) -> set[str]:
+    """Return the names of the rented targets that a run in this folder measures on.
+
+    That is where a measurement is missing, where the interval of a cell asks for further repeats, which are planned
+    only once all others are measured, and where a killed run has left jobs. Where earlier launches have spent the
+    budget of money, none is begun any more, and the last alone count. Raises as `read_ledger`.
+    """
+    missing = targets_to_measure(
+        plan, read_ledger(run), only_failed
+    )  # also where nothing is rented, for what it raises
+    rented = {target.name for target in plan.targets if isinstance(target, RentedTarget)}
+    if not rented:
+        return set()
+    rules, left = plan.measuring, _left_going(run)
+    grows = rules.target_interval is not None and not only_failed
+    if not grows and rules.budget_usd is None:
+        return (missing | left) & rented
+    try:
+        study = load_run(run)
+    except (OSError, ValueError):
+        return (missing | left) & rented  # of a first run, or of a plan that cannot be read and is made anew
+    if rules.budget_usd is not None and _launched_usd(plan, study) > rules.budget_usd:
+        return left & rented
+    return (missing | left | (_wanting_more(plan, study.cells) if grows else set())) & rented
+
+
+def _wanting_more(plan: Plan, cells: dict[str, CellResult]) -> set[str]:
+    """Targets of cells whose measured values ask for more repeats than are planned."""
+    known = {key: result for key, result in cells.items() if key in plan.cells}
+    further = planned_with_repeats(plan, known, None).repeats
+    return {plan.cells[key].target for key in known if further[key] > plan.repeats[key]}
+
+
+def _left_going(run: RunPaths) -> set[str]:
+    """Return the targets on which a killed run may have left jobs that go on."""
+    found = set()
+    for folder in run.jobs.glob("[0-9]*-*"):
+        paths = run.job(folder.name)
+        if not paths.end.exists() and not collected_marker(run, folder.name).exists():
+            with suppress(OSError, ValueError):  # it was killed before it wrote the job
+                found.add(read_model(paths.job, Job, PLAN_BYTES).target.name)
+    return found
 
 
 def carried_on(plan: Plan, before: Plan) -> Plan:

@@ -41,9 +41,9 @@ class _Rule:
 def check_rules(plan: Plan, before: Plan | None, run: RunPaths) -> None:
     """Raise StudyError, naming each rule, where the plan goes on with records of the run folder that other rules made.
 
-    before: the plan of an earlier run in this folder.
+    before: the plan of an earlier run in this folder; None: there is none that can be read.
     """
-    if before is None:
+    if before is None and not run.records.is_dir():
         return
     rules_of = cache(partial(_rules_of, run))  # of each job once: its file holds all cells that it measured
     problems = [
@@ -58,13 +58,21 @@ def check_rules(plan: Plan, before: Plan | None, run: RunPaths) -> None:
 
 
 def _others(
-    rule: _Rule, got: object, plan: Plan, before: Plan, run: RunPaths, rules_of: Callable[[str], Measuring | None]
+    rule: _Rule,
+    got: object,
+    plan: Plan,
+    before: Plan | None,
+    run: RunPaths,
+    rules_of: Callable[[str], Measuring | None],
 ) -> list[object]:
     """Other values of a rule, with which records were made that the plan goes on with. rules_of: a job, by its name."""
-    said = getattr(before.measuring, rule.field)
-    found = [said] if got != said and _kept(rule, plan, before, run) else []
-    # A cell that the study had lost and has again was measured by the rules of a plan before the earlier one.
-    again = [key for key, cell in plan.cells.items() if key not in before.cells and rule.shapes(cell)]
+    found: list[object] = []
+    if before is not None and got != (said := getattr(before.measuring, rule.field)) and _kept(rule, plan, before, run):
+        found = [said]
+    # A cell that the study had lost and has again was measured by the rules of a plan before the earlier one; all cells
+    # of a folder whose plan cannot be read by those of their jobs.
+    known = before.cells if before is not None else {}
+    again = [key for key, cell in plan.cells.items() if key not in known and rule.shapes(cell)]
     return found + [made for key in again for made in _made_with(rule, run.records / key, rules_of) if made != got]
 
 

@@ -98,6 +98,8 @@ def make_bundle(
         "sequences": wanted.max_sequences,
         "group_timeout_seconds": wanted.group_timeout_seconds,
         "name": wanted.name,
+        # The evidence is of this hardware: another target's has other speeds, and answers that end in other ties.
+        "target": [target.kind, target.name, target.device],
     }
     return ServingBundle.model_validate(
         {

@@ -185,11 +185,12 @@ def set_server_count(
                     raise
                 servers += placed
             else:
-                kept, gone = servers[:replicas], servers[replicas:]
-                _switch(front, placer, kept, gone)
+                servers, gone = servers[:replicas], servers[replicas:]
+                _switch(front, placer, servers, gone)
+                # Before they end: one that had ended would be counted, and sent requests, by the next command.
+                store.save(deployment.model_copy(update={"servers": tuple(servers)}))
                 _end_all(front, placer, gone, say)
-                _switch(front, placer, kept, ())
-                servers = kept
+                _switch(front, placer, servers, ())
         finally:
             ledger.write("deployed", replicas=len(servers))
         deployment = deployment.model_copy(update={"servers": tuple(servers)})
@@ -227,6 +228,7 @@ def _end_leftovers(
 def _next(deployment: Deployment, ledger: RentalLedger, count: int) -> int:
     """Return the first of `count` numbers that no server has had, be it one that was rolled back; notes them."""
     noted = [int(entry["last"]) for entry in ledger.entries if entry["event"] == "numbers"]
+    noted += [1 + int(entry["number"]) for entry in ledger.entries if entry["event"] == "placing"]  # by `deploy`
     first = 1 + max([server.generation for server in deployment.servers] + noted)
     ledger.write("numbers", first=first, last=first + count - 1)
     return first

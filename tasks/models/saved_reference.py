@@ -109,7 +109,7 @@ def save_reference(path: Path, run: RunPaths, plan: Plan, saved_on: dict[str, An
         _SAMPLES: read_bytes(found.with_suffix(".npz"), SAMPLES_BYTES),
         _PROMPTS: read_bytes(run.inputs / f"{workload.prompts}.jsonl", TEXT_BYTES),
         _TOKENIZER: _content(Path(manifest.folder) / "tokenizer.json"),
-        _COMPLETIONS: _content(found.with_name(f"{found.stem}.completions_rank_0.jsonl")),
+        _COMPLETIONS: _content(_completions_beside(found)),
     }
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
@@ -166,7 +166,7 @@ def place_reference(saved: SavedReference, run: RunPaths, key: str, cell: Cell) 
         write_atomically(run.environment(record.environment), canonical_json(saved.about.environment))
     write_atomically(target.with_suffix(".npz"), saved.samples)
     if saved.completions is not None:
-        write_atomically(target.with_name(f"{target.stem}.completions_rank_0.jsonl"), saved.completions)
+        write_atomically(_completions_beside(target), saved.completions)
     write_atomically(target, record.model_dump_json())
 
 
@@ -176,13 +176,35 @@ def reference_in(inputs: Path, name: str) -> Path:
 
 
 def place_references(plan: Plan, run: RunPaths) -> None:
-    """Put the answers of every saved reference that the study names where the plan expects its reference's record."""
+    """Put the answers of every saved reference that the study names where the plan expects its reference's record.
+
+    Answers of a reference that it names no more are removed: no key of a cell says which reference was saved.
+    """
+    named: dict[str, list[str]] = {}
     for experiment in plan.experiments:
         key = next((point.cell for point in experiment.points if point.baseline), None)
-        if experiment.reference is not None and key is not None and not run.record(key, "timed", 0, 1).exists():
-            place_reference(
-                read_saved_reference(reference_in(run.inputs, experiment.reference)), run, key, plan.cells[key]
-            )
+        if experiment.kind == "correctness" and key is not None:
+            named.setdefault(key, []).extend([experiment.reference] if experiment.reference is not None else [])
+    for key, references in named.items():
+        path, files = run.record(key, "timed", 0, 1), {reference_in(run.inputs, name).name for name in references}
+        if _placed_from(path) not in (None, *files):
+            for copy in (path, path.with_suffix(".npz"), _completions_beside(path)):
+                copy.unlink(missing_ok=True)
+        if references and not path.exists():
+            place_reference(read_saved_reference(reference_in(run.inputs, references[0])), run, key, plan.cells[key])
+
+
+def _placed_from(path: Path) -> str | None:
+    """Return the file whose answers a record holds; None: it was measured, cannot be read, or is not there."""
+    try:
+        name = read_record(path).figures.get("reference_file")
+    except (OSError, ValueError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _completions_beside(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.completions_rank_0.jsonl")
 
 
 def misfits(plan: Plan, inputs: Path) -> list[str]:

@@ -23,6 +23,7 @@ from configs.workloads.noop import NoopWorkload
 from engine.planner.choice.layouts import ranked_layouts, with_layout
 from engine.planner.local import local_ranks
 from tasks.planning.predictions import MachineOf, Predictor
+from tasks.planning.target_machine import same_nodes
 
 SCALING = ("strong", "weak")
 
@@ -120,9 +121,11 @@ def _bare(machine: Machine) -> Machine:
 def _as_before(
     cell: Cell, found: list[tuple[Layout, Prediction]], before: Plan | None, target: Target
 ) -> list[tuple[Layout, Prediction]] | None:
-    """The ranking of the earlier plan, where it ranked the same layouts of the same cell."""
+    """The ranking of the earlier plan, where it ranked the same layouts of the same cell on the same nodes."""
+    if before is None or not same_nodes(target, next((one for one in before.targets if one.name == target.name), None)):
+        return None
     layouts = {layout for layout, _ in found}
-    for experiment in before.experiments if before is not None else ():
+    for experiment in before.experiments:
         measured = {candidate.layout: candidate.cell for candidate in experiment.candidates if candidate.cell}
         alike = {candidate.layout for candidate in experiment.candidates} == layouts
         same = (placed(with_layout(cell, layout), target, None).key == key for layout, key in measured.items())

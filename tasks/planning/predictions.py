@@ -44,7 +44,7 @@ from engine.planner.local import LocalMachine, computing_ranks, hardware_fingerp
 from reports.reading.devices import load_comparable
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.run_figures import OTHERS_SHARE
-from tasks.planning.target_machine import for_cell, lab_node, local_node, named_machine
+from tasks.planning.target_machine import for_cell, lab_node, local_node, named_machine, same_nodes
 
 _log = logging.getLogger(__name__)
 MachineOf = Callable[[Cell], Machine]
@@ -69,6 +69,20 @@ def with_predictions(
         _log.warning("no predictions: %s", error)
         found = {key: Prediction(reason=f"the planner failed: {error}") for key in plan.cells}
     return plan.model_copy(update={"predictions": found | kept})
+
+
+def predicted_before(plan: Plan, before: Plan) -> dict[str, Prediction]:
+    """Return what an earlier plan predicted of cells, but for those whose cluster the study describes otherwise now.
+
+    Of a target whose `machine` was corrected they would be held against the nodes that it never had.
+    """
+    earlier = {target.name: target for target in before.targets}
+    now = {target.name: target for target in plan.targets}
+    return {
+        key: said
+        for key, said in before.predictions.items()
+        if key in plan.cells and same_nodes(now.get(plan.cells[key].target), earlier.get(plan.cells[key].target))
+    }
 
 
 class Predictor:

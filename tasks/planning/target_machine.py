@@ -17,6 +17,9 @@ from configs.targets.resources import ClusterTarget, Resources
 from configs.targets.target import LocalTarget
 from engine.planner.local import LocalMachine, local_devices, machine_of_devices
 
+_OF_NODES = ("machine", "on_this_machine", "link", "device")
+"""Fields of a cluster from which its nodes and links are predicted, and that are in no key of a cell."""
+
 
 def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
     """The instance of the catalog that a target names; None where it names none and is this machine.
@@ -41,6 +44,16 @@ def named_machine(target: Resources, known: HardwareCatalog) -> Machine | None:
             "catalog, such as `aws/p4d.24xlarge`, or set `on_this_machine: true` for a lab"
         )
     return None
+
+
+def same_nodes(target: Resources | None, before: Resources | None) -> bool:
+    """Return whether the planner takes two descriptions of a cluster for the same nodes and links.
+
+    True of a target that is no cluster: of this machine no field says what it is.
+    """
+    if not isinstance(target, ClusterTarget) or not isinstance(before, ClusterTarget):
+        return True
+    return all(getattr(target, name) == getattr(before, name) for name in _OF_NODES)
 
 
 def on_unknown_cpus(target: Resources, machine: Machine) -> bool:

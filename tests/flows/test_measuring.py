@@ -84,3 +84,21 @@ def test_what_only_failed_leaves_for_later_is_not_said_to_be_completed(
     assert note.startswith("10 measurements never tried, left out by --only-failed. "), note
     assert measuring.measure_missing(session, only_failed=False) == 1
     assert session.run_progress.total == 12 and session.run_progress.notes == [note]
+
+
+def test_repeats_that_the_study_asks_for_no_more_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After --until-decided a plain run made the report of the first repeats alone, without a word."""
+    plan = planned(STUDY.replace("repeats: 6, target_interval: 0.0000001, max_repeats: 12", "repeats: 2"))
+    run = write_plan(tmp_path / "run", plan)
+    first, second = plan.cells.values()
+    for repeat in range(4):
+        write_record(run, first, repeat, samples=decoded(first, 0.01), figures={"num_prompts": 1})
+    write_record(run, second, 5, status=Status.FAILED, failure=Failure(message="no"))
+    session = Session(run, plan, tmp_path, RunProgress(), NeverCancelled())
+    monkeypatch.setattr(measuring, "_run_launches", lambda *_: None)
+    measuring.measure_missing(session, only_failed=False)
+    measuring.measure_missing(session, only_failed=False)
+    assert session.run_progress.notes == [
+        "2 completed repeats beyond those that the study asks for are left out of the report. To include them, set "
+        "measuring.repeats to 4"
+    ]

@@ -27,3 +27,21 @@ def test_the_most_repeats_are_no_fewer_than_the_least(tmp_path: Path, repeats: i
     for repeat in range(7):
         write_record(run, cell, repeat, samples={"0/pass_seconds": [1.0 + repeat]})
     assert said in " ".join(quality_lines(load_run(run)))
+
+
+def test_pairs_that_were_not_measured_near_each_other_are_named(tmp_path: Path) -> None:
+    """A cell that a later run added was paired with the others of its block as if both were measured together."""
+    first, added = (Cell(workload=NoopWorkload(label=label)) for label in "ab")
+    run = write_plan(tmp_path, plan_of([first, added], [], repeats=6))
+
+    for repeat in range(6):
+        for cell in (first, added):
+            write_record(run, cell, repeat, samples={"0/pass_seconds": [1.0]})
+    assert not any("nothing was measured" in line for line in quality_lines(load_run(run)))
+    for repeat in (4, 5):
+        record = run.record(added.key, "timed", repeat, 1)
+        record.write_text(record.read_text().replace("2026-01-01", "2026-01-03"))
+    told = [line for line in quality_lines(load_run(run)) if "nothing was measured" in line]
+    assert len(told) == 1 and told[0].startswith("In 2 of 6 blocks nothing was measured for up to 48 hours between"), (
+        told
+    )

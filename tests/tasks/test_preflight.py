@@ -1,21 +1,28 @@
 """What an earlier run that tested nodes has left."""
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from configs.common.base import utc_now
+from configs.common.execution import Layout
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.plans.preflight import NodeFigures, Preflight, TargetPreflight
+from configs.records.record import Failure, Status
+from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
+from configs.targets.rented import RentedTarget
 from configs.targets.target import SlurmTarget, SshTarget
+from configs.workloads.generate import GenerateWorkload
 from tasks import preflight
 from tasks.campaign.progress import RunProgress
 from tasks.campaign.session import Session
 from tasks.checks.node_checks import settings_of
 from tests.support.cluster.slurm_jobs import made
+from tests.support.run_folders.made_studies import decoded, write_record
 
 
 def test_a_job_that_tested_nodes_is_ended_by_the_adapter_of_its_own_target(
@@ -64,3 +71,34 @@ def test_nodes_that_an_earlier_test_excluded_get_jobs_of_a_target_that_goes_with
 
     assert excluded(slow, other) == {"slow": frozenset({"n1"}), "other": frozenset({"n1"})}
     assert excluded(slow.model_copy(update={"preflight": False}), other) == {"other": frozenset({"n1"})}
+
+
+def test_nodes_are_tested_before_what_failed_on_them_is_measured_again(tmp_path: Path) -> None:
+    """Each cell has a record: a later run took the test of days ago, or none, for the nodes that it used."""
+    slurm = SlurmTarget(nodes=2)
+    rented = RentedTarget.model_validate({"kind": "aws", "instance": "c7i.xlarge", "regions": ["r"], "nodes": 2})
+    work = GenerateWorkload(num_prompts=2, prompt_tokens=8, new_tokens=3)
+    cells = [Cell(workload=work, layout=Layout(dp=2), target=one.name, nodes=2) for one in (slurm, rented)]
+    run = RunPaths(tmp_path)
+    plan = Plan(
+        study="s", models=(), targets=(slurm, rented), measuring=Measuring(memory=False), pack=True, experiments=(),
+        cells={cell.key: cell for cell in cells}, repeats={cell.key: 1 for cell in cells},
+    )  # fmt: skip
+    session = Session(run, plan, tmp_path, RunProgress(), SimpleNamespace(check=lambda: None))
+    wanted = lambda: [target.name for target in preflight.wanted(session)]  # noqa: E731
+    assert wanted() == ["slurm"], "nothing is rented where only failed repeats are measured"
+    write_record(run, cells[0], 0, status=Status.NODE_FAILED, failure=Failure(message="a node failed"))
+    assert wanted() == ["slurm"]
+    write_record(run, cells[0], 0, samples=decoded(cells[0], 0.01), figures={"num_prompts": 2})
+    assert wanted() == []
+
+
+def test_a_test_of_the_future_does_not_hold(tmp_path: Path) -> None:
+    """After a clock was set back it was taken for the one of today until that time had come again."""
+    target = SlurmTarget(nodes=2)
+    nodes = (NodeFigures(node="n1"), NodeFigures(node="n2"))
+    found = TargetPreflight(target="slurm", settings=settings_of(target), at=utc_now(), ranks_per_node=1, nodes=nodes)
+    assert preflight._holds(found, target)
+    for days in (-30, 30):
+        other = (datetime.now(UTC) + timedelta(days=days)).isoformat()
+        assert not preflight._holds(found.model_copy(update={"at": other}), target)

@@ -7,10 +7,13 @@ import pytest
 from configs.plans import plan
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
+from configs.records.record import SchemaError
 from configs.spec.study import StudyError, StudySpec, parse_study
+from configs.targets.target import SlurmTarget
 from flows.precheck import check_study
 from tasks import resolve
-from tasks.planning.inputs import planned_model
+from tasks.planning.inputs import make_plan, planned_model
+from tasks.planning.predictions import predicted_before, with_predictions
 from tasks.resolve import CheckedPlan, resolve_study
 
 STUDY = {
@@ -130,3 +133,31 @@ def test_a_plan_that_could_not_be_read_again_is_refused(
     monkeypatch.setattr(plan, bound, with_prediction[bound] - 1)
     with pytest.raises(StudyError, match=r"experiments: the plan of 1 cell and \d+ ranked layouts takes .* Split the"):
         check_study(study, *folders)
+
+
+def test_a_folder_of_another_version_keeps_its_plan(tmp_path: Path) -> None:
+    """From Python nothing had read its records before: its own version could not read the folder any more."""
+    run = RunPaths(tmp_path / "run")
+    run.folder.mkdir()
+    run.plan.write_text('{"schema_version": 2}')
+    with pytest.raises(SchemaError, match=r"plan\.json: schema_version: got 2, expected"):
+        resolved(parse_study(STUDY), tmp_path, CheckedPlan())
+    assert run.plan.read_text() == '{"schema_version": 2}' and not run.study.exists()
+    run.plan.write_text("{")  # of which nobody can say anything
+    assert resolved(parse_study(STUDY), tmp_path, CheckedPlan()).cells
+
+
+def test_a_corrected_machine_of_a_cluster_is_predicted_anew(tmp_path: Path) -> None:
+    """The cells are the same: they were held against the instance that the cluster was taken for at first."""
+    said = {}
+    for machine in ("aws/g4dn.xlarge/us-east-1", "aws/p4d.24xlarge/us-east-1", "aws/p4d.24xlarge/us-east-1"):
+        target = SlurmTarget(machine=machine, gpus_per_node=1)
+        study = parse_study(STUDY).model_copy(update={"targets": [target]})
+        models = [planned_model(spec, place, tmp_path / "cache", tmp_path) for place, spec in enumerate(study.models)]
+        plan = make_plan(study, models, {}, tmp_path)
+        before = said.get("plan")
+        kept = None if before is None else predicted_before(plan, before)
+        plan = with_predictions(plan, tmp_path, tmp_path / "cache", kept)
+        said[machine], said["plan"] = [one.tokens_per_second for one in plan.predictions.values()], plan
+    first, second = (said[name] for name in said if name != "plan")
+    assert None not in first and all(fast > slow for fast, slow in zip(second, first, strict=True))

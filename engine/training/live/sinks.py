@@ -38,14 +38,19 @@ def _values(told: dict[str, Any]) -> dict[str, float]:
 @contextmanager
 def tensorboard(about: dict[str, Any]) -> Iterator[Write]:
     """Write event files in the measurement's folder, flushed after each write: `tensorboard --logdir <run>/live`."""
-    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     writer = EventFileWriter(about["folder"])
     _say("tensorboard", about["folder"])
+    begun = False
 
     def write(told: dict[str, Any]) -> None:
+        nonlocal begun
+        if not begun:  # an attempt before may have gone further than its checkpoint: what it told from here on is void
+            writer.add_event(Event(step=told["step"], session_log=SessionLog(status=SessionLog.START)))
+            begun = True
         values = [Summary.Value(tag=name, simple_value=value) for name, value in _values(told).items()]
         writer.add_event(Event(wall_time=told["time"], step=told["step"], summary=Summary(value=values)))
         writer.flush()

@@ -109,8 +109,8 @@ def status_rows(run: RunPaths, plan: Plan, ledger: "Ledger") -> list[dict[str, A
     """Return key, repeat, status, attempts, started_at, finished_at, record and scheduler's job of each repeat.
 
     A repeat without a record is `running` if a launch measures it now, `suspended` if the scheduler has stopped that,
-    `queued` if its job is pending, `unreadable` if its record is damaged, else `waiting`. The job is the one that
-    measures or measured it.
+    `queued` if its job is pending, `unreadable` if its record is damaged, else `waiting`. So is one that failed and is
+    tried again. The job is the one that measures or measured it.
     """
     from tasks.campaign.ledger import damaged_places
 
@@ -121,8 +121,10 @@ def status_rows(run: RunPaths, plan: Plan, ledger: "Ledger") -> list[dict[str, A
             entry = ledger.decisive((key, "timed", repeat))
             memory = ledger.decisive((key, "memory", 0))
             unreadable = damaged.get((key, "timed", repeat)) if entry is None else None
-            start = ("unreadable" if unreadable else "waiting", None, None)
-            state, job_id, waits_for = under_way.get((key, repeat), start)
+            start = (0, "unreadable" if unreadable else "waiting", None, None)
+            attempt, state, job_id, waits_for = under_way.get((key, repeat), start)
+            if entry and entry.status is not Status.COMPLETED and attempt > entry.attempt:
+                entry = None  # its record is of an attempt before
             if entry and entry.record.accounting and job_id is None:
                 job_id = entry.record.accounting.job_id
             rows.append(
@@ -143,11 +145,11 @@ def status_rows(run: RunPaths, plan: Plan, ledger: "Ledger") -> list[dict[str, A
     return rows
 
 
-def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None, str | None]]:
-    """Return state, scheduler's job and why it waits by (key, repeat) for the timed measurements of active jobs."""
+def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[int, str, str | None, str | None]]:
+    """Return attempt, state, scheduler's job and why it waits by (key, repeat): timed measurements of active jobs."""
     from slurm.schedulers.waiting import is_suspended, read_waiting
 
-    found: dict[tuple[str, int], tuple[str, str | None, str | None]] = {}
+    found: dict[tuple[str, int], tuple[int, str, str | None, str | None]] = {}
     for path in run.jobs.glob("*-timed-*/job.json"):
         paths = JobPaths(path.parent)
         if paths.end.exists() or _is_gone(_read(paths.launcher, Launcher)):
@@ -163,7 +165,7 @@ def _under_way(run: RunPaths) -> dict[tuple[str, int], tuple[str, str | None, st
             state = now if measurement.name == begun else others
             job_id = submission.job_id if submission else None
             reason = waiting.reason or None if waiting else None
-            found[measurement.cell.key, measurement.repeat] = (state, job_id, reason)
+            found[measurement.cell.key, measurement.repeat] = (measurement.attempt, state, job_id, reason)
     return found
 
 

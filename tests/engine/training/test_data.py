@@ -188,6 +188,14 @@ def text_of(context: object) -> np.ndarray:
     return text_tokens(work.data, "data", work, context, VOCABULARY)  # type: ignore[arg-type]
 
 
+def test_tokens_are_kept_for_all_users_of_a_cache(folder: Path) -> None:
+    """Another user could not read them, and removed them or failed."""
+    context = made_context(folder, "bert")
+    text_of(context)
+    kept = list((Path(context.job.cache) / "tokens").glob("*.npy"))
+    assert kept and all(path.stat().st_mode & 0o777 == 0o644 for path in kept)
+
+
 def test_a_text_without_a_word_for_masks_takes_one_that_it_never_makes(folder: Path) -> None:
     words = Tokenizer.from_file(str(folder / "inputs" / "words.json")).to_str()
     (folder / "inputs" / "maskless.json").write_text(words.replace("[MASK]", "[ASKM]"))

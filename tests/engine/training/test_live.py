@@ -95,6 +95,18 @@ def test_tensorboard_reads_the_curve(told: Told) -> None:
     assert set(read.Tags()["scalars"]) == METRICS.keys() - {"step", "device_memory_bytes", "device_power_watts"}
 
 
+def test_tensorboard_shows_a_measurement_that_was_resumed_once(tmp_path: Path) -> None:
+    """The steps after its checkpoint were in the curve twice, one attempt's after the other's."""
+    for attempt, steps in enumerate(([1, 2, 3, 4], [3, 4, 5])):
+        with SINKS["tensorboard"]({"folder": str(tmp_path)}) as write:
+            for step in steps:
+                write({"step": step, "loss": float(10 * attempt + step), "time": 1.7e9 + attempt})
+        for file in tmp_path.glob("events.out.tfevents.[0-9]*"):
+            file.rename(file.with_name(f"events.out.tfevents.a{attempt}"))  # both began in one second
+    read = EventAccumulator(str(tmp_path)).Reload()  # type: ignore[no-untyped-call]
+    assert [(each.step, each.value) for each in read.Scalars("loss")] == [(1, 1), (2, 2), (3, 13), (4, 14), (5, 15)]
+
+
 def test_mlflow_reads_the_curve_and_the_end(told: Told) -> None:
     folder = told[0]
     client = MlflowClient(tracking_uri=f"sqlite:///{folder}/live/mlflow.db")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from configs.plans.paths import RunPaths
 from configs.records.record import Failure, Status
 from reports.exports.writers import EXPORTS
 from reports.reading.load import StudyResult, load_run
@@ -114,6 +115,35 @@ def test_what_was_measured_since_is_added_in_mlflow_and_another_run_stands_besid
         history = client.get_metric_history(run.info.run_id, "tokens_per_second")
         assert {each.step: each.value for each in history} == study.cells[key].values("tokens_per_second") != {}
     assert len(found) == 2
+
+
+@pytest.mark.slow
+def test_two_runs_of_a_study_are_not_one_in_mlflow(tmp_path: Path) -> None:
+    """Their folders have the study's name, whatever --runs is: the repeats of both were one series."""
+    from mlflow.tracking import MlflowClient
+
+    plan = planned(
+        "workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}\n"
+        "experiments: {sizes: {kind: sweep, over: {batch_size: [1]}}}"
+    )
+    ((_, cell),), rates = cells_of(plan), []
+    for place, day in (("main", "01"), ("change", "02"), ("main", "01")):
+        run = RunPaths(tmp_path / place / "made")
+        if not run.folder.exists():
+            write_plan(run.folder, plan)
+            write_measurements(run, cell, 0.01 if place == "main" else 0.02)
+            for record in run.records.glob("*/*.json"):
+                record.write_text(record.read_text().replace("2026-01-01", f"2026-01-{day}"))
+        study = load_run(run)
+        (path,) = EXPORTS["mlflow"](study, tmp_path / "out")
+        rates.append(study.cells[cell.key].values("tokens_per_second"))
+    client = MlflowClient(tracking_uri=f"sqlite:///{path}")
+    experiment = client.get_experiment_by_name("made")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], order_by=["tags.began"])
+    found = [client.get_metric_history(run.info.run_id, "tokens_per_second") for run in runs]
+    assert [{each.step: each.value for each in history} for history in found] == rates[:2]
+    assert [len(history) for history in found] == [len(rates[0]), len(rates[1])], "the third is the first once more"
 
 
 @pytest.mark.slow

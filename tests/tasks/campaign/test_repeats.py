@@ -11,25 +11,28 @@ import pytest
 from configs.hardware.prices import Price, TargetPrices
 from configs.plans.job import Job, JobEnd, Launcher, Measurement
 from configs.plans.packing import Launch
-from configs.plans.paths import RunPaths
+from configs.plans.paths import JobPaths, RunPaths
 from configs.plans.plan import Plan
 from configs.records.rates import Rates
 from configs.records.record import Record, Status
 from configs.spec.cell import Cell
 from configs.spec.measuring import Measuring
 from configs.spec.study import StudyError, parse_study
-from configs.targets.target import LocalTarget
+from configs.targets.target import LocalTarget, SshTarget
 from configs.workloads.generate import GenerateWorkload
 from configs.workloads.noop import NoopWorkload
 from flows.cluster_launches import SubmissionQueue, run_on_clusters
 from reports.numbers.stopping import next_look
 from reports.reading.load import CellResult
 from reports.reading.read import Reading
+from tasks.campaign.launches.leftovers import collected_marker
+from tasks.campaign.ledger import read_ledger, targets_to_measure
 from tasks.campaign.progress import ProgressRow, RunProgress
-from tasks.campaign.repeats import Budget, carried_on, launched_usd, planned_with_repeats
+from tasks.campaign.repeats import Budget, carried_on, launched_usd, planned_with_repeats, targets_to_rent
 from tasks.campaign.retries import Retries
 from tasks.checks.machine import check_resources
 from tasks.planning.inputs import copy_inputs, make_plan
+from tests.support.run_folders.made_studies import decoded, planned, write_plan, write_record
 
 STEADY = [100.0, 100.2, 99.9, 100.1, 99.8, 100.0, 100.1, 99.9, 100.2, 99.8, 100.0, 100.1, 99.9, 100.0]
 LOUD = [100.0, 140.0, 60.0, 120.0, 80.0, 150.0, 70.0, 110.0, 90.0, 130.0]
@@ -289,3 +292,64 @@ def test_answers_are_asked_for_once() -> None:
     plan = plan_of({result.key: result.cell}, 1)
     kept = replace(result, cell=Cell(model="m", workload=GenerateWorkload(answers=True)))
     assert planned_with_repeats(plan, {result.key: kept}, None) == plan
+
+
+RENTED = """
+workload: {kind: generate, prompt_tokens: 8, new_tokens: 3}
+targets: [{kind: aws, instance: c7i.xlarge, regions: [us-east-1]}]
+experiments: {sizes: {kind: sweep, over: {batch_size: [1, 2]}}}
+measuring: {repeats: 6, target_interval: 0.0000001, max_repeats: 12, memory: false}
+"""
+
+
+def test_nodes_are_rented_for_repeats_that_an_interval_asks_for(tmp_path: Path) -> None:
+    """All that was planned is measured, and the interval is too wide: jobs were handed to nodes that nobody rented."""
+    plan = planned(RENTED)
+    run = write_plan(tmp_path / "run", plan)
+    assert targets_to_rent(plan, run, only_failed=False) == {"aws"} and targets_to_rent(plan, run, True) == set()
+    for cell in plan.cells.values():
+        for repeat in range(6):
+            samples = decoded(cell, 0.01 * (1 + 0.1 * repeat))
+            write_record(run, cell, repeat, samples=samples, figures={"num_prompts": 1, "prompt_tokens": 8})
+    assert targets_to_measure(plan, read_ledger(run), False) == set()
+    assert targets_to_rent(plan, run, only_failed=False) == {"aws"}
+    assert targets_to_rent(plan, run, only_failed=True) == set(), "it measures no new ones"
+    wide = plan.measuring.model_copy(update={"max_repeats": 6})
+    assert targets_to_rent(plan.model_copy(update={"measuring": wide}), run, only_failed=False) == set()
+
+
+def left_job(run: RunPaths, plan: Plan) -> JobPaths:
+    """A job on rented hosts that a killed run left."""
+    launch(run, "0001-timed-a", "2026-01-01T00:00:00+00:00", None, "2026-01-01T00:10:00+00:00")
+    paths = run.job("0001-timed-a")
+    host = SshTarget.model_validate({"kind": "ssh", "name": plan.targets[0].name, "hosts": ["10.0.0.1"]})
+    job = Job.model_validate_json(paths.job.read_bytes()).model_copy(update={"target": host})
+    paths.job.write_text(job.model_dump_json())
+    paths.end.unlink()
+    return paths
+
+
+def test_nodes_on_which_a_killed_run_left_a_job_are_rented_for_what_failed_too(tmp_path: Path) -> None:
+    """It was adopted without them, and tried again on nodes that nobody had rented when they had gone."""
+    plan = planned(RENTED)
+    run = write_plan(tmp_path / "run", plan)
+    paths = left_job(run, plan)
+    assert targets_to_rent(plan, run, only_failed=True) == {"aws"}
+    collected_marker(run, paths.folder.name).touch()
+    assert targets_to_rent(plan, run, only_failed=True) == set()
+
+
+def test_nothing_is_rented_once_the_money_is_spent(tmp_path: Path) -> None:
+    """Nodes came up, were paid for, and no launch was begun on them."""
+    prices = {"aws": TargetPrices(price=Price(usd_per_hour=120.0, source="a test"))}
+    plan = planned(RENTED).model_copy(update={"prices": prices})
+    run = write_plan(tmp_path / "run", plan)
+    write_record(run, next(iter(plan.cells.values())), 0, status=Status.FAILED)  # 30 seconds
+
+    def rented(usd: float) -> set[str]:
+        rules = plan.measuring.model_copy(update={"budget_usd": usd})
+        return targets_to_rent(plan.model_copy(update={"measuring": rules}), run, only_failed=False)
+
+    assert rented(1.5) == {"aws"} and rented(0.5) == set()
+    left_job(run, plan)  # of a killed run, which may go on
+    assert rented(0.5) == {"aws"}

@@ -96,3 +96,16 @@ def test_the_job_of_many_cells_that_come_back_is_read_once(tmp_path: Path, monke
     monkeypatch.setattr("tasks.checks.resumed.read_model", counted)
     check_rules(under(plan, 20, warmup=1), under(plan, 1, warmup=1), run)
     assert read == [run.job("j0").job]
+
+
+def test_a_folder_whose_plan_is_lost_keeps_the_rules_of_its_jobs(tmp_path: Path) -> None:
+    """Deleted or damaged, it was made anew, and records of both rules were one interval."""
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    check_rules(under(plan, 2, warmup=5), None, run)  # nothing is measured
+    cell = next(iter(plan.cells.values()))
+    write_record(run, cell, 0)
+    write_job(run, "j0", cell)
+    with pytest.raises(StudyError, match=r"measuring\.warmup: got 5, but .* was measured with 1"):
+        check_rules(under(plan, 2, warmup=5), None, run)
+    check_rules(under(plan, 2, warmup=1), None, run)

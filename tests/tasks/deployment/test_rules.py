@@ -483,3 +483,19 @@ def test_what_a_study_recommends_for_training_is_not_served(tmp_path: Path) -> N
             write_record(run, cell, repeat, samples=samples, figures={"tokens_per_step": 128})
     with pytest.raises(ValueError, match=r"trained: the study recommends a way to train, none to serve\. See its"):
         wanted_of_run(run.folder, WantedBundle(""))
+
+
+def test_bundles_of_two_targets_keep_their_own_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were one file: the table of a command had another target's speed, and `scale` another's answers."""
+    found: dict[OptimizationLevel, LevelCheck] = {"none": LevelCheck(level="none")}
+    monkeypatch.setattr(bundles, "check_levels", lambda *_, **__: (found, {"none": ()}))
+    model = resolved_model("synthetic:llama-1m@0", tmp_path / "cache", tmp_path)
+    hosts = [SshTarget.model_validate({"kind": "ssh", "name": f"ssh-{name}", "hosts": [name]}) for name in "aba"]
+    targets = (LocalTarget(), LocalTarget(device="cpu"), *hosts)
+    made = [
+        bundles.make_bundle(
+            WantedBundle(model="m"), model, target, tmp_path, tmp_path / "cache", None, "", lambda _: None
+        ).id
+        for target in targets
+    ]
+    assert len(set(made)) == 4 and made[2] == made[4]

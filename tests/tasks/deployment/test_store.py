@@ -388,6 +388,35 @@ def test_a_command_works_on_what_another_has_left(
         assert placer.ended == [5]
 
 
+def test_servers_get_numbers_that_none_of_the_first_ones_had(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three that `deploy` had placed were gone: the next was placed in the folder of one, and never started."""
+    deployed(store)
+    with open_ledger(store.folder("one")) as ledger:
+        for number in range(3):
+            ledger.write("placing", generation=1, number=number, bundle="b-1")
+        ledger.write("deployed")
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: Placer())
+    monkeypatch.setattr(rollouts, "DeploymentFront", WorkingFront)
+    monkeypatch.setattr(rollouts, "read_bundle", lambda *_: None)
+    monkeypatch.setattr(rollouts, "_switch", lambda *_: None)
+    assert [one.generation for one in rollouts.set_server_count(store, "one", 2, print).servers] == [1, 4]
+
+
+def test_fewer_servers_are_noted_before_the_others_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One could not be reached: the next command counted both, and sent requests to the one that had ended."""
+    made = deployed(store)
+    servers = tuple(made.servers[0].model_copy(update={"generation": number}) for number in (1, 2, 3))
+    store.save(made.model_copy(update={"servers": servers}))
+    placer = LosingPlacer(3)
+    monkeypatch.setattr(rollouts, "placer_of", lambda *_: placer)
+    monkeypatch.setattr(rollouts, "DeploymentFront", WorkingFront)
+    monkeypatch.setattr(rollouts, "read_bundle", lambda *_: None)
+    monkeypatch.setattr(rollouts, "_switch", lambda *_: None)
+    with pytest.raises(PlaceError, match="gpu-a: not reached"):
+        rollouts.set_server_count(store, "one", 1, print)
+    assert placer.ended == [2, 3] and [one.generation for one in store.read("one").servers] == [1]
+
+
 @pytest.mark.parametrize("error", [PlaceError(None, "the front does not run"), KeyboardInterrupt()])
 def test_a_rollout_that_breaks_off_ends_its_own_servers_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException

@@ -117,3 +117,29 @@ def test_a_reference_of_another_vocabulary_or_none_at_all_is_a_problem_of_the_st
     (saved / "r.zip").unlink()
     with pytest.raises(StudyError, match="no such file"):
         plan_in(saved / "third", study, other, saved)
+
+
+def test_a_reference_that_was_saved_anew_takes_the_place_of_the_one_before(saved: Path) -> None:
+    """The file has the same name and asks the same: the answers of its former content went on being the right ones."""
+    model, work = planned_model(saved / "other", "folder:other"), {"kind": "generate"}
+    study = study_of({"reference": "r.zip"}, work)
+    run, plan = plan_in(saved / "run", study, model, saved)
+    place_references(plan, run)
+    better, again = plan_in(
+        saved / "again", study_of({}, WORK), planned_model(saved / "better", "folder:better"), saved
+    )
+    reference = next(point.cell for point in again.experiments[0].points if point.baseline)
+    write_measurements(better, again.cells[reference], 0.1, answers=words(1.0), answer_vocabulary=VOCABULARY)
+    save_reference(saved / "r.zip", better, again, {"transformers": "5.0"})
+    resumed = make_plan(study, [model], copy_inputs(study, run, saved), run.inputs)
+    assert resumed.cells.keys() == plan.cells.keys(), "no key says whose answers they are"
+    run.plan.write_text(resumed.model_dump_json())
+    place_references(resumed, run)
+    base, _ = judge_experiment(load_run(run), resumed.experiments[0])
+    assert "from folder:better" in reference_sentence(base)
+    (placed,) = run.records.rglob("r0-a1.json")
+    live = plan.model_copy(
+        update={"experiments": (plan.experiments[0].model_copy(update={"reference": None}),)}
+    )  # the study runs the reference itself now
+    place_references(live, run)
+    assert not placed.exists() and not placed.with_suffix(".npz").exists()

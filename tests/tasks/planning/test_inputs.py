@@ -226,6 +226,8 @@ def test_texts_for_a_model_that_cannot_read_are_refused_before_anything_is_start
     read = study_of("stdlib", task="masked_lm", tokenizer=str(TOKENIZER))
     found = copy_inputs(read, RunPaths(tmp_path / "other"), tmp_path)
     assert make_plan(read, [model], found, RunPaths(tmp_path / "other").inputs).cells
+    (text,) = RunPaths(tmp_path / "other").inputs.glob("*.txt")
+    assert text.stat().st_mode & 0o777 == 0o644, "as any other input: whoever goes on with the run reads it"
 
 
 def test_a_full_disk_leaves_no_part_of_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -354,6 +354,21 @@ def test_a_suspended_job_is_not_said_to_run(run: RunPaths) -> None:
         assert [row["status"] for row in rows if row["key"] == CELLS[2].key] == [said, "waiting"]
 
 
+def test_a_measurement_that_is_tried_again_is_said_to_run(run: RunPaths) -> None:
+    """It stood as failed, with the failure of the attempt before, while its second job was in the queue or ran."""
+    write_record(run, CELLS[2], 0, status=Status.NODE_FAILED, failure=Failure(message="the node failed"))
+    paths = run.job("0007-timed-abc")
+    first = paths.job.read_text()
+    for attempt, said in ((1, "node_failed"), (2, "running")):
+        paths.job.write_text(first.replace('"attempt":1', f'"attempt":{attempt}'))
+        made = Job.model_validate_json(paths.job.read_text()).measurements[0]
+        progress = Progress(rank=0, pid=1, pid_started=1, phase="measurement", measurement=made.name, since=1)
+        paths.progress(0).write_text(progress.model_dump_json())
+        rows = json.loads(command("status", run.folder, "--json").output)
+        (row,) = [row for row in rows if (row["key"], row["repeat"]) == (CELLS[2].key, 0)]
+        assert (row["status"], row["failure"] is None, row["attempts"]) == (said, attempt == 2, 1)
+
+
 def test_what_a_restart_of_the_machine_ended_is_not_said_to_run(run: RunPaths) -> None:
     """Neither the launcher nor the run had the time to say so; the next run records the measurement as lost."""
     paths = run.job("0007-timed-abc")
