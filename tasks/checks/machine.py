@@ -169,8 +169,8 @@ def _rank_problems(plan: Plan) -> list[str]:
             held = holds[asked]
             if ranks > held:
                 problems.append(
-                    f"experiments.{experiment.name} at {point.label}: {ranks} ranks, but target {target.name} "
-                    f"holds {held} ({_held_by(target, cell)})"
+                    f"experiments.{experiment.name} at {point.label}: {plural(ranks, 'rank')}, but target "
+                    f"{target.name} holds {held} ({_held_by(target, cell)})"
                 )
     return list(dict.fromkeys(problems))
 

@@ -168,6 +168,9 @@ def test_ranks_of_this_machine_are_counted_by_its_gpus(tmp_path: Path) -> None:
     ]
     with pytest.raises(StudyError, match=r"8 ranks, but target here holds 2 \(2 cores, 1 per rank\)"):
         check_resources(plan_of({"name": "here", "device": "cpu"}, experiments=grid), tmp_path)
+    wide = {"name": "here", "device": "cpu", "cores_per_rank": 4}
+    with pytest.raises(StudyError, match=r"at dp 1: 1 rank, but target here holds 0 \(2 cores, 4 per rank\)"):
+        check_resources(plan_of(wide, experiments=grid), tmp_path)
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
