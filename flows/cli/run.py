@@ -324,7 +324,7 @@ def _print_summary(
         console.print(sentence, markup=False)
     failures = {name: count for name, count in statuses.items() if name != "completed"}
     if failures:
-        listed = ", ".join(f"{count} {name}" for name, count in failures.items())
+        listed = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in failures.items())
         console.print(f"Not measured: {listed} (see {folder}/report.md)", markup=False)
     console.print(f"Report     {_short(report)}", markup=False)
     return SOME_UNMEASURED if failures else ALL_COMPLETED

@@ -30,10 +30,10 @@ def test_a_folder_in_brackets_is_named_as_it_is() -> None:
     written = io.StringIO()
     console = Console(file=written, width=200, highlight=False)
     folder = Path("[old]/[/b]/run")
-    assert _print_summary(console, ["fine"], {"completed": 1, "failed": 2}, folder / "report.md", folder) == (
-        SOME_UNMEASURED
-    )
-    assert "Not measured: 2 failed (see [old]/[/b]/run/report.md)" in written.getvalue()
+    assert _print_summary(
+        console, ["fine"], {"completed": 1, "failed": 2, "out_of_memory": 1}, folder / "report.md", folder
+    ) == (SOME_UNMEASURED)
+    assert "Not measured: 2 failed, 1 out of memory (see [old]/[/b]/run/report.md)" in written.getvalue()
 
 
 @pytest.mark.parametrize(("answer", "accepted"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
