@@ -31,7 +31,7 @@ def steady_lines(study: StudyResult) -> list[str]:
     lines.append(
         f"Steady state was looked for in the passes of each measurement and found in {len(found):,} of "
         f"{plural(len(judged) - short, 'measurement')} of at least {LEAST_PASSES} passes"
-        + (f"; {short:,} shorter ones cannot be judged." if short else ".")
+        + (f"; {plural(short, 'shorter one')} cannot be judged." if short else ".")
     )
     late = [item.first / (item.first + item.count) for item in found if item.first]
     if late:

@@ -227,7 +227,7 @@ def _failures(
                 escaped(result.model),
                 escaped(result.name),
                 repeat,
-                measurement.record.status.value,
+                measurement.record.status.value.replace("_", " "),
                 str(measurement.record.attempt),
                 escaped(shortened(failure.message, 300)) if failure else UNKNOWN,
                 code(failure.log) if failure and failure.log else UNKNOWN,

@@ -44,7 +44,7 @@ class Endpoint(Frozen):
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
             raise ValueError(f"got {shown_url(url)!r}, expected http://HOST:PORT or https://HOST")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("expected no user, password, query or fragment. Pass a token by --token-variable")
+            raise ValueError("expected no user, password, query or fragment. Pass a token by `token_variable`")
         if not re.fullmatch(r"[!-~]+", url):
             raise ValueError("expected printable ASCII without spaces")
         return url.rstrip("/").removesuffix("/v1")

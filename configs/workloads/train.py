@@ -213,7 +213,8 @@ class TrainWorkload(BaseWorkload):
         share = self.global_batch_size // layout.dp
         if self.micro_batch_size is not None and share % self.micro_batch_size:
             raise ValueError(
-                f"workload.micro_batch_size: {share} sequences per rank are not divisible by {self.micro_batch_size}"
+                f"workload.micro_batch_size: got {self.micro_batch_size}, which does not divide a rank's share of the "
+                f"batch, {share}. Use a divisor of {share}"
             )
         self._check_strategy(strategy)
         if layout.pp > 1:

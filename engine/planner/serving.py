@@ -27,6 +27,8 @@ _MEMORY_SHARE = 0.9
 _GPU_STEP_TOKENS, _CPU_STEP_TOKENS = 2048, 128
 _DEFAULT_LENGTH = 8192
 _GIB = 1 << 30
+MORE_ROOM = "lower --max-length, use more ranks (--tp, --pp) or raise --kv-cache-gib"
+"""What helps where the cache is too small for one sequence, by the options of `rankwise serve`."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,7 @@ def _blocks(
     if found < longest:
         positions = max(0, found) * BLOCK_POSITIONS
         raise ValueError(
-            f"the key-value cache has room for {positions} tokens, but one sequence has up to {length}; "
-            "lower --max-length, use more ranks (--tp, --pp) or raise --kv-cache-gib"
+            f"the key-value cache has room for {positions} tokens, but one sequence has up to {length}; {MORE_ROOM}"
         )
     return found if asked.kv_cache_gib is not None else min(found, wanted)
 

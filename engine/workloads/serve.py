@@ -150,6 +150,22 @@ def shown_command(text: str, run: Path) -> str:
     return text
 
 
+_FIELDS = {
+    "--max-length": "workload.max_length",
+    "--max-step-tokens": "workload.engine_options.max_step_tokens",
+    "--max-sequences": "workload.max_sequences",
+    "--kv-cache-gib": "workload.kv_cache_gib",
+    "--tp, --pp": "layout.tp, layout.pp",
+    "--device cpu": "`device: cpu` of the target",
+}
+"""Options of `rankwise serve` -> how a study says the same."""
+
+
+def in_fields(told: str) -> str:
+    """A refusal of `server_sizes` as a study has its fields."""
+    return re.sub("|".join(map(re.escape, _FIELDS)), lambda option: _FIELDS[option[0]], told)
+
+
 def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
     """Return the command of our own server, with its settings in a folder of the launch's own."""
     cell, work, manifest = wanted.cell, wanted.work, wanted.manifest
@@ -174,7 +190,7 @@ def _own_command(wanted: Wanted, context: Context) -> ServerCommand:
     try:
         sizes = server_sizes(asked, architecture, manifest.identity, Path(context.job.cache))
     except ValueError as error:
-        raise ValueError(str(error).replace("--", "workload.").replace("-", "_")) from error
+        raise ValueError(in_fields(str(error))) from error
     # With the logs of its ranks, which are named where they fail. Nothing removes a temporary folder of a launch that
     # is killed.
     folder = context.paths.folder.absolute() / "server"

@@ -154,7 +154,7 @@ def run_study(
         if code is None:  # cancelled before there was a report
             code = _print_result(console, ended.result, runs / study.study)
         if unavailable and api and not ended.unpublished:
-            console.print(f"  note: published in Prefect's UI, {api.ui}", markup=False)
+            console.print(f"  note: published in Prefect's UI, {_shown_at(api)}", markup=False)
         if ended.unpublished:
             if api is not None:
                 api.lost = True
@@ -203,6 +203,11 @@ def _why_away(api: ApiLease | None) -> str | None:
     return why_unavailable() if api is None or api.home is None else await_api(_SERVER_SECONDS)
 
 
+def _shown_at(api: ApiLease) -> str:
+    """The address of the UI; of the local server, which ends soon, also how to see it later."""
+    return api.ui if api.home is None else f"{api.ui}; later: rankwise ui"
+
+
 def publish_folder(folder: Path) -> int:
     """Copy the report of a run to the Prefect API, started locally if the environment names none."""
     run = RunPaths(folder)
@@ -223,7 +228,7 @@ def publish_folder(folder: Path) -> int:
         if api is None or unavailable:
             where = f" {shown_url(api.url)}" if api else ""
             raise LocalServerError(f"Prefect API{where}: {unavailable}; not published")
-        print(f"published: {api.ui}")
+        print(f"published: {_shown_at(api)}")
     gc.freeze()
     return ALL_COMPLETED
 
@@ -324,7 +329,7 @@ def _print_summary(
         console.print(sentence, markup=False)
     failures = {name: count for name, count in statuses.items() if name != "completed"}
     if failures:
-        listed = ", ".join(f"{count} {name}" for name, count in failures.items())
+        listed = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in failures.items())
         console.print(f"Not measured: {listed} (see {folder}/report.md)", markup=False)
     console.print(f"Report     {_short(report)}", markup=False)
     return SOME_UNMEASURED if failures else ALL_COMPLETED

@@ -353,6 +353,9 @@ def phase_table(targets: Sequence[TargetCost]) -> Table | None:
         row = [phase]
         for target in targets:
             seconds = target.seconds[phase]
+            if phase == "start-up" and not target.startups:  # no launch of it left when it began
+                row += [UNKNOWN] * (3 if target in priced else 2)
+                continue
             row += [number(seconds), percent(seconds / target.total_seconds if target.total_seconds else None)]
             row += [number(target.usd_of(phase))] if target in priced else []
         rows.append(tuple(row))

@@ -24,6 +24,7 @@ from reports.tables import max_over_ranks
 from reports.text import (
     UNKNOWN,
     Table,
+    change,
     escaped,
     estimate_cell,
     joined,
@@ -232,7 +233,7 @@ def _line(row: Compressed, perplexity: float | None) -> tuple[str, ...]:
         estimate_cell(estimate(result.latency_values.values(), result.confidence), 1000),
         "1" if row.base and result.completed else ratio_cell(row.latency),
         mebibytes(result.peak_bytes),
-        UNKNOWN if row.base or row.peak is None else percent(row.peak - 1),
+        UNKNOWN if row.base or row.peak is None else change(row.peak - 1),
         number(max_over_ranks(measurements, "load_seconds")),
         number(max_over_ranks(measurements, "compression_seconds")),
         percent(_nonzero_share(measurements)),

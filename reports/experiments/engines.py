@@ -206,38 +206,55 @@ def engines_sentence(result: Engines) -> str:
     if all(names == first for names in known.values()):
         everywhere = f" at {plural(len(known), 'combination')} of the other values" if len(known) > 1 else ""
         if len(first) == 1:
-            return (
-                f"Use {first[0]}: it is the fastest{everywhere}{_margin(result, first[0])}. {_trust(result, first[0])}"
-            )
-        return f"Undecided between {joined(first)}: their intervals overlap{everywhere}. {_trust(result, first[0])}"
+            return f"Use {first[0]}: it is the fastest{everywhere}{_margin(result, first[0])}. {_trust(result, first)}"
+        return f"Undecided between {joined(first)}: not told apart{everywhere}. {_trust(result, first)}"
     names = list(dict.fromkeys(name for each in known.values() for name in each))
-    wins = [f"{name} at {sum(each == (name,) for each in known.values())}" for name in names]
+    wins = {name: sum(each == (name,) for each in known.values()) for name in names}
     shared = sum(len(each) > 1 for each in known.values())
-    text = f"It depends on the other values: of {plural(len(known), 'combination')} {joined(wins)} is the fastest"
-    return f"{text}{f', and {shared} are undecided' if shared else ''}. {_trust(result, names[0])}"
+    text = f"It depends on the other values: of {plural(len(known), 'combination')} "
+    parts = [f"{name} at {count}" for name, count in wins.items() if count]
+    told = [f"{joined(parts)} is the fastest"] if parts else []
+    told += [f"{shared} {'is' if shared == 1 else 'are'} undecided"] if shared else []
+    return f"{text}{', and '.join(told)}. {_trust(result, names)}"
 
 
 def _margin(result: Engines, engine: str) -> str:
     """`, 1.8 to 3.2 times the next`."""
-    ratios, alone = [], True
+    ratios: list[Ratio] = []
+    alone = True
     for place in result.places:
         usable = place.usable
         if len(usable) > 1 and usable[0].engine == engine:
             alone = False
             ratio = _ratio(usable[0], usable[1], max(1, len(usable) - 1))
-            ratios += [ratio.value] if ratio is not None else []
+            ratios += [ratio] if ratio is not None else []
     if not ratios:
         return ", and the only one with a figure" if alone else " by its median (no block has both it and the next)"
-    low, high = number(min(ratios)), number(max(ratios))
-    return f", {low if low == high else f'{low} to {high}'} times the next"
+    low, high = (number(pick(ratio.value for ratio in ratios)) for pick in (min, max))
+    few = ", from too few pairs for an interval" if any(ratio.interval is None for ratio in ratios) else ""
+    return f", {low if low == high else f'{low} to {high}'} times the next{few}"
 
 
-def _trust(result: Engines, engine: str) -> str:
-    """What the study knows of its answers."""
-    words = {row.word for place in result.places for row in place.rows if row.engine == engine and row.rate is not None}
-    if words <= {"agrees", REFERENCE}:
-        return "Its answers agree with the reference." if "agrees" in words else "It is the reference itself."
-    return "Its answers were not judged in every combination; a correctness experiment over `engines` does so."
+def _trust(result: Engines, names: Sequence[str]) -> str:
+    """What the study knows of their answers, where they are usable; of several engines each by its name."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        rows = [row for place in result.places for row in place.usable if row.engine == name]
+        words = {row.word for row in rows}
+        known = "agrees" if "agrees" in words else REFERENCE
+        groups.setdefault(known if words <= {"agrees", REFERENCE} else "not judged", []).append(name)
+    told = []
+    for word, found in groups.items():
+        its = "Its answers" if len(names) == 1 else f"The answers of {joined(found)}"
+        told.append(
+            {
+                "agrees": f"{its} agree with the reference.",
+                REFERENCE: f"{'It' if len(names) == 1 else joined(found)} is the reference itself.",
+                "not judged": f"{its} were not judged in every combination; a correctness experiment over `engines` "
+                "does so.",
+            }[word]
+        )
+    return " ".join(told)
 
 
 def engines_lines(result: Engines) -> list[str]:
@@ -250,6 +267,21 @@ def engines_lines(result: Engines) -> list[str]:
             assert rate is not None
             told = f"use {names[0]}" if len(names) == 1 else f"undecided between {joined(names)}"
             lines.append(f"{place.label}: {told} ({estimate_cell(rate.estimate('throughput'))} {result.unit}).")
-    wrong = {row.engine: row.why for place in result.places for row in place.rows if row.word == "defect"}
-    lines += [f"{name} is not recommended, its answers are a defect: {why}." for name, why in wrong.items()]
+    return [*lines, *_wrong_lines(result)]
+
+
+def _wrong_lines(result: Engines) -> list[str]:
+    """The engines with wrong answers, and where, if they have others elsewhere."""
+    wrong: dict[str, list[str]] = {}
+    whys: dict[str, str] = {}
+    for place in result.places:
+        for row in place.rows:
+            if row.word == "defect" and row.result is not None:
+                wrong.setdefault(row.engine, []).append(place.label or row.result.name)
+                whys.setdefault(row.engine, row.why)
+    lines = []
+    for name, places in wrong.items():
+        elsewhere = any(row.engine == name for place in result.places for row in place.usable)
+        where = f" at {joined(dict.fromkeys(places))}" if elsewhere else ""
+        lines.append(f"{name} is not recommended{where}, its answers are a defect: {whys[name]}.")
     return lines

@@ -16,7 +16,7 @@ from configs.common.base import content_hash
 from configs.records.rates import by_rank
 from reports.reading.load import CellResult, StudyResult
 from reports.tables import first_rows
-from reports.text import UNKNOWN, Table, count, escaped, number, plural
+from reports.text import UNKNOWN, Table, count, escaped, first_of, number, plural
 
 HOW = {"micro_batch_size", "accumulation_steps", "activation_checkpointing", "launcher", "python", "arguments"}
 """Fields of a workload that say how it is computed; all others say what is learnt."""
@@ -143,12 +143,14 @@ def agreement_sentence(found: SameLosses) -> str:
     judged = [item for item in found.others if item.within is not None]
     if not judged:
         return f"The reference is {found.reference.result.name}. No verdict: noise shows from two repeats on."
-    agree = sum(bool(item.within) for item in judged)
+    stray = [item.curves.result.name for item in judged if not item.within]
+    agree = len(judged) - len(stray)
     verb = "agrees" if agree == 1 else "agree"
-    return (
-        f"The reference is {found.reference.result.name}. Of {plural(len(judged), 'other cell')}, {agree} {verb}: "
-        f"their relative difference is within the spread of repeats, or {FLOOR:g}."
+    text = (
+        f"The reference is {found.reference.result.name}. {agree} of {plural(len(judged), 'other cell')} {verb} with "
+        f"it (relative difference of losses within the spread of repeats, or {FLOOR:g})."
     )
+    return text + (f" Beyond that: {first_of(stray, 4)}." if stray else "")
 
 
 def _what_is_learnt(result: CellResult, units: int) -> str:

@@ -161,13 +161,15 @@ def _interconnect(result: StudyForecast) -> str:
         )
     assert machine is not None, "a forecast with communication has links"
     if result.stated:
-        inside = f"{plural(machine.accelerators, 'rank')} a node over {_link(machine.neighbour)}"
+        inside = f"{plural(machine.accelerators, 'rank')} a node"
+        inside += f" over {_link(machine.neighbour)}" if machine.accelerators > 1 else ""
         return (
             f"Over the interconnect of {machine.name}, as the study states: {inside}, nodes over "
             f"{_link(machine.between)}. What a rank computes is taken as measured here."
         )
     if machine.between is not None:
-        return f"Over more nodes like the measured ones: {_link(machine.neighbour)} inside, {_link(machine.between)}."
+        inside = f"{_link(machine.neighbour)} inside a node, " if machine.accelerators > 1 else ""
+        return f"Over more nodes like the measured ones: {inside}{_link(machine.between)} between nodes."
     return (
         f"As if all ranks were joined like those of this machine: {_link(machine.neighbour)}. No cluster is; "
         "forecast.machine in the study (provider/instance) names another interconnect."

@@ -288,7 +288,12 @@ class RunHistory:
         number = self._number(name)
         if number is None:
             names = [row[0] for row in self._connection.execute("SELECT name FROM names ORDER BY name")]
-            raise WrongArgument(f"no run in the history is called {name}; there are: {', '.join(names) or 'no names'}")
+            known = (
+                f"there are: {', '.join(names)}"
+                if names
+                else "none has a name. Use: rankwise history add RUN --as NAME"
+            )
+            raise WrongArgument(f"no run in the history is called {name}; {known}")
         return self._select("WHERE id = :number", number=number)[0]
 
     def _number(self, name: str) -> int | None:

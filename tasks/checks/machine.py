@@ -169,8 +169,8 @@ def _rank_problems(plan: Plan) -> list[str]:
             held = holds[asked]
             if ranks > held:
                 problems.append(
-                    f"experiments.{experiment.name} at {point.label}: {ranks} ranks, but target {target.name} "
-                    f"holds {held} ({_held_by(target, cell)})"
+                    f"experiments.{experiment.name} at {point.label}: {plural(ranks, 'rank')}, but target "
+                    f"{target.name} holds {held} ({_held_by(target, cell)})"
                 )
     return list(dict.fromkeys(problems))
 
@@ -336,14 +336,14 @@ def check_environment(
             before = read_json_object(path)
         # Of a target that the study has since, nothing was measured elsewhere.
         changed = [name for name in today if name in before and before[name] != today[name]]
-        lines = [f"  {name}: was {before[name]}, now {today[name]}" for name in changed]
+        lines = [f"  {name}: was {_fact_text(before[name])}, now {_fact_text(today[name])}" for name in changed]
         stale = _facts_of_another_kind(before, targets)
         for target in targets:
             here, there = f"gpus of target {target.name}", f"target {target.name}"
             if here in stale:
-                lines.append(f"  {there}: was this machine, now {today[there]}")
+                lines.append(f"  {there}: was this machine, now {_fact_text(today[there])}")
             elif there in stale:
-                lines.append(f"  {there}: was {before[there]}, now this machine")
+                lines.append(f"  {there}: was {_fact_text(before[there])}, now this machine")
         if lines and not accept:
             told = "\n".join(lines)
             raise EnvironmentChanged(
@@ -354,6 +354,13 @@ def check_environment(
     if kept != before:
         write_atomically(path, canonical_json(kept))
     return today
+
+
+def _fact_text(fact: Any) -> str:
+    """A fact for a person: `none` for what there is not; of rented nodes `instance aws/g5.xlarge, image ami-1`."""
+    if isinstance(fact, dict):
+        return ", ".join(f"{name} {value}" for name, value in fact.items() if value is not None)
+    return "none" if fact is None else str(fact)
 
 
 def _facts_of_another_kind(before: Mapping[str, Any], targets: Iterable[Target]) -> set[str]:

@@ -195,7 +195,8 @@ def _plan(
     try:
         plan = make_plan(study, [model], copy_inputs(study, run, run.inputs), run.inputs)
     except StudyError as error:
-        raise ValueError("\n".join(_plain(problem) for problem in error.problems)) from error
+        told = dict.fromkeys(_plain(problem, asked) for problem in error.problems)
+        raise ValueError("\n".join(told)) from error
     write_atomically(run.study, study_yaml(study))
     return plan
 
@@ -231,9 +232,15 @@ def _check_kind(saved: SavedReference, manifest: ModelManifest) -> None:
         )
 
 
-def _plain(problem: str) -> str:
+def _plain(problem: str, asked: VerificationSpec) -> str:
     """A study's problem in the words of the command."""
-    return problem.removeprefix(f"experiments.{NAME} ").replace("workload.prompts: ", "--prompts: ")
+    told = problem.removeprefix(f"experiments.{NAME} ").replace("workload.prompts: ", "--prompts: ")
+    _, field, why = told.partition("workload.num_prompts: ")
+    if not field:
+        return told
+    # Of a file with fewer prompts the number is the file's; --num-prompts does not raise it.
+    of_the_file = asked.prompts is not None and not why.startswith(f"got {asked.num_prompts},")
+    return f"{'--prompts' if of_the_file else '--num-prompts'}: {why}"
 
 
 def _without_what_does_not_fit(

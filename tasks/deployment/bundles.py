@@ -150,8 +150,8 @@ def chosen_level(asked: OptimizationLevel, checks: dict[OptimizationLevel, Level
             elif check.speed is not None and check.speed < 1:
                 say(f"{level}: {check.speed:.2f} times the speed of the unchanged weights at batch 1")
             return level
-        passes = "+".join(check.passes) or "no passes"
-        say(f"{level} ({passes}) is not deployed: {check.refused}")
+        passes = f" ({'+'.join(check.passes)})" if check.passes else ""
+        say(f"{level}{passes} is not deployed: {check.refused}")
     raise AssertionError("the unchanged weights are never refused")
 
 

@@ -28,6 +28,7 @@ from reports.experiments.compression import Compressed, compression, weight_byte
 from reports.experiments.compression_answers import VECTOR_COLUMNS
 from reports.reading.load import CellResult, StudyResult, load_run
 from reports.tables import noise_warning
+from reports.text import number, percent
 from tasks.campaign.launches.jobs import run_job, write_job
 from tasks.campaign.ledger import missing_measurements, set_aside_damaged
 from tasks.checks.machine import check_environment
@@ -171,7 +172,7 @@ def _level_of(row: Compressed) -> OptimizationLevel:
 
 
 def _message(record: Record) -> str:
-    return record.status.value if record.failure is None else record.failure.message
+    return record.status.value.replace("_", " ") if record.failure is None else record.failure.message
 
 
 def _why(cell: CellResult) -> str:
@@ -203,7 +204,8 @@ def _check(level: OptimizationLevel, row: Compressed | None, max_loss: float) ->
         refused = "its answers could not be compared"
     elif row.loss > max_loss:
         assert row.quality is not None
-        refused = f"{row.quality.text()}, more than {max_loss:g}"
+        limit = number(max_loss) if row.quality.ladder is None else percent(max_loss)  # as the loss is told
+        refused = f"{row.quality.text()}, more than {limit}"
     passes = () if row.resolved in (None, "none") else tuple(str(row.resolved).split("+"))
     return LevelCheck(
         level=level,

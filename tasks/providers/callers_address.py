@@ -11,14 +11,17 @@ _SERVICE = "https://checkip.amazonaws.com"
 """Answers with the caller's address in plain text."""
 
 
-def callers_address() -> str:
-    """Return the address as a range of one. Raises ValueError where it cannot be found out."""
+def callers_address(name: str = "--ssh-from") -> str:
+    """Return the address as a range of one. Raises ValueError where it cannot be found out.
+
+    name: of the option or field that says it, as the user writes it.
+    """
     try:
         with urlopen(_SERVICE, timeout=10) as answer:
             address = ip_address(answer.read(64).decode().strip())
     except (URLError, OSError, HTTPException, ValueError) as error:
-        remedy = "Name it: --ssh-from 203.0.113.7/32"
-        raise ValueError(f"--ssh-from: {_SERVICE} did not return this machine's address ({error}). {remedy}") from error
+        why = f"{_SERVICE} did not return this machine's address ({error})"
+        raise ValueError(f"{name}: {why}. Set it, such as 203.0.113.7/32") from error
     return f"{address}/{address.max_prefixlen}"
 
 

@@ -84,7 +84,7 @@ def request_of(target: RentedTarget) -> RentalRequest:
         disk_gb=target.disk_gb,
         placement=target.placement,
         public_address=target.public_address,
-        ssh_from=target.ssh_from or callers_address(),
+        ssh_from=target.ssh_from or callers_address(names[1]),
         user=target.user,
         network=target.network,
         subnet=target.subnet,

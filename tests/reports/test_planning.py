@@ -396,3 +396,18 @@ def test_the_command_prints_it_for_another_interconnect(tmp_path: Path, capsys: 
     other = write_run(tmp_path / "other", make_plan([train_cell()]))
     with pytest.raises(ValueError, match="expected an experiment of kind strong or weak"):
         print_forecast(other.folder, None, None)
+
+
+def test_the_links_of_a_forecast_are_told_by_what_they_join(tmp_path: Path) -> None:
+    """`NVLink (...) inside, 100 GbE (...).`, and of nodes with one rank `no known link inside`."""
+    found = forecast_of(*scaling_run(tmp_path, "weak"))
+    link = MACHINE.inside
+    assert link is not None
+    several = replace(found, machine=MACHINE.model_copy(update={"accelerators": 8, "between": link}))
+    told = "gloo, measured (100 µs, 1.00 GB/s)"
+    assert forecast_lines(several)[0] == (
+        f"Over more nodes like the measured ones: {told} inside a node, {told} between nodes."
+    )
+    single = replace(found, machine=MACHINE.model_copy(update={"accelerators": 1, "inside": None, "between": link}))
+    assert forecast_lines(single)[0] == f"Over more nodes like the measured ones: {told} between nodes."
+    assert "1 rank a node, nodes over gloo" in forecast_lines(replace(single, stated=True))[0]

@@ -187,6 +187,7 @@ def test_cells_and_records_for_other_programs(rendered: tuple[RunPaths, ReportSu
     assert row["used"] and row["tokens_per_second"] == pytest.approx(32.0) and row["figure_cpu_seconds"] == 1.5
     failed = next(row for row in rows.values() if row["status"] == "out_of_memory")
     assert failed["failure_rank"] == 1 and failed["tokens_per_second"] is None
+    assert "out_of_memory" not in whole_report(quick)  # beside the states of tables and the opening
 
 
 def test_rendering_again_gives_the_same_bytes(rendered: tuple[RunPaths, ReportSummary], tmp_path: Path) -> None:

@@ -87,7 +87,8 @@ def run_collect(folder: Path) -> int:
     failures = {name: count for name, count in summary.statuses.items() if name != "completed"}
     print(plural(len(collected.records), "new record"))
     if failures:
-        print(f"Not measured: {', '.join(f'{count} {name}' for name, count in failures.items())}")
+        listed = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in failures.items())
+        print(f"Not measured: {listed}")
     if collected.missing:
         launches = f" ({plural(collected.not_begun, 'launch')} not started)" if collected.not_begun else ""
         print(f"{plural(collected.missing, 'measurement')} missing{launches}. Submit submit.sbatch again to resume")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from configs.common.printable import plural
 from flows.cli.errors import resolved
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def up(
         plan = cluster.find_lab(name, request.folder)
         typer.echo(f"lab {name} is up: {', '.join(made)}" if made else f"lab {name} is already up; nothing changed")
         if plan.shares_cores:
-            cores = len(plan.machine_cores)
-            typer.echo(f"warning: the nodes share the machine's {cores} cores, so speeds are not representative")
+            cores = plural(len(plan.machine_cores), "core")
+            typer.echo(f"warning: the nodes share the machine's {cores}, so speeds are not representative")
         typer.echo(f'partitions {", ".join(plan.partitions)}; to use it: eval "$(rankwise lab env{_named(name)})"')
         return 0
 

@@ -209,8 +209,11 @@ def _targets(target: str | None, targets: str | None) -> tuple[str, ...]:
     if (target is None) == (targets is None):
         raise WrongArgument("--target, --targets: expected exactly one of the two")
     found = tuple(dict.fromkeys(one.strip() for one in (target or targets or "").split(",") if one.strip()))
-    if not found or (target is not None and len(found) > 1):
-        raise WrongArgument(f"--target: got {target!r}. Name several by --targets A,B")
+    if not found:
+        option = "--target" if targets is None else "--targets"
+        raise WrongArgument(f"{option}: got nothing, expected a target, such as local:cpu")
+    if target is not None and len(found) > 1:
+        raise WrongArgument(f"--target: got {target}, expected one. Name several by --targets A,B")
     return found
 
 

@@ -191,7 +191,8 @@ def check_profilers() -> list[DoctorCheck]:
     """Check the profilers that `measuring.profiler` supports."""
     found = []
     for name in get_args(Profiler):
-        detail, _, remedy = (why_not(name) or "").partition("; ")
+        detail, _, remedy = (why_not(name) or "").removeprefix(f"{name}: ").partition("; ")
+        remedy = f"not needed without measuring.profiler; else {remedy.partition(', or leave measuring.profiler')[0]}"
         found.append(DoctorCheck(name, "missing", detail, remedy) if detail else DoctorCheck(name, "ok", "available"))
     return found
 

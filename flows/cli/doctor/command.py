@@ -22,6 +22,7 @@ from rich.text import Text
 
 from configs.common.files.project_files import project_file
 from configs.common.files.reading import read_text
+from configs.common.printable import plural
 from flows.cli.doctor import checks as machine
 from flows.cli.doctor import gpus, optional
 from flows.cli.doctor.checks import CheckState, DoctorCheck
@@ -130,7 +131,7 @@ def _answers(questions: dict[str, Callable[[], list[DoctorCheck]]], limit_second
         thread.join(max(0.0, deadline - time.monotonic()))
     runnable, cores = _runnable(), os.cpu_count() or 1
     hangs = "a network mount, name server or driver does not respond"
-    busy = f"{runnable} processes want {cores} cores: run it again when fewer do. Else {hangs}"
+    busy = f"{runnable} processes want {plural(cores, 'core')}: run it again when fewer do. Else {hangs}"
     late: tuple[CheckState, str] = ("warning", busy) if runnable > cores else ("missing", hangs)
     return [
         check

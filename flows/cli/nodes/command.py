@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from configs.common.printable import plural
 from configs.targets.rented import MarketName
 from flows.cli.options import AsJson
 
@@ -264,7 +265,7 @@ def down(context: typer.Context, run: RunName) -> None:
         with open_ledger(folder) as ledger:
             note_abandoned(ledger, last_used(folder))
         removed = give_back_run(provider, lease, folder, typer.echo, _patience())
-        typer.echo(f"{run}: gave back {removed} resources; nothing is left")
+        typer.echo(f"{run}: gave back {plural(removed, 'resource')}; nothing is left")
         return 0
 
     _exit(context, work)

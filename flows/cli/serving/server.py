@@ -15,6 +15,7 @@ import httpx
 
 from configs.plans.model_manifest import read_model_manifest
 from configs.serving.settings import ServingSettings
+from engine.planner.serving import MORE_ROOM
 from flows.cli.errors import plainly
 from flows.cli.signals import ended_by_signals
 from flows.folders import cache_folder
@@ -70,7 +71,7 @@ def run_generate(
     given = {name: value for name, value in fields.items() if value is not None}
     _check_text([*prompts, *given.get("stop", ())])
     with ended_by_signals(), _folder() as folder:
-        settings = make_settings(asked, folder, cache_folder(), Path.cwd())
+        settings = _settings_of_generate(asked, folder)
         if program_of(settings) != DECODERS:
             raise ValueError(f"{settings.name}: generates no text. Use `rankwise serve`, or a decoder")
         bodies = [{"model": settings.name, **given, **_asked(prompt, chat)} for prompt in prompts]
@@ -94,6 +95,15 @@ def run_generate(
                         f"the server ended while it answered: {str(error) or type(error).__name__}"
                     ) from error
     return 0
+
+
+def _settings_of_generate(asked: ServerRequest, folder: Path) -> ServingSettings:
+    """Make settings. Raises ValueError in the command's words: it has fewer options than `rankwise serve`."""
+    try:
+        return make_settings(asked, folder, cache_folder(), Path.cwd())
+    except ValueError as error:
+        remedy = "use more ranks (--tp, --pp) or --compression, or lower --max-length of `rankwise serve`"
+        raise ValueError(str(error).replace(MORE_ROOM, remedy)) from error
 
 
 class _RefusedError(ValueError):

@@ -6,6 +6,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.common.printable import plural
 from configs.common.system.cores import usable_cores
 from configs.plans.paths import RunPaths
 from configs.records.record import Record, Status
@@ -128,7 +129,7 @@ def verified(
         )
         return VerificationOutcome(NOT_SUPPORTED, reason), None, None
     if not devices and asked.layout.ranks > cores:
-        print(f"warning: {asked.layout.ranks} ranks on {cores} cores will be slow", file=sys.stderr)
+        print(f"warning: {asked.layout.ranks} ranks on {plural(cores, 'core')} will be slow", file=sys.stderr)
     run_verification(
         verification, cache, lambda line: print(line, file=sys.stderr, flush=True), request.save is not None
     )

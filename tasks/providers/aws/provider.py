@@ -271,10 +271,11 @@ class Aws:
         found = _ask(lambda: ec2.describe_vpcs(Filters=[wanted]))["Vpcs"]
         if len(found) != 1:
             what = request.network or "default VPC"
-            raise ProviderError("invalid", "", f"{region}: {what}: {len(found)} VPCs found, expected 1. Use --network")
+            told = f"{region}: {what}: {len(found)} VPCs found, expected 1. Name one by `network`"
+            raise ProviderError("invalid", "", told)
         if request.network is not None and not found[0].get("IsDefault"):
             # Instances without a subnet go to the default VPC, where this one's security group is refused.
-            needs = "is not the default VPC, so that a subnet of it is needed. Use --subnet"
+            needs = "is not the default VPC, so that a subnet of it is needed. Name one by `subnet`"
             raise ProviderError("invalid", "", f"{region}: {request.network} {needs}")
         return str(found[0]["VpcId"])
 

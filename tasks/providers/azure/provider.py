@@ -111,7 +111,9 @@ class Azure:
         """Make the resource group with security group, network and placement group."""
         request, group, tags = lease.request, _group_of(lease.run, region), lease.tags
         if request.network is not None and request.subnet is None:
-            raise ProviderError("invalid", "", "azure: a network needs its subnet: name it by its whole id, --subnet")
+            raise ProviderError(
+                "invalid", "", "azure: a network needs its subnet: name it by its whole id, as `subnet`"
+            )
         common = {"location": region, "tags": tags}
         call_azure(lambda: self._resources.resource_groups.create_or_update(group, common))
         rules = {

@@ -35,6 +35,7 @@ def test_other_addresses_are_refused_without_showing_a_password(url: str) -> Non
     with pytest.raises(ValidationError) as caught:
         Endpoint(url=url, model="m")
     assert "pass@" not in caught.value.errors()[0]["msg"]
+    assert "--" not in caught.value.errors()[0]["msg"]  # of a study and of a target, which have fields
 
 
 def test_a_schedule_above_the_cap_is_refused() -> None:

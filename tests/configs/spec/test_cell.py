@@ -74,7 +74,7 @@ def test_training_on_several_ranks_is_ddp() -> None:
     [
         ({"workload": TrainWorkload(), "layout": Layout(pp=2)}, "pipeline parallelism is not supported in training"),
         ({"workload": TrainWorkload(global_batch_size=3), "layout": Layout(dp=2)}, "is not divisible"),
-        ({"workload": TrainWorkload(micro_batch_size=3)}, "not divisible by 3"),
+        ({"workload": TrainWorkload(micro_batch_size=3)}, "got 3, which does not divide"),
         ({"workload": TrainWorkload(offload="cpu")}, "not supported by none. Use fsdp"),
         ({"workload": TrainWorkload(offload="nvme"), "layout": Layout(dp=2, strategy="fsdp")}, "zero3 for nvme"),
         ({"workload": TrainWorkload(sharding="hybrid"), "layout": Layout(dp=2)}, "requires fsdp, got ddp"),

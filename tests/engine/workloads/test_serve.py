@@ -16,7 +16,7 @@ from configs.spec.cell import Cell
 from configs.spec.engines import TEXT_ONLY, EngineEnvironment
 from configs.spec.measuring import Measuring
 from configs.workloads.serve import ServeWorkload
-from engine.workloads.serve import _next_rate, _own_command, _Runs, _served, as_typed, shown_command
+from engine.workloads.serve import _next_rate, _own_command, _Runs, _served, as_typed, in_fields, shown_command
 from engine.workloads.servers.commands import ServerCommand, Wanted
 from engine.workloads.servers.process import RunningServer, ServerDiedError
 from tasks.models.model_cache import manifest_path
@@ -137,3 +137,20 @@ def test_a_generator_that_writes_much_is_not_held_up(tmp_path: Path, monkeypatch
     runs = _Runs(None, None, served, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"^load generator: arrivals\.file: no such file$"):
         runs._generate(folder)
+
+
+def test_a_server_that_cannot_be_sized_is_told_in_the_fields_of_a_study(tmp_path: Path) -> None:
+    """Each hyphen became an underscore, of the model's name too, and `workload.tp` is no field."""
+    model = resolve_model("synthetic:llama-1m@0", None, tmp_path / "cache", tmp_path)
+    manifest = manifest_path(model.identity, tmp_path / "cache")
+    work = ServeWorkload(prompt_tokens=8, new_tokens=8, kv_cache_gib=1e-7)
+    cell = Cell(model=model.identity, workload=work, target="local")
+    wanted = Wanted(cell, read_model_manifest(manifest), EngineEnvironment(), 1234, (0,), False)
+    context = SimpleNamespace(job=SimpleNamespace(cache=str(tmp_path)))
+    with pytest.raises(ValueError, match="the key-value cache") as caught:
+        _own_command(wanted, context)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        "the key-value cache has room for 0 tokens, but one sequence has up to 16; lower workload.max_length, use more "
+        "ranks (layout.tp, layout.pp) or raise workload.kv_cache_gib"
+    )
+    assert in_fields("--max-length 9: my-llama has 8 positions") == "workload.max_length 9: my-llama has 8 positions"

@@ -17,6 +17,7 @@ from flows.cli.run import (
     _asked_to_accept,
     _print_summary,
     _print_unusable,
+    _shown_at,
     _unusable,
     guarded,
 )
@@ -30,10 +31,10 @@ def test_a_folder_in_brackets_is_named_as_it_is() -> None:
     written = io.StringIO()
     console = Console(file=written, width=200, highlight=False)
     folder = Path("[old]/[/b]/run")
-    assert _print_summary(console, ["fine"], {"completed": 1, "failed": 2}, folder / "report.md", folder) == (
-        SOME_UNMEASURED
-    )
-    assert "Not measured: 2 failed (see [old]/[/b]/run/report.md)" in written.getvalue()
+    assert _print_summary(
+        console, ["fine"], {"completed": 1, "failed": 2, "out_of_memory": 1}, folder / "report.md", folder
+    ) == (SOME_UNMEASURED)
+    assert "Not measured: 2 failed, 1 out of memory (see [old]/[/b]/run/report.md)" in written.getvalue()
 
 
 @pytest.mark.parametrize(("answer", "accepted"), [("y\n", True), ("n\n", False), ("\n", False), ("", False)])
@@ -97,3 +98,9 @@ def test_models_that_a_run_has_left_out_are_its_own() -> None:
     left_out = _unusable(summary, checked)
     assert _print_unusable(Console(file=written, width=200), left_out, ALL_COMPLETED) == SOME_UNMEASURED
     assert written.getvalue() == "Not measured: model broken: no config.json\n"
+
+
+@pytest.mark.parametrize(("home", "shown"), [(None, "http://h"), (Path("data"), "http://h; later: rankwise ui")])
+def test_the_address_of_a_server_that_ends_is_told_with_how_to_start_it_again(home: Path | None, shown: str) -> None:
+    """`published: http://127.0.0.1:28419` named a server that was gone three seconds later."""
+    assert _shown_at(SimpleNamespace(ui="http://h", home=home)) == shown  # type: ignore[arg-type]

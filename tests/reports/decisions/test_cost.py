@@ -233,6 +233,19 @@ def test_where_the_time_of_a_study_goes(spent: StudyResult) -> None:
     assert "1.32 h lie in pauses" in text and "start-up of 1 launch is unknown" in text
 
 
+@pytest.mark.parametrize("price", [None, 3.6])
+def test_a_start_up_that_nothing_tells_is_not_zero(price: float | None, tmp_path: Path) -> None:
+    """As of jobs of a cluster without accounting, beside the line that says that it is unknown."""
+    run = write_run(tmp_path / "run", make_plan([cell()], repeats=1, prices={"local": price} if price else {}))
+    write_measurements(run, cell(), [100.0])
+    study = load_run(run)
+    targets = study_costs(study)
+    assert "start-up of 1 launch is unknown" in " ".join(cost_sentences(study, cell_costs(study), targets))
+    phases = phase_table(targets)
+    assert phases is not None and phases.rows[0] == ("start-up", *["–"] * (3 if price else 2))
+    assert phases.rows[1][1] != "–"
+
+
 def test_a_price_is_stale_by_the_day_of_measuring(tmp_path: Path) -> None:
     one = cell()
     for as_of, stale in (("2025-12-02", False), ("2025-12-01", True), (None, False)):

@@ -1,6 +1,7 @@
 """A compression experiment: its cells, its table, figure and words, from made-up records of known figures."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,14 @@ def test_the_table_has_a_row_for_each_with_the_ladder(result: tuple[StudyResult,
     assert pruned["not zero"] == "50.0 %" and pruned["first divergence"] == "prompt 3, token 2"
     assert rows["int8, bfloat16"]["first divergence"] == "none"
     assert rows["int8, bfloat16"]["perplexity"] == "7.396" and "±" in rows["int8, bfloat16"]["change of it"]
+
+
+def test_a_rise_of_the_peak_has_its_sign(result: tuple[StudyResult, CompressionResult]) -> None:
+    """As in tables of optimizations, and as the change of perplexity beside it."""
+    first, *rest = result[1].rows
+    table = compression_table(replace(result[1], rows=(first, *(replace(row, peak=1.12) for row in rest))))
+    place = table.columns.index("change of peak")
+    assert [row[place] for row in table.rows] == ["–", *["+12.0 %"] * len(rest)]
 
 
 def test_the_report_shows_it_with_a_figure(tmp_path: Path) -> None:

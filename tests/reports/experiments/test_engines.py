@@ -1,5 +1,6 @@
 """Engines side by side: who is the fastest whose answers are right, and what this version has not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,39 @@ def test_another_engine_may_win_elsewhere(tmp_path: Path) -> None:
         "It depends on the other values: of 2 combinations rankwise at 1 and deepspeed at 1 is the fastest."
     )
     assert engines_lines(found)[1].startswith("tp 2: use deepspeed (")
+
+
+def test_an_engine_that_is_wrong_in_one_place_is_named_there(tmp_path: Path) -> None:
+    """One line said to use it, the next that it is not recommended; and `Its answers` were of nobody knew whom."""
+    study = load_run(made(tmp_path / "run"))
+    verdicts = judged(study, rankwise="agrees", deepspeed="agrees", transformers="agrees", onnxruntime="agrees")
+    defect = CorrectnessVerdict("defect", "off by much")
+    verdicts = [
+        (model, replace(item, verdict=defect) if item.label == "rankwise" and item.result.cell.layout.tp == 2 else item)
+        for model, item in verdicts
+    ]
+    found = engines(study, study.plan.experiments[0], verdicts)
+    assert found is not None
+    assert [choice(place) for place in found.places] == [("rankwise",), ("deepspeed",)]
+    assert engines_sentence(found) == (
+        "It depends on the other values: of 2 combinations rankwise at 1 and deepspeed at 1 is the fastest. "
+        "The answers of rankwise and deepspeed agree with the reference."
+    )
+    assert engines_lines(found)[-1] == "rankwise is not recommended at tp 2, its answers are a defect: off by much."
+
+
+def test_the_fastest_of_few_repeats_is_not_told_like_one_of_many(tmp_path: Path) -> None:
+    plan = planned(STUDY)
+    run = write_plan(tmp_path / "run", plan)
+    for _, cell in cells_of(plan):
+        write_measurements(run, cell, {**SECONDS, "deepspeed": 3.0}[cell.engine], repeats=1)
+    study = load_run(run)
+    found = engines(study, study.plan.experiments[0])
+    assert found is not None
+    assert engines_sentence(found).startswith(
+        "Use rankwise: it is the fastest at 2 combinations of the other values, 1.50 to 2.00 times the next, from too "
+        "few pairs for an interval. "
+    )
 
 
 def test_one_engine_alone_has_no_such_section(tmp_path: Path) -> None:

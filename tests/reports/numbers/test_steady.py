@@ -167,3 +167,16 @@ def test_too_few_passes_are_said(tmp_path_factory: pytest.TempPathFactory) -> No
     (line,) = steady_lines(study)
     assert line.startswith("Steady state was not tested: no measurement has 20 passes.")
     assert unsteady_table(study) is None
+
+
+def test_a_single_short_measurement_is_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It was `1 shorter ones cannot be judged`."""
+    cell = generate()
+    run = write_plan(tmp_path_factory.mktemp("steady") / "run", plan_of([cell], [], repeats=2))
+    write_record(run, cell, samples=generated(cell, 1.0))
+    samples = generated(cell, 1.0)
+    for name in ("ttft_seconds", "request_seconds", "batch_sequences"):
+        samples[f"0/{name}"] = (samples[f"0/{name}"] * 50)[: 100 * (8 // cell.workload.batch_size)]
+    samples["0/pass_seconds"] = [1.0] * 100
+    write_record(run, cell, repeat=1, samples=samples)
+    assert steady_lines(load_run(run))[0].endswith("of at least 20 passes; 1 shorter one cannot be judged.")

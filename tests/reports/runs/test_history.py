@@ -89,6 +89,12 @@ def test_a_list_of_runs_reads_no_figures(tmp_path: Path) -> None:
 
 def test_what_a_text_names(tmp_path: Path) -> None:
     with open_history(tmp_path / "h.sqlite", create=True) as history:
+        added = history.add(at(1))
+        with pytest.raises(
+            WrongArgument, match=r"called 7; none has a name\. Use: rankwise history add RUN --as NAME$"
+        ):
+            history.run("7")
+        assert history.run(str(added.number)).names == ()
         history.add(at(1), "main")
         main = history.run_or_key("main")
         assert not isinstance(main, str) and main.number == 1

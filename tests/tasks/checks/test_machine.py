@@ -168,6 +168,9 @@ def test_ranks_of_this_machine_are_counted_by_its_gpus(tmp_path: Path) -> None:
     ]
     with pytest.raises(StudyError, match=r"8 ranks, but target here holds 2 \(2 cores, 1 per rank\)"):
         check_resources(plan_of({"name": "here", "device": "cpu"}, experiments=grid), tmp_path)
+    wide = {"name": "here", "device": "cpu", "cores_per_rank": 4}
+    with pytest.raises(StudyError, match=r"at dp 1: 1 rank, but target here holds 0 \(2 cores, 4 per rank\)"):
+        check_resources(plan_of(wide, experiments=grid), tmp_path)
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -226,7 +229,7 @@ def test_a_run_on_other_gpus_is_another_environment(tmp_path: Path, monkeypatch:
     assert machine_fingerprint([LocalTarget(device="cpu")])["gpus of target local"] is None
     run = RunPaths(tmp_path)
     check_environment(run, accept=False, targets=[LocalTarget()])
-    with pytest.raises(EnvironmentChanged, match="gpus of target local: was 8 x NVIDIA H100 80GB HBM3, now None"):
+    with pytest.raises(EnvironmentChanged, match="gpus of target local: was 8 x NVIDIA H100 80GB HBM3, now none"):
         check_environment(run, accept=False, targets=[LocalTarget(device="cpu")])
 
 
@@ -364,7 +367,7 @@ def test_a_target_that_a_study_has_since_is_no_other_environment(tmp_path: Path)
     check_environment(run, accept=False, targets=[here])
     check_environment(run, accept=False, targets=[here, g5])
     check_environment(run, accept=False, targets=[here])
-    with pytest.raises(EnvironmentChanged, match=r"g5: was .*aws/g5.xlarge.*, now .*aws/g5.2xlarge"):
+    with pytest.raises(EnvironmentChanged, match=r"g5: was instance aws/g5.xlarge, now instance aws/g5.2xlarge\n"):
         check_environment(run, accept=False, targets=[other])
     check_environment(run, accept=True, targets=[other])
     check_environment(run, accept=False, targets=[here, other])
@@ -378,11 +381,11 @@ def test_a_target_that_has_become_one_of_another_kind_is_another_environment(tmp
     run, here = RunPaths(tmp_path), LocalTarget(name="box")
     g5 = RentedTarget.model_validate({"kind": "aws", "name": "box", "instance": "g5.xlarge", "regions": ["us-east-1"]})
     check_environment(run, accept=False, targets=[here])
-    with pytest.raises(EnvironmentChanged, match=r"  target box: was this machine, now .*aws/g5.xlarge"):
+    with pytest.raises(EnvironmentChanged, match=r"  target box: was this machine, now instance aws/g5.xlarge\n"):
         check_environment(run, accept=False, targets=[g5])
     check_environment(run, accept=True, targets=[g5])
     check_environment(run, accept=False, targets=[g5])
-    with pytest.raises(EnvironmentChanged, match=r"  target box: was .*aws/g5.xlarge.*, now this machine"):
+    with pytest.raises(EnvironmentChanged, match=r"  target box: was instance aws/g5.xlarge, now this machine\n"):
         check_environment(run, accept=False, targets=[here])
     check_environment(run, accept=True, targets=[here])
     check_environment(run, accept=False, targets=[here, g5.model_copy(update={"name": "other"})])

@@ -89,6 +89,27 @@ def test_a_refused_level_falls_to_the_next_milder_one_and_says_so() -> None:
     assert chosen_level("none", bad, said.append) == "none"
 
 
+@pytest.mark.parametrize(
+    ("ladder", "told", "limit"),
+    [(True, "+3.20 % perplexity", "1.00 %"), (None, "a cosine distance of 0.0320", "0.0100")],
+)
+def test_a_loss_and_its_limit_are_told_in_one_unit(ladder: bool | None, told: str, limit: str) -> None:
+    """`+3.20 % perplexity, more than 0.01` compared per cent with a share."""
+    quality = SimpleNamespace(ladder=ladder, text=lambda: told)
+    result = SimpleNamespace(completed=True, estimate=lambda _: None)
+    row: Any = SimpleNamespace(
+        result=result, loss=0.032, quality=quality, resolved="int8", size_bytes=None, speed=1.2, base=False
+    )
+    found = level_checks._check("balanced", row, 0.01)
+    assert found.refused == f"{told}, more than {limit}"
+    said: list[str] = []
+    assert chosen_level("balanced", checks() | {"balanced": found}, said.append) == "none"
+    assert said[0] == f"balanced (int8) is not deployed: {told}, more than {limit}"
+    unmeasured = {"balanced": LevelCheck(level="balanced", refused="out of memory")}
+    chosen_level("balanced", checks() | unmeasured, said.append)
+    assert said[-2] == "balanced is not deployed: out of memory"
+
+
 def test_tokens_are_compared_up_to_the_first_tie() -> None:
     request = FirstRequest(prompt=(1,), tokens=(5, 6, 7), gaps=(0.5, 0.001, 0.5))
     tie = TIES["bfloat16"]

@@ -155,13 +155,25 @@ def test_an_address_that_no_node_can_be_reached_from_is_refused() -> None:
 
 def test_private_nodes_are_not_rented_for_a_machine_that_they_do_not_admit(monkeypatch: pytest.MonkeyPatch) -> None:
     """They see its private address; a rule for its public one, the default, let nobody in."""
-    monkeypatch.setattr(study_nodes, "callers_address", lambda: "203.0.113.7/32")
+    monkeypatch.setattr(study_nodes, "callers_address", lambda _: "203.0.113.7/32")
     target = RentedTarget(kind="gcp", name="g", instance="g2-standard-4", regions=["us-central1"], public_address=False)
     with pytest.raises(ValueError, match=r"^target g: ssh_from: is needed with public_address: false, because"):
         request_of(target)
     assert request_of(target.model_copy(update={"ssh_from": "10.0.0.5/32"})).ssh_from == "10.0.0.5/32"
     assert request_of(target.model_copy(update={"kind": "azure"})).ssh_from == "203.0.113.7/32"
     assert request_of(target.model_copy(update={"public_address": True})).ssh_from == "203.0.113.7/32"
+
+
+def test_the_address_that_nobody_tells_is_asked_for_where_the_user_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A study was told to set `--ssh-from`, which `rankwise run` has not."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("tasks.providers.callers_address.urlopen", refused)
+    target = RentedTarget(kind="aws", name="g", instance="g5.xlarge", regions=["us-east-1"])
+    with pytest.raises(ValueError, match=r"^target g: ssh_from: .*\(no network\). Set it, such as 203.0.113.7/32$"):
+        request_of(target)
 
 
 @pytest.mark.parametrize("written", ["East US", "EastUS", "eastus"])
@@ -204,7 +216,9 @@ def test_a_vpc_that_is_not_the_default_one_needs_a_subnet(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(Aws, "_ec2", lambda aws, region: client)
     aws, own = object.__new__(Aws), REQUEST.model_copy(update={"network": "vpc-own"})
-    with pytest.raises(ProviderError, match=r"^us-east-1: vpc-own is not the default VPC.*Use --subnet$") as caught:
+    with pytest.raises(
+        ProviderError, match=r"^us-east-1: vpc-own is not the default VPC.*Name one by `subnet`$"
+    ) as caught:
         aws._vpc(own, "us-east-1")
     assert caught.value.problem == "invalid"
     assert aws._vpc(own.model_copy(update={"subnet": "subnet-1"}), "us-east-1") == "vpc-own"

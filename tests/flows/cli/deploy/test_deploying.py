@@ -602,3 +602,17 @@ def test_what_a_deployment_cost_is_told_or_called_unknown(
     monkeypatch.setattr(listing, "take_down", lambda *_: cost)
     assert listing.run_undeploy("one", everything=False) == 0
     assert capsys.readouterr().out == f"one: taken down, nothing is left{told}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--targets", ""], "--targets: got nothing, expected a target, such as local:cpu"),
+        (["--target", " , "], "--target: got nothing, expected a target, such as local:cpu"),
+        (["--target", "local:cpu,ssh:a"], "--target: got local:cpu,ssh:a, expected one. Name several by --targets A,B"),
+    ],
+)
+def test_targets_that_are_none_or_too_many_are_named_by_their_option(words: list[str], told: str) -> None:
+    """An empty --targets, as of a shell variable that is not set, was `--target: got None`."""
+    done = CliRunner().invoke(app, ["deploy", "--model", "m", *words])
+    assert done.exit_code == 2 and done.output.strip() == told

@@ -342,3 +342,12 @@ def test_arguments_that_are_no_text_are_refused_before_a_model_is_loaded() -> No
     for prompt, fields in (("\udcff", {}), ("a", {"stop": ["\udcfe"]})):
         with pytest.raises(ValueError, match=r"^b'.xf[ef]': not valid UTF-8"):
             server.run_generate(ServerRequest(model="m"), [prompt], fields, chat=False, as_json=False)
+
+
+def test_generate_advises_no_option_that_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`lower --max-length ... or raise --kv-cache-gib` are options of `rankwise serve` alone."""
+    monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("engine.planner.serving.host_memory_available", lambda: 0)
+    done = CliRunner().invoke(app, ["generate", "--device", "cpu", "--model", str(TINY), "a prompt"])
+    assert done.exit_code == 2 and "use more ranks (--tp, --pp) or --compression" in done.output
+    assert "raise --kv-cache-gib" not in done.output and "--max-length of `rankwise serve`" in done.output

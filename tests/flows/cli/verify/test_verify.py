@@ -168,7 +168,7 @@ def test_layouts_agree_with_the_saved_reference(
     [
         ({"layout": Layout(tp=3)}, ["--tp 3", "4 attention heads", "use one of: 1, 2, 4"]),
         ({"layout": Layout(pp=4)}, ["--pp 4", "3 layers"]),
-        ({"layout": Layout(dp=4), "num_prompts": 3}, ["num_prompts", "at least 4"]),
+        ({"layout": Layout(dp=4), "num_prompts": 3}, ["--num-prompts: got 3, fewer than replicas", "at least 4"]),
         ({"engine": "deepspeed"}, ["deepspeed", "tp of 2 or more"]),
         ({"engine": "transformers", "layout": Layout(tp=2, pp=2)}, ["transformers", "one rank, tp or pp only"]),
         ({"prompts": ROOT / "configs/studies/prompts.jsonl"}, ["no tokenizer.json", "Leave --prompts out"]),
@@ -258,6 +258,22 @@ def test_prompts_may_be_token_ids(model: Path, tmp_path: Path) -> None:
     workload = verification.plan.cells[verification.asked_cell].workload
     assert isinstance(workload, GenerateWorkload)
     assert (workload.num_prompts, workload.batch_size, workload.longest_tokens) == (2, 2, None)
+
+
+def test_a_file_with_fewer_prompts_than_replicas_is_named_itself(model: Path, tmp_path: Path) -> None:
+    """`at rankwise, dp=4, float32: workload.num_prompts: got 2 ... Use at least 4`, of which a user has no option."""
+    (tmp_path / "p.jsonl").write_text('{"tokens": [1, 2, 3]}\n{"tokens": [127, 5]}\n')
+    asked = VerificationSpec(str(model), prompts=tmp_path / "p.jsonl", new_tokens=2, layout=Layout(dp=4))
+    asks = {None: "--prompts: got 2", 3: "--prompts: got 2", 1: "--num-prompts: got 1"}
+    for count, told in asks.items():
+        with pytest.raises(ValueError, match=rf"^{told}, fewer than replicas \(dp=4\)\. Use at least 4$"):
+            prepare_verification(
+                replace(asked, num_prompts=count),
+                RunPaths(tmp_path / f"run{count}"),
+                tmp_path / "cache",
+                tmp_path,
+                None,
+            )
 
 
 @pytest.mark.slow
