@@ -24,6 +24,7 @@ from reports.text import (
     escaped,
     estimate_cell,
     joined,
+    joined_some,
     mebibytes,
     number,
     ratio_cell,
@@ -233,11 +234,11 @@ def optimization_sentence(base: CellResult | None, gains: list[Gain]) -> str:
     split = [gain.variant for gain, ratio in known if ratio.interval is None and ratio.low < 1 < ratio.high]
     found = [f"{text}."]
     if noise:
-        found.append("That may be noise." if len(known) == 1 else f"May be noise: {joined(noise)}.")
+        found.append("That may be noise." if len(known) == 1 else f"May be noise: {joined_some(noise)}.")
     if split:
         found.append(
             "Its pairs disagree on which is faster."
             if len(known) == 1
-            else f"Pairs with the baseline disagree on which is faster: {joined(split)}."
+            else f"Pairs with the baseline disagree on which is faster: {joined_some(split)}."
         )
     return " ".join([*found, *lost])

@@ -18,6 +18,7 @@ from reports.text import (
     estimate_cell,
     estimate_text,
     joined,
+    joined_some,
     number,
     percent,
     prose,
@@ -73,6 +74,14 @@ def test_text_from_elsewhere_cannot_break_a_table() -> None:
     assert joined(cells) == "1 rank, float32; dp=2, float32; and tp=2, float32", "where a name ends was a guess"
     assert joined(cells[:2]) == "1 rank, float32 and dp=2, float32"
     assert joined(["a (1, 2 (3, 4))", "b (5, 6)", "c"]) == "a (1, 2 (3, 4)), b (5, 6) and c"
+
+
+def test_of_many_names_the_first_are_told() -> None:
+    """A sentence on a load named each of thousands of points."""
+    names = [f"rate {number}" for number in range(1000)]
+    assert joined_some(names[:8]) == joined(names[:8])
+    assert joined_some(names, 2) == "rate 0, rate 1 and 998 more"
+    assert joined_some([f"dp=2, rate {number}" for number in range(9)], 2) == "dp=2, rate 0; dp=2, rate 1; and 7 more"
 
 
 def test_a_table_drops_what_nobody_knows() -> None:

@@ -8,7 +8,7 @@ from reports.experiments.load.choice_text import bounds_text, limit_text, load_t
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.load.text import search_table
 from reports.numbers.statistics import Estimate
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, number, percent
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, joined_some, number, percent
 
 _MOST_NOTES, _MOST_REASONS = 6, 3
 _VARYING = re.compile(r"(steady state unknown: |)([\d.,e-]+)(?= % of | requests are )")
@@ -225,22 +225,24 @@ def load_lines(found: LoadExperiment) -> list[str]:
         lines.append(f"Points differ in what is asked ({joined(found.asked)}), so none is chosen as a server.")
     void = [point.label for point in found.points if point.repeats and len(point.valid) < len(point.repeats)]
     if void:
-        lines.append(f"Void: {joined(void)} ({'; '.join(_void_reasons(found))}).")
+        lines.append(f"Void: {joined_some(void)} ({'; '.join(_void_reasons(found))}).")
     unsteady = [point.label for point in found.points if not point.steady]
     if unsteady:
-        lines.append(f"Not steady, so latencies depend on how long the run was: {joined(unsteady)}.")
+        lines.append(f"Not steady, so latencies depend on how long the run was: {joined_some(unsteady)}.")
     engines = {point.result.cell.engine for point in found.points}
     uneven = [point.label for point in found.points if point.valid and not point.comparable]
     if uneven and len(engines) > 1:
-        lines.append(f"Answers of other lengths than asked for, so not comparable with the others: {joined(uneven)}.")
+        lines.append(
+            f"Answers of other lengths than asked for, so not comparable with the others: {joined_some(uneven)}."
+        )
     wrong = [point.label for point in found.points if not point.correct]
     if wrong:
-        lines.append(f"Answers under load differ from those of the same requests alone: {joined(wrong)}.")
+        lines.append(f"Answers under load differ from those of the same requests alone: {joined_some(wrong)}.")
     untold = [point.label for point in found.points if point.answers is not None and point.answers.untold]
     if untold:
         lines.append(
             "Answers under load differ from those of the same requests alone, and the server tells no "
-            f"log-probabilities, so that noise and a defect cannot be told apart: {joined(untold)}."
+            f"log-probabilities, so that noise and a defect cannot be told apart: {joined_some(untold)}."
         )
     lines += _overheads(found)
     lines += [f"{note[:1].upper()}{note[1:]}." for note in _notes(found)]
