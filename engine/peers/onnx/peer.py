@@ -148,6 +148,7 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
     try:
         _export(context, unfinished)
         flush_all(unfinished)  # the folder is believed by its name
+        unfinished.chmod(0o755)  # a cache may be of several users
         try:
             unfinished.rename(folder)
         except OSError:
