@@ -19,10 +19,11 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.common.base import utc_now
+from configs.common.files.reading import SAMPLES_BYTES
 from configs.common.printable import plural
 from configs.load.arrivals import ClosedLoop, TraceArrivals
 from configs.load.job import LoadJob
-from configs.load.samples import LAG_EVERY_SECONDS, LoadFacts, RequestOutcome
+from configs.load.samples import LAG_EVERY_SECONDS, REQUEST_COLUMNS, LoadFacts, RequestOutcome
 from engine.load.arrivals import TraceRow, arrival_seconds, read_trace
 from engine.load.connections import NO_CONNECTION, ConnectionPool
 from engine.load.contents import Conversation, RequestContent, RequestSource, body_of
@@ -38,6 +39,8 @@ _UNANSWERED_SECONDS = 1.0
 _UNREACHED_SECONDS, _MIN_UNREACHED = 10.0, 3
 """So long after its first request, and after so many, a run ends that has had no connection: nobody is there."""
 _FEW_COLLECTIONS = (100_000, 50, 1000)
+_MAX_SAMPLES = (SAMPLES_BYTES - (64 << 20)) // 8
+"""Numbers of 8 bytes in a run's file of samples, which is not read again where it is larger."""
 
 
 class _Talk(NamedTuple):
@@ -61,6 +64,7 @@ class Generator:
         self._last_due = 0.0
         self._refused_due: float | None = None  # of the first request that a count or a cap left out
         self._asked_tokens = job.caps.spent_tokens
+        self._coming = 0  # samples of requests that are allowed and have not ended, at most
         self._in_flight = 0
         self._unreached = 0  # requests without a connection, until the first one that has one
         self._first_started: float | None = None
@@ -204,6 +208,7 @@ class Generator:
             finally:
                 self._in_flight -= 1
         self._recorder.add(turn, place, due, started, sent, monotonic(), reply)
+        self._coming -= _samples_of(turn)
         if reply.outcome is RequestOutcome.CONNECTION and not self._pool.connections:
             self._end_if_nobody_is_there(reply, monotonic() - self._first_started)
         return reply
@@ -227,10 +232,11 @@ class Generator:
         if self._capped is not None:
             return False
         asked = turn.asked_tokens
-        if self._counted_out or self._is_burst() or self._is_above_tokens(asked):
+        if self._counted_out or self._is_burst() or self._is_above_tokens(asked) or self._is_full(turn):
             self._refused_due = due if self._refused_due is None else min(due, self._refused_due)
             return False
         self._asked_tokens += asked
+        self._coming += _samples_of(turn)
         self._due_requests += 1
         self._last_due = max(self._last_due, due)
         return True
@@ -241,6 +247,13 @@ class Generator:
         if most is None or self._asked_tokens + asked <= most:
             return False
         self._stop(f"max_tokens: {most:,} tokens asked for", abort=False)
+        return True
+
+    def _is_full(self, turn: RequestContent) -> bool:
+        """Stop where one more request's samples would be more than are read again: all of them would be lost."""
+        if self._recorder.num_samples + self._coming + _samples_of(turn) <= _MAX_SAMPLES:
+            return False
+        self._stop(f"samples: {_MAX_SAMPLES:,} numbers, most of them arrivals of tokens", abort=False)
         return True
 
     def _is_burst(self) -> bool:
@@ -294,6 +307,11 @@ class Generator:
             due = max(due + LAG_EVERY_SECONDS, loop.time())
             await asyncio.sleep(due - loop.time())
             self._recorder.add_lag(loop.time() - due)
+
+
+def _samples_of(turn: RequestContent) -> int:
+    """How many numbers are kept of a request: its row, and the arrival of each token."""
+    return len(REQUEST_COLUMNS) + turn.new_tokens
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:

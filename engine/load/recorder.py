@@ -36,6 +36,11 @@ class RequestRecorder:
     def __len__(self) -> int:
         return len(self._columns["outcome"])
 
+    @property
+    def num_samples(self) -> int:
+        """Numbers that are kept so far."""
+        return len(self) * len(self._columns) + len(self._chunks) + len(self._lags)
+
     def add(
         self, turn: RequestContent, place: tuple[int, int], due: float, started: float, sent: float | None,
         ended: float, reply: Reply,

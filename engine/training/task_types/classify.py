@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from configs.common.printable import some_of
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
@@ -29,7 +30,15 @@ from engine.training.data.examples import (
     rows_fingerprint,
 )
 from engine.training.data.text import end_token, the_tokenizer
-from engine.training.task_types.common import exported_config, filled_rows, numbered_names, seen, tensors, the_task
+from engine.training.task_types.common import (
+    SHOWN_CLASSES,
+    exported_config,
+    filled_rows,
+    numbered_names,
+    seen,
+    tensors,
+    the_task,
+)
 from engine.training.task_types.images import RANDOM_CLASSES, image_examples
 from engine.training.task_types.models import (
     check_length,
@@ -149,9 +158,8 @@ def numbered(said: list[Any], names: tuple[str, ...], field: str) -> Numbers:
     places = {name: number for number, name in enumerate(names)}
     for row, label in enumerate(said, start=1):
         if str(label) not in places:
-            raise ValueError(
-                f"workload.{field}: row {row} has the label {label!r}, which is none of data's: {', '.join(names)}"
-            )
+            told = some_of(names, SHOWN_CLASSES)
+            raise ValueError(f"workload.{field}: row {row} has the label {label!r}, which is none of data's: {told}")
     return np.array([places[str(label)] for label in said], dtype=np.int64)
 
 

@@ -30,6 +30,8 @@ from engine.training.trainer import Task, TrainingBatch
 Call = Callable[[nn.Module, Inputs], Tensor]
 
 EXPORTED = torch.bfloat16
+SHOWN_CLASSES = 20
+"""Named where a class is none of the data's."""
 _COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 """Of a tokenizer: also how a conversation is written, and which tokens end an answer."""
 _MAX_CLASSES = 1 << 20

@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from configs.common.files.reading import SAMPLES_BYTES, check_regular
+from configs.common.printable import some_of
 from configs.families.numbers import MAX_SIZE, size_of, size_pair
 from configs.workloads.train import TrainWorkload
 from engine.context import Context
 from engine.models.weights import required_manifest
 from engine.training.data.examples import RANDOM_STEPS, Examples, Inputs, Numbers, input_file, rows_fingerprint
-from engine.training.task_types.common import numbered_names, tensors
+from engine.training.task_types.common import SHOWN_CLASSES, numbered_names, tensors
 
 RANDOM_CLASSES = 2
 _MIDDLE = 127.5
@@ -110,10 +111,12 @@ def _with_names(
         raise ValueError(f"workload.{field}: label {outside[0]} is none of the {len(known)} classes, numbered from 0")
     if not trained or known == trained:
         return labels, known
-    unknown = [known[label] for label in np.unique(labels) if known[label] not in trained]
+    place_of = {name: place for place, name in reversed(list(enumerate(trained)))}  # of equal names, the first
+    unknown = [known[label] for label in np.unique(labels) if known[label] not in place_of]
     if unknown:
-        raise ValueError(f"workload.{field}: class {unknown[0]!r} is none of data's: {', '.join(trained)}")
-    places = np.array([trained.index(name) if name in trained else -1 for name in known])
+        told = some_of(trained, SHOWN_CLASSES)
+        raise ValueError(f"workload.{field}: class {unknown[0]!r} is none of data's: {told}")
+    places = np.array([place_of.get(name, -1) for name in known])
     return places[labels], trained
 
 

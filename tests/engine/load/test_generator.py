@@ -24,6 +24,7 @@ from configs.load.arrivals import Arrivals, ClosedLoop, ConstantArrivals, GammaA
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.samples import SAMPLE_COLUMNS, FinishCode, LoadFacts, RequestOutcome
 from configs.records.samples import read_samples
+from engine.load import generator
 from engine.load.generator import Generator
 from engine.load.recorder import RequestRecorder
 from engine.load.replies import Reply
@@ -310,6 +311,21 @@ def test_caps_of_tokens_and_requests_in_flight_protect_the_server(tmp_path: Path
         columns["outcome"] == RequestOutcome.DROPPED
     ).any()
     assert np.isnan(columns["sent_seconds"][columns["outcome"] == RequestOutcome.DROPPED]).all()
+
+
+@pytest.mark.parametrize("arrivals", [ConstantArrivals(rate=200), ClosedLoop(users=3)])
+def test_a_run_ends_before_its_samples_are_too_many_to_be_read(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, arrivals: Arrivals
+) -> None:
+    """Those of a million long answers were written, refused for their size, and the hours of the run were lost."""
+    monkeypatch.setattr(generator, "_MAX_SAMPLES", 1000)
+    contents = Contents(prompt_tokens=5, new_tokens=20)
+    job = LoadJob(endpoint=Endpoint(url=url, model="m"), arrivals=arrivals, contents=contents, duration_seconds=60)
+    facts = asyncio.run(Generator(job).run(tmp_path))
+    assert facts.capped == "samples: 1,000 numbers, most of them arrivals of tokens" and facts.wall_seconds < 30
+    columns, _ = samples(tmp_path)
+    assert 15 <= facts.requests <= 1000 // 36 and (columns["outcome"] == RequestOutcome.COMPLETED).all()
+    assert sum(map(len, columns.values())) <= 1000 + 50 * facts.wall_seconds + 50, "the timer's own samples aside"
 
 
 def test_an_interrupted_run_keeps_its_samples(tmp_path: Path, script: Script, url: str) -> None:

@@ -20,6 +20,7 @@ from engine.training.data.validation import validation_batches
 from engine.training.shares import make_feed
 from engine.training.task_types import load_examples
 from engine.training.task_types.classify import label_names
+from engine.training.task_types.images import image_examples
 from engine.training.trainer import TrainerOptions
 from tests.support.training.training_tasks import CPU, VOCABULARY, made_context, workload_of, write_inputs
 
@@ -352,6 +353,36 @@ def test_files_may_number_their_classes_differently(folder: Path) -> None:
     context = made_context(folder, "vit", validation_data="blue")
     with pytest.raises(ValueError, match=r"workload.validation_data: class 'blue' is none of data's: dark, light"):
         load_examples(workload_of(context), context)
+
+
+def test_each_of_thousands_of_classes_is_found_by_its_name_at_once(folder: Path) -> None:
+    comparisons = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal comparisons
+            comparisons += 1
+            return str.__eq__(self, other)
+
+    trained = tuple(Name(f"class-{number}") for number in range(3000))
+    with np.load(folder / "inputs" / "squares.npz") as squares:
+        images, labels = squares["images"], squares["labels"]
+    names = np.array([f"class-{number}" for number in reversed(range(3000))])
+    np.savez(folder / "inputs" / "many.npz", images=images, labels=labels, label_names=names)
+    context = made_context(folder, "vit", validation_data="many")
+    examples = image_examples("many", "validation_data", workload_of(context), context, trained)
+    places = np.arange(len(labels))
+    assert examples.collate(places, places)["targets"].tolist() == (2999 - labels).tolist()
+    assert examples.names == trained and comparisons <= 4 * len(trained)
+    names[1] = "blue"
+    np.savez(folder / "inputs" / "unknown.npz", images=images, labels=labels, label_names=names)
+    context = made_context(folder, "vit", validation_data="unknown")
+    told = r"class 'blue' is none of data's: class-0, class-1, .*, class-19 and 2,980 more$"
+    with pytest.raises(ValueError, match=told):
+        image_examples("unknown", "validation_data", workload_of(context), context, trained)
 
 
 @pytest.mark.parametrize("dp", [1, 2, 3, 5])
