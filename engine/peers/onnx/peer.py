@@ -149,7 +149,6 @@ def _exported(context: Context) -> tuple[Path, dict[str, Figure]]:
         _export(context, unfinished)
         unfinished.chmod(0o755)  # others may have the cache, too
         flush_all(unfinished)  # the folder is believed by its name
-        unfinished.chmod(0o755)  # a cache may be of several users
         try:
             unfinished.rename(folder)
         except OSError:
