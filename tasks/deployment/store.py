@@ -115,7 +115,7 @@ class Store:
 def _is_free(folder: Path) -> bool:
     """Whether no command is at work on a deployment; one that this user may not write is left to its owner."""
     try:
-        with open_ledger(folder):
+        with open_ledger(folder, only_looks=True):
             return True
     except (OSError, ValueError):
         return False

@@ -4,13 +4,16 @@ run = run_load(job, folder)                                   # samples are in t
 found = search_max_rate(job, objectives, goal, folder, tell)  # folder/run-001, run-002, ...
 """
 
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from configs.common.base import write_atomically
+from configs.common.system.lock_files import WITHOUT_LOCKS
 from configs.load.arrivals import ConstantArrivals, GammaArrivals, PoissonArrivals
 from configs.load.job import LoadJob
 from configs.load.objectives import RequestObjectives
@@ -31,9 +34,34 @@ def run_load(job: LoadJob, folder: Path) -> LoadRun:
     that the generator refuses and OSError where it dies.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if (folder / FACTS_FILE).exists():
-        raise ValueError(f"{folder}: holds a load run already. Use another folder")
-    write_atomically(folder / JOB_FILE, job.model_dump_json(indent=1))
+    with _alone(folder):
+        if (folder / FACTS_FILE).exists():
+            raise ValueError(f"{folder}: holds a load run already. Use another folder")
+        write_atomically(folder / JOB_FILE, job.model_dump_json(indent=1))
+        _generate(folder)
+        return read_load_run(folder)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other runs from a folder. Raises ValueError where one writes there; without locks nobody can tell."""
+    path = folder / "load.lock"
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{folder}: another load run writes to it now. Use another folder") from error
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _generate(folder: Path) -> None:
+    """Run the job of a folder in a process of its own. Raises as `run_load`."""
     command = [sys.executable, "-m", "engine.load", str(folder / JOB_FILE), str(folder), str(os.getpid())]
     # A folder named like one of ours in the working directory is not imported.
     environment = os.environ | {"PYTHONSAFEPATH": "1"}
@@ -52,7 +80,6 @@ def run_load(job: LoadJob, folder: Path) -> LoadRun:
     if process.returncode != 0:
         last = errors.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         raise OSError(f"load generator: {last[0]}")
-    return read_load_run(folder)
 
 
 def search_max_rate(

@@ -17,13 +17,13 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from configs.common.base import SCHEMA_VERSION, expanded, write_atomically
 from configs.common.files.reading import PLAN_BYTES, read_json, read_model, read_text
-from configs.common.system.lock_files import locks_needed
+from configs.common.system.lock_files import locks_needed, turn_to_change
 from configs.plans.model_manifest import POOLING, WEIGHT_INDEX, ModelFile, ModelManifest
 from tasks.models.conversion import add_fast_tokenizer, run_converter
 from tasks.models.folder import (
@@ -311,10 +311,7 @@ class _Revisions:
         if revision == commit or self.get(repository, revision) == commit:
             return
         # It is for when the hub is away; a cache that is whole may be read-only.
-        with suppress(OSError), ExitStack() as held:
-            with suppress(OSError):  # without locks as well as can be
-                lock = held.enter_context(self._path.with_suffix(".lock").open("a"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with suppress(OSError), turn_to_change(self._path):
             known = {**self._read(), f"{repository}@{revision}": commit}
             write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True))
 

@@ -28,6 +28,8 @@ from tasks.providers.rental import RentalLease, Rung
 
 _USER_LOCK = "in_use.lock"
 """Held by the run of a study while it uses the nodes; those of `rankwise nodes up` have none."""
+_TRIES, _PAUSE_SECONDS = 10, 0.02
+"""Who only looks holds a lock for a moment too: it must not keep a command from its rental."""
 _NAMESPACE = uuid.UUID("6b0f3d3e-6f0c-5a57-9f5e-7d1f0c7f2a10")
 _LEDGER_BYTES = 8 << 20
 SETTLED_SECONDS = 60.0
@@ -68,17 +70,18 @@ class RentalLedger:
 
 
 @contextmanager
-def open_ledger(folder: Path) -> Iterator[RentalLedger]:
+def open_ledger(folder: Path, only_looks: bool = False) -> Iterator[RentalLedger]:
     """Open the ledger of a run's folder for writing.
 
     Raises RentalHeld while another process holds it, and ValueError where the file system has no locks.
+    only_looks: for who asks whether it is held, and writes nothing; others wait for such a look.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "ledger.jsonl"
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            _lock(handle, fcntl.LOCK_EX, folder)
+            _lock(handle, fcntl.LOCK_EX, folder, 1 if only_looks else _TRIES)
         except BlockingIOError:
             raise RentalHeld(f"{folder.name}: another command is at work on it. Wait until it has ended") from None
         flush_file(folder)  # its entry for the ledger, too
@@ -87,10 +90,17 @@ def open_ledger(folder: Path) -> Iterator[RentalLedger]:
         os.close(handle)
 
 
-def _lock(file: int | IO[bytes], how: int, folder: Path) -> None:
+def _lock(file: int | IO[bytes], how: int, folder: Path, tries: int = 1) -> None:
     """Lock a file of a rental's folder. Raises BlockingIOError: it is held, ValueError: there are no locks."""
     with locks_needed(folder, "set RANKWISE_DATA to a folder of another one"):
-        fcntl.flock(file, how | fcntl.LOCK_NB)
+        for tries_left in reversed(range(tries)):
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if not tries_left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -154,7 +164,7 @@ def in_use(folder: Path) -> Iterator[None]:
     handle = os.open(folder / _USER_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            _lock(handle, fcntl.LOCK_EX, folder)
+            _lock(handle, fcntl.LOCK_EX, folder, _TRIES)
         except BlockingIOError:
             raise RentalHeld(f"{folder.name}: another run uses these nodes") from None
         yield
@@ -218,7 +228,7 @@ def is_dead(folder: Path) -> bool:
         # Rented from another machine, which may have rented anew: `reap` removed something of it from here.
         return False
     try:
-        with open_ledger(folder):
+        with open_ledger(folder, only_looks=True):
             return True
     except RentalHeld:
         return False

@@ -30,6 +30,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
 from configs.common.base import write_atomically
+from configs.common.system.lock_files import turn_to_change
 from configs.hardware.price_file import PricedProvider
 from configs.hardware.prices import CATALOG_COLUMNS, Market, Offer, Price, read_catalog
 
@@ -103,8 +104,9 @@ def refresh_prices(
     as_of = datetime.now(UTC).date().isoformat()
     origin = api if provider == "azure" else "AWS Price List Query API"
     offers = [_offer(quote, as_of, origin) for quote in found.values()]
-    kept = [offer for offer in _offers_there(path) if not _is_replaced(offer, provider, regions)]
-    _write(path, [*kept, *offers])
+    with turn_to_change(path):
+        kept = [offer for offer in _offers_there(path) if not _is_replaced(offer, provider, regions)]
+        _write(path, [*kept, *offers])
     return Refreshed(path, len(offers), len(kept), skipped)
 
 

@@ -4,12 +4,13 @@ A lock ends with the process that took it; nothing can leave one behind. Imports
 """
 
 import errno
+import fcntl
 import os
 import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from configs.common.system.proc import command_line
@@ -38,6 +39,20 @@ def locks_needed(place: Path, remedy: str) -> Iterator[None]:
             f"{place}: this file system has no locks ({error.strerror}). Have it mounted with them (Lustre: the "
             f"option flock), or {remedy}"
         ) from error
+
+
+@contextmanager
+def turn_to_change(path: Path) -> Iterator[None]:
+    """Let one process at a time read, change and write a file, by a lock file beside it.
+
+    Where there are no locks, or none can be made there, all go on at once.
+    """
+    with ExitStack() as held:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context(path.with_suffix(".lock").open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def lock_folder() -> Path:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,10 @@ from configs.common.files.reading import read_model
 from configs.load.arrivals import ConstantArrivals, TraceArrivals
 from configs.load.job import Caps, Contents, Endpoint, LoadJob
 from configs.load.objectives import RequestObjectives
-from configs.load.samples import FACTS_FILE, LoadFacts
+from configs.load.samples import FACTS_FILE, JOB_FILE, LoadFacts
 from reports.load.search import SearchGoal
 from tasks.load.run import run_load, search_max_rate
+from tests.support.run_folders.studies import wait_until
 
 OBJECTIVES = RequestObjectives(e2e_seconds=60.0, share=0.5)
 
@@ -81,6 +83,24 @@ def test_a_folder_holds_one_run(tmp_path: Path, url: str) -> None:
     run_load(job(url, max_requests=2), tmp_path)
     with pytest.raises(ValueError, match="holds a load run already"):
         run_load(job(url, max_requests=2), tmp_path)
+
+
+def test_two_runs_at_once_do_not_share_a_folder(tmp_path: Path, url: str) -> None:
+    """The samples of one were kept beside the facts of the other."""
+    refused: list[str] = []
+
+    def second() -> None:
+        wait_until(lambda: (tmp_path / JOB_FILE).exists())
+        with pytest.raises(ValueError, match="another load run writes to it now") as caught:
+            run_load(job(url, max_requests=1), tmp_path)
+        refused.append(str(caught.value))
+
+    other = threading.Thread(target=second)
+    other.start()
+    run_load(job(url, max_requests=20), tmp_path)
+    other.join()
+    assert len(refused) == 1 and read_model(tmp_path / JOB_FILE, LoadJob).max_requests == 20
+    assert not (tmp_path / "load.lock").exists()
 
 
 def test_a_server_that_answers_nothing_ends_the_search(tmp_path: Path, script: Script, url: str) -> None:

@@ -71,7 +71,30 @@ def test_what_was_not_asked_about_stays_and_what_the_list_has_no_more_goes(tmp_p
         ("aws/g4dn.xlarge", "us-east-1"),
         ("azure/Standard_F8s_v2", "westeurope"),
     }
-    assert [file.name for file in tmp_path.iterdir()] == ["prices.csv"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["prices.csv", "prices.lock"]
+
+
+def test_two_refreshes_at_once_keep_the_prices_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of AWS were lost where Azure's were written at the same moment."""
+    path, other = tmp_path / "prices.csv", list[threading.Thread]()
+    write = price_lists._write
+
+    def while_another_refreshes(to: Path, offers: Any) -> None:
+        if not other:
+            other.append(threading.Thread(target=refresh_prices, args=("aws", path, ["eastus"], INSTANCES)))
+            other[0].start()
+            other[0].join(0.5)
+        write(to, offers)
+
+    def aws_quotes(region: str, wanted: Any) -> Any:
+        yield price_lists._Quote("aws/g4dn.xlarge", region, "on_demand", 1.0)
+
+    monkeypatch.setattr(price_lists, "aws_quotes", aws_quotes)
+    monkeypatch.setattr(price_lists, "_write", while_another_refreshes)
+    with serving(PAGES) as server:
+        refresh(server, path)
+    other[0].join()
+    assert {str(offer.machine).partition("/")[0] for offer in read_catalog(path)} == {"aws", "azure"}
 
 
 def test_a_busy_server_is_asked_again_as_late_as_it_says(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ import json
 import os
 import re
 import subprocess
+import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -479,6 +482,23 @@ def test_nodes_of_a_study_that_ended_without_them_are_reaped(tmp_path: Path) -> 
         with pytest.raises(ValueError, match="another run"), in_use(folder):
             pass
     assert is_dead(folder)
+
+
+@pytest.mark.parametrize("opened", [open_ledger, in_use])
+def test_who_only_looks_keeps_no_command_from_a_rental(
+    opened: Callable[[Path], AbstractContextManager[object]], tmp_path: Path
+) -> None:
+    """`rankwise deployments` or `reap` in a loop ended others with `another command is at work on it`."""
+    with opened(tmp_path):
+        pass
+    [file] = tmp_path.iterdir()
+    looking = file.open()
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    timer = threading.Timer(0.05, looking.close)
+    timer.start()
+    with opened(tmp_path):
+        pass
+    timer.join()
 
 
 def test_the_story_of_a_rental_is_told_over_all_its_runs() -> None:
