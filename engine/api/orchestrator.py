@@ -32,11 +32,13 @@ from engine.parallel.communicator import (
     open_communicators,
 )
 from engine.parallel.grid import Grid
-from engine.rank.devices import claim_device
+from engine.rank.devices import Claim, claim_device
 from engine.rank.gloo_threads import wait_at_exit
 
 BACKENDS = ("nccl", "gloo", "mpi")
 _log = logging.getLogger(__name__)
+_in_use: set[Claim] = set()
+"""Devices of groups, which scripts use by functions too, whatever became of the orchestrator."""
 
 
 @dataclass
@@ -127,6 +129,7 @@ class MultiGPUOrchestrator:
                 self._meeting.wait_for_all()
             self._began = time.monotonic()
             self._form()
+            _in_use.add(self._claim)
         except BaseException:
             # Else a further attempt would find the port taken, or a group, by this one.
             self._leave_group()
@@ -160,6 +163,7 @@ class MultiGPUOrchestrator:
         """Leave the group and release the device; may be called again."""
         self._leave_group()
         self._meeting = None
+        _in_use.discard(self._claim)
         self._claim.release()
 
     def check_health(self) -> bool:

@@ -35,7 +35,10 @@ class VisibleDevice:
 
 
 class Claim:
-    """A device, and the lock that keeps it for this process until `released`. `lock` is None without a lock."""
+    """A device, and the lock that keeps it for this process while this exists and is not `released`.
+
+    `lock` is None without a lock.
+    """
 
     def __init__(self, device: torch.device, lock: int | None = None) -> None:
         self.device = device
@@ -48,6 +51,10 @@ class Claim:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def __del__(self) -> None:
+        # As of an orchestrator whose `initialize` has failed: nobody could release the device any more.
+        self.release()
 
 
 def claim_device(wanted: str | None, accelerators: Sequence[VisibleDevice] | None = None) -> Claim:

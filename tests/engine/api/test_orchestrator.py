@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from engine.api import orchestrator as orchestrators
 from engine.api.current_group import world_communicator
 from engine.api.orchestrator import MultiGPUOrchestrator
 from engine.rank import devices
@@ -82,6 +83,12 @@ def test_a_group_that_is_joined_again_has_its_device_again(tmp_path: Path, monke
             devices.claim_device(None)
         orchestrator.cleanup()
         devices.claim_device(None).release()
+    MultiGPUOrchestrator(rank=0, world_size=1)
+    MultiGPUOrchestrator(rank=0, world_size=1).initialize()  # its group is used on
+    with pytest.raises(ValueError, match="all 1 accelerators are taken"):
+        devices.claim_device(None)
+    orchestrators._in_use.pop().release()
+    orchestrators.set_world_communicator(None)
 
 
 @pytest.mark.parametrize(

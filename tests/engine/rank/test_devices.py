@@ -22,7 +22,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_idle_devices_are_taken_by_free_memory_and_by_one_run_each(locks: Path) -> None:
     code = (
         "import sys, tests.engine.rank.test_devices as tests; from engine.rank.devices import claim_device; "
-        "print(claim_device(None, tests.THREE).device, flush=True); sys.stdin.readline()"
+        "claim = claim_device(None, tests.THREE); print(claim.device, flush=True); sys.stdin.readline()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -57,3 +57,10 @@ def test_a_named_device_is_given_and_marked(locks: Path, caplog: pytest.LogCaptu
     with pytest.raises(ValueError, match="device: cuda:5 is not here; there is: cuda:0, cuda:1, cuda:2"):
         claim_device("cuda:5", THREE)
     assert str(claim_device(None, []).device) == "cpu"
+
+
+def test_a_device_whose_owner_is_gone_is_idle(locks: Path) -> None:
+    """An orchestrator that could not be initialized kept its GPU until the process, a notebook's, was ended."""
+    claim_device(None, THREE[:1])
+    again = claim_device(None, THREE[:1])
+    assert str(again.device) == "cuda:0"

@@ -135,7 +135,9 @@ def test_standard_output_has_the_path_alone(
     """What pip prints was before it, so that no script could take it."""
     monkeypatch.setenv("RANKWISE_CACHE", str(tmp_path))
     program = tmp_path / "program"
-    program.write_text(f'#!/bin/sh\necho noise\nmkdir -p "$4/bin" && cp {program} "$4/bin/python"\n')
+    program.write_text(
+        f'#!/bin/sh\necho noise\n[ "$3" = pip ] || (mkdir -p "$4/bin" && cp {program} "$4/bin/python")\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(program))
     assert command._add("transformers", again=False) == 0
