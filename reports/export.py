@@ -147,7 +147,7 @@ def _cell_line(study: StudyResult, key: str, experiments: str) -> dict[str, Any]
         "repeats_planned": result.planned,
         "repeats_completed": len(result.completed),
         "repeats_failed": len(result.measurements) - len(result.completed),
-        "repeats_missing": result.planned - len(result.measurements),
+        "repeats_missing": len(result.missing),
         "peak_memory_bytes_largest_rank": int(max(peaks)) if peaks else None,
         "peak_memory_bytes_all_ranks": int(sum(peaks)) if peaks else None,
         "cpu_share_of_own_cores": cpu_use(result),
