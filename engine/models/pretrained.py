@@ -16,9 +16,10 @@ from torch import nn
 
 from configs.common.files.safetensors_header import header_tensors
 from configs.common.printable import printable
-from configs.plans.model_manifest import ModelManifest
+from configs.plans.model_manifest import WEIGHT_INDEX, ModelManifest
 from engine.models.weights import weight_files
 
+_SINGLE = "model.safetensors"
 _COMPUTED = ("inv_freq",)
 """Last part of the names of floating-point buffers that follow from the configuration."""
 _CLASSIFIERS = ("classifier", "score")
@@ -31,13 +32,20 @@ class WeightsError(ValueError):
 
 
 def check_files(manifest: ModelManifest) -> None:
-    """Raise ValueError naming a file that is missing or damaged, WeightsError a weight in whole numbers or 8 bits.
+    """Raise ValueError naming a file that is missing or damaged, WeightsError a weight in whole numbers or 8 bits, or
+    files of names that transformers does not look for.
 
     Without a quantization_config transformers takes such numbers as they are, without their scales.
     """
     parts = [part for part in (manifest.config, manifest.config.get("text_config")) if isinstance(part, dict)]
     quantized = any(part.get(key) for part in parts for key in ("quantization_config", "compression_config"))
-    for path in weight_files(manifest):
+    files = weight_files(manifest)
+    if files[0].name != _SINGLE and not (files[0].parent / WEIGHT_INDEX).is_file():
+        raise WeightsError(
+            f"{files[0].parent}: transformers reads {_SINGLE}, or the shards that {WEIGHT_INDEX} names, and has "
+            f"neither here, but {files[0].name}. Fetch the index, or save the model again"
+        )
+    for path in files:
         for name, tensor in header_tensors(path).items():
             if name.endswith("weight") and not tensor.is_wide and not quantized:
                 raise WeightsError(

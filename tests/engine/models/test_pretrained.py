@@ -105,3 +105,18 @@ def test_quantised_weights_are_not_trained(folder: Path, tmp_path: Path) -> None
     manifest = saved(tmp_path, "gpt2", CLASSES["gpt2"], name, {name: torch.ones(32, 96, dtype=torch.int8)})
     with pytest.raises(ValueError, match=rf"tensor {name} is I8, and config.json has no quantization_config"):
         task_of(folder, "gpt2", manifest)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00001.safetensors", "model.fp16.safetensors"])
+def test_files_that_transformers_does_not_look_for_are_told_with_the_names_that_it_does(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Our engine reads shards without their index; the reference ended with "no file named model.safetensors"."""
+    manifest = saved(tmp_path, "gpt2", CLASSES["gpt2"])
+    (tmp_path / "model.safetensors").rename(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"transformers reads model\.safetensors, .* but {name}\. Fetch the index"):
+        task_of(folder, "gpt2", manifest)
+    tensors = load_file(tmp_path / name)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert task_of(folder, "gpt2", manifest).model is not None
