@@ -428,6 +428,14 @@ def test_what_cannot_be_right_is_told(tmp_path: Path) -> None:
     assert told.returncode == 1 and "in use by the set-up on elsewhere" in told.stderr
 
 
+def test_a_folder_whose_path_no_database_takes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"--folder: t\?: SQLite's URL takes no question mark"):
+        TeamSetup(Path("t?")).prepare()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_environment_is_the_users_but_for_what_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "PREFECT_API_URL": "http://mine/api",
