@@ -18,6 +18,8 @@ from engine.serving.http.errors import ApiError
 
 _LINE_BYTES = 64 << 20
 _LONGEST_PAUSE_SECONDS = 15.0
+_ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+"""A pod of a distributed training has those of one of its ranks, and this one would wait for the others."""
 
 
 class Computing:
@@ -115,7 +117,7 @@ class Computing:
             await asyncio.sleep(min(2.0**self.failures - 1, _LONGEST_PAUSE_SECONDS))
 
     async def _run_once(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "RANKWISE_API_KEY"}
+        environment = {name: value for name, value in os.environ.items() if name != "RANKWISE_API_KEY"} | _ALONE
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "engine.answering.rank", str(self._settings), env=environment,

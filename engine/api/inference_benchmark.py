@@ -27,6 +27,7 @@ from configs.common.files.reading import MIB, read_model, read_tail
 from configs.common.printable import plural
 from configs.common.system.cores import usable_cores
 from configs.common.system.memory import host_memory_available
+from configs.common.torchrun_options import without_torchrun_options
 from configs.families.config import ModelConfig
 from configs.plans.job import Job, Measurement, Progress
 from configs.plans.model_manifest import ModelManifest
@@ -237,7 +238,7 @@ def _run(job: Job, paths: JobPaths) -> None:
     command += ["--nproc-per-node", str(job.ranks_per_node), "--local-addr", _LOOPBACK, "--max-restarts", "0"]
     command += ["--log-dir", str(paths.folder / "torchrun"), "-m", "engine.worker", str(paths.job)]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.cell.cores_per_rank))
-    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, **threads}
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **without_torchrun_options(os.environ), **threads}
     environment |= {"PYTHONSAFEPATH": "1", "RANKWISE_LAUNCHER_PID": str(os.getpid())}
     with (paths.folder / "launcher.log").open("wb") as log:
         try:

@@ -18,6 +18,8 @@ from configs.workloads.script import ScriptWorkload
 from engine.scripts.rank_start import LOCAL_RANK, NODES
 
 RANK_START = Path(__file__).with_name("rank_start.py")
+_ACCELERATE_FILE = Path(__file__).with_name("accelerate.json")
+"""Of a training without anything but ranks; options come before it."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,10 @@ def _accelerate_options(place: NodePlace, file: str | None) -> list[str]:
     if file is not None:
         return [*options, "--config_file", file]
     options += ["--mixed_precision", "no"]
-    return [*options, *(["--multi_gpu"] if total > 1 else [] if place.gpus else ["--cpu"])]
+    if total == 1 and not place.gpus:
+        return [*options, "--cpu"]
+    # Without a file it takes the one that `accelerate config` wrote for another training: GPUs, FSDP, debugging.
+    return [*options, "--config_file", str(_ACCELERATE_FILE), *(["--multi_gpu"] if total > 1 else [])]
 
 
 def _srun(rank: list[str], place: NodePlace) -> list[str]:

@@ -68,6 +68,11 @@ def lease_server() -> "ApiLease":
     if named := api_named_by_environment():
         return ApiLease(named)
     folder = data_folder()
+    if "?" in str(folder):  # what follows is no part of a path in the URL of a database
+        raise LocalServerError(
+            f"{folder}: SQLite's URL takes no question mark. Set RANKWISE_DATA to another folder, or "
+            "PREFECT_API_URL to a running API"
+        )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with locked(folder / "server.lock"):

@@ -96,7 +96,7 @@ class TeamSetup:
         return self.api or _url(LOOPBACK if self.host in _WILDCARDS else self.host, self.port)
 
     def prepare(self) -> None:
-        """Make the folders. Raises ValueError for a path that is too long, OSError where it cannot be written."""
+        """Make the folders. Raises ValueError for a path that cannot be used, OSError where it cannot be written."""
         if self.api and self.api != shown_url(self.api):
             raise ValueError(
                 "--api: a password on the command line is visible to all users of this machine. "
@@ -104,6 +104,8 @@ class TeamSetup:
             )
         if len(os.fsencode(self.socket)) > _LONGEST_SOCKET:
             raise ValueError(f"--folder: {self.folder} is too long for a socket path. Use a shorter path")
+        if "?" in str(self.home) and not self.api and self._database() is None:
+            raise ValueError(f"--folder: {self.folder}: SQLite's URL takes no question mark. Use another path")
         self.work.mkdir(parents=True, exist_ok=True)
         for private in (self.home, self.logs):
             private.mkdir(mode=0o700, exist_ok=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from configs.common.secrets import holds_secret
 from configs.common.system.forking import Forked, fork, run_module, unfit_to_fork
 from configs.common.system.proc import end_with_parent
+from configs.common.torchrun_options import without_torchrun_options
 from configs.plans.job import Job
 from configs.records.record import Status
 from configs.targets.resources import ClusterTarget
@@ -134,6 +135,7 @@ def rank_environment(
 
     interface: by which this node reaches the others; for their traffic, unless the inherited variables name another.
     """
+    inherited = without_torchrun_options(inherited)
     environment = {name: value for name, value in inherited.items() if not is_private(name, value)}
     threads = str(job.cell.cores_per_rank)
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)

@@ -201,6 +201,19 @@ def test_rank_environment(tmp_path: Path) -> None:
     assert rank_environment(memory, {}, launcher_pid=7)["MALLOC_MMAP_THRESHOLD_"] == "65536"
 
 
+def test_torchruns_options_are_not_those_of_the_pod(tmp_path: Path) -> None:
+    """In a pod of an elastic PyTorchJob (Kubeflow) torchrun met at the pod's address, and no launch began."""
+    from torch.distributed.argparse_util import check_env, env
+    from torch.distributed.run import get_args_parser
+
+    options = [each for each in get_args_parser()._actions if isinstance(each, (env, check_env))]
+    given = {f"PET_{option.dest.upper()}": "x" for option in options} | {"PET_DATA_DIR": "/data/oxford-pets"}
+    assert len(given) > 20
+    job = read_job(write_job(tmp_path, [noop_measurement("a")], name="pod").folder)
+    environment = rank_environment(job, given, launcher_pid=7)
+    assert {name for name in environment if name.startswith("PET_")} == {"PET_DATA_DIR"}
+
+
 def test_nothing_that_is_started_for_cpus_sees_a_gpu(tmp_path: Path) -> None:
     """Scripts, and servers such as llama.cpp's, computed on the GPUs of a target with `device: cpu`."""
     job = read_job(write_job(tmp_path, [noop_measurement("a")], name="gpus").folder)

@@ -61,7 +61,9 @@ def lock_folder() -> Path:
     RANKWISE_LOCKS names it; a machine that is split for good (by cpusets, say) has one for each part.
     """
     if named := os.environ.get("RANKWISE_LOCKS"):
-        folders = [Path(named)]
+        folders = [Path(os.path.expanduser(named))]
+        if not folders[0].is_absolute():
+            raise OSError(f"RANKWISE_LOCKS: got {named}, expected an absolute path: locks are shared by all folders")
     else:
         # TMPDIR comes last: each user may have another, and locks there would keep nobody off.
         folders = list(dict.fromkeys([Path("/run/lock"), Path("/tmp"), Path(tempfile.gettempdir())]))

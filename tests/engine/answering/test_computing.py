@@ -163,3 +163,25 @@ def test_who_is_cancelled_leaves_the_queue_and_a_hung_process_is_ended_all_the_s
             await made.stop()
 
     assert asyncio.run(scenario())["vectors"] == [[1.0]]
+
+
+def test_the_computing_process_is_the_only_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pod of a distributed training, whose variables name one of its ranks, it waited for the other ones."""
+    program = tmp_path / "python"
+    place = "[$RANK, $LOCAL_RANK, $WORLD_SIZE, $LOCAL_WORLD_SIZE]"
+    program.write_text(f'#!/bin/sh\necho "{{\\"ready\\": {{\\"place\\": {place}}}}}"\nread asked\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(computing, "sys", SimpleNamespace(executable=str(program)))
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+
+    async def scenario() -> dict[str, object]:
+        made = Computing(tmp_path / "settings.json", tmp_path / "rank.log", max_waiting=4, limit_seconds=60.0)
+        await made.start()
+        try:
+            await ready(made)
+            return made.about
+        finally:
+            await made.stop()
+
+    assert asyncio.run(scenario()) == {"place": [0, 0, 1, 1]}

@@ -336,6 +336,14 @@ def test_a_server_that_cannot_start_says_why(data: Path) -> None:
         lease.wait_until_healthy()
 
 
+def test_a_data_folder_whose_path_no_database_takes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database lay beside the folder, under the part of its path before the question mark."""
+    monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "what?" / "data"))
+    with pytest.raises(LocalServerError, match=r"what\?/data/prefect: SQLite's URL takes no question mark"):
+        lease_server()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RANKWISE_DATA", str(tmp_path / "file"))

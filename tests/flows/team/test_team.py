@@ -439,6 +439,14 @@ def test_a_folder_without_locks_is_said_with_what_to_do(tmp_path: Path, monkeypa
         start_team(TeamSetup(tmp_path))
 
 
+def test_a_folder_whose_path_no_database_takes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"--folder: t\?: SQLite's URL takes no question mark"):
+        TeamSetup(Path("t?")).prepare()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_environment_is_the_users_but_for_what_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "PREFECT_API_URL": "http://mine/api",

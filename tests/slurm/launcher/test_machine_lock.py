@@ -88,6 +88,18 @@ def test_root_shares_the_lock_with_users(mounted: bool, expected: str, monkeypat
     assert lock_folder() == Path(expected)
 
 
+def test_the_lock_is_one_for_all_working_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative RANKWISE_LOCKS made one for each: their runs measured side by side."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RANKWISE_LOCKS", "~")
+    assert lock_folder() == tmp_path
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "locks").mkdir()
+    monkeypatch.setenv("RANKWISE_LOCKS", "locks")
+    with pytest.raises(OSError, match="RANKWISE_LOCKS: got locks, expected an absolute path"):
+        lock_folder()
+
+
 def pid_of_holder(process: subprocess.Popen[str]) -> int:
     """Wait until it holds the lock."""
     assert process.stdout is not None

@@ -1,6 +1,10 @@
 """Files of the planner: each cell's layout is in them, the study adds to them, and what they cannot say is refused."""
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +50,50 @@ def test_accelerate_reads_its_file_and_no_second_precision() -> None:
     work = script(launcher="accelerate", planned_files={"accelerate.json": "accelerate"})
     planned = node_command(work, ["train.py"], TWO_NODES, Path("logs"))
     assert plain is not None and planned is not None
-    assert "--mixed_precision" in plain and "--config_file" not in plain
+    assert "--mixed_precision" in plain and plain[plain.index("--config_file") + 1] != "accelerate.json"
     assert planned[planned.index("--config_file") + 1] == "accelerate.json" and "--mixed_precision" not in planned
     content = planned_contents(work, Layout(dp=4, strategy="ddp"), "float16", 2, on_cpu=True)["accelerate.json"]
     assert (content["num_machines"], content["num_processes"], content["mixed_precision"]) == (2, 4, "fp16")
+
+
+_DEFAULTS = """
+compute_environment: LOCAL_MACHINE
+debug: true
+distributed_type: FSDP
+fsdp_config: {fsdp_version: 2}
+gpu_ids: '0'
+num_machines: 1
+num_processes: 1
+use_cpu: false
+"""
+_VALIDATED = """
+import sys
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+found = _validate_launch_command(launch_command_parser().parse_args([*sys.argv[1:], "train.py"]))[0]
+print(found.num_processes, found.gpu_ids, found.multi_gpu, found.use_fsdp, found.debug, found.mixed_precision)
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "validated"),
+    [(TWO_NODES, "4 all True False False no"), (replace(TWO_NODES, nodes=1, ranks_per_node=1, gpus=True),
+                                                "1 all False False False no")],
+    ids=["ranks", "one GPU"],
+)  # fmt: skip
+def test_accelerate_takes_nothing_of_what_accelerate_config_wrote(
+    place: NodePlace, validated: str, tmp_path: Path
+) -> None:
+    """It chose GPUs, FSDP and debugging for scripts of every study, or refused each launch (`gpu_ids: '0'`)."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_text(_DEFAULTS)
+    command = node_command(script(launcher="accelerate"), ["train.py"], place, Path("logs"))
+    assert command is not None
+    options = command[command.index("accelerate.commands.launch") + 1 : command.index("-I") - 1]
+    done = subprocess.run(
+        [sys.executable, "-c", _VALIDATED, *options],
+        capture_output=True, text=True, env=os.environ | {"HF_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout == f"{validated}\n", done.stderr
 
 
 @pytest.mark.parametrize(
