@@ -160,10 +160,11 @@ def noise_warning(study: StudyResult) -> str | None:
     if not noisy:
         return None
     worst_share, worst = max(noisy, key=lambda pair: pair[0])
+    which, whose, them = ("; most during", "Their", "them") if len(noisy) > 1 else (",", "Its", "it")
     return (
         f"Other processes took more than {percent(NOISE_LIMIT, 2)} of the machine's CPU during "
-        f"{plural(len(noisy), 'cell')}; most during {worst.title} ({percent(worst_share)}). "
-        "Their figures are of a machine that was busy with something else: measure them again on a quiet one."
+        f"{plural(len(noisy), 'cell')}{which} {worst.title} ({percent(worst_share)}). "
+        f"{whose} figures are of a machine that was busy with something else: measure {them} again on a quiet one."
     )
 
 

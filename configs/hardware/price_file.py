@@ -19,7 +19,7 @@ from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from configs.common.base import Frozen
 from configs.common.booleans import boolean_problems
-from configs.common.files.reading import brief
+from configs.common.files.reading import brief, length_problem
 from configs.hardware.prices import Market, Offer, Price
 from configs.spec.study import StudyError, read_mapping, suggestion
 
@@ -102,5 +102,7 @@ def problem_line(detail: dict[str, Any], whole: type[Frozen], entries: Mapping[s
         return f"{dotted}: is missing"
     if kind == "value_error":
         return f"{dotted}: {detail.get('ctx', {}).get('error', detail['msg'])}"
+    if (counted := length_problem(detail)) is not None:
+        return f"{dotted}: {counted}"
     text = detail["msg"][:1].lower() + detail["msg"][1:]
     return f"{dotted}: {text}" + ("" if isinstance(given, dict | list) else f", got {brief(given)}")

@@ -23,7 +23,7 @@ from pydantic import (
 from configs.common.base import Frozen
 from configs.common.booleans import YAML_BOOLEANS, boolean_problems
 from configs.common.execution import Dtype, Engine, Layout
-from configs.common.files.reading import brief, form_problem, read_text
+from configs.common.files.reading import brief, form_problem, length_problem, read_text
 from configs.common.files.yaml_text import MAX_YAML_CHARACTERS, YamlError, parse_yaml, yaml_text
 from configs.common.printable import printable, printable_lines, shortened
 from configs.common.secrets import redacted, secret_fields
@@ -344,8 +344,8 @@ def type_problem(detail: dict[str, Any]) -> str | None:
 def field_problem(detail: dict[str, Any], name: str, model: type[BaseModel]) -> str:
     """What is wrong with a field of a model, an error of pydantic: got what, expected what."""
     given, kind, context = detail.get("input"), detail["type"], detail.get("ctx", {})
-    if (typed := type_problem(detail)) is not None:
-        return typed
+    if (told := type_problem(detail) or length_problem(detail)) is not None:
+        return told
     if kind == "string_pattern_mismatch" and context.get("pattern") == NAME_PATTERN:
         return f"got {brief(given)}, expected up to {MAX_NAME} letters, digits, '.', '_' and '-'"
     if kind == "string_pattern_mismatch":

@@ -258,7 +258,7 @@ def open_questions(
         verb = "is" if left_out == 1 else "are"
         lines.append(f"{plural(left_out, 'more kind')} of work, of fewer cells each, {verb} left out.")
     done = {(item.model, item.goal.name) for item in found}
-    unpriced: dict[bool, list[str]] = {}
+    unpriced: dict[str | None, list[str]] = {}  # by the unit of the work of those on one machine
     models = {result.model: result.subject for result in study.cells.values() if result.compared}
     for model, subject in models.items():
         measured = [
@@ -272,12 +272,14 @@ def open_questions(
             continue
         if (model, "cost") not in done:
             places = {(result.cell.target, result.cell.nodes) for result in measured}  # what an hour costs
-            unpriced.setdefault(len(places) == 1, []).append(subject)
+            units = {result.work_unit for result in measured}
+            unit = units.pop() if len(units) == 1 else "unit of work"
+            unpriced.setdefault(unit if len(places) == 1 else None, []).append(subject)
         mine = [item for item in judgements if item.model == model and item.result is not None]
         if mine and not any(name == model and "objectives" in goal for name, goal in done):
             lines.append(f"{subject}: no cell is known to meet every objective; {_why_none(mine, measured, wrong)}.")
-    for one, named in unpriced.items():
-        text = "; on one machine the cheapest token is that of the highest throughput" if one else ""
+    for unit, named in unpriced.items():
+        text = f"; on one machine the cheapest {unit} is that of the highest throughput" if unit else ""
         lines.append(f"{joined(named)}: what is cheapest in dollars is unknown without a price{text}.")
     return lines
 

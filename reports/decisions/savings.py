@@ -275,13 +275,17 @@ def _of_a_node(result: CellResult) -> float | None:
 
 
 def _less(ratio: Ratio, of: CellResult) -> str:
-    """A ratio of throughputs as the share of machine time, so of money, that is saved."""
-    text = f"**{percent(1 - 1 / ratio.value)}** less {one_unit(of)}" if ratio.value > 1 else "nothing"
-    if ratio.value <= 1 or ratio.count == 1:
-        return text
+    """A ratio of throughputs as the share of machine time, so of money, that is saved; whether that may be noise."""
+    if ratio.value <= 1:
+        return "nothing"
+    share, sure = percent(1 - 1 / ratio.value), ratio.differs
+    text = f"{f'**{share}**' if sure else share} less {one_unit(of)}"
+    note = "" if sure else ", which may be noise"
+    if ratio.count == 1:
+        return f"{text} (1 pair){note}"
     low, high = (percent(1 - 1 / bound) for bound in ratio.bounds)
     brackets = "[{} to {}]" if ratio.interval is None else "({} to {})"
-    return f"{text} {brackets.format(low, high)}"
+    return f"{text} {brackets.format(low, high)}{note}"
 
 
 def _smaller_model(

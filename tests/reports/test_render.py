@@ -144,7 +144,8 @@ def test_numbers_of_a_whole_study(rendered: tuple[RunPaths, ReportSummary]) -> N
         "**agrees** (not reached: rows 2 to 8 of a batch; decode steps 1 to 5) | 2 of 2" in text
         and "return \\*x\\*" in text
     )
-    assert "Other processes took more than 10 % of the machine's CPU during 1 cell" in text
+    assert "Other processes took more than 10 % of the machine's CPU during 1 cell, tiny, " in text
+    assert "). Its figures are of a machine that was busy with something else: measure it again" in text
     assert "| 4 | 3.00 | 1.50 | 1.50 | 4.482 | 2,048 |" in text
     assert summary.statuses == {"completed": 21, "out_of_memory": 3, "memory pass missing": 3}
     assert "missing. Further passes planned: 8 memory." in text

@@ -201,6 +201,8 @@ def _problem_text(detail: dict[str, Any]) -> str:
         return printable(str(context.get("error", detail["msg"])), 5 * _SHOWN_CHARACTERS)
     if kind == "string_pattern_mismatch":
         return form_problem(detail)
+    if (counted := length_problem(detail)) is not None:
+        return counted
     text = printable(detail["msg"][:1].lower() + detail["msg"][1:], 5 * _SHOWN_CHARACTERS)
     return text if isinstance(given, dict | list) else f"{text}, got {brief(given)}"
 
@@ -209,6 +211,19 @@ def form_problem(detail: dict[str, Any]) -> str:
     """What is wrong with a text that its pattern does not match, an error of pydantic."""
     form = str(detail["ctx"]["pattern"]).removeprefix("^").removesuffix("$")
     return f"got {brief(detail.get('input'))}, expected the form {form}"
+
+
+def length_problem(detail: dict[str, Any]) -> str | None:
+    """What is wrong with how many entries a list or a mapping has; None for other errors of pydantic."""
+    if detail["type"] not in ("too_short", "too_long"):
+        return None
+    context = detail["ctx"]
+    most = context.get("max_length")
+    limit = context["min_length"] if most is None else most
+    bound = f"{'least' if most is None else 'most'} {limit:,} {'entry' if limit == 1 else 'entries'}"
+    actual = context.get("actual_length")
+    got = "more" if actual is None else f"{actual:,}" if actual else "none"
+    return f"expected at {bound}, got {got}"
 
 
 def brief(value: object) -> str:

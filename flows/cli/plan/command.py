@@ -78,8 +78,12 @@ def plan(
     engine: Annotated[
         str | None, typer.Option(metavar="NAME", help="inference engine: vllm, tensorrt-llm, sglang, transformers")
     ] = None,
-    ttft: Annotated[float | None, typer.Option(metavar="S", help="serving: longest time to the first token")] = None,
-    tpot: Annotated[float | None, typer.Option(metavar="S", help="serving: longest time per output token")] = None,
+    ttft: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="serving: longest time to the first token")
+    ] = None,
+    tpot: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="serving: longest time per output token")
+    ] = None,
     spot: Annotated[bool, typer.Option("--spot", help="use spot prices, for interruptible work")] = False,
     output: Annotated[
         Path | None,

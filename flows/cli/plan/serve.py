@@ -194,9 +194,12 @@ def what_is_in_the_way(wish: ServingRequest, everything: list[ServingLayout]) ->
         )
     ttft = min(service.ttft_seconds for service in everything)
     tpot = min(service.tpot_seconds for service in everything)
+    limits = (("--ttft", wish.ttft_seconds), ("--tpot", wish.tpot_seconds))
+    raised = " or ".join(option for option, limit in limits if limit is not None)
+    # In the unit of the options.
     return (
-        f"Nothing is fast enough: the shortest predicted TTFT is {short(ttft)} s, the shortest TPOT "
-        f"{short(1e3 * tpot)} ms. Raise --ttft or --tpot, or use a faster device"
+        f"Nothing is fast enough: the shortest predicted TTFT is {short(ttft)} s, the shortest TPOT {short(tpot)} s. "
+        f"Raise {raised}, or use a faster device"
     )
 
 

@@ -113,7 +113,7 @@ prices:
         ),
         ("prices: [{target: a, usd_per_hour: 1, market: cheap}]", ["prices[0].market: input should be 'on_demand'"]),
         ("prices: [{target: a, usd_per_hour: 1, as_of: soon}]", ["prices[0].as_of: input should be a valid date"]),
-        ("prices: []", ["prices: list should have at least 1 item"]),
+        ("prices: []", ["prices: expected at least 1 entry, got none"]),
         ("prices: [{target: a}]\nas_of: x", ["as_of: ", "prices[0].usd_per_hour: is missing"]),
         ("prices: 1\nprices: 2", ["not YAML: line 2, column 1: duplicate key 'prices'"]),
         ("- 1", ["expected a mapping with a list `prices`, got list"]),

@@ -76,7 +76,7 @@ def test_training_and_its_streams_can_be_asked_for() -> None:
         ),
         ({"study": "no spaces"}, "study: got 'no spaces', expected up to 100 letters, digits, '.', '_' and '-'"),
         ({"surprise": 1}, "surprise: unknown key"),
-        ({"targets": []}, "targets: list should have at least 1 item"),
+        ({"targets": []}, "targets: expected at least 1 entry, got none"),
     ],
 )
 def test_what_is_wrong_is_named(form: object, problem: str) -> None:

@@ -43,7 +43,7 @@ def test_a_target_survives_its_study_file(tmp_path: Path, nodes: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"hosts": []}, "targets[0].hosts: list should have at least 1 item"),
+        ({"hosts": []}, "targets[0].hosts: expected at least 1 entry, got none"),
         ({"hosts": ["a", "a"]}, "targets[0].hosts: a named twice"),
         ({"hosts": ["-oProxyCommand=x"]}, "targets[0].hosts[0].host: got '-oProxyCommand=x', expected the form "),
         ({"hosts": ["a b"]}, "targets[0].hosts[0].host: got 'a b', expected the form [A-Za-z0-9]"),

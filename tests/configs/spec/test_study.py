@@ -43,7 +43,15 @@ BAD = {
     "nested wrong type": (study(workload={"kind": "generate", "new_tokens": "x"}), "workload.new_tokens: "),
     "negative": (study(measuring={"repeats": -1}), "measuring.repeats: input should be greater than 0, got -1"),
     "zero": (study(workload={"kind": "generate", "batch_size": 0}), "workload.batch_size: input should be greater"),
-    "no experiments": (study(experiments={}), "experiments: "),
+    "no experiments": (study(experiments={}), "experiments: expected at least 1 entry, got none"),
+    "no values": (
+        study(experiments={"s": {"kind": "sweep", "over": {"dp": []}}}),
+        "experiments.s.over.dp: expected at least 1 entry, got none",
+    ),
+    "too many files": (
+        study(workload={"kind": "script", "command": ["true"], "inputs": ["f"] * 101}),
+        "workload.inputs: expected at most 100 entries, got 101",
+    ),
     "kind missing": (
         study(workload={"new_tokens": 1}),
         "workload: kind is missing\n  use one of: generate, seq2seq, encode, train, serve, script, noop, communication",

@@ -1,5 +1,6 @@
 """Recommendations and savings: who wins, whether that is sure, and no number that nothing supports."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from reports.document.album import Album
 from reports.reading.load import StudyResult, load_run
 from reports.render import compose
 from reports.sections.decisions import decision_context
+from tests.support.run_folders import made_studies
 from tests.support.run_folders.priced_runs import (
     LARGE,
     TINY,
@@ -277,6 +279,23 @@ def test_batch_size_saves_the_same_share_whatever_the_price(tmp_path: Path) -> N
     assert "TPOT is 10.0 ms instead of 6.25 ms" in saving.basis
 
 
+@pytest.mark.parametrize(
+    ("repeats", "told"),
+    [
+        ([(100, 100), (101, 102)] * 5, r"^0.491 % less a token \(0 % to 0.980 %\), which may be noise$"),
+        ([(100, 102), (100, 104)], r"^2\.\d+ % less a token \[1\.\d+ % to 3\.\d+ %\], which may be noise$"),
+        ([(100, 102)], r"^1\.\d+ % less a token \(1 pair\), which may be noise$"),
+    ],
+)
+def test_a_saving_that_may_be_noise_is_said_to_be(tmp_path: Path, repeats: list[tuple[int, int]], told: str) -> None:
+    """`**0.726 %** less (-0.644 % to 2.09 %)` stood in bold as one that is known."""
+    cells = [cell(batch_size=size) for size in (1, 4)]
+    run = write_run(tmp_path / "run", make_plan(cells, repeats=len(repeats)))
+    for place, one in enumerate(cells):
+        write_measurements(run, one, [pair[place] for pair in repeats])
+    assert re.match(told, effect(load_run(run), "batch size").effect)
+
+
 def test_the_smallest_batch_may_be_the_fastest(tmp_path: Path) -> None:
     """It was said that no two batch sizes were measured."""
     cells = [cell(batch_size=size) for size in (1, 4, 8)]
@@ -497,6 +516,19 @@ def test_the_fastest_is_not_called_the_cheapest_where_it_takes_more_nodes(tmp_pa
         lines = open_questions(study, recommend(study, cell_costs(study)))
         (told,) = [line for line in lines if "cheapest in dollars is unknown" in line]
         assert ("the cheapest token is that of the highest throughput" in told) is is_one
+
+
+def test_what_is_cheapest_is_told_in_the_unit_of_the_work(tmp_path: Path) -> None:
+    """Of embeddings it was `the cheapest token`."""
+    plan = made_studies.planned("workload: {kind: encode}\nexperiments: {one: {kind: sweep, over: {batch_size: [1]}}}")
+    run = made_studies.write_plan(tmp_path / "run", plan)
+    for one in plan.cells.values():
+        made_studies.write_measurements(run, one, 1.0)
+    study = load_run(run)
+    assert (
+        "the cheapest embedding is that of the highest"
+        in open_questions(study, recommend(study, cell_costs(study)))[-1]
+    )
 
 
 def test_what_meets_the_objectives_without_a_price_is_named_as_the_fastest(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import BaseModel, Field
 
 from configs.common.base import write_atomically
 from configs.common.files.reading import (
     MAX_JSON_VALUES,
+    as_model,
     open_regular,
     parse_json,
     parse_model,
@@ -232,3 +234,14 @@ def test_errors_of_writing_name_the_file_and_not_its_draft(tmp_path: Path) -> No
         write_atomically(tmp_path / "none" / "report.md", "text")
     assert missing.value.filename == str(tmp_path / "none" / "report.md")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.md"]
+
+
+def test_the_number_of_entries_is_told_without_words_of_python() -> None:
+    """It was `dictionary should have at least 1 item after validation, not 0`."""
+
+    class Counted(BaseModel):
+        few: dict[str, int] = Field(min_length=1)
+        many: list[int] = Field(max_length=2)
+
+    with pytest.raises(ValueError, match="few: expected at least 1 entry, got none; many: expected at most 2 entries"):
+        as_model({"few": {}, "many": [1, 2, 3]}, Counted, "file")
