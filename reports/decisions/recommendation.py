@@ -278,8 +278,8 @@ def open_questions(
         mine = [item for item in judgements if item.model == model and item.result is not None]
         if mine and not any(name == model and "objectives" in goal for name, goal in done):
             lines.append(f"{subject}: no cell is known to meet every objective; {_why_none(mine, measured, wrong)}.")
-    for unit, named in unpriced.items():
-        text = f"; on one machine the cheapest {unit} is that of the highest throughput" if unit else ""
+    for shared, named in unpriced.items():
+        text = f"; on one machine the cheapest {shared} is that of the highest throughput" if shared else ""
         lines.append(f"{joined(named)}: what is cheapest in dollars is unknown without a price{text}.")
     return lines
 

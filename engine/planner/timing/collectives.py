@@ -18,6 +18,7 @@ Formulas: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communicat
 from dataclasses import dataclass
 from math import ceil, log2
 
+from configs.common.printable import plural
 from configs.hardware.hardware import Link, Machine
 
 _COPIED_BYTES_PER_SECOND = 1.5e9
@@ -67,7 +68,7 @@ def ring(ranks: int, machine: Machine, stride: int = 1) -> Ring:
         raise ValueError(
             f"machine.between: {ranks * stride} ranks need {ceil(ranks * stride / machine.accelerators)} nodes of "
             f"{machine.name} and no link between nodes is known; give its latency_seconds and bytes_per_second, "
-            f"or use at most {machine.accelerators} ranks"
+            f"or use at most {plural(machine.accelerators, 'rank')}"
         )
     rates = [inside.bytes_per_second] if inside else []
     # The last node may hold fewer members, and all rings pass through its ways out. gloo's one ring has a whole node's.

@@ -194,13 +194,16 @@ def what_is_in_the_way(wish: ServingRequest, everything: list[ServingLayout]) ->
         )
     ttft = min(service.ttft_seconds for service in everything)
     tpot = min(service.tpot_seconds for service in everything)
-    limits = (("--ttft", wish.ttft_seconds), ("--tpot", wish.tpot_seconds))
-    raised = " or ".join(option for option, limit in limits if limit is not None)
-    # In the unit of the options.
-    return (
+    return (  # in the unit of the options
         f"Nothing is fast enough: the shortest predicted TTFT is {short(ttft)} s, the shortest TPOT {short(tpot)} s. "
-        f"Raise {raised}, or use a faster device"
+        f"Raise {limits_given(wish)}, or use a faster device"
     )
+
+
+def limits_given(wish: ServingRequest) -> str:
+    """Return the options that say how fast it has to be: `--ttft or --tpot`."""
+    limits = (("--ttft", wish.ttft_seconds), ("--tpot", wish.tpot_seconds))
+    return " or ".join(option for option, limit in limits if limit is not None)
 
 
 def layout_title(service: ServingLayout) -> str:

@@ -26,6 +26,7 @@ from flows.cli.plan.serve import (
     catalog_of,
     latency_title,
     layout_title,
+    limits_given,
     limits_title,
     market_of,
     named_point,
@@ -174,8 +175,8 @@ def _nothing(wish: ServingRequest, machines: Sequence[Machine], calibrated: Cali
     fastest = min(everything, key=lambda one: one.tpot_seconds)
     return (
         f"No machine of the catalog is fast enough: the shortest predicted TTFT is {short(first.ttft_seconds)} s "
-        f"({first.point.machine.name}), the shortest TPOT {short(1e3 * fastest.tpot_seconds)} ms "
-        f"({fastest.point.machine.name}). Raise --ttft or --tpot"
+        f"({first.point.machine.name}), the shortest TPOT {short(fastest.tpot_seconds)} s "
+        f"({fastest.point.machine.name}). Raise {limits_given(wish)}"
     )
 
 
