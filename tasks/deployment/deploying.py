@@ -38,7 +38,14 @@ from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.level_checks import LEAST_LENGTH
 from tasks.deployment.places import LocalPlace, Place, PlaceError, SshPlace
 from tasks.deployment.placing import Placer, stage_on_hosts
-from tasks.deployment.servers import READY_SECONDS, ServerNotReady, device_groups, wait_until_ready
+from tasks.deployment.servers import (
+    READY_SECONDS,
+    ServerNotReady,
+    device_groups,
+    free_in_groups,
+    on_free_gpus,
+    wait_until_ready,
+)
 from tasks.deployment.slurm_places import SlurmPartition, forget_measuring, partition_place, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.deployment.taking_down import remove_everything
@@ -228,16 +235,29 @@ class Deploying:
             name = f"{wanted.rented.kind}/{wanted.rented.instance}"
             on_one = -(-ranks // wanted.rented.nodes) if wanted.sharded else ranks
             return memory_of_rank(name, on_one), devices_of(wanted.target)
-        if wanted.ssh is not None:
-            host = SshPlace(wanted.ssh, 0, "")
-            machines = len(wanted.ssh.hosts) if wanted.sharded else 1  # of one server
-            return _memory_of_rank(host, None, ranks, machines), host.gpu_count()
+        place, device = self._place, wanted.target.device
         if wanted.partition is not None:
-            place = partition_place(wanted.partition, self._folder, 0.0, self.say)
             return _memory_of_rank(place, None, ranks), 0
-        here = LocalPlace(self._folder, self.store.cache)
-        devices = 0 if wanted.target.device == "cpu" else here.gpu_count()
-        return _memory_of_rank(here, wanted.target.device, ranks), devices
+        machines = len(wanted.ssh.hosts) if wanted.ssh is not None and wanted.sharded else 1  # of one server
+        servers = _servers_of_a_machine(wanted)
+        return _memory_of_rank(place, device, ranks, machines, servers), 0 if device == "cpu" else place.gpu_count()
+
+    @cached_property
+    def _place(self) -> Place:
+        """The first machine of a target that is not rented."""
+        wanted = self.wanted
+        if wanted.ssh is not None:
+            return SshPlace(wanted.ssh, 0, "")
+        if wanted.partition is not None:
+            return partition_place(wanted.partition, self._folder, 0.0, self.say)
+        return LocalPlace(self._folder, self.store.cache)
+
+    def _measured_on(self, target: LocalTarget | SshTarget) -> LocalTarget | SshTarget:
+        """Return where the bundle is measured: beside other deployments, on GPUs that they leave free."""
+        wanted = self.wanted
+        if wanted.rented is not None:  # nobody else has anything there
+            return target
+        return on_free_gpus(target, self._place, wanted.bundle.layout.ranks)
 
     def _deploy(self, model: Any, fit_text: str, ledger: RentalLedger) -> tuple[Deployment, Timing]:
         wanted, began = self.wanted, time.time()
@@ -257,7 +277,8 @@ class Deploying:
             ledger.write("slurm", partition=partition.model_dump_json())
             partition = stage_in_partition(partition, model, self.say)
         bundle = make_bundle(
-            wanted.bundle, model, hosts or (partition.target if partition else local), measuring, self.store.cache,
+            wanted.bundle, model, partition.target if partition else self._measured_on(hosts or local), measuring,
+            self.store.cache,
             self._judge, fit_text, self.say, nodes=len(hosts.hosts) if hosts is not None and wanted.sharded else 1,
         )  # fmt: skip
         if partition is not None:
@@ -347,7 +368,17 @@ def _model_bytes(manifest: Path) -> int:
     return sum(file.size_bytes for file in load_manifest(manifest).files.values())
 
 
-def _memory_of_rank(place: Place, device: str | None, ranks: int, machines: int = 1) -> int:
-    """Return what each rank has: a GPU to itself, where it computes on one, or its share of all machines' memory."""
-    gpu = None if device == "cpu" else place.gpu_memory_bytes()
-    return place.memory_bytes() * machines // ranks if gpu is None else gpu
+def _memory_of_rank(place: Place, device: str | None, ranks: int, machines: int = 1, servers: int = 1) -> int:
+    """Return what each rank has: a GPU to itself, where it computes on one, or its share of all machines' memory.
+
+    servers: on the place. Where it has GPUs for several, they get those of which others have least.
+    """
+    if device != "cpu":
+        if machines == 1 and device_groups(place.gpu_count(), ranks) > 1:
+            free = sorted((each for each in free_in_groups(place, ranks) if each is not None), reverse=True)
+            if free:
+                return free[min(servers, len(free)) - 1]
+        gpu = place.gpu_memory_bytes()
+        if gpu is not None:
+            return gpu
+    return place.memory_bytes() * machines // ranks

@@ -79,6 +79,10 @@ class Place(Protocol):
         """Return how many GPUs ranks may have; 0: there are none, or it is not known."""
         ...
 
+    def gpu_variables(self, first: int, count: int) -> dict[str, str]:
+        """Return the variables with which ranks there see `count` GPUs alone, from place `first` on; none: unknown."""
+        ...
+
 
 def _from(first: int, count: int | None) -> slice:
     return slice(first, None if count is None else first + count)
@@ -124,6 +128,12 @@ class LocalPlace:
 
         return len(local_accelerators())
 
+    def gpu_variables(self, first: int, count: int) -> dict[str, str]:
+        """Return the variables of so many of those that this process may use."""
+        from engine.planner.accelerators import variables_for
+
+        return variables_for(first, count)
+
 
 class SshPlace:
     """A host of a target. Everything travels in the encrypted connection."""
@@ -160,6 +170,14 @@ class SshPlace:
     def gpu_count(self) -> int:
         """Return how many GPUs the host has told of."""
         return len(self._facts.data["gpus"]["names"])
+
+    def gpu_variables(self, first: int, count: int) -> dict[str, str]:
+        """Return the variables by the numbers that nvidia-smi has; of slices, which have none, nothing."""
+        from engine.planner.accelerators import DEVICE_ORDER
+
+        if any(" MIG " in name for name in self._facts.data["gpus"]["names"]):
+            return {}
+        return DEVICE_ORDER | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + count)))}
 
     @property
     def address(self) -> str:

@@ -17,7 +17,7 @@ import httpx
 from configs.common.printable import plural
 from configs.common.secrets import excerpt
 from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, ServingBundle
-from configs.targets.target import LocalTarget
+from configs.targets.target import LocalTarget, SlurmTarget, SshTarget
 from tasks.deployment.bundles import (
     Judge,
     WantedBundle,
@@ -32,7 +32,7 @@ from tasks.deployment.first_answers import first_answers
 from tasks.deployment.fronts import DeploymentFront
 from tasks.deployment.places import PlaceError
 from tasks.deployment.placing import FirstAnswerWrong, Placer, number_of, placer_of, stage_on_hosts, url_of
-from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready
+from tasks.deployment.servers import READY_SECONDS, ServerNotReady, is_ready, on_free_gpus
 from tasks.deployment.slurm_places import forget_measuring, stage_in_partition
 from tasks.deployment.store import Store
 from tasks.providers.giving_back import Say
@@ -67,7 +67,11 @@ def replace_bundle(
     folder = store.folder(name) / f"measuring-{int(time.time())}"
     if placer.partition is not None:
         placer.partition = stage_in_partition(placer.partition, model, say)
-    target = placer.hosts or (placer.partition.target if placer.partition is not None else local)
+    target: LocalTarget | SshTarget | SlurmTarget
+    if placer.partition is not None:
+        target = placer.partition.target
+    else:
+        target = on_free_gpus(placer.hosts or local, placer.place_of(0), wanted.layout.ranks)
     nodes = len(placer.hosts.hosts) if placer.sharded and placer.hosts is not None else 1
     if not can_be_cut(wanted.layout, nodes):
         raise ValueError(

@@ -6,7 +6,7 @@ wait_until_ready(place, folder, url, key, seconds, check)     # ServerNotReady: 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -18,6 +18,7 @@ from configs.common.files.reading import parse_model
 from configs.common.printable import printable
 from configs.serving.deployment import ServiceState, ServingBundle, SupervisedProcess
 from configs.serving.settings import BLOCK_POSITIONS, ServerRendezvous, ServingSettings
+from configs.targets.target import LocalTarget, SshTarget
 from engine.planner.families import read_architecture
 from engine.planner.local import estimated_machine, this_fingerprint
 from engine.planner.serving import block_bytes, cache_room, cacheless_bytes
@@ -32,6 +33,8 @@ AWAY_SECONDS = 60.0
 _CACHE_SHARE = 0.5
 _FAILED_STARTS = 3
 _GIB = 1 << 30
+_MUCH_BYTES = 4 * _GIB
+"""GPUs whose free memory differs by less are alike."""
 _STEP_TOKENS = {"cpu": 128, "gpu": 2048}
 _LOG_BYTES, _SETTINGS_BYTES = 4000, 1 << 20
 
@@ -126,14 +129,42 @@ def device_groups(count: int, ranks: int) -> int:
 def _first_device(place: Place, spec: ServerSpec, ranks: int) -> int | None:
     """Return the place of a server's first GPU: of the groups of as many GPUs, one that the fewest others have.
 
-    None: the ranks take the machine's first GPUs, because there is no choice.
+    Of equal ones that with most free memory: other deployments have theirs. None: the ranks take the machine's first
+    GPUs, because there is no choice.
     """
     groups = 1 if spec.device == "cpu" or spec.rendezvous else device_groups(place.gpu_count(), ranks)
     if groups == 1:
         return None
     taken = [_device_of(place, folder) for folder in spec.beside]
     used = [sum(one is not None and one // ranks == group for one in taken) for group in range(groups)]
-    return used.index(min(used)) * ranks
+    least = [group for group in range(groups) if used[group] == min(used)]
+    return _freest(least, free_in_groups(place, ranks)) * ranks
+
+
+def free_in_groups(place: Place, ranks: int) -> list[int | None]:
+    """Return what is free on the GPU that has least of each group of `ranks` GPUs; None where it is not known."""
+    groups = range(device_groups(place.gpu_count(), ranks))
+    return [place.gpu_memory_bytes(group * ranks, ranks) for group in groups]
+
+
+def _freest(groups: Sequence[int], free: Sequence[int | None]) -> int:
+    """Return the first of the groups whose GPUs have as much free memory as any, or nearly."""
+    most = max(free[group] or 0 for group in groups)
+    return next(group for group in groups if (free[group] or 0) >= most - _MUCH_BYTES)
+
+
+def on_free_gpus(target: LocalTarget | SshTarget, place: Place, ranks: int) -> LocalTarget | SshTarget:
+    """Return a target whose ranks see the GPUs of which others have least, where there are more than they take.
+
+    place: the target's first machine; of several they may run on any. Ranks that measure for a bundle take the first
+    GPUs else, which may be another deployment's.
+    """
+    alone = isinstance(target, LocalTarget) or len(target.hosts) == 1
+    groups = 1 if target.device == "cpu" or not alone else device_groups(place.gpu_count(), ranks)
+    if groups == 1:
+        return target
+    best = _freest(range(groups), free_in_groups(place, ranks))
+    return target.model_copy(update={"env": place.gpu_variables(best * ranks, ranks) | target.env})
 
 
 def _device_of(place: Place, folder: str) -> int | None:

@@ -163,6 +163,10 @@ class SlurmPlace:
         """Return 0: a job gets no GPU."""
         return 0
 
+    def gpu_variables(self, first: int, count: int) -> dict[str, str]:
+        """Return none: a job gets no GPU."""
+        return {}
+
     def _nodes(self) -> list[tuple[int, int | None]]:
         """Cores and MiB, None where unknown, of each node that takes jobs. Raises PlaceError."""
         try:

@@ -11,13 +11,14 @@ import pytest
 from configs.common.execution import Layout
 from configs.serving.deployment import ServingBundle
 from configs.serving.settings import ServingSettings
+from configs.targets.target import LocalTarget, SshTarget
 from engine.planner.families import read_architecture
 from engine.planner.serving import block_bytes
 from slurm.ssh.node_program import hello
 from tasks.deployment import servers
 from tasks.deployment.deploying import _memory_of_rank
 from tasks.deployment.places import LocalPlace, SshPlace
-from tasks.deployment.servers import ServerNotReady, ServerSpec, place_server, settings_of
+from tasks.deployment.servers import ServerNotReady, ServerSpec, on_free_gpus, place_server, settings_of
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
@@ -162,6 +163,9 @@ class MachineWithGpus(LocalPlace):
     def gpu_count(self) -> int:
         return len(self.free)
 
+    def gpu_variables(self, first: int, count: int) -> dict[str, str]:
+        return {"GPUS": f"{count} from {first}"}
+
 
 @pytest.mark.parametrize(
     ("tp", "living", "gone", "first"),
@@ -193,3 +197,42 @@ def test_servers_that_share_a_machine_have_gpus_of_their_own(
     if first is not None and len(living) - len(gone) < 4 // tp:
         one = block_bytes(read_architecture(CONFIG, "llama-8b"), Layout(tp=tp), "bfloat16")
         assert settings.blocks * one > 35 * GIB, "of a GPU of its own"
+
+
+def test_a_deployment_beside_others_takes_the_gpus_that_they_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A second deployment on a machine knew nothing of the first: both were on the first GPU, where it did not fit."""
+    monkeypatch.setattr(servers, "load_manifest", lambda _: SimpleNamespace(config=CONFIG, identity="llama-8b"))
+    machine = MachineWithGpus(tmp_path, [8 * GIB, 79 * GIB, 80 * GIB, 8 * GIB], {})
+    settings = settings_of(machine, BUNDLE, ServerSpec("folder", "key", 4e9), "manifest.json")
+    assert settings.first_device == 1  # a GiB more or less is no reason to take another
+    assert _memory_of_rank(machine, None, 1) == 80 * GIB  # of the machine's least free GPU it did not fit
+    assert [_memory_of_rank(machine, None, 1, servers=count) for count in (2, 3, 9)] == [79 * GIB, 8 * GIB, 8 * GIB]
+    assert _memory_of_rank(machine, None, 2) == 8 * GIB  # of each pair one is nearly full
+    assert _memory_of_rank(machine, "cpu", 1) > 0
+
+
+def test_what_is_measured_for_a_bundle_runs_on_free_gpus(tmp_path: Path) -> None:
+    machine = MachineWithGpus(tmp_path, [8 * GIB, 80 * GIB, 80 * GIB, 80 * GIB], {})
+    one = SshTarget.model_validate({"kind": "ssh", "hosts": ["a"], "env": {"OMP_NUM_THREADS": "2"}})
+    assert on_free_gpus(LocalTarget(), machine, 1).env == {"GPUS": "1 from 1"}
+    assert on_free_gpus(one, machine, 2).env == {"GPUS": "2 from 2", "OMP_NUM_THREADS": "2"}
+    several = SshTarget.model_validate({"kind": "ssh", "hosts": ["a", "b"]})  # it may run on either
+    for target, ranks in ((LocalTarget(device="cpu"), 1), (LocalTarget(), 4), (several, 1)):
+        assert on_free_gpus(target, machine, ranks) is target
+    named = LocalTarget(env={"GPUS": "mine"})
+    assert on_free_gpus(named, machine, 1).env == {"GPUS": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("names", "variables"),
+    [
+        (["NVIDIA A10G"] * 4, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,3"}),
+        (["NVIDIA H100 MIG 1g.10gb"] * 4, {}),  # slices have no numbers
+    ],
+)
+def test_gpus_of_a_host_are_left_by_their_numbers(names: list[str], variables: dict[str, str]) -> None:
+    host: Any = SshPlace.__new__(SshPlace)
+    host._facts = SimpleNamespace(data={"gpus": {"names": names}})
+    assert host.gpu_variables(2, 2) == variables

@@ -599,6 +599,7 @@ def test_a_failed_deployment_is_remembered_while_its_host_is_away(
         monkeypatch.setattr(deploying, name, value)
     monkeypatch.setattr(taking_down, "SshPlace", AwayHost if away else RemoteHost)
     monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    monkeypatch.setattr(Deploying, "_measured_on", lambda _, target: target)
     monkeypatch.setattr(RemoteHost, "asked", [])
     hosts = SshTarget.model_validate({"kind": "ssh", "name": "lab", "hosts": ["gpu-a"]})
     wanted = WantedDeployment(
@@ -631,6 +632,7 @@ def test_two_people_with_one_login_on_a_host_do_not_share_a_deployment(
     for name, value in changed.items():
         monkeypatch.setattr(deploying, name, value)
     monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    monkeypatch.setattr(Deploying, "_measured_on", lambda _, target: target)
     for module in (placing, taking_down):
         monkeypatch.setattr(module, "SshPlace", RemoteHost)
     placed: list[str] = []
