@@ -93,6 +93,7 @@ def _make_own_folders(folder: Path) -> None:
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", path], check=True)
     Path("/run/sshd").mkdir(mode=0o755)
     Path("/run/lock").mkdir()  # one launch at a time on each machine, not on all of them
+    Path("/run/lock").chmod(0o1777)  # of all users, as on the images
     power_off = Path("/usr/local/sbin/shutdown")
     power_off.write_text("#!/bin/sh\nkill -TERM 1\n")
     power_off.chmod(0o755)

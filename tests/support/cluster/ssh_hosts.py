@@ -94,7 +94,7 @@ class SshTestHost:
         size = self.disk_bytes
         disk = f"mount -t tmpfs -o size={size} tmpfs" if size else f"mount --bind {self.disk}"
         script = (
-            f"set -e; hostname {self.name}; mount -t tmpfs tmpfs /run; mkdir /run/sshd /run/lock; "
+            f"set -e; hostname {self.name}; mount -t tmpfs tmpfs /run; mkdir /run/sshd; mkdir -m 1777 /run/lock; "
             f"{disk} {self.base}/node; ip link set lo up; exec {sys.executable} -S -c '{_INIT}'"
         )
         spaces = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--propagation", "private"]
