@@ -215,12 +215,6 @@ def joined(items: Iterable[str]) -> str:
     return f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def joined_some(items: Sequence[str], most: int = 8) -> str:
-    """`joined`, of more than `most` the first ones and how many more: `a; b; and 998 more`."""
-    rest = len(items) - most
-    return joined(items) if rest <= 0 else joined([*items[:most], f"{rest:,} more"])
-
-
 def _without_parentheses(text: str) -> str:
     shorter = _PARENTHESES.sub("", text)
     return shorter if shorter == text else _without_parentheses(shorter)

@@ -23,8 +23,8 @@ from reports.text import (
     change_cell,
     escaped,
     estimate_cell,
+    first_of,
     joined,
-    joined_some,
     mebibytes,
     number,
     ratio_cell,
@@ -205,8 +205,8 @@ def _first(told: list[str]) -> list[str]:
     return told if len(told) <= _LOST_TOLD + 1 else [*told[:_LOST_TOLD], f"{len(told) - _LOST_TOLD:,} more"]
 
 
-_VARIANTS_TOLD = 3
-"""Of more variants the sentence tells the best and the worst; the table has all."""
+_VARIANTS_TOLD, _MOST_NAMED = 3, 8
+"""Of more variants the sentence tells the best and the worst, and names so many in doubt; the table has all."""
 
 
 def optimization_sentence(base: CellResult | None, gains: list[Gain]) -> str:
@@ -234,11 +234,11 @@ def optimization_sentence(base: CellResult | None, gains: list[Gain]) -> str:
     split = [gain.variant for gain, ratio in known if ratio.interval is None and ratio.low < 1 < ratio.high]
     found = [f"{text}."]
     if noise:
-        found.append("That may be noise." if len(known) == 1 else f"May be noise: {joined_some(noise)}.")
+        found.append("That may be noise." if len(known) == 1 else f"May be noise: {first_of(noise, _MOST_NAMED)}.")
     if split:
         found.append(
             "Its pairs disagree on which is faster."
             if len(known) == 1
-            else f"Pairs with the baseline disagree on which is faster: {joined_some(split)}."
+            else f"Pairs with the baseline disagree on which is faster: {first_of(split, _MOST_NAMED)}."
         )
     return " ".join([*found, *lost])

@@ -17,8 +17,8 @@ from reports.text import (
     escaped,
     estimate_cell,
     estimate_text,
+    first_of,
     joined,
-    joined_some,
     number,
     percent,
     prose,
@@ -79,9 +79,9 @@ def test_text_from_elsewhere_cannot_break_a_table() -> None:
 def test_of_many_names_the_first_are_told() -> None:
     """A sentence on a load named each of thousands of points."""
     names = [f"rate {number}" for number in range(1000)]
-    assert joined_some(names[:8]) == joined(names[:8])
-    assert joined_some(names, 2) == "rate 0, rate 1 and 998 more"
-    assert joined_some([f"dp=2, rate {number}" for number in range(9)], 2) == "dp=2, rate 0; dp=2, rate 1; and 7 more"
+    assert first_of(names[:8], 8) == joined(names[:8])
+    assert first_of(names, 2) == "rate 0, rate 1 and 998 more"
+    assert first_of([f"dp=2, rate {number}" for number in range(9)], 2) == "dp=2, rate 0; dp=2, rate 1; and 7 more"
 
 
 def test_a_table_drops_what_nobody_knows() -> None:

@@ -8,9 +8,9 @@ from reports.experiments.load.choice_text import bounds_text, limit_text, load_t
 from reports.experiments.load.experiment import LoadExperiment, LoadPoint
 from reports.load.text import search_table
 from reports.numbers.statistics import Estimate
-from reports.text import UNKNOWN, Table, escaped, estimate_cell, joined, joined_some, number, percent
+from reports.text import UNKNOWN, Table, escaped, estimate_cell, first_of, joined, number, percent
 
-_MOST_NOTES, _MOST_REASONS = 6, 3
+_MOST_NOTES, _MOST_REASONS, _MOST_NAMED = 6, 3, 8
 _VARYING = re.compile(r"(steady state unknown: |)([\d.,e-]+)(?= % of | requests are )")
 _NUMBERS = re.compile(r"\d[\d.,e-]*")
 
@@ -225,24 +225,27 @@ def load_lines(found: LoadExperiment) -> list[str]:
         lines.append(f"Points differ in what is asked ({joined(found.asked)}), so none is chosen as a server.")
     void = [point.label for point in found.points if point.repeats and len(point.valid) < len(point.repeats)]
     if void:
-        lines.append(f"Void: {joined_some(void)} ({'; '.join(_void_reasons(found))}).")
+        lines.append(f"Void: {first_of(void, _MOST_NAMED)} ({'; '.join(_void_reasons(found))}).")
     unsteady = [point.label for point in found.points if not point.steady]
     if unsteady:
-        lines.append(f"Not steady, so latencies depend on how long the run was: {joined_some(unsteady)}.")
+        lines.append(f"Not steady, so latencies depend on how long the run was: {first_of(unsteady, _MOST_NAMED)}.")
     engines = {point.result.cell.engine for point in found.points}
     uneven = [point.label for point in found.points if point.valid and not point.comparable]
     if uneven and len(engines) > 1:
         lines.append(
-            f"Answers of other lengths than asked for, so not comparable with the others: {joined_some(uneven)}."
+            "Answers of other lengths than asked for, so not comparable with the others: "
+            f"{first_of(uneven, _MOST_NAMED)}."
         )
     wrong = [point.label for point in found.points if not point.correct]
     if wrong:
-        lines.append(f"Answers under load differ from those of the same requests alone: {joined_some(wrong)}.")
+        lines.append(
+            f"Answers under load differ from those of the same requests alone: {first_of(wrong, _MOST_NAMED)}."
+        )
     untold = [point.label for point in found.points if point.answers is not None and point.answers.untold]
     if untold:
         lines.append(
             "Answers under load differ from those of the same requests alone, and the server tells no "
-            f"log-probabilities, so that noise and a defect cannot be told apart: {joined_some(untold)}."
+            f"log-probabilities, so that noise and a defect cannot be told apart: {first_of(untold, _MOST_NAMED)}."
         )
     lines += _overheads(found)
     lines += [f"{note[:1].upper()}{note[1:]}." for note in _notes(found)]
