@@ -147,8 +147,6 @@ def _own_path(dtype: torch.dtype) -> str:
     library = _library()
     if library is None:
         return ""
-    if dtype is torch.bfloat16 and "amx_bf16" in processor_flags() and kernel_mode() == "on":
-        return ""
     return str(library.linear_path(_DTYPE_CODES[dtype]).decode())
 
 
