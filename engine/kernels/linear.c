@@ -6,7 +6,7 @@
  * separate streams per panel, software prefetching and blocks over the inputs all measured slower. On a Zen 3 four
  * streams for one row are 1.6 times as fast as one.
  *
- * With bfloat16 tiles (AMX) that order is the one that tiles are loaded in: 16 units of the 16 outputs of a panel.
+ * It is also the order of bfloat16 tiles (AMX): 16 units of the 16 outputs of a panel.
  *
  * Every output is one chain of additions over the inputs in ascending order, for any number of rows and threads:
  * the same row gives the same bits alone and in any batch.
@@ -18,11 +18,9 @@
 #include <immintrin.h>
 #endif
 #if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#define HAS_TILES
 #include <sys/syscall.h>
 #include <unistd.h>
-enum { TILES = 1 };
-#else
-enum { TILES = 0 };
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -55,13 +53,14 @@ struct packed {
  * of a thread (Linux, Documentation/arch/x86/xstate.rst). It refuses if a thread's stack for signals is too small. */
 static int in_tiles(int64_t dtype) {
     if (dtype != BFLOAT16) return 0;
-#if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#ifdef HAS_TILES
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
     static int granted = -1;
     if (granted < 0) granted = !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA);
     return granted;
-#endif
+#else
     return 0;
+#endif
 }
 
 /* Instruction set that layers of the dtype are computed with. */
@@ -273,30 +272,15 @@ struct task {
     const struct packed *packed;
     const char *x;
     char *y;
-    int64_t rows, chunk, next_group;
-    const char *tiles; /* x in tiles; NULL without them */
+    int64_t rows, chunk, next; /* number of the next group, or row of x, that a thread takes */
+    char *ready;               /* x as it is multiplied, if it is not multiplied as it is */
 };
 
 /* A tile has 16 rows of 64 bytes: rows of x times 16 units, or 16 units times the outputs of a panel. */
 enum { TILE_ROWS = 16, TILE_UNITS = 16, TILE_BYTES = TILE_ROWS * TILE_UNITS * 4 };
 INLINE int64_t tiles_of(int64_t count) { return (count + TILE_ROWS - 1) / TILE_ROWS; }
 
-/* x as tiles [rows / 16][units / 16], the last ones filled up with zeros. */
-static char *tiled(const char *x, int64_t rows, int64_t units) {
-    const int64_t across = tiles_of(units);
-    char *tiles = aligned_alloc(64, (size_t)(tiles_of(rows) * across * TILE_BYTES));
-    if (!tiles) abort(); /* a result that was not computed must not be used */
-    for (int64_t m = 0; m < tiles_of(rows) * TILE_ROWS; m++)
-        for (int64_t t = 0; t < across; t++) {
-            char *to = tiles + (m / TILE_ROWS * across + t) * TILE_BYTES + m % TILE_ROWS * 64;
-            const int64_t left = m < rows ? (units - t * TILE_UNITS) * 4 : 0;
-            if (left < 64) memset(to, 0, 64);
-            memcpy(to, x + (m * units + t * TILE_UNITS) * 4, left < 64 ? left : 64);
-        }
-    return tiles;
-}
-
-#if defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#ifdef HAS_TILES
 static void configure_tiles(void) {
     struct { uint8_t palette, start_row, unused[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } config = {.palette = 1};
     for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = TILE_ROWS;
@@ -368,7 +352,7 @@ static void groups_in_tiles(struct task *task, int64_t from, int64_t to, uint32_
         memcpy(last, w + (units - rest) * GROUP, rest * GROUP * 4);
         for (int64_t m = 0, done; m < task->rows; m += done) {
             const int64_t left = task->rows - m, most = m == 0 || left <= TILE_ROWS ? TILE_ROWS : 2 * TILE_ROWS;
-            const char *x = task->tiles + m / TILE_ROWS * tiles_of(units) * TILE_BYTES;
+            const char *x = task->x + m / TILE_ROWS * tiles_of(units) * TILE_BYTES;
             done = left < most ? left : most;
             if (most == TILE_ROWS) one_tile(x, w, units, last, sums);
             else two_tiles(x, w, units, last, sums);
@@ -376,10 +360,6 @@ static void groups_in_tiles(struct task *task, int64_t from, int64_t to, uint32_
         }
     }
     _tile_release(); /* what is not in use need not be saved */
-}
-#else
-static void groups_in_tiles(struct task *task, int64_t from, int64_t to, uint32_t *room) {
-    (void)task, (void)from, (void)to, (void)room;
 }
 #endif
 
@@ -417,42 +397,81 @@ static void work(void *argument) {
         if (!room) abort(); /* a result that was not computed must not be used */
     }
     for (;;) {
-        const int64_t from = __atomic_fetch_add(&task->next_group, task->chunk, __ATOMIC_RELAXED);
+        const int64_t from = __atomic_fetch_add(&task->next, task->chunk, __ATOMIC_RELAXED);
         if (from >= all) break;
         const int64_t to = from + task->chunk < all ? from + task->chunk : all;
-        if (task->tiles) groups_in_tiles(task, from, to, room);
-        else groups(task, from, to, room);
+#ifdef HAS_TILES
+        if (in_tiles(task->packed->dtype)) {
+            groups_in_tiles(task, from, to, room);
+            continue;
+        }
+#endif
+        groups(task, from, to, room);
     }
     free(room);
 }
 
+/* Some rows as one tile after the other, filled up with zeros. */
+static void into_tiles(const char *x, int64_t rows, int64_t units, char *to) {
+    for (int64_t t = 0; t < units; t += TILE_UNITS)
+        for (int64_t m = 0; m < TILE_ROWS; m++, to += 64) {
+            const int64_t left = m < rows ? (units - t) * 4 : 0;
+            if (left < 64) memset(to, 0, 64);
+            if (left) memcpy(to, x + (m * units + t) * 4, left < 64 ? left : 64);
+        }
+}
+
 /* Rows of bfloat16, whole units each, as float32. */
-static float *widened(const uint16_t *x, int64_t count) {
-    float *wide = aligned_alloc(64, (size_t)(count * 4 / 64 + 1) * 64);
-    if (!wide) abort(); /* a result that was not computed must not be used */
+static void widen(const uint16_t *x, int64_t count, float *to) {
     for (int64_t i = 0; i < count; i++) {
         const uint32_t bits = (uint32_t)x[i] << 16;
-        memcpy(wide + i, &bits, 4);
+        memcpy(to + i, &bits, 4);
     }
-    return wide;
+}
+
+static void prepare(void *argument) {
+    struct task *task = argument;
+    const int64_t units = task->packed->units;
+    for (;;) {
+        const int64_t first = __atomic_fetch_add(&task->next, TILE_ROWS, __ATOMIC_RELAXED), left = task->rows - first;
+        if (left <= 0) break;
+        const int64_t rows = left < TILE_ROWS ? left : TILE_ROWS;
+        const char *x = task->x + first * units * 4;
+        if (in_tiles(task->packed->dtype))
+            into_tiles(x, rows, units, task->ready + first / TILE_ROWS * tiles_of(units) * TILE_BYTES);
+        else
+            widen((const uint16_t *)x, rows * units * 2, (float *)task->ready + first * units * 2);
+    }
+}
+
+/* Bytes of x as it is multiplied; 0: as it is. */
+static int64_t ready_bytes(const struct packed *packed, int64_t rows) {
+    if (in_tiles(packed->dtype)) return tiles_of(rows) * tiles_of(packed->units) * TILE_BYTES;
+    return is_widened(packed->dtype) ? (rows * packed->units * 8 + 63) / 64 * 64 : 0;
 }
 
 /* x [rows, 4-byte units of inputs] and y [rows, outputs], contiguous. `parallel` is GOMP_parallel of
  * torch's OpenMP, so that the process has one pool of threads; NULL for the calling thread alone. */
 void linear_run(const struct packed *packed, const void *x, void *y, int64_t rows, int64_t threads,
                 void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
-    const int64_t all = (packed->outputs + GROUP - 1) / GROUP;
-    float *wide = is_widened(packed->dtype) ? widened(x, rows * packed->units * 2) : NULL;
-    char *tiles = in_tiles(packed->dtype) ? tiled(x, rows, packed->units) : NULL;
-    struct task task = {packed, wide ? (const char *)wide : x, y, rows, all, 0, tiles};
+    enum { FEW_ROWS = 64 }; /* one thread has them ready before others are awake */
+    const int64_t all = (packed->outputs + GROUP - 1) / GROUP, bytes = ready_bytes(packed, rows);
+    struct task task = {packed, x, y, rows, all, 0, NULL};
+    if (bytes) {
+        task.ready = aligned_alloc(64, (size_t)bytes);
+        if (!task.ready) abort(); /* a result that was not computed must not be used */
+        if (parallel && rows > FEW_ROWS) parallel(prepare, &task, (unsigned)threads, 0);
+        else prepare(&task);
+        task.x = task.ready;
+        task.next = 0;
+    }
     if (parallel) {
         task.chunk = all / (4 * threads) ? all / (4 * threads) : 1;
         parallel(work, &task, (unsigned)threads, 0);
     } else {
         work(&task);
     }
-    free(wide);
-    free(tiles);
+    free(task.ready);
 }
 
 /* Bytes that linear_pack writes. */
