@@ -222,7 +222,7 @@ def test_probes_are_told_apart_by_name_and_all_are_above_nothing() -> None:
 def test_the_parts_of_a_trained_layer_add_up_to_the_measured_one() -> None:
     """Attention was in the time of elements and was added to it: a layer of the probes' shape was predicted slower."""
     sizes = Sizes()
-    raw = dict.fromkeys(("operator", "read", "logit", "parameter"), [1e-6])
+    raw = {probe: [1e-6] for probe in ("operator", "read", "logit", "parameter")}
     raw |= {f"{probe}/{layers}": [layers * 1e-4] for probe in ("decode", "recorded") for layers in (2, 10)}
     for number in MEASURED_FORMATS:
         raw |= {f"linear/{number}/{place}/{rows}": [1e-5] for place in ("cold", "cached") for rows in sizes.rows}
