@@ -12,6 +12,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import uuid
 from collections.abc import Sequence
@@ -55,15 +56,20 @@ _OURS = (
 )
 _FROM_USER = {name: f"SBATCH_{name.upper()}" for name in ("account", "partition", "qos", "constraint", "reservation")}
 
-# sbatch's words (slurm_strerror of src/common/slurm_errno.c) and the field of the target that they are about.
+# sbatch's words (slurm_strerror of src/common/slurm_errno.c), or those of a site's plugin, such as `You must specify an
+# account`, and the field of the target that they are about.
 _REFUSALS = (
-    (r"invalid partition|partition name|use this partition|no partition|partition not available", "partition"),
+    (
+        r"invalid partition|partition name|use this partition|no partition|partition not available|"
+        r"\ba (?:valid )?partition\b|--partition\b",
+        "partition",
+    ),
     (r"cluster name|No cluster '|slurmdbd", "cluster"),
-    (r"invalid account\b", "account"),
-    (r"invalid qos", "qos"),
+    (r"invalid account\b|\b(?:an|no|default|valid) account\b|--account\b", "account"),
+    (r"invalid qos|\b(?:a|no|valid) qos\b|--qos\b", "qos"),
     (r"invalid feature|constraint", "constraint"),
     (r"reservation", "reservation"),
-    (r"time limit", "time_limit_minutes"),
+    (r"time limit|walltime|--time\b", "time_limit_minutes"),
     (r"memory", "memory_per_node"),
     (r"generic resource|gres|\bTRES\b|gpu", "gpus_per_node"),
     (r"unrecognized option|invalid option", "extra"),
@@ -169,7 +175,7 @@ def sbatch(folders: Sequence[Path], name: str, comment: str, work: Path) -> list
     try:
         executor = _Executor(folder=work, max_num_timeout=0, python=shlex.join(command))
     except RuntimeError as error:
-        raise Refused("target.kind: got slurm, but srun and sbatch are not on PATH") from error
+        raise Refused("target.kind: got slurm, but sbatch is not on PATH") from error
     executor.target = target
     asked = parameters(jobs, name, comment, work)
     try:
@@ -207,6 +213,11 @@ class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit has n
     """submitit's, but sbatch gets an environment of our making, and its refusals are told apart."""
 
     target: SlurmTarget
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Whether jobs can be submitted here. submitit asks for srun, which some login nodes lack and only nodes call."""
+        return -1 if shutil.which("sbatch") is None else 2
 
     def _submit_command(self, command: str) -> Any:
         script = self.folder / f".submission_{uuid.uuid4().hex}.sh"
