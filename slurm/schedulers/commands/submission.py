@@ -54,6 +54,10 @@ _OURS = (
     "output",
     "requeue",
 )
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")
+"""Beginnings of what Slurm and srun set for a job's processes; mpirun would take another job's for its own."""
+TEMPORARY_FOLDERS = ("TMPDIR", "TMP", "TEMP")
+"""Sites give each job one of its own, such as /scratch/12345."""
 _FROM_USER = {name: f"SBATCH_{name.upper()}" for name in ("account", "partition", "qos", "constraint", "reservation")}
 
 # sbatch's words (slurm_strerror of src/common/slurm_errno.c), or those of a site's plugin, such as `You must specify an
@@ -216,7 +220,7 @@ class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]  # submitit has n
 
     @classmethod
     def affinity(cls) -> int:
-        """Whether jobs can be submitted here. submitit asks for srun, which some login nodes lack and only nodes call."""
+        """Whether jobs can be submitted here. submitit asks for srun, which only nodes call and some sites hide."""
         return -1 if shutil.which("sbatch") is None else 2
 
     def _submit_command(self, command: str) -> Any:
@@ -285,8 +289,8 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
     Variables of sbatch come before the script's options, and those of a job, in which this process may run, would
     contradict the new job's.
     """
-    if "SLURM_JOB_ID" in own:
-        own = {name: value for name, value in own.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    if job_id := own.get("SLURM_JOB_ID"):
+        own = {name: value for name, value in own.items() if not _is_of_job(name, value, job_id)}
     kept = {
         variable
         for field, variable in _FROM_USER.items()
@@ -300,6 +304,12 @@ def submission_environment(target: SlurmTarget, own: dict[str, str]) -> dict[str
         and name != "SLURM_CLUSTERS"  # sbatch would send the job where it is not looked for
         and (not name.startswith("SBATCH_") or name in kept)
     }
+
+
+def _is_of_job(name: str, value: str, job_id: str) -> bool:
+    """Whether a variable says something of the job that this process runs in; its folder goes when it ends."""
+    temporary = name in TEMPORARY_FOLDERS and job_id in value
+    return temporary or (name.startswith(_OF_A_JOB) and name != "SLURM_CONF")
 
 
 def sbatch_refusal(words: str, target: SlurmTarget, about: str | None = None) -> Refused | Limited | Unavailable:

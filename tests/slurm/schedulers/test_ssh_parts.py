@@ -33,6 +33,9 @@ from slurm.ssh.connection import Facts, HostAway, HostError
 from tests.support.flushed import names_of_flushed
 
 
+PLACED = HostPlacement(hosts=("a",), run="s-0123abcd", folder="f")
+
+
 def target(*names: str) -> SshTarget:
     return SshTarget.model_validate({"hosts": list(names)})
 
@@ -359,7 +362,7 @@ def test_parts_are_on_disk_before_the_hosts_copy_is_removed(tmp_path: Path) -> N
     """After a crash of this machine there was neither the one nor the other."""
     on = SimpleNamespace(name="a")
     made = node.NodeJob(
-        JobPaths(tmp_path), job_on(target("a"), 1), target("a"), on, HostPlacement(hosts=("a",), run="s-0123abcd", folder="f"), 0
+        JobPaths(tmp_path), job_on(target("a"), 1), target("a"), on, PLACED, 0
     )  # type: ignore[arg-type]
     files = [[name, 3, 1, 3] for name in ("parts/m.rank_0.json", "rank_0.log")]
     with names_of_flushed() as flushed:
@@ -387,7 +390,7 @@ def test_a_job_that_ended_and_has_much_to_bring_is_not_said_to_run(
     paths = JobPaths(tmp_path)
     paths.job.write_text(job_on(target("a"), 1).model_dump_json())
     cancelled = SshJob(tmp_path, Turns())
-    made = node.NodeJob(paths, cancelled.job, cancelled.target, Slow(), HostPlacement(hosts=("a",), run="s-0123abcd", folder="f"), 0)  # type: ignore[arg-type]
+    made = node.NodeJob(paths, cancelled.job, cancelled.target, Slow(), PLACED, 0)  # type: ignore[arg-type]
     made._folder = "/there"
     cancelled.nodes = [made]
     monkeypatch.setattr(made, "_place", lambda: placed("/there"))

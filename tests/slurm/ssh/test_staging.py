@@ -107,7 +107,8 @@ def test_what_transfers_and_installations_left_that_were_killed_is_removed(
     """Each interrupted installation stayed on the host, with some gigabytes."""
     later = time.time() + ABANDONED_SECONDS + 60
     monkeypatch.setattr(abandoned, "time", SimpleNamespace(time=lambda: later))
-    left = {"libraries": ".0123456789abcdef.k3_x9abc", "code": ".0123456789abcdef.89abcdef.0", "models": ".m0del.cleared"}
+    installed, carried = ".0123456789abcdef.k3_x9abc", ".0123456789abcdef.89abcdef.0"
+    left = {"libraries": installed, "code": carried, "models": ".m0del.cleared"}
     for kind, name in left.items():
         (tmp_path / "rankwise" / kind / name / "bin").mkdir(parents=True)
     staged(staging._remove_abandoned(member("a", tmp_path)))
