@@ -187,6 +187,8 @@ def _problem(error: Exception, repository: str, revision: str) -> Exception | No
             return ValueError(f"{what}: the certificate of {endpoint} is not trusted ({cause}). Check the proxy")
         if isinstance(cause, ImportError) and "SOCKS" in str(cause):
             return ValueError(f"{what}: ALL_PROXY or https_proxy names a SOCKS proxy, which needs a package. {_SOCKS}")
+        if isinstance(cause, ValueError) and "proxy URL" in str(cause):  # its password is masked there
+            return ValueError(f"{what}: ALL_PROXY or https_proxy: {cause}. Name a proxy by http:// or socks5://")
     if type(error) is RuntimeError:
         return _storage_problem(str(error), what)
     # httpx or httpx2, by version of the client: its base class is that of every failure of transport.
