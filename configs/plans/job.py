@@ -128,7 +128,7 @@ class HostPlacement(Frozen):
     """
 
     hosts: tuple[str, ...] = Field(min_length=1, description="names, by node rank")
-    run: str = Field(pattern=r"^[^/\0]+-[0-9a-f]{8}$", description="the run's folder, below `runs` on each of them")
+    run: str = Field(pattern=r"^[^/]+-[0-9a-f]{8}$", description="the run's folder, below `runs` on each of them")
     folder: str = Field(pattern=FILE_NAME_PATTERN, description="below `jobs` of the run's folder on each of them")
 
 

@@ -32,7 +32,6 @@ from slurm.ssh import node_files, node_program
 from slurm.ssh.connection import Facts, HostAway, HostError
 from tests.support.flushed import names_of_flushed
 
-
 PLACED = HostPlacement(hosts=("a",), run="s-0123abcd", folder="f")
 
 
@@ -361,9 +360,7 @@ def test_a_job_whose_last_look_meets_a_full_disk_ends(tmp_path: Path, monkeypatc
 def test_parts_are_on_disk_before_the_hosts_copy_is_removed(tmp_path: Path) -> None:
     """After a crash of this machine there was neither the one nor the other."""
     on = SimpleNamespace(name="a")
-    made = node.NodeJob(
-        JobPaths(tmp_path), job_on(target("a"), 1), target("a"), on, PLACED, 0
-    )  # type: ignore[arg-type]
+    made = node.NodeJob(JobPaths(tmp_path), job_on(target("a"), 1), target("a"), on, PLACED, 0)  # type: ignore[arg-type]
     files = [[name, 3, 1, 3] for name in ("parts/m.rank_0.json", "rank_0.log")]
     with names_of_flushed() as flushed:
         assert asyncio.run(made._bring("/there", files, b"abcdef", ended=True)) == 2

@@ -98,7 +98,7 @@ def test_the_name_never_leads_nowhere_while_an_environment_is_replaced(
 def test_a_folder_that_somebody_made_is_not_replaced(there: Path) -> None:
     there.parents[1].unlink()
     installed(there.parents[1], "by hand")
-    with pytest.raises(ValueError, match="is a folder, expected a link. Remove it when no study uses it"):
+    with pytest.raises(ValueError, match=r"is a folder, expected a link\. Remove it when no study uses it"):
         command._add("transformers", again=True)
     assert there.read_text() == "by hand"
 

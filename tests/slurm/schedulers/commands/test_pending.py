@@ -81,9 +81,9 @@ def test_a_held_job_is_told_with_what_releases_it(reason: str) -> None:
             )
         ),
         # What a site's plugin tells the user comes first: it was taken for a scheduler that is away, for ever.
-        (f"sbatch: error: Add --account and try again\n{UNSPECIFIED}", Refused, "target.account of c: sbatch: Add --account"),
+        (f"sbatch: error: Add --account and try again\n{UNSPECIFIED}", Refused, "target.account of c: sbatch: Add"),
         # sites make options mandatory in words of their own
-        (f"sbatch: error: You must specify an account (-A)\n{UNSPECIFIED}", Refused, "target.account of c: sbatch: You"),
+        (f"sbatch: error: You must specify an account (-A)\n{UNSPECIFIED}", Refused, "target.account of c"),
         (f"sbatch: error: No account given, see `projects`\n{UNSPECIFIED}", Refused, "target.account of c"),
         (f"sbatch: error: Please choose a partition\n{UNSPECIFIED}", Refused, "target.partition of c"),
         (f"sbatch: error: --time is required\n{UNSPECIFIED}", Refused, "target.time_limit_minutes of c"),
