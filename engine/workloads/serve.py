@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from configs.common.base import content_hash, write_atomically
+from configs.common.base import content_hash, expanded, write_atomically
 from configs.common.files.reading import read_model, read_tail
 from configs.common.system.ports import free_port
 from configs.load.job import Endpoint, LoadJob
@@ -32,7 +32,7 @@ from configs.load.search import SEARCH_FILE
 from configs.plans.job import Measurement
 from configs.records.record import Figure
 from configs.records.samples import read_samples
-from configs.serving.installations import installation
+from configs.serving.installations import in_use, installation
 from configs.serving.settings import ServingSettings
 from configs.targets.target import EndpointTarget
 from configs.workloads.serve import ServeWorkload
@@ -115,10 +115,11 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
         )
     assert context.manifest is not None, "a served model has a manifest"
     cores = tuple(sorted(os.sched_getaffinity(0)))
+    installed = installation(context.job.engines, cell.engine, Path(context.job.cache))
     wanted = Wanted(
         cell=cell,
         manifest=context.manifest,
-        environment=installation(context.job.engines, cell.engine, Path(context.job.cache)),
+        environment=context.closing.enter_context(in_use(installed)),
         port=free_port(),
         cores=cores[: cell.layout.ranks * cell.cores_per_rank],
         on_gpus=context.device.type == "cuda",
@@ -144,7 +145,7 @@ def _served(measurement: Measurement, context: Context) -> RequestedServer:
 
 def shown_command(text: str, run: Path) -> str:
     """Return a command without the folders of this machine's user. run: the run's folder, which may lie in them."""
-    for folder, shown in ((run, "<run>"), (Path.home(), "~")):
+    for folder, shown in ((run, "<run>"), (expanded("~"), "~")):
         if folder != Path("/"):  # the home of a user without an entry in a container
             text = re.sub(rf"{re.escape(str(folder))}(?![^/\s:,=])", shown, text)
     return text
