@@ -15,6 +15,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from configs.common.base import Period
 from configs.targets.resources import ClusterTarget
 
+MAX_LEASE_HOURS = 24
 MarketName = Literal["on_demand", "spot"]
 _ADDRESS_RANGE = r"^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 
@@ -55,7 +56,9 @@ class RentedTarget(ClusterTarget):
         None, description="of all nodes together; without it only a person at the command line can agree to the price"
     )
     lease_hours: PositiveFloat = Field(
-        1.0, le=24, description="nodes of a run that has died end by themselves so long after it last extended them"
+        1.0,
+        le=MAX_LEASE_HOURS,
+        description="nodes of a run that has died end by themselves so long after it last extended them",
     )
     keep: Period | None = Field(
         None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def offer_lines(request: "RentalRequest", offer: "RentalOffer", extended: bool = False) -> list[str]:
-    """Return what is left out, the price of the first place to be asked and the most that the dearest may cost.
+    """Return what is left out, the price of the first place, the most that the dearest may cost, a spot price's source.
 
     extended: a run keeps the nodes for as long as it lives, which nobody knows beforehand.
     """
@@ -31,13 +31,15 @@ def offer_lines(request: "RentalRequest", offer: "RentalOffer", extended: bool =
     if first.usd_per_hour is None or any(rung.usd_per_hour is None for rung in offer.rungs):
         length = "as long as the run lasts" if extended else f"at most {request.hours:g} h"
         return [*lines, f"{node}: price unknown, for {length}"]
+    source = [offer.spot_source] if offer.spot_source else []
     told = f"{node}: {dollars(first.usd_per_hour * request.nodes)} USD/h first ({first.words})"
     if dearest is None:
-        return [*lines, f"{told}; its price on demand, to which spot may rise, is unknown"]
+        return [*lines, f"{told}; its price on demand, to which spot may rise, is unknown", *source]
     most = dearest * request.nodes
     return [
         *lines,
         f"{told}, at most {dollars(most)} USD/h; at most {dollars(most * request.hours)} USD in {request.hours:g} h",
+        *source,
     ]
 
 

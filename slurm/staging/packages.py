@@ -5,7 +5,7 @@
   libraries/<hash>/   a virtual environment with what the code imports, where no interpreter was named
   envs/<hash>/bin/python   runs the one over the other
   models/<hash>/      manifest.json, files/
-<shared>/runs/<name>-<digest of the run folder's path>/
+<shared>/runs/<name>-<digest of the run folder's path and run.id>/
   jobs/<job>/         job folders as the nodes see them
   inputs/             prompts and texts
   cache/              what ranks make once: tokens, compiled graphs
@@ -39,9 +39,10 @@ from configs.common.base import content_hash, sha256_of_file, write_atomically
 from configs.common.files.abandoned import remove_abandoned
 from configs.common.files.flushing import flush_file
 from configs.common.files.project_files import project_file
-from configs.common.files.reading import PLAN_BYTES, open_regular, read_model
+from configs.common.files.reading import PLAN_BYTES, open_regular, read_bytes, read_model
 from configs.common.printable import some_of
 from configs.plans.model_manifest import ModelManifest
+from configs.plans.paths import RunPaths
 from slurm.staging.file_list import is_whole, write_list
 from slurm.staging.wheel import pack_wheel
 
@@ -83,16 +84,20 @@ WITHOUT_INDEX = (
 Notice = Callable[[str], None]
 HALF_MADE = re.compile(r"\.[0-9a-f]{8,64}\.\w{8}(\.\d+)?(\.cleared)?")
 """Names of folders that are being filled, on an SSH host with a number, and of those that they take the place of."""
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES, _ID_BYTES = 16 << 20, 64
 _INSTALL_LIMIT_SECONDS = 3600.0  # gigabytes over a slow network
 
 
 def run_digest(run_folder: Path) -> str:
     """8 hexadecimal digits that tell a run folder from others of the same name on one cluster; of links what they are.
 
-    A run that is resumed through a link looks for its launches where they are.
+    A run that is resumed through a link looks for its launches where they are. Its `run.id` tells it from those of
+    other containers, in which paths are equal.
     """
-    return hashlib.sha256(os.fsencode(os.path.realpath(run_folder))).hexdigest()[:8]
+    known_by = os.fsencode(os.path.realpath(run_folder))
+    with suppress(FileNotFoundError):  # a folder without runs of its own, as that in which a deployment is measured
+        known_by += b"\n" + read_bytes(RunPaths(run_folder).id, _ID_BYTES)
+    return hashlib.sha256(known_by).hexdigest()[:8]
 
 
 def run_name(run_folder: Path) -> str:

@@ -63,6 +63,14 @@ def deploy(
     market: Annotated[Literal["on_demand", "spot"], typer.Option(help="market to ask first")] = "on_demand",
     fall_back: Annotated[Literal["on_demand", "spot"] | None, typer.Option(help="market to ask after it")] = None,
     ssh_from: Annotated[str | None, typer.Option(metavar="CIDR", help="who may connect to rented nodes")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="existing VPC for rented nodes, as of `nodes up`  [default: the default one]")
+    ] = None,
+    subnet: Annotated[str | None, typer.Option(help="existing subnet for them")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="their instance profile, service account or managed identity")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="they get no public addresses: deploy inside")] = False,
     max_usd_per_hour: Annotated[float | None, typer.Option(help="cap for each target's nodes together")] = None,
     python: Annotated[str | None, typer.Option(help="interpreter on the hosts that has the libraries")] = None,
     user: Annotated[str | None, typer.Option(help="login name on hosts and nodes")] = None,
@@ -101,6 +109,10 @@ def deploy(
                 market=market,
                 fall_back=fall_back,
                 ssh_from=ssh_from,
+                network=network,
+                subnet=subnet,
+                profile=profile,
+                private=private,
                 max_usd_per_hour=max_usd_per_hour,
                 python=python,
                 user=user,

@@ -128,6 +128,18 @@ def test_nodes_are_waited_for_until_an_end(minutes: str) -> None:
     assert result.exit_code != 0 and f"--wait-minutes: got {float(minutes)}" in result.output
 
 
+def test_a_price_on_demand_that_stands_for_one_of_spot_is_named(refreshed: Path) -> None:
+    """It was shown as the price of spot nodes; without a word both looked alike."""
+    refreshed.write_text(refreshed.read_text() + "aws/g4dn.xlarge,eu-west-3,on_demand,0.61,2026-11-02,the list\n")
+    rest = ["--region", "eu-west-3", "--ssh-from", "203.0.113.7/32"]
+
+    def offered(*market: str) -> str:
+        return CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", *rest, *market], input="n\n").output
+
+    told = "no spot price is listed: this is the one on demand, listed on 2026-11-02 (the list)\n"
+    assert told in offered("--market", "spot") and "listed" not in offered()
+
+
 def test_a_spot_price_is_no_upper_bound(refreshed: Path) -> None:
     """It is the list's of one day, and rises up to the price on demand: nodes were offered for "at most" that much."""
     rows = refreshed.read_text() + "aws/g4dn.xlarge,us-east-1,spot,0.19,2025-11-06,the list\n"
@@ -135,6 +147,7 @@ def test_a_spot_price_is_no_upper_bound(refreshed: Path) -> None:
     words = "us-east-1, any zone, spot"
     offered = up("--market", "spot", "--hours", "2", "--nodes", "2")
     assert f"0.38 USD/h first ({words}), at most 14.50 USD/h; at most 29.00 USD in 2 h\n" in offered
+    assert "\nspot prices change: this is the one listed on 2025-11-06 (the list)\n" in offered
     refreshed.write_text(rows.splitlines()[0] + "\naws/g4dn.xlarge,eu-west-3,spot,0.19,2025-11-06,the list\n")
     rest = ["--region", "eu-west-3", "--ssh-from", "203.0.113.7/32", "--market", "spot"]
     offered = CliRunner().invoke(app, ["nodes", "up", "aws/g4dn.xlarge", *rest], input="n\n").output

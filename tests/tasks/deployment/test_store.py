@@ -12,14 +12,25 @@ import httpx
 import pytest
 
 from configs.common.execution import Layout
-from configs.serving.deployment import Deployment, FrontConfig, PlacedServer, RoutedServer, ServingBundle
+from configs.common.files.reading import read_model
+from configs.serving.deployment import (
+    Deployment,
+    FrontConfig,
+    LevelCheck,
+    OptimizationLevel,
+    PlacedServer,
+    RoutedServer,
+    ServingBundle,
+)
 from configs.targets.ssh_host import SshHost
-from configs.targets.target import SshTarget
-from tasks.deployment import deploying, fronts, placing, rollouts, taking_down
-from tasks.deployment.bundles import WantedBundle
+from configs.targets.target import SlurmTarget, SshTarget
+from slurm.staging.packages import run_root
+from tasks.deployment import bundles, deploying, fronts, placing, rollouts, taking_down
+from tasks.deployment.bundles import WantedBundle, bundle_name, read_bundle
 from tasks.deployment.deploying import Deploying, WantedDeployment
 from tasks.deployment.places import LocalPlace, PlaceError
 from tasks.deployment.servers import ServerNotReady
+from tasks.deployment.slurm_places import SlurmPartition, SlurmPlace
 from tasks.deployment.store import Store
 from tasks.deployment.taking_down import take_down
 from tasks.deployment.targets import parse_target
@@ -653,6 +664,99 @@ def test_two_people_with_one_login_on_a_host_do_not_share_a_deployment(
             Deploying(store, wanted, print, None).deploy()
         assert all(placed[-1] in asked for asked in RemoteHost.asked)
     assert len(set(placed)) == 2
+
+
+def test_two_containers_with_equal_paths_do_not_share_a_folder_of_a_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second deployment of a name wrote over the first's files, and its `undeploy` ended the first's jobs."""
+    bundle = ServingBundle(id="b", model="m", identity="synthetic:llama-1m@0", manifest="", kind="decoder", files={})
+    measured: list[Path] = []
+
+    def make_bundle(wanted: Any, model: Any, target: Any, folder: Path, *_: Any, **__: Any) -> ServingBundle:
+        run_root(shared, folder).mkdir(parents=True)
+        folder.mkdir(parents=True)
+        measured.append(run_root(shared, folder))
+        return bundle
+
+    changed: dict[str, Any] = {
+        "resolved_model": lambda *_: SimpleNamespace(manifest="m"),
+        "stage_in_partition": lambda partition, *_: partition,
+        "forget_measuring": lambda *_: None,  # as where the command is killed before
+        "make_bundle": make_bundle,
+        "save_bundle": lambda *_: None,
+    }
+    for name, value in changed.items():
+        monkeypatch.setattr(deploying, name, value)
+    monkeypatch.setattr(Deploying, "_fit", lambda *_: "")
+    placed: list[str] = []
+
+    def place_server(place: SlurmPlace, *_: Any) -> None:
+        placed.append(place.root)
+        Path(place.root).mkdir(parents=True)
+        raise ServerNotReady(None, "lab: not ready within 1 s")
+
+    monkeypatch.setattr(placing, "place_server", place_server)
+    monkeypatch.setattr(placing, "stop", lambda *_: None)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    partition = SlurmPartition(target=SlurmTarget(name="lab", partition="lab", shared=str(shared)))
+    wanted = WantedDeployment(
+        name="tiny", target=parse_target("slurm:lab"), bundle=WantedBundle(model="./nothing"), partition=partition
+    )
+    for _ in ("one container", "another"):
+        made = Store(data=tmp_path / "data", rented=tmp_path / "data" / "rented", cache=tmp_path / "cache")
+        with pytest.raises(ServerNotReady):
+            Deploying(made, wanted, print, None).deploy()
+        assert not Path(placed[-1]).exists() and not measured[-1].exists() and not made.folder("tiny").exists()
+    assert len(set(placed)) == len(set(measured)) == 2
+
+
+def test_the_evidence_of_what_runs_outlives_a_rollout_that_is_rolled_back(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle's file had the answers and speeds of the one that failed; and it never said how a rollout fits."""
+    deployed(store)
+    found: dict[OptimizationLevel, LevelCheck] = {"none": LevelCheck(level="none", throughput=7.0)}
+    kept: list[bool] = []
+
+    def check_levels(model: Any, target: Any, levels: Any, dtype: Any, folder: Path, *_: Any) -> Any:
+        folder.mkdir()
+        return found, {"none": ()}
+
+    monkeypatch.setattr(bundles, "check_levels", check_levels)
+
+    def replace(_: Store, __: str, bundle: ServingBundle, *___: Any) -> None:
+        kept.append(read_bundle(store.bundles, bundle_name(bundle)) == bundle)
+        if len(kept) == 2:
+            raise rollouts.RolledBack("one: rolled back")
+
+    monkeypatch.setattr(rollouts, "replace", replace)
+    wanted = WantedBundle(model="synthetic:llama-1m@0", dtype="float32")
+    rollouts.replace_bundle(store, "one", wanted, print, None)
+    [first] = store.measuring_folders("one")
+    evidence = read_model(first / "bundle.json", ServingBundle)
+    assert re.fullmatch(r"needs about 0\.\d\d GiB a rank, local:cpu has \d+\.\d\d GiB", evidence.fit_text)
+    found["none"] = LevelCheck(level="none", throughput=1.0)
+    with pytest.raises(rollouts.RolledBack):
+        rollouts.replace_bundle(store, "one", wanted, print, None)
+    assert read_bundle(store.bundles, bundle_name(evidence)) == evidence
+    [failed] = set(store.measuring_folders("one")) - {first}
+    assert read_model(failed / "bundle.json", ServingBundle).checks == (found["none"],)
+    rollouts.replace_bundle(store, "one", wanted, print, None)
+    assert read_bundle(store.bundles, bundle_name(evidence)).checks == (found["none"],)
+    assert kept == [True, False, False]  # of a bundle that is new there is no other evidence
+
+
+def test_a_rollout_that_does_not_fit_beside_what_runs_is_refused_before_it_is_measured(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was measured for minutes, and then its servers were not started."""
+    deployed(store)
+    monkeypatch.setattr(rollouts, "make_bundle", lambda *_, **__: pytest.fail("it is measured"))
+    monkeypatch.setattr(LocalPlace, "memory_bytes", lambda _: 1 << 20)
+    with pytest.raises(ValueError, match=r"one: the model does not fit where its servers run: needs about .*local"):
+        rollouts.replace_bundle(store, "one", WantedBundle(model="synthetic:llama-1m@0"), print, None)
 
 
 def test_a_new_server_that_answers_late_is_not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
