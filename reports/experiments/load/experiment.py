@@ -28,7 +28,7 @@ from reports.load.records import runs_of
 from reports.load.samples import LoadRun
 from reports.load.search import FoundRate
 from reports.load.verdict import LoadVerdict, Verdict, judged
-from reports.numbers.statistics import Estimate, estimate
+from reports.numbers.statistics import Estimate, estimate, ties
 from reports.reading.load import CellResult, StudyResult
 from reports.reading.read import Reading
 
@@ -133,6 +133,11 @@ class LoadPoint:
             self._estimates[name] = estimate([one.figure(name) for one in self.valid], self.result.confidence)
         return self._estimates[name]
 
+    def by_repeat(self, name: str) -> dict[int, float]:
+        """A figure of each result, by repeat; without those where it is not known."""
+        values = {repeat: one.figure(name) for repeat, one in self.repeats.items() if one.judgement.is_result}
+        return {repeat: value for repeat, value in values.items() if value is not None}
+
     @property
     def comparable(self) -> bool:
         """Whether its answers had the lengths that were asked for, as they must beside other engines'."""
@@ -158,6 +163,16 @@ class LoadPoint:
             if isinstance(text, str) and text:
                 return text
         return None
+
+
+@dataclass(frozen=True)
+class Knee:
+    """A load, its neighbours on the axis, None at an end of it, and the loads that it is not told apart from."""
+
+    at: float
+    below: float | None
+    above: float | None
+    tied: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -200,21 +215,24 @@ class LoadExperiment:
                 found.setdefault(title, []).append((float(at), point))
         return {title: sorted(points, key=lambda one: one[0]) for title, points in found.items()}
 
-    def knees(self) -> dict[str, tuple[float, float | None, float | None]]:
-        """By series: where throughput over latency is largest, with the neighbours on the axis.
+    def knees(self) -> dict[str, Knee]:
+        """By series: where throughput over latency is largest.
 
         L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer communications",
         ICC 1979. The knee lies between the neighbours.
         """
         found = {}
         for title, points in self.series().items():
-            power = [(_power(point), at) for at, point in points]
-            known = [(value, at) for value, at in power if value is not None]
+            known = [(power, at, point) for at, point in points if (power := _power(point)) is not None]
             if len(known) < 3:
                 continue
-            at = max(known)[1]
-            below, above = [one for _, one in known if one < at], [one for _, one in known if one > at]
-            found[title] = (at, max(below, default=None), min(above, default=None))
+            _, at, best = max(known, key=lambda one: one[:2])
+            rest = [(one, point) for _, one, point in known if one != at]
+            tied = ties(_powers(best), [_powers(point) for _, point in rest], best.result.confidence)
+            below, above = [one for one, _ in rest if one < at], [one for one, _ in rest if one > at]
+            found[title] = Knee(
+                at, max(below, default=None), min(above, default=None), tuple(rest[one][0] for one in tied)
+            )
         return found
 
 
@@ -227,6 +245,12 @@ def _power(point: LoadPoint) -> float | None:
     if throughput is None or latency is None or latency.median <= 0:
         return None
     return throughput.median / latency.median
+
+
+def _powers(point: LoadPoint) -> dict[int, float]:
+    """Throughput over latency by repeat."""
+    throughput, latency = point.by_repeat("achieved"), point.by_repeat("e2e_mean")
+    return {repeat: value / latency[repeat] for repeat, value in throughput.items() if latency.get(repeat, 0) > 0}
 
 
 def load_experiment(study: StudyResult, experiment: PlannedExperiment) -> LoadExperiment:
