@@ -321,7 +321,8 @@ def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[L
 def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: list[LoadRun]) -> FoundRate:
     target = next(one for one in study.plan.targets if one.name == result.cell.target)
     request = work.search(target.max_rate if isinstance(target, EndpointTarget) else None)
-    return search_after(goal_of(request), request.objectives, runs).result()
+    # What is derived of a run is as large as its samples, and kept as long as the run.
+    return search_after(goal_of(request), request.objectives, (replace(run) for run in runs)).result()
 
 
 def _nearest(runs: list[LoadRun], found: FoundRate) -> LoadRun:
