@@ -271,6 +271,7 @@ class _Runs:
         self.facts: list[LoadFacts] = []
         self._measurement, self._context, self._served = measurement, context, served
         self._folders: list[Path] = []
+        self._num_samples = 0
         self._rates: list[float] = []
 
     def job(self, number: int, rate: float | None = None) -> LoadJob:
@@ -289,7 +290,8 @@ class _Runs:
     def run(self, number: int, rate: float | None, probes: Probes) -> None:
         """Send the requests of one run, and the probes again among them. Raises RuntimeError where the server dies."""
         job, folder = self.job(number, rate), self.folder / f"run-{number:03d}"
-        job = job.model_copy(update={"caps": job.caps.model_copy(update={"spent_tokens": probes.asked_tokens})})
+        spent = {"spent_tokens": probes.asked_tokens, "spent_samples": self._num_samples}
+        job = job.model_copy(update={"caps": job.caps.model_copy(update=spent)})
         folder.mkdir(parents=True)
         write_atomically(folder / JOB_FILE, job.model_dump_json())
         stop = threading.Event()
@@ -302,6 +304,7 @@ class _Runs:
             again.join()
         self.facts.append(read_model(folder / FACTS_FILE, LoadFacts))
         self._folders.append(folder)
+        self._num_samples += (folder / SAMPLES_FILE).stat().st_size // 8
         self._rates.append(np.nan if job.requested_rate is None else job.requested_rate)
 
     def columns(self) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from configs.common.files.reading import read_model
-from configs.load.job import Endpoint
+from configs.load.job import Endpoint, LoadJob
 from configs.load.objectives import RequestObjectives
 from configs.load.samples import FACTS_FILE, SAMPLE_COLUMNS, SAMPLES_FILE
 from configs.plans.job import Measurement
@@ -172,6 +172,8 @@ def test_the_samples_of_a_search_are_on_disk_until_it_ends(tmp_path: Path, monke
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 1_000_000, "of 13 MB"
+    spent = [read_model(path, LoadJob).caps.spent_samples for path in sorted(tmp_path.glob("load/*/job.json"))]
+    assert spent[0] == 0 and spent[-1] > 1_500_000, "together they are read again"
     columns = runs.columns()
     whole = samples_of([made[number % 2] for number in range(8)])
     for name in (*SAMPLE_COLUMNS, "run_requests", "run_lag_samples"):
