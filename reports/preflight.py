@@ -154,7 +154,8 @@ def _section(found: TargetPreflight) -> PreflightSection:
         share = SLOW_SHARE if measured > 2 else GROSS_SHARE
         held = "the median of the others" if measured > 2 else "the other, since of two nodes either may be the odd one"
         peers = f" A node is called slow below {percent(share, 2)} of {held}."
-    title = f"{escaped(found.target)}: {plural(len(found.nodes), 'node')}, tested{_covered(found)} at {found.at[:16]} UTC.{peers}"
+    tested = f"{plural(len(found.nodes), 'node')}, tested{_covered(found)} at {found.at[:16]} UTC"
+    title = f"{escaped(found.target)}: {tested}.{peers}"
     nodes = Table(
         ("node", "verdict", "products, GFLOP/s a rank", "reads, GB/s a rank", "best link, MB/s"),
         tuple(
