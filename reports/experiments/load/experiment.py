@@ -8,7 +8,7 @@ longer ones: its latencies depend on its length. Answers under load are compared
 requests alone: a first difference at a near-tie is the noise of reduction orders, any other is a defect.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isclose
@@ -300,9 +300,9 @@ def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[L
     assert isinstance(work, ServeWorkload)
     columns = result.kind.columns
     samples = study.samples(reading, columns)
-    runs = runs_of(reading.record, samples, reading.path)
-    found = None if work.find is None else _search(study, result, work, runs)
-    run = runs[-1] if found is None else _nearest(runs, found)
+    # Of a search they are read again, one at a time: what is derived of a run is as large as its samples.
+    found = None if work.find is None else _search(study, result, work, runs_of(reading.record, samples, reading.path))
+    run = _nearest(runs_of(reading.record, samples, reading.path), found)
     figures = serving_metrics(run, work.objectives)
     probes = [np.asarray(samples.get(f"0/{name}", ()), dtype=np.float64) for name in PROBE_COLUMNS]
     if len({len(one) for one in probes}) != 1:
@@ -318,18 +318,24 @@ def _repeat(study: StudyResult, result: CellResult, reading: Reading) -> tuple[L
     return repeat, np.column_stack(probes)
 
 
-def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: list[LoadRun]) -> FoundRate:
+def _search(study: StudyResult, result: CellResult, work: ServeWorkload, runs: Iterable[LoadRun]) -> FoundRate:
     target = next(one for one in study.plan.targets if one.name == result.cell.target)
     request = work.search(target.max_rate if isinstance(target, EndpointTarget) else None)
-    # What is derived of a run is as large as its samples, and kept as long as the run.
-    return search_after(goal_of(request), request.objectives, (replace(run) for run in runs)).result()
+    return search_after(goal_of(request), request.objectives, runs).result()
 
 
-def _nearest(runs: list[LoadRun], found: FoundRate) -> LoadRun:
-    """The last run at the highest rate that passes; the last run of all where none does."""
-    # Divided by the turns of a conversation and multiplied again, a rate is the same but for its last digits.
-    passing = [run for run in runs if found.low and isclose(run.facts.job.requested_rate or 0.0, found.low)]
-    return (passing or runs)[-1]
+def _nearest(runs: Iterable[LoadRun], found: FoundRate | None) -> LoadRun:
+    """The last run at the highest rate that passes; the last run of all where none does, or nothing was searched."""
+    low = None if found is None else found.low
+    last: LoadRun | None = None
+    passing: LoadRun | None = None
+    for last in runs:
+        # Divided by the turns of a conversation and multiplied again, a rate is the same but for its last digits.
+        if low is not None and isclose(last.facts.job.requested_rate or 0.0, low):
+            passing = last
+    nearest = last if passing is None else passing
+    assert nearest is not None, "a record has a run"
+    return nearest
 
 
 def _highest(values: np.ndarray) -> float | None:

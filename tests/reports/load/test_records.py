@@ -80,7 +80,7 @@ def test_a_record_tells_why_requests_failed() -> None:
     (read,) = runs_of(record, samples, "here")
     assert judged(read, serving_metrics(read)).reason == "40 requests not sent: Too many open files"
     damaged, samples = kept(ServeWorkload(rate=10), [run], errors='{"HTTP 500: cut of')
-    assert runs_of(damaged, samples, "here")[0].facts.errors == {}
+    assert next(runs_of(damaged, samples, "here")).facts.errors == {}
 
 
 def test_many_messages_stay_readable_in_the_size_of_a_record() -> None:
