@@ -163,7 +163,7 @@ def test_the_words_recommend_the_fastest_that_loses_little(result: tuple[StudyRe
 
 
 def test_the_fastest_pass_names_those_that_are_as_fast(result: tuple[StudyResult, CompressionResult]) -> None:
-    assert "the fastest with a rise in perplexity of at most 1.0 %. " in compression_sentence(result[1])
+    assert "not told apart" not in compression_sentence(result[1])
     rows = {row.label: row for row in result[1].rows}
     int8, int4 = rows["int8, bfloat16"], rows["int4, bfloat16"]
     as_fast = replace(int4, result=int8.result, throughput=int8.throughput)

@@ -228,13 +228,13 @@ def test_clocks_of_two_hosts_are_not_compared(run: RunPaths, minute: str) -> Non
     """The rank that failed 2 s after the other was called the cause where its host's clock was slow."""
     started = f"2026-01-01T00:{minute}:00+00:00"
     first, later = (Failure(message=text, rank=rank, kind="ValueError") for rank, text in enumerate(("bad", "odd")))
-    begun = {"started": "2026-01-01T00:05:00+00:00", "host": "a"}
-    leave_part(run.job(NAME), MEASUREMENTS[0], 0, first, "2026-01-01T00:05:01+00:00", **begun)
-    leave_part(run.job(NAME), MEASUREMENTS[0], 1, later, started.replace(":00+", ":03+"), host="b", started=started)
+    begun, paths = "2026-01-01T00:05:00+00:00", run.job(NAME)
+    leave_part(paths, MEASUREMENTS[0], 0, first, begun.replace(":00+", ":01+"), host="a", started=begun)
+    leave_part(paths, MEASUREMENTS[0], 1, later, started.replace(":00+", ":03+"), host="b", started=started)
     leave_end(run.job(NAME), Status.FAILED, MEASUREMENTS[0])
     record = collect_job(run, NAME).records[0]
     assert record.failure is not None and record.failure.message == "bad"
-    assert (record.started_at, record.finished_at) == (begun["started"], "2026-01-01T00:05:03.000000+00:00")
+    assert (record.started_at, record.finished_at) == (begun, "2026-01-01T00:05:03.000000+00:00")
 
 
 def test_a_launch_that_never_began_says_so(run: RunPaths) -> None:
