@@ -18,8 +18,8 @@ from tasks.prefect_api.stages import run_logger, stage
 def provision(session: Session, accept_environment: bool, only_failed: bool) -> dict[str, Any]:
     """Check the environment and bring code and models to the clusters; return the environment's fingerprint.
 
-    Only targets count on which this run may measure. Raises EnvironmentChanged where the run folder was begun in another
-    environment and `accept_environment` is false.
+    Only targets count on which this run may measure. Raises EnvironmentChanged where the run folder was begun in
+    another environment and `accept_environment` is false.
     """
     in_use = targets_in_use(session.plan, session.run, only_failed)
     environment = check_environment(

@@ -177,9 +177,7 @@ def _join(here: _Surroundings, host: _Host, offer: tuple[int, int, bytes] | None
     return True
 
 
-def _connect_group(
-    here: _Surroundings, group: Ranks, shared: bool, local: SharedTransport | None
-) -> Transport | None:
+def _connect_group(here: _Surroundings, group: Ranks, shared: bool, local: SharedTransport | None) -> Transport | None:
     """Return this rank's end of a group; None if it is not a member, but must take part in the creation.
 
     local: this rank's end of the memory that its host shares.

@@ -193,9 +193,7 @@ def unpaired_ratio(
     return Ratio(value, *extremes, count, bounds, comparisons)
 
 
-def ties(
-    best: Mapping[int, float], others: Sequence[Mapping[int, float]], confidence: float = CONFIDENCE
-) -> list[int]:
+def ties(best: Mapping[int, float], others: Sequence[Mapping[int, float]], confidence: float = CONFIDENCE) -> list[int]:
     """Indices of those that the one with the highest median is not told apart from, in blocks that both have.
 
     The whole interval of a ratio, or the range of repeats too few for one, has to be above 1. One that shares no block

@@ -214,9 +214,7 @@ def _seconds_until_end(parts: list[RankPart]) -> dict[int, float]:
     for part in parts:
         at = datetime.fromisoformat(part.started_at)
         began[part.host] = min(at, began.get(part.host, at))
-    return {
-        part.rank: (datetime.fromisoformat(part.finished_at) - began[part.host]).total_seconds() for part in parts
-    }
+    return {part.rank: (datetime.fromisoformat(part.finished_at) - began[part.host]).total_seconds() for part in parts}
 
 
 def _span(parts: list[RankPart]) -> tuple[str, str]:
