@@ -96,13 +96,14 @@ def test_of_a_thousand_nodes_the_verdicts_take_no_time_and_the_report_says_what_
     ]
     began = time.process_time()
     nodes, judged = judge_nodes([node(name, 100e9 + place) for place, name in enumerate(names)], links)
-    assert time.process_time() - began < 2.0  # 0.1 s; each against all others took 12 s
-    assert sum(pair.slow for pair in judged) == 35
+    assert time.process_time() - began < 2.0
+    assert [each.node for each in nodes if each.verdict == "slow"] == ["n000"], "all of its links are"
+    assert sum(pair.slow for pair in judged) == 35 - 7
     found = TargetPreflight(
         target="cluster", settings="1", at="2026-01-01T00:00:00+00:00", ranks_per_node=1, nodes=nodes, pairs=judged
     )
     assert preflight_summary(found).startswith("1,000 nodes tested (3,500 of 499,500 links), at least 100 GFLOP/s")
-    assert sentences(found)[20:] == ["15 more slow or broken nodes and slow links are in preflight.json"]
+    assert sentences(found)[20:] == ["9 more slow or broken nodes and slow links are in preflight.json"]
     run = RunPaths(tmp_path)
     run.preflight.write_text(Preflight(targets=(found,)).model_dump_json())
     (section,) = preflight_sections(run)
