@@ -11,6 +11,7 @@ from configs.common.printable import printable
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, PlannedModel, UnusableModel
 from configs.spec.study import ModelSpec, StudyError, StudySpec
+from tasks.campaign.repeats import targets_in_use
 from tasks.checks.machine import check_clusters, check_resources
 from tasks.checks.requirements import check_requirements
 from tasks.checks.resumed import check_rules
@@ -59,7 +60,7 @@ def check_study(study: StudySpec, base: Path, cache: Path, run_folder: Path, clu
     if problems:
         raise StudyError(problems)
     if clusters:
-        check_clusters(plan)
+        check_clusters(plan, targets_in_use(plan, RunPaths(run_folder)))
     return plan
 
 

@@ -236,6 +236,7 @@ def publish_folder(folder: Path) -> int:
 def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     """On a terminal, ask for confirmation before mixing measurements of two environments."""
     from flows.folders import cache_folder
+    from tasks.campaign.repeats import targets_in_use
     from tasks.checks.installed import installed_servers
     from tasks.checks.machine import EnvironmentChanged, check_environment
 
@@ -243,7 +244,7 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
         return False
     try:
         servers = installed_servers(plan, cache_folder())
-        check_environment(run, accept=False, targets=plan.targets, servers=servers)
+        check_environment(run, accept=False, targets=targets_in_use(plan, run), servers=servers)
     except EnvironmentChanged as error:
         print(error)
         try:

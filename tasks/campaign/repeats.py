@@ -19,7 +19,7 @@ from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan, Stop
 from configs.spec.study import StudyError
 from configs.targets.rented import RentedTarget
-from configs.targets.target import LocalTarget
+from configs.targets.target import LocalTarget, Target
 from reports.decisions.spending import launch_times
 from reports.numbers.stopping import next_look, reason
 from reports.reading.load import CellResult, StudyResult, load_run
@@ -165,6 +165,19 @@ def targets_to_rent(plan: Plan, run: RunPaths, only_failed: bool) -> set[str]:
     if rules.budget_usd is not None and _launched_usd(plan, study) > rules.budget_usd:
         return left & rented
     return (missing | left | (_wanting_more(plan, study.cells) if grows else set())) & rented
+
+
+def targets_in_use(plan: Plan, run: RunPaths, only_failed: bool = False) -> list[Target]:
+    """Return the targets on which a run in this folder may measure.
+
+    Of the others nothing is asked: one that is away or was changed does not keep the rest from being measured. Raises
+    as `read_ledger`.
+    """
+    grows = plan.measuring.target_interval is not None and not only_failed
+    if len(plan.targets) < 2 or grows:
+        return list(plan.targets)
+    names = targets_to_measure(plan, read_ledger(run), only_failed) | _left_going(run)
+    return [target for target in plan.targets if target.name in names]
 
 
 def _wanting_more(plan: Plan, cells: dict[str, CellResult]) -> set[str]:

@@ -1,7 +1,7 @@
 """Check machines against the requirements of a plan and the environment of a run. Does not import Prefect.
 
     check_resources(plan, folder)         # what can be said anywhere: cores, memory, disk of this machine
-    check_clusters(plan)                  # what only the schedulers of its clusters can say; before a run
+    check_clusters(plan, targets)         # what only the schedulers of its clusters can say; before a run
 
 A study of a cluster can be checked and planned where there is no Slurm.
 """
@@ -9,7 +9,7 @@ A study of a cluster can be checked and planned where there is no Slurm.
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -72,12 +72,15 @@ def check_resources(plan: Plan, folder: Path) -> None:
         raise StudyError(problems)
 
 
-def check_clusters(plan: Plan) -> None:
-    """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer."""
+def check_clusters(plan: Plan, in_use: Collection[Target]) -> None:
+    """Raise StudyError naming what a cluster or its shared folder lacks, or that its scheduler does not answer.
+
+    in_use: the targets of the plan that are asked (`tasks.campaign.repeats.targets_in_use`).
+    """
     problems: list[str] = []
     inventory = Inventory()
     for place, target in enumerate(plan.targets):
-        if not isinstance(target, ClusterTarget):
+        if not isinstance(target, ClusterTarget) or target not in in_use:
             continue
         if isinstance(target, RentedTarget):
             problems += [f"targets[{place}]: {problem}" for problem in _rental_problems(target)]
