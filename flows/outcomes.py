@@ -1,6 +1,8 @@
 """Record the outcome of a launch: progress row, records, and failure records for missing measurements."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 
 from configs.common.files.reading import PLAN_BYTES, read_model
 from configs.common.printable import plural, plural_noun, significant
@@ -9,9 +11,10 @@ from configs.plans.packing import Launch
 from configs.plans.paths import RunPaths
 from configs.plans.plan import Plan
 from configs.records.record import Record, Status
+from configs.records.samples import DamagedSamplesError
 from configs.targets.target import LocalTarget
 from configs.workloads import descriptor_of
-from reports.reading.read import CellFolder, read_cell
+from reports.reading.read import decisive_reading
 from tasks.campaign.launches.jobs import write_job
 from tasks.campaign.launches.leftovers import mark_collected
 from tasks.campaign.ledger import told_set_aside
@@ -80,7 +83,8 @@ def speed_of(run: RunPaths, records: Sequence[Record]) -> str:
     units, rates = set(), []
     for record in timed if len(timed) <= _MAX_READ else ():
         path = run.record(record.key, record.measuring_pass, record.repeat, record.attempt)
-        for reading in read_cell(CellFolder(str(path.parent), (path.name,), 1), run.folder).readings:
+        with suppress(OSError, DamagedSamplesError):  # the report says what of it cannot be read
+            reading = decisive_reading(record, path, path.name, defaultdict(list))
             if reading.rates is not None and reading.rates.throughput:
                 rates.append(reading.rates.throughput)
                 units.add(descriptor_of(record.cell.workload).unit)

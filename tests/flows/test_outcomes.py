@@ -231,10 +231,12 @@ def test_a_launch_that_ended_says_how_fast_its_cells_were(tmp_path: Path) -> Non
     fast, slow = report_runs.generate(batch_size=8), report_runs.generate(batch_size=4)
     run = report_runs.write_plan(tmp_path, report_runs.plan_of([fast, slow], []))
     for cell, seconds in ((fast, 0.5), (slow, 2.0)):  # 8 prompts of 5 tokens
-        report_runs.write_measurements(run, cell, [seconds], peak_mib=1)
-    report_runs.write_record(run, slow, repeat=1, status=Status.OUT_OF_MEMORY)
+        report_runs.write_measurements(run, cell, [seconds, 2 * seconds], peak_mib=1)
+    report_runs.write_record(run, slow, repeat=2, status=Status.OUT_OF_MEMORY)
     found = {place: entry.record for place, (entry,) in read_ledger(run).entries.items()}
-    assert len(found) == 5
-    assert speed_of(run, [*found.values()]) == "20 to 80 tokens/s"
-    assert speed_of(run, [found[fast.key, "timed", 0]]) == "80 tokens/s"
-    assert speed_of(run, [found[fast.key, "memory", 0], found[slow.key, "timed", 1]]) == ""
+    assert len(found) == 7
+    assert speed_of(run, [*found.values()]) == "10 to 80 tokens/s"
+    assert speed_of(run, [found[fast.key, "timed", 1]]) == "40 tokens/s"
+    assert speed_of(run, [found[fast.key, "memory", 0], found[slow.key, "timed", 2]]) == ""
+    run.record(fast.key, "timed", 1, 1).with_suffix(".npz").write_bytes(b"damaged")
+    assert speed_of(run, [found[fast.key, "timed", repeat] for repeat in (0, 1)]) == "80 tokens/s"
