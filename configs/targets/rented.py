@@ -50,6 +50,7 @@ class RentedTarget(ClusterTarget):
     instance: str = Field(pattern=r"^[A-Za-z0-9][\w.+-]*$", description="as the provider spells it: g5.12xlarge")
     regions: list[str] = Field(min_length=1, max_length=64, description="in the order in which they are asked")
     zones: list[str] = Field([], description="in the order in which they are asked; none: all that offer the instance")
+    cheapest_first: bool = Field(False, description="ask regions by price, those of unknown price last, not in order")
     market: MarketName = "on_demand"
     fall_back: MarketName | None = Field(None, description="market to ask after all regions")
     max_usd_per_hour: PositiveFloat | None = Field(

@@ -7,6 +7,7 @@
 Pure functions; `tasks.providers.renting` makes the calls.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -52,13 +53,21 @@ def ladder(
         markets.append(request.fall_back)
     rungs = []
     for market in markets:
-        for region in request.regions:
-            price = node_price(request, region, market, listed)
+        prices = {region: node_price(request, region, market, listed) for region in request.regions}
+        for region in sorted(prices, key=lambda region: _place(request, prices[region])):
+            price = prices[region]
             offered = list(zones.get(region, ()))
             named = [zone for zone in request.zones if zone in offered] if request.zones else offered
             places = named if request.zones else [None, *named]
             rungs += [Rung(region=region, zone=zone, market=market, usd_per_hour=price) for zone in places]
     return rungs
+
+
+def _place(request: RentalRequest, price: float | None) -> float:
+    """For sorting regions, which stay as they are where nobody asked for the cheapest."""
+    if not request.cheapest_first:
+        return 0.0
+    return math.inf if price is None else price
 
 
 def node_price(

@@ -47,6 +47,7 @@ SOME_FAILED = 3
 _RENTED, _REACHED = ("aws", "gcp", "azure"), ("ssh", "slurm")
 _OF_KINDS = {
     "regions": _RENTED,
+    "cheapest_first": _RENTED,
     "market": _RENTED,
     "fall_back": _RENTED,
     "ssh_from": _RENTED,
@@ -88,6 +89,7 @@ class DeployRequest:
     max_length: int | None = None
     group_timeout_seconds: float = GROUP_TIMEOUT_SECONDS
     regions: tuple[str, ...] = ()
+    cheapest_first: bool = False
     market: str = "on_demand"
     fall_back: str | None = None
     ssh_from: str | None = None
@@ -235,6 +237,7 @@ def _rented(asked: DeployRequest, target: ParsedTarget) -> RentedTarget:
             "instance": target.instance,
             "nodes": asked.nodes,
             "regions": list(asked.regions) or [HOME_REGIONS[target.kind]],
+            "cheapest_first": asked.cheapest_first,
             "market": asked.market,
             "fall_back": asked.fall_back,
             "ssh_from": asked.ssh_from,

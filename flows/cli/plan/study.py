@@ -34,7 +34,6 @@ from engine.planner.cells import interval
 from engine.planner.learning import Known
 from engine.planner.local import LocalMachine, local_devices, local_machine
 from flows.cli.options import write_output
-from flows.cli.plan.cost import StudyCost, study_cost
 from flows.cli.plan.request import NOTHING_FITS, PLANNED
 from flows.cli.tables import print_table
 from flows.folders import cache_folder
@@ -44,6 +43,7 @@ from tasks.models.model_cache import manifest_path
 from tasks.models.sources import hub_repository
 from tasks.planning.inputs import copy_inputs, make_plan, planned_model, prices_of
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
+from tasks.planning.study_cost import StudyCost, study_cost
 from tasks.planning.target_machine import for_cell, local_node, named_machine, on_unknown_cpus
 
 _HEADER = ("", "ranks", "predicted", "low to high", "TTFT", "peak memory", "fits", "USD / M tokens")

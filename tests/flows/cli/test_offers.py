@@ -1,5 +1,6 @@
 """What renting is said to cost: at the prices that the user has refreshed, where there are any."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.hardware.prices import CATALOG_COLUMNS
+from configs.plans.paths import RunPaths
+from configs.spec.study import parse_study
 from configs.targets.rented import RentedTarget
+from flows import precheck
 from flows.cli import offers
 from flows.cli.deploy import deploying as deploy_command
 from flows.cli.main import app
+from flows.precheck import check_study
 from tasks.deployment import deploying
+from tasks.planning.study_cost import StudyCost
 from tasks.providers import clouds, study_nodes
 from tasks.providers.leases import open_ledger
 from tasks.providers.rental import RentalLease
@@ -98,6 +104,45 @@ def test_a_deployment_is_offered_at_refreshed_prices(capsys: pytest.CaptureFixtu
     wanted = SimpleNamespace(rented=TARGET, hours=1.0, max_usd_per_hour=None, target=SimpleNamespace(text="aws:g4dn"))
     deploy_command._agreed([wanted], yes=True)  # type: ignore[list-item]
     assert REFRESHED in capsys.readouterr().out
+
+
+def test_a_study_says_how_long_its_nodes_measure_and_for_how_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person was asked to rent by the price of an hour alone, without a word on how many hours."""
+    monkeypatch.setattr(precheck, "check_clusters", lambda plan: None)  # asks for credentials
+    study = parse_study(
+        {
+            "study": "s",
+            "models": [{"id": "synthetic:llama-110m@0"}],
+            "workload": {"kind": "generate", "prompt_tokens": 64, "new_tokens": 16},
+            "dtype": "float16",
+            "targets": [TARGET.model_dump(mode="json", exclude_defaults=True) | {"kind": "aws", "name": "t4"}],
+            "experiments": {"batch": {"kind": "sweep", "over": {"batch_size": [1, 2]}}},
+            "measuring": {"repeats": 3},
+        }
+    )
+    run = RunPaths(tmp_path / "run")
+    plan = check_study(study, tmp_path, tmp_path / "cache", run.folder, clusters=True)
+    costs = offers.expected_costs(plan, run, {"t4"}, False)
+    assert (costs["t4"].launches, costs["t4"].measurements) == (4, 8)
+    assert costs["t4"].usd == pytest.approx(costs["t4"].seconds * 7.25 / 3600)
+    assert offers.agreed_to_rent(study, True, costs)
+    said = capsys.readouterr().out
+    assert re.search(
+        r"rent +t4  measuring there takes about \d+ s, 0\.\d+ USD on demand; booting, preparing not counted\n", said
+    )
+    assert offers.expected_costs(plan, run, set(), False) == {}
+
+
+def test_nodes_side_by_side_measure_at_once() -> None:
+    cost = StudyCost(launches=9, measurements=9, seconds=7200, unknown=2, usd=8.4, node_seconds=10800)
+    assert offers.expected_line(cost, 2) == (
+        "measuring there takes about 90 min, 8.40 USD on demand; booting, preparing and 2 cells of unknown duration "
+        "not counted"
+    )
+    unknown = StudyCost(launches=9, measurements=9, seconds=30, unknown=9, usd=None, nothing_known=True)
+    assert offers.expected_line(unknown, 2) == "how long measuring there takes is unknown"
 
 
 def test_nodes_of_a_study_at_an_unknown_price_are_not_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

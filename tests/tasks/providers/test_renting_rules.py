@@ -22,6 +22,7 @@ from botocore.exceptions import (  # type: ignore[import-untyped]
     UnauthorizedSSOTokenError,
 )
 
+from configs.hardware.prices import Offer, Price
 from configs.plans.rentals import StudyRental
 from configs.targets.rented import RentedTarget
 from slurm.staging.packages import run_digest
@@ -71,6 +72,33 @@ def test_no_zone_then_zones_then_regions_then_the_other_market() -> None:
         ("us-west-2", "us-west-2a"),
     ]
     assert places == [(market, *place) for market in ("spot", "on_demand") for place in one_market]
+
+
+def test_regions_are_asked_by_price_where_that_is_wanted() -> None:
+    """Of those that are named; one whose price nobody knows is the last, and each market has an order of its own."""
+    prices = {("eu-west-1", "on_demand"): 0.7, ("us-east-1", "on_demand"): 0.5, ("eu-west-1", "spot"): 0.2}
+    prices |= {("us-east-1", "spot"): 0.3}
+    listed = [
+        Offer(machine="aws/g4dn.xlarge", price=Price(usd_per_hour=usd, region=region, market=market, source="a list"))
+        for (region, market), usd in prices.items()
+    ]
+    request = REQUEST.model_copy(update={"regions": ("sa-east-1", "us-east-1", "eu-west-1"), "cheapest_first": True})
+    asked = [(rung.market, rung.region, rung.usd_per_hour) for rung in ladder(request, {}, listed)]
+    assert asked == [
+        ("spot", "eu-west-1", 0.2),
+        ("spot", "us-east-1", 0.3),
+        ("spot", "sa-east-1", None),
+        ("on_demand", "us-east-1", 0.5),
+        ("on_demand", "eu-west-1", 0.7),
+        ("on_demand", "sa-east-1", None),
+    ]
+    as_named = ladder(request.model_copy(update={"cheapest_first": False}), {}, listed)
+    assert [rung.region for rung in as_named[:3]] == ["sa-east-1", "us-east-1", "eu-west-1"]
+    target = RentedTarget.model_validate(
+        {"kind": "aws", "instance": "g4dn.xlarge", "regions": ["us-east-1"], "ssh_from": "203.0.113.7/32"}
+        | {"cheapest_first": True}
+    )
+    assert request_of(target).cheapest_first
 
 
 def test_named_zones_are_asked_in_their_order() -> None:
