@@ -49,6 +49,7 @@ from tasks.prefect_api.cancellation import ApiWatcher
 from tasks.prefect_api.credentials import api_environment
 from tasks.prefect_api.ended import RunCancelled, RunSuspended
 from tasks.prefect_api.events import heartbeats
+from tasks.prefect_api.flow_names import SCALING_STUDY
 from tasks.prefect_api.groups import tries
 from tasks.prefect_api.run_logs import hide_tracebacks_of_expected, hide_tracebacks_of_states
 from tasks.prefect_api.stages import in_flow_run, run_logger, secrets_hidden
@@ -90,7 +91,7 @@ def name_in_file(path: Path, assignments: list[str] | None = None) -> str:
         return path.stem
 
 
-@flow_with_local_api("scaling study", flow_run_name=_flow_run_name)
+@flow_with_local_api(SCALING_STUDY, flow_run_name=_flow_run_name)
 def scaling_study(
     study: StudySpec | Path,
     runs: Path = Path("runs"),
