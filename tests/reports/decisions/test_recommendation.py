@@ -21,7 +21,8 @@ from reports.decisions.next_measurement import next_lines
 from reports.decisions.objectives import judge_objectives
 from reports.decisions.pareto import user_fronts
 from reports.decisions.recommendation import Recommendation, open_questions, recommend, recommendation_table
-from reports.decisions.savings import Saving, savings, savings_table, unknown_savings
+from reports.decisions.savings.estimates import savings
+from reports.decisions.savings.saving import Saving, savings_table, unknown_savings
 from reports.decisions.spending import study_costs
 from reports.document.album import Album
 from reports.reading.load import StudyResult, load_run
