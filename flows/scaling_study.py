@@ -41,9 +41,10 @@ from tasks.campaign.repeats import targets_to_rent
 from tasks.campaign.run_lock import run_lock
 from tasks.campaign.session import Session
 from tasks.fetch import EarlierPlan, fetch_model
-from tasks.planning.inputs import earlier_plan, resolved_note, usable_models
 from tasks.planning.predictions import remember_run
 from tasks.planning.script_inputs import replaced_notes
+from tasks.planning.study_models import resolved_note, usable_models
+from tasks.planning.study_plan import earlier_plan
 from tasks.prefect_api.api import api_error_text, await_api, end_lost_groups, end_lost_run, tag_run, tags_of
 from tasks.prefect_api.cancellation import ApiWatcher
 from tasks.prefect_api.credentials import api_environment

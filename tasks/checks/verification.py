@@ -41,8 +41,10 @@ from tasks.checks.verification_inputs import (
 )
 from tasks.models.model_cache import load_manifest
 from tasks.models.saved_reference import SavedReference, place_reference
-from tasks.planning.inputs import copy_inputs, make_plan, model_spec, planned_model, resolved_note
+from tasks.planning.inputs import copy_inputs
 from tasks.planning.predictions import with_predictions
+from tasks.planning.study_models import model_spec, planned_model, resolved_note
+from tasks.planning.study_plan import make_plan
 
 BATCH_SIZE = 8
 NUM_PROMPTS = 20

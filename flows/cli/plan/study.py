@@ -42,8 +42,10 @@ from reports.planning.text import sources
 from reports.reading.load import StudyResult, load_run
 from tasks.models.model_cache import manifest_path
 from tasks.models.sources import hub_repository
-from tasks.planning.inputs import copy_inputs, make_plan, planned_model, prices_of
+from tasks.planning.inputs import copy_inputs
 from tasks.planning.predictions import MachineOf, Predictor, experiences_of, on_hardware
+from tasks.planning.study_models import planned_model
+from tasks.planning.study_plan import make_plan, prices_of
 from tasks.planning.target_machine import for_cell, local_node, named_machine, on_unknown_cpus
 
 _HEADER = ("", "ranks", "predicted", "low to high", "TTFT", "peak memory", "fits", "USD / M tokens")

@@ -20,8 +20,8 @@ from configs.workloads.generate import GenerateWorkload
 from configs.workloads.train import TrainWorkload
 from engine.planner.catalog import find_model
 from engine.planner.choice.layouts import by_speed, ranked_layouts, valid_layouts
-from tasks.planning.inputs import make_plan
 from tasks.planning.layouts import ranks_at_hand
+from tasks.planning.study_plan import make_plan
 
 MODEL = PlannedModel(name="m", identity="synthetic:llama-1m@0", manifest="")
 Ranked = Sequence[tuple[Layout, Prediction]]

@@ -78,7 +78,7 @@ ALLOWED = {
         "questions and methods by the kind of an experiment, `communication` among them",
     ),
     "reports/experiments/targets.py": (1, "the kind of an experiment, not of a workload"),
-    "tasks/planning/inputs.py": (2, "counts the prompts of a file, and looks whether they are texts"),
+    "tasks/planning/study_plan.py": (2, "counts the prompts of a file, and looks whether they are texts"),
     "tasks/planning/predictions.py": (1, "the training that a script is predicted as"),
     "tasks/planning/layouts.py": (1, "a cell of no work, for its machine"),
     "tasks/deployment/level_checks.py": (1, "a bundle's levels are checked by cells of generation or encoding"),

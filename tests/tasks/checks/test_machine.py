@@ -27,8 +27,9 @@ from tasks.checks.machine import (
     check_resources,
     machine_fingerprint,
 )
-from tasks.planning.inputs import make_plan, planned_model
 from tasks.planning.predictions import with_predictions
+from tasks.planning.study_models import planned_model
+from tasks.planning.study_plan import make_plan
 
 LAB = {"kind": "slurm", "name": "lab", "nodes": 2, "ranks_per_node": 64, "cores_per_rank": 2}
 

@@ -20,7 +20,7 @@ from configs.spec.study import ModelSpec
 from tasks.models import folder as folder_module
 from tasks.models.model_cache import _locked, load_manifest, manifest_path, save_manifest, verify_manifest
 from tasks.models.sources import hub_repository, resolve_model
-from tasks.planning.inputs import planned_model
+from tasks.planning.study_models import planned_model
 from tests.support.servers.hub_server import (
     CONFIG,
     make_model,
