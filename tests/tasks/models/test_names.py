@@ -11,7 +11,7 @@ from configs.plans.plan import Plan, PlannedModel
 from configs.spec.measuring import Measuring
 from configs.spec.study import ModelSpec, StudyError, parse_study
 from engine.planner.catalog import known_models, model_names, repository_of
-from flows.cli.plan.study import planned
+from flows.cli.plan.planned_study import planned
 from flows.precheck import check_study
 from tasks.models.sources import full_name, hub_repository, resolve_model
 from tasks.planning.study_models import planned_model, resolved_note, revision_of
