@@ -10,8 +10,9 @@ import yaml
 from configs.common.execution import Layout
 from configs.hardware.catalog import instance
 from configs.hardware.hardware import Machine
-from configs.plans.expand import LayoutChoice, expand
+from configs.plans.expand import expand
 from configs.plans.plan import Plan, PlannedModel
+from configs.plans.points.layouts import LayoutChoice
 from configs.plans.prediction import Prediction
 from configs.spec.cell import Cell
 from configs.spec.study import StudyError, StudySpec, load_study, parse_study, study_yaml

@@ -53,10 +53,12 @@ OWN = {
 
 ALLOWED = {
     "configs/families/checkpoint.py": (1, "the workloads of each kind of model"),
-    "configs/plans/answered.py": (6, "how much of a workload with prompts is answered"),
-    "configs/plans/expand.py": (3, "the experiment `communication`; what a saved reference answered"),
+    "configs/plans/expand.py": (2, "what a saved reference answered"),
     "configs/plans/plan.py": (2, "the experiment `communication`"),
-    "configs/plans/points.py": (3, "counts the prompts of a file"),
+    "configs/plans/points/answered.py": (6, "how much of a workload with prompts is answered"),
+    "configs/plans/points/answers.py": (1, "what a saved reference answered"),
+    "configs/plans/points/builder.py": (3, "counts the prompts of a file"),
+    "configs/plans/points/grids.py": (1, "the experiment `communication`"),
     "configs/spec/experiments.py": (1, "the sizes of the experiment `communication`"),
     "configs/spec/form.py": (1, "what a new form is filled in with"),
     "configs/spec/placement.py": (1, "the traffic to an endpoint is held against the cap of its target"),
