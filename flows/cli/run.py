@@ -237,7 +237,7 @@ def _asked_to_accept(run: RunPaths, plan: Plan) -> bool:
     """On a terminal, ask for confirmation before mixing measurements of two environments."""
     from flows.folders import cache_folder
     from tasks.checks.installed import installed_servers
-    from tasks.checks.machine import EnvironmentChanged, check_environment
+    from tasks.checks.environment import EnvironmentChanged, check_environment
 
     if not (run.folder / "environment.json").exists() or not sys.stdin.isatty():
         return False
@@ -293,7 +293,7 @@ def _place_of(target: Target) -> str:
     """Return a description of a target for the header."""
     from engine.planner.accelerators import device_text
     from engine.planner.local import local_devices
-    from tasks.checks.machine import this_machine
+    from tasks.checks.environment import this_machine
 
     if isinstance(target, ClusterTarget):
         most = f"up to {target.nodes} nodes" if target.nodes > 1 else "one node"
