@@ -46,7 +46,7 @@ def open_run(folder: Path) -> tuple[RunPaths, Plan]:
 
 def print_status(folder: Path, as_json: bool) -> int:
     """Print one line (or JSON object) for each cell and repeat."""
-    from reports.reading.load import cell_names
+    from reports.reading.names import cell_names
 
     run, plan = open_run(folder)
     ledger = _ledger(run)
