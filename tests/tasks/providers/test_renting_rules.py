@@ -27,7 +27,8 @@ from configs.targets.rented import RentedTarget
 from slurm.staging.packages import run_digest
 from tasks.providers import renting, study_nodes
 from tasks.providers.attempts import attempts_of
-from tasks.providers.aws.provider import Aws, _ask, _node
+from tasks.providers.aws.errors import call_aws
+from tasks.providers.aws.provider import Aws, _node
 from tasks.providers.boot import make_keys, remove_keys, user_data
 from tasks.providers.clouds import provider_named
 from tasks.providers.connections import ssh_argv
@@ -124,7 +125,7 @@ def test_what_ec2_lacks_for_now_or_in_one_place_is_asked_for_again(code: str, st
         raise ClientError(answer, "RunInstances")
 
     with pytest.raises(ProviderError) as caught:
-        _ask(refused)
+        call_aws(refused)
     assert caught.value.problem == problem
 
 
@@ -291,7 +292,7 @@ def test_a_zone_without_a_default_subnet_has_no_capacity(code: str) -> None:
         raise ClientError(answer, "RunInstances")
 
     with pytest.raises(ProviderError, match="us-east-1e") as caught:
-        _ask(refused)
+        call_aws(refused)
     assert caught.value.problem == "capacity"
 
 
@@ -310,7 +311,7 @@ def test_credentials_that_expire_meanwhile_are_no_wrong_parameter(error: Excepti
         raise error
 
     with pytest.raises(ProviderError) as caught:
-        _ask(expired)
+        call_aws(expired)
     assert caught.value.problem == "auth"
 
 
