@@ -17,7 +17,6 @@ from tasks.providers.readiness.waiting import Limits
 from tasks.providers.rental import Node, Provider, ProviderError, RentalLease, RentalRequest, Resource, Rung
 from tasks.providers.renting import rent
 
-
 REGION = "us-east-1"
 REQUEST = RentalRequest(provider="aws", instance="g4dn.xlarge", nodes=2, regions=(REGION,), ssh_from="203.0.113.7/32")
 SPOT_REQUEST = RentalRequest(

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import pytest
 
 from configs.plans.rentals import StudyRental
 from tasks.providers.attempts import attempts_of

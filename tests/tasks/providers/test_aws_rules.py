@@ -1,18 +1,14 @@
 """What is asked of EC2 and what its refusals mean, without a server."""
 
 import json
-import json
 import re
 import threading
-import threading
-import time
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import pytest
 from botocore.exceptions import (  # type: ignore[import-untyped]
     ClientError,

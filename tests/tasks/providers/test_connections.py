@@ -4,7 +4,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import pytest
 
 from tasks.providers import connections
 from tasks.providers.connections import ssh_argv

@@ -1,19 +1,15 @@
 """The ledger of a rental, and the locks by which a run is known to be alive."""
 
 import errno
-import errno
 import fcntl
 import os
-import os
 import re
-import threading
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import pytest
 
 from tasks.providers import leases

@@ -1,14 +1,11 @@
 """What `reap` removes and what it keeps: tags, ledgers, and runs of other machines."""
 
 import errno
-import errno
-import time
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest
 
 from tasks.providers import leases, study_nodes

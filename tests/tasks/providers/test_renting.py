@@ -1,14 +1,11 @@
 """Renting and extending by a stand-in for a cloud: unanswered tries, names that are taken, other places."""
 
 import threading
-import threading
-import time
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 import pytest
 
 from configs.common.base import write_atomically

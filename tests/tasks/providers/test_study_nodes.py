@@ -1,17 +1,12 @@
 """The nodes of a study: kept up, extended, taken over by its next run, given back."""
 
 import json
-import json
-import os
 import os
 import threading
-import threading
-import time
 import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 import pytest
 from typer.testing import CliRunner
 
