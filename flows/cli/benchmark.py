@@ -61,8 +61,7 @@ def benchmark(
     yes: Annotated[bool, typer.Option("--yes", help="rent nodes without asking for confirmation")] = False,
 ) -> None:
     """Measure models at several batch sizes on several nodes, and write one report."""
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     def work() -> int:
         from tasks.models.sources import TransientFetchError

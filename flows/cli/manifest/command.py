@@ -276,8 +276,7 @@ def _said(folder: Path, *commands: str) -> int:
 
 
 def _exit(context: typer.Context, work: Callable[[], int]) -> None:
-    from flows.cli.errors import plainly
-    from flows.cli.run import guarded
+    from flows.cli.errors import guarded, plainly
 
     debug = bool((context.obj or {}).get("debug"))
     raise typer.Exit(guarded(lambda: plainly(work), Path("manifest"), debug, wrong_value=2))

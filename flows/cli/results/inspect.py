@@ -255,7 +255,7 @@ def print_answers(folder: Path) -> int:
 
 def convert_checkpoint(source: Path, destination: Path) -> int:
     """Run the engine's converters in separate processes, which may read pickled data. Returns the exit code."""
-    from flows.cli.run import WRONG_STUDY
+    from flows.cli.errors import WRONG_STUDY
     from tasks.models.conversion import add_fast_tokenizer, run_converter
 
     try:
